@@ -1,0 +1,118 @@
+//! `lb-linker check`: looks whether everything is in place, and changes nothing.
+
+use std::fmt;
+use std::time::Duration;
+
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use crate::config::Flags;
+use crate::dns::zone::Zone;
+use crate::run::RunError;
+use crate::sync::client::connect;
+use crate::sync::manifests;
+use crate::sync::trouble::explain;
+
+/// How long the API server may take to answer about one right.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a check found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Lines for people, in order.
+    pub lines: Vec<String>,
+    /// What is wrong with the input: flags and files.
+    pub input: Vec<String>,
+    /// What is wrong with the cluster: rights that are missing.
+    pub cluster: Vec<String>,
+}
+
+/// Checks flags and files without opening a port, and with `ask_cluster` asks the API server for
+/// every right that is needed.
+///
+/// # Errors
+/// If the flags can't be used at all.
+pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunError> {
+    flags.upstreams()?;
+    for zone in &flags.zones {
+        Zone::new(zone, Vec::new())
+            .map_err(|source| RunError::Zone { zone: Box::new(zone.clone()), source })?;
+    }
+    let mut findings = Findings::default();
+    let effective = flags.effective();
+    let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
+    findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
+    if let Some(directory) = &flags.manifests {
+        let (number, problems) = manifests::check(directory)
+            .map_err(|source| RunError::Directory { flag: "manifests", source })?;
+        findings.lines.push(format!("{}: {number} LoadBalancer Services", directory.display()));
+        findings.input.extend(problems);
+    } else if ask_cluster {
+        let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        rights(&mut findings, client, &flags.target_namespace).await;
+    } else if flags.kubeconfig.is_some() || flags.context.is_some() {
+        connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    }
+    Ok(findings)
+}
+
+/// A right that lb-linker needs: a verb on Services, in one namespace or in all.
+#[derive(Clone, Debug)]
+struct Right<'a> {
+    verb: &'static str,
+    namespace: Option<&'a str>,
+}
+
+impl fmt::Display for Right<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace {
+            Some(namespace) => write!(f, "{} services in namespace {namespace}", self.verb),
+            None => write!(f, "{} services in all namespaces", self.verb),
+        }
+    }
+}
+
+async fn rights(findings: &mut Findings, client: Client, target_namespace: &str) {
+    let api: Api<SelfSubjectAccessReview> = Api::all(client);
+    let everywhere = ["list", "watch"].map(|verb| Right { verb, namespace: None });
+    let there = ["list", "watch", "create", "patch", "delete"]
+        .map(|verb| Right { verb, namespace: Some(target_namespace) });
+    for right in everywhere.into_iter().chain(there) {
+        match tokio::time::timeout(PATIENCE, ask(&api, &right)).await {
+            Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
+            Ok(Ok(false)) => {
+                findings.lines.push(format!("NO   {right}"));
+                findings.cluster.push(format!("the right to {right} is missing"));
+            }
+            Ok(Err(error)) => {
+                findings.cluster.push(explain(&error, &format!("ask for the right to {right}"), ""));
+                return;
+            }
+            Err(_) => {
+                findings.cluster.push(format!("the API server hasn't answered within {PATIENCE:?}"));
+                return;
+            }
+        }
+    }
+}
+
+async fn ask(api: &Api<SelfSubjectAccessReview>, right: &Right<'_>) -> kube::Result<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(right.verb.to_owned()),
+                namespace: right.namespace.map(ToOwned::to_owned),
+                version: Some("v1".to_owned()),
+                resource: Some("services".to_owned()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let answer = api.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}

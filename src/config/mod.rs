@@ -1,0 +1,367 @@
+//! The flags, their defaults, and what they mean together.
+
+mod values;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use hickory_proto::rr::Name;
+
+pub use values::UpstreamSpec;
+use values::{delay, dns_label, listen, zone};
+
+/// The port of DNS (RFC 1035 section 4.2).
+const DNS_PORT: u16 = 53;
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One line of text an event.
+    Text,
+    /// One JSON object an event.
+    Json,
+}
+
+/// The flags of `run` and `check`.
+#[derive(Clone, Debug, Args)]
+pub struct Flags {
+    /// Kubeconfig of the cluster [default: the Pod's service account, else what kubectl takes]
+    #[arg(long, value_name = "PATH", env = "LB_LINKER_KUBECONFIG", help_heading = "Cluster")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", env = "LB_LINKER_CONTEXT", help_heading = "Cluster")]
+    pub context: Option<String>,
+
+    /// Namespace that the external targets are kept in
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "LB_LINKER_TARGET_NAMESPACE",
+        default_value = "external-targets",
+        value_parser = dns_label,
+        help_heading = "Cluster"
+    )]
+    pub target_namespace: String,
+
+    /// How long an external target outlives its Service: a load balancer that is recreated
+    /// meanwhile keeps it
+    #[arg(
+        long,
+        value_name = "DURATION",
+        env = "LB_LINKER_DELETE_DELAY",
+        default_value = "10m",
+        value_parser = delay,
+        help_heading = "Cluster"
+    )]
+    pub delete_delay: Duration,
+
+    /// Work without a cluster: read Services from the YAML and JSON files in this directory, and
+    /// again whenever they change
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "LB_LINKER_MANIFESTS",
+        conflicts_with_all = ["kubeconfig", "context"],
+        help_heading = "Without a cluster"
+    )]
+    pub manifests: Option<PathBuf>,
+
+    /// With --manifests: keep the external targets as YAML files in this directory
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "LB_LINKER_OUTPUT",
+        requires = "manifests",
+        help_heading = "Without a cluster"
+    )]
+    pub output: Option<PathBuf>,
+
+    /// Zone to answer for; may be given more than once
+    #[arg(
+        long = "zone",
+        value_name = "ZONE",
+        env = "LB_LINKER_ZONE",
+        default_value = "lb.internal",
+        value_parser = zone,
+        value_delimiter = ',',
+        help_heading = "DNS"
+    )]
+    pub zones: Vec<Name>,
+
+    /// Address to answer DNS on, by UDP and TCP; may be given more than once
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "LB_LINKER_LISTEN",
+        default_value = "[::]:53",
+        value_parser = listen,
+        value_delimiter = ',',
+        help_heading = "DNS"
+    )]
+    pub listen: Vec<SocketAddr>,
+
+    /// Resolver for all other names, and for the addresses behind a load balancer's hostname: an
+    /// address, a file like resolv.conf, or "none"; may be given more than once
+    #[arg(
+        long,
+        value_name = "ADDRESS[:PORT]|FILE|none",
+        env = "LB_LINKER_UPSTREAM",
+        default_value = "/etc/resolv.conf",
+        value_delimiter = ',',
+        help_heading = "DNS"
+    )]
+    pub upstream: Vec<UpstreamSpec>,
+
+    /// Address to serve /metrics on, for Prometheus
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "LB_LINKER_METRICS_LISTEN",
+        default_value = ":9153",
+        value_parser = listen,
+        help_heading = "Observing"
+    )]
+    pub metrics_listen: SocketAddr,
+
+    /// Address to serve /health on: 200 while the process works
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "LB_LINKER_HEALTH_LISTEN",
+        default_value = ":8080",
+        value_parser = listen,
+        help_heading = "Observing"
+    )]
+    pub health_listen: SocketAddr,
+
+    /// Address to serve /ready on: 200 once the load balancers are known
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "LB_LINKER_READY_LISTEN",
+        default_value = ":8181",
+        value_parser = listen,
+        help_heading = "Observing"
+    )]
+    pub ready_listen: SocketAddr,
+
+    /// How the log is written; RUST_LOG says how much
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "LB_LINKER_LOG_FORMAT",
+        default_value = "text",
+        value_enum,
+        help_heading = "Observing"
+    )]
+    pub log_format: LogFormat,
+}
+
+/// What is wrong with the flags, one by one right as they may be.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// `none` beside other upstreams.
+    #[error("--upstream none can't be combined with other upstreams")]
+    NoneAndOthers,
+    /// A resolv.conf can't be used.
+    #[error("--upstream {}: {why}; name a resolver's address, or \"none\"", path.display())]
+    ResolvConf {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// An upstream is ourselves.
+    #[error(
+        "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"
+    )]
+    Ourselves {
+        /// The upstream.
+        upstream: SocketAddr,
+        /// The listener.
+        listen: SocketAddr,
+    },
+}
+
+impl Flags {
+    /// Returns the addresses of the upstream resolvers; none with `--upstream none`.
+    ///
+    /// # Errors
+    /// If a file can't be used, or an upstream is one of our own listeners.
+    pub fn upstreams(&self) -> Result<Vec<SocketAddr>, ConfigError> {
+        let mut servers = Vec::new();
+        for spec in &self.upstream {
+            match spec {
+                UpstreamSpec::None if self.upstream.len() > 1 => return Err(ConfigError::NoneAndOthers),
+                UpstreamSpec::None => {}
+                UpstreamSpec::Server(server) => servers.push(*server),
+                UpstreamSpec::File(path) => servers.extend(
+                    nameservers(path).map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?,
+                ),
+            }
+        }
+        for upstream in &servers {
+            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *upstream)) {
+                return Err(ConfigError::Ourselves { upstream: *upstream, listen: *listen });
+            }
+        }
+        Ok(servers)
+    }
+
+    /// Returns the flags with their values in force, for people to read.
+    #[must_use]
+    pub fn effective(&self) -> Vec<(&'static str, String)> {
+        fn list<T: ToString>(items: &[T]) -> String {
+            items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        }
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let mut flags = Vec::new();
+        let mut optional = |flag, value: Option<String>| flags.extend(value.map(|value| (flag, value)));
+        optional("--kubeconfig", path(&self.kubeconfig));
+        optional("--context", self.context.clone());
+        optional("--manifests", path(&self.manifests));
+        optional("--output", path(&self.output));
+        if self.manifests.is_none() {
+            flags.push(("--target-namespace", self.target_namespace.clone()));
+        }
+        flags.extend([
+            ("--delete-delay", values::duration_text(self.delete_delay)),
+            ("--zone", list(&self.zones)),
+            ("--listen", list(&self.listen)),
+            ("--upstream", list(&self.upstream)),
+            ("--metrics-listen", self.metrics_listen.to_string()),
+            ("--health-listen", self.health_listen.to_string()),
+            ("--ready-listen", self.ready_listen.to_string()),
+            ("--log-format", format!("{:?}", self.log_format).to_lowercase()),
+        ]);
+        flags
+    }
+}
+
+fn nameservers(path: &PathBuf) -> Result<Vec<SocketAddr>, String> {
+    let text = std::fs::read(path).map_err(|error| error.to_string())?;
+    let config = resolv_conf::Config::parse(&text).map_err(|error| error.to_string())?;
+    let servers: Vec<SocketAddr> =
+        config.nameservers.iter().map(|server| SocketAddr::new(server.into(), DNS_PORT)).collect();
+    if servers.is_empty() { Err("it names no nameserver".to_owned()) } else { Ok(servers) }
+}
+
+/// Whether what is sent to `upstream` arrives at `listen`.
+fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
+    let (ours, theirs) = (listen.ip().to_canonical(), upstream.ip().to_canonical());
+    // Only an address of this machine can be bound.
+    let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
+    listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn flags(arguments: &[&str]) -> Flags {
+        Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags
+    }
+
+    fn wrong(arguments: &[&str]) -> String {
+        let Err(error) = Cli::try_parse_from([&["lb-linker"], arguments].concat()) else {
+            panic!("{arguments:?} should be refused")
+        };
+        error.to_string().lines().next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right() {
+        for (arguments, sentence) in [
+            (["--zone", "a..b"], "error: invalid value 'a..b' for '--zone <ZONE>': not a DNS name"),
+            (
+                ["--zone", "."],
+                "error: invalid value '.' for '--zone <ZONE>': the root can't be a zone of ours",
+            ),
+            (
+                ["--listen", "dns:53"],
+                "error: invalid value 'dns:53' for '--listen <ADDRESS:PORT>': not an address and port such as 127.0.0.1:53, [::1]:53 or :53",
+            ),
+            (
+                ["--delete-delay", "ten"],
+                "error: invalid value 'ten' for '--delete-delay <DURATION>': not a duration such as 0s, 90s, 10m or 1h30m",
+            ),
+            (
+                ["--delete-delay", "-5s"],
+                "error: invalid value '-5s' for '--delete-delay <DURATION>': not a duration such as 0s, 90s, 10m or 1h30m",
+            ),
+            (
+                ["--target-namespace", "A_b"],
+                "error: invalid value 'A_b' for '--target-namespace <NAME>': not a namespace's name: lower-case letters, digits and hyphens, 63 at most",
+            ),
+            (
+                ["--upstream", "8.8.8"],
+                "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
+            ),
+        ] {
+            let said = wrong(&[&format!("{}={}", arguments[0], arguments[1])]);
+            assert!(said.starts_with(sentence), "{said}");
+        }
+    }
+
+    #[test]
+    fn short_forms_of_addresses_are_understood() {
+        let flags = flags(&["--listen=:5353", "--upstream=192.0.2.1,[2001:db8::1]:54,2001:db8::2"]);
+        assert_eq!(flags.listen, ["[::]:5353".parse().unwrap()]);
+        let upstreams: Vec<String> = flags.upstreams().unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(upstreams, ["192.0.2.1:53", "[2001:db8::1]:54", "[2001:db8::2]:53"]);
+    }
+
+    #[test]
+    fn a_resolv_conf_gives_its_name_servers_or_says_what_is_wrong() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let upstream = format!("--upstream={}", file.path().display());
+        let error = flags(&[&upstream]).upstreams().unwrap_err().to_string();
+        assert!(error.contains("names no nameserver") && error.contains("none"), "{error}");
+        writeln!(file, "search example.\nnameserver 192.0.2.1\nnameserver 2001:db8::1\noptions ndots:5")
+            .unwrap();
+        let servers = flags(&[&upstream]).upstreams().unwrap();
+        assert_eq!(servers, ["192.0.2.1:53".parse().unwrap(), "[2001:db8::1]:53".parse().unwrap()]);
+        let missing = flags(&["--upstream=/nonexistent/resolv.conf"]).upstreams().unwrap_err().to_string();
+        assert!(missing.starts_with("--upstream /nonexistent/resolv.conf: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn an_upstream_that_is_ourselves_is_refused() {
+        for (listen, upstream) in [
+            ("127.0.0.1:5301", "127.0.0.1:5301"),
+            (":5301", "127.0.0.1:5301"),
+            ("0.0.0.0:53", "127.0.0.53"),
+            (":53", "::1"),
+        ] {
+            let flags = flags(&[&format!("--listen={listen}"), &format!("--upstream={upstream}")]);
+            assert!(matches!(flags.upstreams(), Err(ConfigError::Ourselves { .. })), "{listen} {upstream}");
+        }
+        assert!(flags(&["--listen=:5301", "--upstream=127.0.0.1:5302"]).upstreams().is_ok());
+        assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());
+    }
+
+    #[test]
+    fn none_stands_alone() {
+        assert_eq!(flags(&["--upstream=none"]).upstreams().unwrap(), []);
+        assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));
+    }
+
+    #[test]
+    fn manifests_and_a_cluster_exclude_each_other() {
+        assert!(wrong(&["--manifests=d", "--kubeconfig=k"]).contains("cannot be used with"));
+        assert!(wrong(&["--output=d"]).contains("required"));
+    }
+}

@@ -1,0 +1,103 @@
+//! How the values of flags are written.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+use jiff::{SignedDuration, fmt::friendly::SpanPrinter};
+
+use super::DNS_PORT;
+use crate::names::MAX_LABEL;
+
+/// One value of `--upstream`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamSpec {
+    /// Nobody: names outside the zones are refused.
+    None,
+    /// A resolver.
+    Server(SocketAddr),
+    /// A file like resolv.conf.
+    File(PathBuf),
+}
+
+impl FromStr for UpstreamSpec {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            Ok(Self::None)
+        } else if let Ok(ip) = text.parse::<IpAddr>() {
+            Ok(Self::Server(SocketAddr::new(ip, DNS_PORT)))
+        } else if let Ok(address) = text.parse() {
+            Ok(Self::Server(address))
+        } else if text.contains('/') {
+            Ok(Self::File(text.into()))
+        } else {
+            Err(
+                "neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \
+                 \"none\"",
+            )
+        }
+    }
+}
+
+impl fmt::Display for UpstreamSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Server(address) => address.fmt(f),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Parses `127.0.0.1:53`, `[::1]:53` or `:53`, which means all addresses.
+pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
+    let any = |port: &str| Some(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port.parse().ok()?));
+    text.parse()
+        .ok()
+        .or_else(|| any(text.strip_prefix(':')?))
+        .ok_or("not an address and port such as 127.0.0.1:53, [::1]:53 or :53")
+}
+
+/// Parses the origin of a zone.
+pub(super) fn zone(text: &str) -> Result<Name, String> {
+    let mut name =
+        Name::from_ascii(text.to_ascii_lowercase()).map_err(|error| format!("not a DNS name ({error})"))?;
+    if name.is_root() {
+        return Err("the root can't be a zone of ours".to_owned());
+    }
+    name.set_fqdn(true);
+    Ok(name)
+}
+
+/// Parses a duration of zero or more.
+pub(super) fn delay(text: &str) -> Result<Duration, &'static str> {
+    text.parse::<SignedDuration>()
+        .ok()
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .ok_or("not a duration such as 0s, 90s, 10m or 1h30m")
+}
+
+/// Writes a duration as [`delay`] reads it.
+pub(super) fn duration_text(duration: Duration) -> String {
+    SpanPrinter::new().unsigned_duration_to_string(&duration)
+}
+
+/// Parses the name of a namespace (RFC 1123 label).
+pub(super) fn dns_label(text: &str) -> Result<String, &'static str> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let valid = !text.is_empty()
+        && text.len() <= MAX_LABEL
+        && text.chars().all(allowed)
+        && !text.starts_with('-')
+        && !text.ends_with('-');
+    if valid {
+        Ok(text.to_owned())
+    } else {
+        Err("not a namespace's name: lower-case letters, digits and hyphens, 63 at most")
+    }
+}

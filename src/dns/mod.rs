@@ -1,0 +1,41 @@
+//! Answers DNS: for the links of the store with authority, for everything else by forwarding.
+
+pub mod acl;
+pub mod handler;
+pub mod probes;
+pub mod tcp;
+pub mod udp;
+pub mod upstream;
+pub mod wire;
+pub mod zone;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like
+/// `::ffff:192.0.2.1` (RFC 4291 section 2.5.5.2).
+#[must_use]
+pub fn unmapped(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Returns the same port on all IPv4 addresses, where `address` stands for all of both families:
+/// the way out where IPv6 is off.
+fn without_ipv6(address: SocketAddr) -> Option<SocketAddr> {
+    (address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED))
+        .then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
+}
+
+/// Binds a socket with `bind`; `[::]` falls back to `0.0.0.0` where IPv6 is off.
+fn bind_with<S>(address: SocketAddr, bind: impl Fn(SocketAddr) -> std::io::Result<S>) -> std::io::Result<S> {
+    match (bind(address), without_ipv6(address)) {
+        (Err(error), Some(ipv4)) if ipv6_is_off(&error) => bind(ipv4),
+        (result, _) => result,
+    }
+}
+
+fn ipv6_is_off(error: &std::io::Error) -> bool {
+    use nix::errno::Errno;
+    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(*errno as i32))
+}

@@ -1,0 +1,236 @@
+//! DNS over UDP.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use hickory_proto::rr::Record;
+use hickory_server::net::NetError;
+use hickory_server::net::runtime::TokioTime;
+use hickory_server::net::xfer::Protocol;
+use hickory_server::server::{Request, RequestHandler, ResponseHandler, ResponseInfo};
+use hickory_server::zone_handler::MessageResponse;
+use nix::cmsg_space;
+use nix::libc;
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, recvmsg,
+    sendmsg, setsockopt, sockopt,
+};
+use socket2::{Domain, Socket, Type};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::handler::Handler;
+use super::wire::{Screened, encode, format_error, screen};
+use super::{bind_with, unmapped};
+
+/// Questions that wait for an upstream at once. Each holds some kilobytes.
+const MAX_WAITING: usize = 4096;
+/// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
+const RECEIVE_BUFFER: usize = 1 << 20;
+
+/// Opens a socket for DNS over UDP.
+///
+/// # Errors
+/// If the address can't be had.
+pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    bind_with(address, |address| {
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_nonblocking(true)?;
+        // The kernel's limit may be lower; that is no reason not to start.
+        let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+        socket.bind(&address.into())?;
+        if address.ip().is_unspecified() {
+            // Only so can an answer leave from the address that was asked.
+            if address.is_ipv6() {
+                setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+            } else {
+                setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+            }
+        }
+        UdpSocket::from_std(socket.into())
+    })
+}
+
+/// Serves a socket until `stop`; then lets the answers under way go out.
+///
+/// # Errors
+/// If the socket is broken.
+pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationToken) -> io::Result<()> {
+    let socket = Arc::new(socket);
+    let mut waiting = JoinSet::new();
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    loop {
+        let (length, peer) = tokio::select! {
+            received = receive(&socket, &mut buffer) => match received {
+                Ok(received) => received,
+                // An earlier answer of ours found nobody (ICMP), or memory is short just now.
+                Err(error) if passes(&error) => {
+                    debug!("UDP: {error}");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            },
+            () = stop.cancelled() => break,
+        };
+        while waiting.try_join_next().is_some() {}
+        let reply = Reply { socket: Arc::clone(&socket), peer };
+        match screen(&buffer[..length]) {
+            Screened::Silence => {}
+            Screened::Reply(bytes) => reply.send(&bytes),
+            Screened::Question => {
+                let message = buffer[..length].to_vec();
+                let mut answering = Box::pin(answer(Arc::clone(&handler), message, reply));
+                // What we know is answered here and now; only who waits for an upstream gets a
+                // task, and there is a bound to those.
+                if futures::poll!(&mut answering).is_pending() {
+                    if waiting.len() < MAX_WAITING {
+                        waiting.spawn(answering);
+                    } else {
+                        handler.metrics.dns_dropped.with_label_values(&["udp"]).inc();
+                    }
+                }
+            }
+        }
+    }
+    while waiting.join_next().await.is_some() {}
+    Ok(())
+}
+
+async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
+    match Request::from_bytes(message.clone(), unmapped(reply.peer.address), Protocol::Udp) {
+        Ok(request) => {
+            handler.handle_request::<_, TokioTime>(&request, reply).await;
+        }
+        Err(error) => {
+            debug!("UDP: a message from {} can't be decoded: {error}", reply.peer.address);
+            reply.send(&format_error(&message));
+        }
+    }
+}
+
+fn passes(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable, OutOfMemory};
+    matches!(
+        error.kind(),
+        ConnectionRefused | HostUnreachable | Interrupted | NetworkUnreachable | OutOfMemory
+    ) || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Who asked, and which address of ours.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    address: SocketAddr,
+    asked: Option<IpAddr>,
+}
+
+async fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<(usize, Peer)> {
+    loop {
+        let received = socket.async_io(Interest::READABLE, || receive_now(socket, buffer)).await?;
+        if let Some(received) = received {
+            return Ok(received);
+        }
+    }
+}
+
+fn receive_now(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<(usize, Peer)>> {
+    let mut control = cmsg_space!(libc::in6_pktinfo);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let message = recvmsg::<SockaddrStorage>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(&mut control),
+        MsgFlags::MSG_DONTWAIT,
+    )?;
+    let mut asked = None;
+    for control in message.cmsgs()? {
+        match control {
+            ControlMessageOwned::Ipv4PacketInfo(info) => {
+                asked = Some(IpAddr::from(u32::from_be(info.ipi_addr.s_addr).to_be_bytes()));
+            }
+            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                asked = Some(IpAddr::from(info.ipi6_addr.s6_addr));
+            }
+            _ => {}
+        }
+    }
+    let address = message.address.and_then(|address| {
+        let ipv4 = address.as_sockaddr_in().map(|address| SocketAddr::V4(SocketAddrV4::from(*address)));
+        ipv4.or_else(|| address.as_sockaddr_in6().map(|address| SocketAddr::V6(SocketAddrV6::from(*address))))
+    });
+    // Nobody can be answered at port 0.
+    Ok(address.filter(|address| address.port() != 0).map(|address| (message.bytes, Peer { address, asked })))
+}
+
+/// Sends the answer back to who asked.
+#[derive(Clone, Debug)]
+struct Reply {
+    socket: Arc<UdpSocket>,
+    peer: Peer,
+}
+
+impl Reply {
+    /// An answer that can't be sent is lost, as UDP is: the client asks again.
+    fn send(&self, bytes: &[u8]) {
+        if let Err(error) = self.socket.try_io(Interest::WRITABLE, || self.send_now(bytes)) {
+            debug!("UDP: the answer to {} is lost: {error}", self.peer.address);
+        }
+    }
+
+    fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
+        let fd = self.socket.as_raw_fd();
+        let parts = [IoSlice::new(bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        // The interface is left to the routes, but for link-local peers: those name their own.
+        let ipv4 = |asked: std::net::Ipv4Addr| libc::in_pktinfo {
+            ipi_ifindex: 0,
+            ipi_spec_dst: libc::in_addr { s_addr: u32::from(asked).to_be() },
+            ipi_addr: libc::in_addr { s_addr: 0 },
+        };
+        let ipv6 = |asked: std::net::Ipv6Addr| libc::in6_pktinfo {
+            ipi6_addr: libc::in6_addr { s6_addr: asked.octets() },
+            ipi6_ifindex: 0,
+        };
+        match (self.peer.address, self.peer.asked) {
+            (SocketAddr::V4(to), Some(IpAddr::V4(asked))) => {
+                let info = ipv4(asked);
+                let control = [ControlMessage::Ipv4PacketInfo(&info)];
+                sendmsg(fd, &parts, &control, flags, Some(&SockaddrIn::from(to)))?
+            }
+            (SocketAddr::V6(to), Some(IpAddr::V6(asked))) => {
+                let info = ipv6(asked);
+                let control = [ControlMessage::Ipv6PacketInfo(&info)];
+                sendmsg(fd, &parts, &control, flags, Some(&SockaddrIn6::from(to)))?
+            }
+            (SocketAddr::V4(to), _) => sendmsg(fd, &parts, &[], flags, Some(&SockaddrIn::from(to)))?,
+            (SocketAddr::V6(to), _) => sendmsg(fd, &parts, &[], flags, Some(&SockaddrIn6::from(to)))?,
+        };
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl ResponseHandler for Reply {
+    async fn send_response<'a>(
+        &mut self,
+        response: MessageResponse<
+            '_,
+            'a,
+            impl Iterator<Item = &'a Record> + Send + 'a,
+            impl Iterator<Item = &'a Record> + Send + 'a,
+            impl Iterator<Item = &'a Record> + Send + 'a,
+            impl Iterator<Item = &'a Record> + Send + 'a,
+        >,
+    ) -> Result<ResponseInfo, NetError> {
+        let (info, bytes) = encode(response).inspect_err(|error| warn!("UDP: {error}"))?;
+        self.send(&bytes);
+        Ok(info)
+    }
+}

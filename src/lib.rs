@@ -1,0 +1,14 @@
+//! lb-linker keeps names in step with load balancers.
+//!
+//! A cloud load balancer that is deleted and recreated gets another hostname. lb-linker watches
+//! LoadBalancer Services ([`sync`]) into a map of links ([`store`]), keeps an `ExternalName`
+//! Service for each, and answers DNS for them from the same map ([`dns`]). [`run`] wires it up.
+
+pub mod check;
+pub mod config;
+pub mod dns;
+pub mod metrics;
+pub mod names;
+pub mod run;
+pub mod store;
+pub mod sync;

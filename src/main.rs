@@ -1,0 +1,138 @@
+//! The command line of lb-linker.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+use lb_linker::check::check;
+use lb_linker::config::{Flags, LogFormat};
+use lb_linker::run::{RunError, run};
+
+/// Exit code for what happened later, or for a cluster that isn't ready.
+const FAILED: u8 = 1;
+/// Exit code for flags and files that can't be used.
+const BAD_INPUT: u8 = 2;
+
+/// kube's own warnings repeat on every retry what lb-linker says once, in a sentence.
+const DEFAULT_LOG: &str = "info,kube_client=off,kube_runtime=off";
+
+/// Keeps names in step with load balancers: watches LoadBalancer Services, keeps an ExternalName
+/// Service for each, and answers DNS for them.
+#[derive(Parser)]
+#[command(name = "lb-linker", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Watch, reconcile and answer: what happens without a subcommand
+    Run {
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
+    /// Validate the flags and files, and print the flags in force; exit code 2 if they are wrong
+    Check {
+        #[command(flatten)]
+        flags: Box<Flags>,
+        /// Also ask the API server for every right that is needed; exit code 1 if one is missing
+        #[arg(long, conflicts_with = "manifests")]
+        cluster: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&error.to_string(), FAILED),
+    };
+    match cli.command {
+        None => runtime.block_on(start(cli.flags)),
+        Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
+        Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
+    }
+}
+
+async fn start(flags: Flags) -> ExitCode {
+    start_log(flags.log_format);
+    let stop = CancellationToken::new();
+    if let Err(error) = stop_on_signals(&stop) {
+        return complain(&error.to_string(), FAILED);
+    }
+    match run(flags, stop).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
+    let findings = match check(flags, ask_cluster).await {
+        Ok(findings) => findings,
+        Err(error) => return fail(&error),
+    };
+    for line in &findings.lines {
+        println!("{line}");
+    }
+    for problem in findings.input.iter().chain(&findings.cluster) {
+        complain(problem, 0);
+    }
+    if !findings.input.is_empty() {
+        ExitCode::from(BAD_INPUT)
+    } else if !findings.cluster.is_empty() {
+        ExitCode::from(FAILED)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+fn fail(error: &RunError) -> ExitCode {
+    complain(&error.to_string(), if error.is_input() { BAD_INPUT } else { FAILED })
+}
+
+fn complain(problem: &str, code: u8) -> ExitCode {
+    eprintln!("lb-linker: {problem}");
+    ExitCode::from(code)
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// The first SIGTERM or SIGINT stops in good order; a second one ends the process at once.
+fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        for last in [false, true] {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            };
+            if last {
+                std::process::exit(i32::from(FAILED));
+            }
+            info!("{name}: stopping");
+            stop.cancel();
+        }
+    });
+    Ok(())
+}

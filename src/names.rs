@@ -1,0 +1,155 @@
+//! Every naming rule, as pure functions.
+
+use sha2::{Digest, Sha256};
+
+/// RFC 1035 section 2.3.4 and the Kubernetes rule for Service names: at most 63 octets a label.
+pub const MAX_LABEL: usize = 63;
+
+/// Hexadecimal digits of the hash that a cut name ends in.
+const HASH_DIGITS: usize = 8;
+
+/// The domains below each zone that no link may claim: the zone's own name servers, and the name
+/// that stands for "deleted".
+pub const RESERVED: [&str; 2] = ["dns", "deleted"];
+
+/// Returns the name of a link's external target: `<service>-<namespace>-ext`.
+///
+/// What a Service name can't hold becomes `-`; what is longer than a label is cut and ends in a
+/// hash of `namespace/service`, so that two long names that begin alike stay two names.
+#[must_use]
+pub fn external_target(namespace: &str, service: &str) -> String {
+    let whole = external_target_uncut(namespace, service);
+    if whole.len() <= MAX_LABEL {
+        return whole;
+    }
+    cut_with_hash(&whole, namespace, service)
+}
+
+/// Returns the external target's name for a link whose first choice belongs to another link:
+/// the same name, ending in a hash of `namespace/service`.
+#[must_use]
+pub fn external_target_hashed(namespace: &str, service: &str) -> String {
+    cut_with_hash(&external_target_uncut(namespace, service), namespace, service)
+}
+
+fn external_target_uncut(namespace: &str, service: &str) -> String {
+    sanitize(&format!("{service}-{namespace}-ext"))
+}
+
+/// Returns the label that a link has directly below a zone: `<service>-<namespace>`.
+///
+/// It is ambiguous (`x-y` in `z` and `x` in `y-z`): the index decides whose it is.
+#[must_use]
+pub fn dashed_label(namespace: &str, service: &str) -> String {
+    let label = format!("{service}-{namespace}").to_ascii_lowercase();
+    if label.len() <= MAX_LABEL {
+        return label;
+    }
+    cut_with_hash(&label, namespace, service)
+}
+
+/// Returns whether the domain `label` directly below a zone, with everything under it, is reserved.
+#[must_use]
+pub fn is_reserved(label: &str) -> bool {
+    label.starts_with('_') || RESERVED.contains(&label)
+}
+
+/// Returns a name in DNS wire form, lower-cased and without the root label: the key of the index.
+///
+/// Labels that no DNS name can hold (empty, over 63 octets) give `None`.
+#[must_use]
+pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
+    let mut name = Vec::with_capacity(64);
+    for label in labels {
+        if label.is_empty() || label.len() > MAX_LABEL {
+            return None;
+        }
+        name.push(u8::try_from(label.len()).ok()?);
+        name.extend(label.iter().map(u8::to_ascii_lowercase));
+    }
+    Some(name)
+}
+
+fn sanitize(name: &str) -> String {
+    let name: String = name
+        .to_ascii_lowercase()
+        .chars()
+        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+        .collect();
+    name.trim_matches('-').to_owned()
+}
+
+fn cut_with_hash(name: &str, namespace: &str, service: &str) -> String {
+    let digest = Sha256::digest(format!("{namespace}/{service}"));
+    let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let room = MAX_LABEL - 1 - HASH_DIGITS;
+    let kept: String = name.chars().take(room).collect();
+    format!("{}-{}", kept.trim_end_matches('-'), &hash[..HASH_DIGITS])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn external_targets_are_named_after_service_and_namespace() {
+        for (namespace, service, expected) in [
+            ("default", "my-sample-lb", "my-sample-lb-default-ext"),
+            ("elk", "kibana", "kibana-elk-ext"),
+            ("Team_A", "web.v2", "web-v2-team-a-ext"),
+            ("ns", "-x", "x-ns-ext"),
+        ] {
+            assert_eq!(external_target(namespace, service), expected);
+        }
+    }
+
+    #[test]
+    fn a_name_of_63_characters_stays_and_a_longer_one_is_cut_with_a_hash() {
+        let namespace = "n".repeat(20);
+        let fits = external_target(&namespace, &"s".repeat(63 - 20 - 5));
+        assert_eq!(fits.len(), 63);
+        assert!(fits.ends_with("-ext"));
+
+        let cut = external_target(&namespace, &"s".repeat(63 - 20 - 4));
+        assert_eq!(cut.len(), 63);
+        assert!(!cut.ends_with("-ext"));
+        assert_ne!(cut, external_target(&namespace, &"s".repeat(63 - 20 - 3)));
+    }
+
+    #[test]
+    fn a_cut_never_leaves_a_hyphen_before_the_hash() {
+        let service = format!("{}-{}", "s".repeat(53), "t".repeat(9));
+        let name = external_target("ns", &service);
+        assert!(!name.contains("--"), "{name}");
+        // sha256("ns/" + service) begins with the digits that the name ends in.
+        let digest = Sha256::digest(format!("ns/{service}"));
+        assert!(
+            name.ends_with(&format!("-{:02x}{:02x}{:02x}{:02x}", digest[0], digest[1], digest[2], digest[3]))
+        );
+    }
+
+    #[test]
+    fn dashed_labels_are_cut_only_above_63_octets() {
+        assert_eq!(dashed_label("default", "my-sample-lb"), "my-sample-lb-default");
+        assert_eq!(dashed_label(&"n".repeat(31), &"s".repeat(31)).len(), 63);
+        let cut = dashed_label(&"n".repeat(32), &"s".repeat(31));
+        assert_eq!(cut.len(), 63);
+        assert_ne!(cut, dashed_label(&"n".repeat(33), &"s".repeat(31)));
+    }
+
+    #[test]
+    fn names_in_wire_form_are_lower_case_and_keep_label_borders() {
+        assert_eq!(wire([&b"Ab"[..], b"c"]).unwrap(), b"\x02ab\x01c");
+        assert_ne!(wire([&b"a.b"[..]]), wire([&b"a"[..], b"b"]));
+        assert_eq!(wire([&b""[..]]), None);
+        assert_eq!(wire([&[b'x'; 64][..]]), None);
+    }
+
+    #[test]
+    fn the_zone_keeps_its_own_names() {
+        for label in ["dns", "deleted", "_tcp"] {
+            assert!(is_reserved(label));
+        }
+        assert!(!is_reserved("default"));
+    }
+}

@@ -1,0 +1,324 @@
+//! All wiring: what is started, in which order, and what stops what.
+//!
+//! DNS outlives sync: the listeners are open before the first load balancer is known, a sync task
+//! that fails is started again, and only a dead DNS listener ends the process.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hickory_proto::rr::Name;
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::config::{ConfigError, Flags};
+use crate::dns::handler::Handler;
+use crate::dns::upstream::Upstream;
+use crate::dns::zone::Zone;
+use crate::dns::{probes, tcp, udp};
+use crate::metrics::Metrics;
+use crate::store::{Departed, Store};
+use crate::sync::client::{ClientError, connect};
+use crate::sync::directory::DirectoryError;
+use crate::sync::manifests::ManifestSource;
+use crate::sync::output::OutputDirectory;
+use crate::sync::watch::ClusterSource;
+use crate::sync::writer::Keeper;
+use crate::sync::{SyncError, reconcile, supervise};
+
+/// How often a port is looked for that is free for UDP and TCP alike.
+const PORT_TRIES: usize = 16;
+
+/// Why lb-linker doesn't run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The flags can't be used together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// There is no client of the cluster.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A directory can't be used.
+    #[error("--{flag} {source}")]
+    Directory {
+        /// The flag that names it.
+        flag: &'static str,
+        /// Why.
+        source: DirectoryError,
+    },
+    /// A zone's name is too long.
+    #[error("--zone {zone}: too long for the names below it: {source}")]
+    Zone {
+        /// The zone.
+        zone: Box<Name>,
+        /// Why.
+        source: hickory_proto::ProtoError,
+    },
+    /// A socket can't be opened.
+    #[error("--{flag} {address}: can't listen there by {transport}: {source}{}", hint(source))]
+    Listen {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// `UDP` or `TCP`.
+        transport: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A metric is registered twice: a defect of ours.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// A DNS listener has ended.
+    #[error("the DNS listener on {address} is dead: {why}")]
+    Dead {
+        /// Its address.
+        address: SocketAddr,
+        /// Why.
+        why: String,
+    },
+}
+
+impl RunError {
+    /// Returns whether what the user wrote is at fault, rather than what happened later.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        !matches!(self, Self::Dead { .. } | Self::Metrics(_))
+    }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; a port below 1024 needs root or the capability NET_BIND_SERVICE, --listen takes another"
+        }
+        io::ErrorKind::AddrInUse => "; another program has it, or another flag of this one",
+        io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
+        _ => "",
+    }
+}
+
+/// Runs until `stop` is cancelled, or a DNS listener dies.
+///
+/// # Errors
+/// If it can't start, or a DNS listener dies.
+pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> {
+    let upstreams = flags.upstreams()?;
+    let metrics = Arc::new(Metrics::new()?);
+    let source = Source::open(&flags).await?;
+    let departed = if source.keeper().is_some() { Departed::Kept } else { Departed::Dropped };
+    let store = Arc::new(Store::new(departed));
+
+    let mut listeners = JoinSet::new();
+    start_dns(&mut listeners, &flags, upstreams, &store, &metrics, &stop)?;
+    let mut background = JoinSet::new();
+    start_probes(&mut background, &flags, &store, &metrics, &stop)?;
+    source.start(&mut background, &flags, &store, &metrics, &stop);
+
+    let dead = tokio::select! {
+        () = stop.cancelled() => None,
+        Some(ended) = listeners.join_next() => Some(ended),
+    };
+    stop.cancel();
+    while listeners.join_next().await.is_some() {}
+    while background.join_next().await.is_some() {}
+    match dead {
+        None => {
+            info!("stopped");
+            Ok(())
+        }
+        Some(Ok((address, why))) => Err(RunError::Dead { address, why }),
+        Some(Err(panic)) => Err(RunError::Dead { address: flags.listen[0], why: panic.to_string() }),
+    }
+}
+
+/// Where the links come from.
+enum Source {
+    Cluster { client: kube::Client, keeper: Keeper },
+    Manifests { keeper: Option<Keeper> },
+}
+
+impl Source {
+    async fn open(flags: &Flags) -> Result<Self, RunError> {
+        if let Some(manifests) = &flags.manifests {
+            // A typo should be told now, not by names that don't exist.
+            std::fs::read_dir(manifests).map_err(|source| RunError::Directory {
+                flag: "manifests",
+                source: DirectoryError::Io { path: manifests.clone(), source },
+            })?;
+            let open = |path| {
+                OutputDirectory::open(path)
+                    .map(Keeper::Directory)
+                    .map_err(|source| RunError::Directory { flag: "output", source })
+            };
+            return Ok(Self::Manifests { keeper: flags.output.clone().map(open).transpose()? });
+        }
+        let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        let namespace = flags.target_namespace.clone();
+        let keeper = Keeper::Namespace { client: client.clone(), namespace };
+        Ok(Self::Cluster { client, keeper })
+    }
+
+    fn keeper(&self) -> Option<&Keeper> {
+        match self {
+            Self::Cluster { keeper, .. } => Some(keeper),
+            Self::Manifests { keeper } => keeper.as_ref(),
+        }
+    }
+
+    fn start(
+        self,
+        tasks: &mut JoinSet<()>,
+        flags: &Flags,
+        store: &Arc<Store>,
+        metrics: &Arc<Metrics>,
+        stop: &CancellationToken,
+    ) {
+        if let Some(keeper) = self.keeper() {
+            let settings = reconcile::Settings {
+                store: Arc::clone(store),
+                keeper: keeper.clone(),
+                delete_delay: flags.delete_delay,
+                metrics: Arc::clone(metrics),
+            };
+            let reconciler_stop = stop.clone();
+            tasks.spawn(supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
+                reconcile::run(settings.clone(), reconciler_stop.clone())
+            }));
+        }
+        let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
+        match self {
+            Self::Cluster { client, .. } => {
+                let target_namespace = flags.target_namespace.clone();
+                let source = ClusterSource { client, target_namespace, store, metrics: Arc::clone(&metrics) };
+                let until = stop.clone();
+                tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
+                    until_stopped(until.clone(), source.clone().run())
+                }));
+            }
+            Self::Manifests { .. } => {
+                let directory = flags.manifests.clone().unwrap_or_default();
+                let source = ManifestSource { directory, store, metrics: Arc::clone(&metrics) };
+                let until = stop.clone();
+                tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
+                    until_stopped(until.clone(), source.clone().run())
+                }));
+            }
+        }
+    }
+}
+
+async fn until_stopped(
+    stop: CancellationToken,
+    source: impl Future<Output = Result<(), SyncError>> + Send,
+) -> Result<(), SyncError> {
+    stop.run_until_cancelled(source).await.unwrap_or(Ok(()))
+}
+
+fn start_dns(
+    listeners: &mut JoinSet<(SocketAddr, String)>,
+    flags: &Flags,
+    upstreams: Vec<SocketAddr>,
+    store: &Arc<Store>,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Result<(), RunError> {
+    let sockets = flags.listen.iter().map(|address| open_pair(*address)).collect::<Result<Vec<_>, _>>()?;
+    let addresses: Vec<_> =
+        flags.listen.iter().map(|listen| listen.ip()).filter(|ip| !ip.is_unspecified()).collect();
+    let zones: Arc<[Zone]> = flags
+        .zones
+        .iter()
+        .map(|zone| {
+            Zone::new(zone, addresses.clone())
+                .map_err(|source| RunError::Zone { zone: Box::new(zone.clone()), source })
+        })
+        .collect::<Result<_, _>>()?;
+    let names: Vec<String> = flags.zones.iter().map(ToString::to_string).collect();
+    let through: Vec<String> = upstreams.iter().map(ToString::to_string).collect();
+    info!(
+        "lb-linker {}: zones {}; other names {}",
+        env!("CARGO_PKG_VERSION"),
+        names.join(" "),
+        if through.is_empty() { "are refused".to_owned() } else { format!("through {}", through.join(" ")) },
+    );
+    let upstream = (!upstreams.is_empty()).then(|| Arc::new(Upstream::new(upstreams)));
+    for (address, udp, tcp) in sockets {
+        info!("DNS on {address}, by UDP and TCP");
+        let handler = Arc::new(Handler {
+            zones: Arc::clone(&zones),
+            store: Arc::clone(store),
+            upstream: upstream.clone(),
+            metrics: Arc::clone(metrics),
+            server: server_label(address),
+        });
+        let serving = udp::serve(udp, Arc::clone(&handler), stop.clone());
+        listeners.spawn(async move { (address, ended(tokio::spawn(serving).await)) });
+        let serving = tcp::serve(tcp, handler, stop.clone());
+        listeners.spawn(async move { (address, ended(tokio::spawn(serving).await)) });
+    }
+    Ok(())
+}
+
+fn ended(how: Result<io::Result<()>, JoinError>) -> String {
+    match how {
+        Ok(Ok(())) => "it has stopped".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => panic.to_string(),
+    }
+}
+
+/// CoreDNS leaves out the address where it is all of them.
+fn server_label(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        format!("dns://:{}", address.port())
+    } else {
+        format!("dns://{address}")
+    }
+}
+
+/// Opens the same port for UDP and TCP; port 0 is any that is free for both.
+fn open_pair(address: SocketAddr) -> Result<(SocketAddr, UdpSocket, TcpListener), RunError> {
+    let failed =
+        |address, transport| move |source| RunError::Listen { flag: "listen", address, transport, source };
+    let mut tries = if address.port() == 0 { PORT_TRIES } else { 1 };
+    loop {
+        tries -= 1;
+        let tcp = tcp::bind(address).map_err(failed(address, "TCP"))?;
+        let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
+        match udp::bind(bound) {
+            Ok(udp) => return Ok((bound, udp, tcp)),
+            Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(failed(address, "UDP")(error)),
+        }
+    }
+}
+
+fn start_probes(
+    tasks: &mut JoinSet<()>,
+    flags: &Flags,
+    store: &Arc<Store>,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Result<(), RunError> {
+    for (flag, address, router) in [
+        ("health-listen", flags.health_listen, probes::health()),
+        ("ready-listen", flags.ready_listen, probes::ready(Arc::clone(store))),
+        ("metrics-listen", flags.metrics_listen, probes::metrics(Arc::clone(metrics), Arc::clone(store))),
+    ] {
+        let failed = |source| RunError::Listen { flag, address, transport: "TCP", source };
+        let listener = tcp::bind(address).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        info!("/{} on {bound}", flag.trim_end_matches("-listen"));
+        let serving = probes::serve(listener, router, stop.clone());
+        tasks.spawn(async move {
+            if let Err(problem) = serving.await {
+                error!("--{flag} {bound}: {problem}");
+            }
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! What lb-linker knows of one LoadBalancer Service.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use hickory_proto::rr::Name;
+
+/// The namespace and name of a LoadBalancer Service. Ordered by namespace, then name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceKey {
+    /// The Service's namespace.
+    pub namespace: Box<str>,
+    /// The Service's name.
+    pub name: Box<str>,
+}
+
+impl ServiceKey {
+    /// Returns the key of the Service `name` in `namespace`.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A LoadBalancer Service as a source saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observed {
+    /// Which Service it is.
+    pub key: ServiceKey,
+    /// `metadata.uid`; empty where the source has none (manifests).
+    pub uid: Box<str>,
+    /// `metadata.creationTimestamp` in seconds since 1970, where the source has one.
+    pub created: Option<i64>,
+    /// `metadata.resourceVersion`, where the source has one.
+    pub resource_version: Option<u64>,
+    /// The usable part of `status.loadBalancer.ingress`.
+    pub ingress: Ingress,
+}
+
+/// The entries of `status.loadBalancer.ingress` that DNS can carry, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ingress {
+    /// Absolute host names.
+    pub hostnames: Vec<Name>,
+    /// Distinct addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Ingress {
+    /// Chooses the target: the hostname that is in use stays while it is listed, else the first
+    /// hostname, else all addresses; `None` while the load balancer is pending.
+    #[must_use]
+    pub fn choose(self, in_use: Option<&Target>) -> Option<Target> {
+        if let Some(Target::Hostname(name)) = in_use
+            && self.hostnames.contains(name)
+        {
+            return Some(Target::Hostname(name.clone()));
+        }
+        if let Some(name) = self.hostnames.into_iter().next() {
+            return Some(Target::Hostname(name));
+        }
+        (!self.addresses.is_empty()).then_some(Target::Addresses(self.addresses))
+    }
+}
+
+/// What a load balancer is reached at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// An absolute host name.
+    Hostname(Name),
+    /// One or more distinct IPv4 or IPv6 addresses.
+    Addresses(Vec<IpAddr>),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hostname(name) => f.write_str(&host_text(name)),
+            Self::Addresses(addresses) => {
+                for (i, address) in addresses.iter().enumerate() {
+                    write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Returns a host name as Kubernetes writes it: without the trailing dot.
+#[must_use]
+pub fn host_text(name: &Name) -> String {
+    let mut text = name.to_ascii();
+    if text.len() > 1 && text.ends_with('.') {
+        text.pop();
+    }
+    text
+}
+
+/// Where a link stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The Service exists and says what its target is, or that it has none yet.
+    Live,
+    /// The Service exists but its status went blank: the last target is kept.
+    Stale,
+    /// The Service is gone since then; the link holds its names until its external target is gone.
+    Gone(Instant),
+}
+
+/// What lb-linker knows of one LoadBalancer Service. Immutable: a change makes a new one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Which Service it is.
+    pub key: ServiceKey,
+    /// The Service's uid; empty where there is none.
+    pub uid: Box<str>,
+    /// When the Service of this key was first created, in seconds since 1970: who came first wins
+    /// a name that two links want.
+    pub created: Option<i64>,
+    /// What the load balancer is reached at; `None` while it is pending and once it is gone.
+    pub target: Option<Target>,
+    /// Where the link stands.
+    pub state: State,
+    /// The name of the external target that belongs to this link and no other.
+    pub external_target: Box<str>,
+}
+
+impl Link {
+    /// Returns whether the Service is gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self.state, State::Gone(_))
+    }
+}
+
+/// One change of a link, as the change feed delivers it.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Which link.
+    pub key: ServiceKey,
+    /// The link before; `None` if it is new.
+    pub before: Option<std::sync::Arc<Link>>,
+    /// The link now; `None` if lb-linker has forgotten it.
+    pub after: Option<std::sync::Arc<Link>>,
+}
+
+impl Change {
+    /// Returns the target before and now, if it is not the same.
+    #[must_use]
+    pub fn retargeted(&self) -> Option<(Option<&Target>, Option<&Target>)> {
+        let before = self.before.as_ref().and_then(|link| link.target.as_ref());
+        let after = self.after.as_ref().and_then(|link| link.target.as_ref());
+        (before != after).then_some((before, after))
+    }
+}
+
+impl fmt::Display for Change {
+    /// The line for the log: `link default/my-sample-lb: old.example → new.example`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |link: Option<&Link>| match link {
+            None => "none".to_owned(),
+            Some(Link { state: State::Gone(_), .. }) => "gone".to_owned(),
+            Some(Link { target: None, .. }) => "pending".to_owned(),
+            Some(Link { target: Some(target), state: State::Stale, .. }) => {
+                format!("{target} (kept: the Service's status is blank)")
+            }
+            Some(Link { target: Some(target), .. }) => target.to_string(),
+        };
+        write!(f, "link {}: {} → {}", self.key, side(self.before.as_deref()), side(self.after.as_deref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> Name {
+        Name::from_ascii(name).unwrap()
+    }
+
+    #[test]
+    fn the_hostname_in_use_stays_while_it_is_listed() {
+        let (a, b) = (host("a.example."), host("b.example."));
+        let both = Ingress { hostnames: vec![a.clone(), b.clone()], addresses: vec![] };
+        let in_use = Target::Hostname(b.clone());
+        assert_eq!(both.clone().choose(Some(&in_use)), Some(in_use.clone()));
+        assert_eq!(both.choose(None), Some(Target::Hostname(a.clone())));
+        let only_a = Ingress { hostnames: vec![a.clone()], addresses: vec![] };
+        assert_eq!(only_a.choose(Some(&in_use)), Some(Target::Hostname(a)));
+    }
+
+    #[test]
+    fn hostnames_come_before_addresses_and_nothing_is_pending() {
+        let ip: IpAddr = "192.0.2.1".parse().unwrap();
+        let both = Ingress { hostnames: vec![host("a.example.")], addresses: vec![ip] };
+        assert_eq!(both.choose(None), Some(Target::Hostname(host("a.example."))));
+        let addresses = Ingress { hostnames: vec![], addresses: vec![ip] };
+        assert_eq!(addresses.choose(None), Some(Target::Addresses(vec![ip])));
+        assert_eq!(Ingress::default().choose(None), None);
+    }
+}

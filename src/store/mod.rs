@@ -1,0 +1,396 @@
+//! The links: a concurrent map by Service key, an index by DNS name, and a feed of changes.
+//!
+//! `sync` writes it, `dns` reads it, and they meet nowhere else. It does no I/O. Readers never
+//! wait for a writer that changes another name; writers take turns.
+
+mod claims;
+mod link;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use dashmap::DashMap;
+use tokio::sync::{broadcast, watch};
+
+use crate::names;
+use claims::{Claims, Rank};
+pub use link::{Change, Ingress, Link, Observed, ServiceKey, State, Target, host_text};
+
+/// How many changes a subscriber may be behind before it is told that it missed some. It then
+/// looks at every link, so a larger number saves work and nothing else.
+const FEED_CAPACITY: usize = 1024;
+
+/// What the store does with a link whose Service is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departed {
+    /// Its names stay taken, without a target, until [`Store::forget`]: somebody removes the
+    /// external target first.
+    Kept,
+    /// It is forgotten at once: nobody keeps external targets.
+    Dropped,
+}
+
+/// What the index knows of a DNS name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The link whose name it is.
+    Link(Arc<Link>),
+    /// No link's name, but there are names below it (RFC 8020: it exists).
+    EmptyNonTerminal,
+    /// No such name.
+    Nothing,
+}
+
+/// The links and the index of their names.
+#[derive(Debug)]
+pub struct Store {
+    links: DashMap<ServiceKey, Arc<Link>>,
+    /// By name relative to the zone, as [`names::wire`] writes it.
+    names: DashMap<Box<[u8]>, NameEntry>,
+    writer: Mutex<Writer>,
+    feed: broadcast::Sender<Change>,
+    synced: watch::Sender<bool>,
+    serial: AtomicU64,
+    departed: Departed,
+}
+
+#[derive(Debug, Default)]
+struct NameEntry {
+    link: Option<Arc<Link>>,
+    /// How many names stand below this one.
+    below: usize,
+}
+
+/// What only writers need.
+#[derive(Debug, Default)]
+struct Writer {
+    dashed: Claims<Box<[u8]>>,
+    objects: Claims<Box<str>>,
+}
+
+// === impl Store: for writers ===
+
+impl Store {
+    /// Returns an empty store that isn't synced.
+    #[must_use]
+    pub fn new(departed: Departed) -> Self {
+        Self {
+            links: DashMap::new(),
+            names: DashMap::new(),
+            writer: Mutex::default(),
+            feed: broadcast::Sender::new(FEED_CAPACITY),
+            synced: watch::Sender::new(false),
+            serial: AtomicU64::new(0),
+            departed,
+        }
+    }
+
+    /// Takes over what a source saw of one Service; returns the change of its link, if any.
+    pub fn apply(&self, observed: Observed) -> Option<Change> {
+        let mut writer = self.write();
+        self.apply_one(&mut writer, observed)
+    }
+
+    /// Takes over that a Service is gone, or left the selection. A `uid` that isn't the link's
+    /// means another, earlier Service of that name, and changes nothing.
+    pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<Change> {
+        let mut writer = self.write();
+        let link = self.get(key)?;
+        if &*link.uid != uid || link.is_gone() {
+            return None;
+        }
+        let change = self.depart(&mut writer, &link);
+        self.advance_serial(resource_version, change.is_some());
+        change
+    }
+
+    /// Replaces everything by a complete list: what isn't in it is gone, but for the Services in
+    /// `unreadable`, which exist though nobody can say how. Links that stay the same aren't
+    /// touched, and readers see each link either as it was or as it is. The store is synced from
+    /// here on. Returns what changed.
+    pub fn replace(&self, list: Vec<Observed>, unreadable: Vec<ServiceKey>) -> Vec<Change> {
+        let mut writer = self.write();
+        let listed: HashSet<ServiceKey> =
+            list.iter().map(|observed| observed.key.clone()).chain(unreadable).collect();
+        let absent: Vec<Arc<Link>> = self
+            .links
+            .iter()
+            .filter(|link| !listed.contains(&link.key) && !link.is_gone())
+            .map(|link| Arc::clone(&link))
+            .collect();
+        let mut changes = Vec::new();
+        for observed in list {
+            changes.extend(self.apply_one(&mut writer, observed));
+        }
+        for link in absent {
+            changes.extend(self.depart(&mut writer, &link));
+        }
+        drop(writer);
+        self.synced.send_replace(true);
+        changes
+    }
+
+    /// Adds a link for a Service that was gone before this process could see it, because its
+    /// external target still stands. Returns nothing if the link is known.
+    pub fn insert_gone(&self, key: &ServiceKey) -> Option<Change> {
+        let mut writer = self.write();
+        if self.links.contains_key(key) {
+            return None;
+        }
+        Some(self.put(
+            &mut writer,
+            None,
+            Link {
+                key: key.clone(),
+                uid: Box::default(),
+                created: None,
+                target: None,
+                state: State::Gone(Instant::now()),
+                external_target: Box::default(),
+            },
+        ))
+    }
+
+    /// Forgets a link whose Service is gone: its names are free from here on.
+    pub fn forget(&self, key: &ServiceKey) -> Option<Change> {
+        let mut writer = self.write();
+        let link = self.get(key).filter(|link| link.is_gone())?;
+        let change = self.remove(&mut writer, &link);
+        self.advance_serial(None, true);
+        Some(change)
+    }
+
+    fn apply_one(&self, writer: &mut Writer, observed: Observed) -> Option<Change> {
+        let Observed { key, uid, created, resource_version, ingress } = observed;
+        let known = self.get(&key);
+        // A recreated Service starts anew: its predecessor's target isn't its own.
+        let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
+        let in_use = same.and_then(|link| link.target.clone());
+        let chosen = ingress.choose(in_use.as_ref());
+        let state = if chosen.is_none() && in_use.is_some() { State::Stale } else { State::Live };
+        let link = Link {
+            uid,
+            // A load balancer that is deleted and recreated keeps its place for its names.
+            created: known.as_ref().map_or(created, |link| link.created),
+            target: chosen.or(in_use),
+            state,
+            external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
+            key,
+        };
+        let change = (known.as_deref() != Some(&link)).then(|| self.put(writer, known, link));
+        self.advance_serial(resource_version, change.is_some());
+        change
+    }
+
+    fn depart(&self, writer: &mut Writer, link: &Arc<Link>) -> Option<Change> {
+        match self.departed {
+            Departed::Dropped => Some(self.remove(writer, link)),
+            Departed::Kept => {
+                let gone = Link { target: None, state: State::Gone(Instant::now()), ..Link::clone(link) };
+                Some(self.put(writer, Some(Arc::clone(link)), gone))
+            }
+        }
+    }
+
+    /// Stores a link under its names. A new one takes its place among those that want them.
+    fn put(&self, writer: &mut Writer, before: Option<Arc<Link>>, mut link: Link) -> Change {
+        let dashed = dashed_name(&link.key);
+        let mut displaced = None;
+        if before.is_none() {
+            let rank = Rank::new(link.created, &link.key);
+            let object: Box<str> = names::external_target(&link.key.namespace, &link.key.name).into();
+            displaced = writer.objects.winner(&object).cloned();
+            writer.objects.add(object, rank.clone());
+            if let Some(dashed) = dashed.clone() {
+                writer.dashed.add(dashed, rank);
+            }
+            link.external_target = writer.external_target(&link.key);
+        }
+        let link = Arc::new(link);
+        self.links.insert(link.key.clone(), Arc::clone(&link));
+        if let Some(dotted) = dotted_name(&link.key) {
+            if before.is_none() {
+                self.count_below(&link.key, 1);
+            }
+            self.set_owner(dotted, Some(Arc::clone(&link)));
+        }
+        if let Some(dashed) = dashed
+            && writer.dashed.winner(&dashed) == Some(&link.key)
+        {
+            self.set_owner(dashed, Some(Arc::clone(&link)));
+        }
+        if let Some(displaced) = displaced {
+            self.rename(writer, &displaced);
+        }
+        self.publish(before, Some(link))
+    }
+
+    /// Takes a link and its claims out; whoever is next in the queue gets its names.
+    fn remove(&self, writer: &mut Writer, link: &Arc<Link>) -> Change {
+        let rank = Rank::new(link.created, &link.key);
+        let object: Box<str> = names::external_target(&link.key.namespace, &link.key.name).into();
+        writer.objects.remove(&object, &rank);
+        if let Some(dashed) = dashed_name(&link.key) {
+            writer.dashed.remove(&dashed, &rank);
+            let next = writer.dashed.winner(&dashed).and_then(|key| self.get(key));
+            self.set_owner(dashed, next);
+        }
+        if let Some(dotted) = dotted_name(&link.key) {
+            self.set_owner(dotted, None);
+            self.count_below(&link.key, -1);
+        }
+        self.links.remove(&link.key);
+        if let Some(next) = writer.objects.winner(&object).cloned() {
+            self.rename(writer, &next);
+        }
+        self.publish(Some(Arc::clone(link)), None)
+    }
+
+    /// Gives a link the external target name that is now its own.
+    fn rename(&self, writer: &mut Writer, key: &ServiceKey) {
+        let external_target = writer.external_target(key);
+        if let Some(link) = self.get(key)
+            && link.external_target != external_target
+        {
+            let renamed = Link { external_target, ..Link::clone(&link) };
+            self.put(writer, Some(link), renamed);
+        }
+    }
+
+    fn set_owner(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        let mut entry = self.names.entry(name).or_default();
+        entry.link = link;
+        let unused = entry.link.is_none() && entry.below == 0;
+        let name = entry.key().clone();
+        drop(entry);
+        if unused {
+            self.names.remove(&name);
+        }
+    }
+
+    /// Counts a name below the domain of the link's namespace.
+    fn count_below(&self, key: &ServiceKey, step: isize) {
+        let Some(domain) = names::wire([key.namespace.as_bytes()]) else { return };
+        let mut entry = self.names.entry(domain.into()).or_default();
+        entry.below = entry.below.saturating_add_signed(step);
+        let unused = entry.link.is_none() && entry.below == 0;
+        let name = entry.key().clone();
+        drop(entry);
+        if unused {
+            self.names.remove(&name);
+        }
+    }
+
+    fn publish(&self, before: Option<Arc<Link>>, after: Option<Arc<Link>>) -> Change {
+        let key = before.as_ref().or(after.as_ref()).map(|link| link.key.clone());
+        let change = Change { key: key.unwrap_or_else(|| ServiceKey::new("", "")), before, after };
+        // Without a subscriber nobody needs to know.
+        let _ = self.feed.send(change.clone());
+        change
+    }
+
+    /// The zone's serial is the newest resourceVersion applied, alike on all replicas; a source
+    /// without versions counts on from the clock, so that a restart never goes back.
+    fn advance_serial(&self, resource_version: Option<u64>, changed: bool) {
+        match resource_version {
+            Some(version) => {
+                self.serial.fetch_max(version, Ordering::Relaxed);
+            }
+            None if changed => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+                let last = self.serial.load(Ordering::Relaxed);
+                self.serial.store(now.max(last + 1), Ordering::Relaxed);
+            }
+            None => {}
+        }
+    }
+
+    fn write(&self) -> MutexGuard<'_, Writer> {
+        // A panic of another writer leaves claims and maps usable: each step stands for itself.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Store: for readers ===
+
+impl Store {
+    /// Returns the link of a Service.
+    #[must_use]
+    pub fn get(&self, key: &ServiceKey) -> Option<Arc<Link>> {
+        self.links.get(key).map(|link| Arc::clone(&link))
+    }
+
+    /// Returns all links, in no order.
+    #[must_use]
+    pub fn links(&self) -> Vec<Arc<Link>> {
+        self.links.iter().map(|link| Arc::clone(&link)).collect()
+    }
+
+    /// Looks up a DNS name, relative to the zone and as [`names::wire`] writes it.
+    #[must_use]
+    pub fn find(&self, name: &[u8]) -> Found {
+        match self.names.get(name) {
+            None => Found::Nothing,
+            Some(entry) => entry.link.clone().map_or(Found::EmptyNonTerminal, Found::Link),
+        }
+    }
+
+    /// Subscribes to the changes from now on. Who falls behind is told so by the channel and has
+    /// to look at every link.
+    #[must_use]
+    pub fn subscribe(&self) -> broadcast::Receiver<Change> {
+        self.feed.subscribe()
+    }
+
+    /// Returns whether a complete list has been seen.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow()
+    }
+
+    /// Waits for the first complete list.
+    pub async fn synced(&self) {
+        // The sender lives as long as `self`: waiting can't fail.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// Returns the serial of the zone: the low 32 bits of the newest version (RFC 1982 arithmetic).
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the low 32 bits are what is wanted")]
+    pub fn serial(&self) -> u32 {
+        self.serial.load(Ordering::Relaxed) as u32
+    }
+}
+
+// === impl Writer ===
+
+impl Writer {
+    /// Returns the external target name that belongs to a link: its first choice if it is first in
+    /// the queue for it, else the hashed one.
+    fn external_target(&self, key: &ServiceKey) -> Box<str> {
+        let wanted: Box<str> = names::external_target(&key.namespace, &key.name).into();
+        if self.objects.winner(&wanted) == Some(key) {
+            wanted
+        } else {
+            names::external_target_hashed(&key.namespace, &key.name).into()
+        }
+    }
+}
+
+/// `<service>.<namespace>`: no two links can want the same one.
+fn dotted_name(key: &ServiceKey) -> Option<Box<[u8]>> {
+    if names::is_reserved(&key.namespace) {
+        return None;
+    }
+    names::wire([key.name.as_bytes(), key.namespace.as_bytes()]).map(Into::into)
+}
+
+/// `<service>-<namespace>`: goes to the first in the queue.
+fn dashed_name(key: &ServiceKey) -> Option<Box<[u8]>> {
+    names::wire([names::dashed_label(&key.namespace, &key.name).as_bytes()]).map(Into::into)
+}
+
+#[cfg(test)]
+mod tests;

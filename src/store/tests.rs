@@ -1,0 +1,176 @@
+use hickory_proto::rr::Name;
+
+use super::*;
+
+fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
+    Observed {
+        key: ServiceKey::new(namespace, name),
+        uid: uid.into(),
+        created: None,
+        resource_version: None,
+        ingress: Ingress {
+            hostnames: hosts.iter().map(|host| Name::from_ascii(host).unwrap()).collect(),
+            addresses: vec![],
+        },
+    }
+}
+
+fn find(store: &Store, labels: &[&str]) -> Found {
+    store.find(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
+}
+
+fn target(store: &Store, labels: &[&str]) -> Option<String> {
+    match find(store, labels) {
+        Found::Link(link) => Some(link.target.as_ref().map_or("pending".into(), Target::to_string)),
+        _ => None,
+    }
+}
+
+fn owner(store: &Store, labels: &[&str]) -> Option<String> {
+    match find(store, labels) {
+        Found::Link(link) => Some(link.key.to_string()),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_link_is_found_under_both_names_and_its_namespace_exists() {
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
+    assert_eq!(target(&store, &["web", "default"]).as_deref(), Some("a.example"));
+    assert_eq!(find(&store, &["default"]), Found::EmptyNonTerminal);
+    assert_eq!(find(&store, &["web"]), Found::Nothing);
+}
+
+#[test]
+fn a_new_target_shows_under_every_name_and_in_the_feed() {
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    let mut feed = store.subscribe();
+    let change = store.apply(seen("default", "web", "1", &["b.example."])).unwrap();
+    assert_eq!(change.to_string(), "link default/web: a.example → b.example");
+    assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("b.example"));
+    assert!(store.apply(seen("default", "web", "1", &["b.example."])).is_none());
+    assert!(feed.try_recv().is_err());
+}
+
+#[test]
+fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt() {
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    store.apply(seen("default", "web", "1", &[]));
+    let link = store.get(&ServiceKey::new("default", "web")).unwrap();
+    assert_eq!(link.state, State::Stale);
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
+
+    store.apply(seen("default", "web", "2", &[]));
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
+}
+
+#[test]
+fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
+    let store = Store::new(Departed::Kept);
+    let key = ServiceKey::new("default", "web");
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    assert!(store.delete(&key, "0", None).is_none(), "another Service's end");
+    assert_eq!(store.delete(&key, "1", None).unwrap().to_string(), "link default/web: a.example → gone");
+    assert_eq!(target(&store, &["web", "default"]).as_deref(), Some("pending"));
+    store.forget(&key).unwrap();
+    assert_eq!(find(&store, &["web", "default"]), Found::Nothing);
+    assert_eq!(find(&store, &["default"]), Found::Nothing);
+    assert!(store.links().is_empty() && store.names.is_empty());
+}
+
+#[test]
+fn a_living_service_is_never_forgotten() {
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    assert!(store.forget(&ServiceKey::new("default", "web")).is_none());
+}
+
+#[test]
+fn without_anybody_to_keep_external_targets_a_gone_link_is_dropped() {
+    let store = Store::new(Departed::Dropped);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    store.delete(&ServiceKey::new("default", "web"), "1", None);
+    assert_eq!(find(&store, &["web-default"]), Found::Nothing);
+}
+
+#[test]
+fn a_list_replaces_everything_and_makes_the_store_synced() {
+    let store = Store::new(Departed::Dropped);
+    store.apply(seen("default", "old", "1", &["a.example."]));
+    store.apply(seen("default", "same", "2", &["b.example."]));
+    store.apply(seen("default", "unreadable", "4", &["d.example."]));
+    assert!(!store.is_synced());
+    let list =
+        vec![seen("default", "same", "2", &["b.example."]), seen("default", "new", "3", &["c.example."])];
+    let changes = store.replace(list, vec![ServiceKey::new("default", "unreadable")]);
+    assert!(store.is_synced());
+    let mut lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
+    lines.sort();
+    assert_eq!(lines, ["link default/new: none → c.example", "link default/old: a.example → none"]);
+}
+
+#[test]
+fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
+    let x = || Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) };
+    let y = || Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) };
+    for list in [vec![x(), y()], vec![y(), x()]] {
+        let store = Store::new(Departed::Kept);
+        for observed in list {
+            store.apply(observed);
+        }
+        assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
+        assert_eq!(owner(&store, &["x", "y-z"]).as_deref(), Some("y-z/x"));
+        let name =
+            |ns: &str, svc: &str| store.get(&ServiceKey::new(ns, svc)).unwrap().external_target.clone();
+        assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
+        assert_eq!(*name("y-z", "x"), *names::external_target_hashed("y-z", "x"));
+
+        // The winner goes: whoever is next gets both names, and not before.
+        let key = ServiceKey::new("z", "x-y");
+        store.delete(&key, "1", None);
+        assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
+        store.forget(&key);
+        assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
+        assert_eq!(&*name("y-z", "x"), "x-y-z-ext");
+    }
+}
+
+#[test]
+fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
+    let store = Store::new(Departed::Kept);
+    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
+    store.delete(&ServiceKey::new("z", "x-y"), "1", None);
+    store.apply(Observed { created: Some(3), ..seen("z", "x-y", "3", &["c.example."]) });
+    assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
+}
+
+#[test]
+fn a_namespace_with_a_reserved_name_gives_no_dotted_names() {
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("dns", "ns", "1", &["a.example."]));
+    assert_eq!(find(&store, &["ns", "dns"]), Found::Nothing);
+    assert_eq!(find(&store, &["dns"]), Found::Nothing);
+    assert_eq!(owner(&store, &["ns-dns"]).as_deref(), Some("dns/ns"));
+}
+
+#[test]
+fn the_serial_is_the_newest_version_and_never_goes_back() {
+    let store = Store::new(Departed::Kept);
+    let at = |version| Observed { resource_version: Some(version), ..seen("a", "b", "1", &[]) };
+    store.apply(at((1 << 32) + 7));
+    assert_eq!(store.serial(), 7);
+    store.apply(at(5));
+    assert_eq!(store.serial(), 7);
+
+    let clock = Store::new(Departed::Kept);
+    clock.apply(seen("a", "b", "", &["a.example."]));
+    let first = clock.serial();
+    clock.apply(seen("a", "b", "", &["b.example."]));
+    assert!(clock.serial() > first && first > 1_700_000_000);
+}

@@ -1,0 +1,67 @@
+//! Noticing that files in a directory have changed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::Stream;
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::mpsc;
+
+/// Editors and ConfigMap mounts touch a file several times for one change: it is read when they
+/// have been quiet for this long.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Why a directory can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// It can't be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// It can't be watched.
+    #[error("{}: can't be watched for changes: {source}", path.display())]
+    Watch {
+        /// The directory.
+        path: PathBuf,
+        /// What the operating system said.
+        source: notify::Error,
+    },
+}
+
+impl DirectoryError {
+    /// Returns a closure that names `path` in an error of the operating system.
+    pub(super) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        |source| Self::Io { path, source }
+    }
+}
+
+/// Returns a stream that yields once at the start and once after each burst of changes in
+/// `directory`.
+///
+/// # Errors
+/// If the directory isn't there or can't be watched.
+pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>, DirectoryError> {
+    // One unread notice is enough: all files are looked at.
+    let (sender, receiver) = mpsc::channel(1);
+    let failed = |source| DirectoryError::Watch { path: directory.to_owned(), source };
+    let mut watcher: RecommendedWatcher =
+        notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            if !event.is_ok_and(|event| event.kind.is_access()) {
+                let _ = sender.try_send(());
+            }
+        })
+        .map_err(failed)?;
+    watcher.watch(directory, RecursiveMode::NonRecursive).map_err(failed)?;
+    Ok(futures::stream::unfold((watcher, receiver, true), |(watcher, mut receiver, first)| async move {
+        if !first {
+            receiver.recv().await?;
+            while tokio::time::timeout(SETTLE, receiver.recv()).await.is_ok() {}
+        }
+        Some(((), (watcher, receiver, false)))
+    }))
+}

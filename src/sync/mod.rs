@@ -1,0 +1,91 @@
+//! Follows load balancers into the store, and makes the external targets match it.
+
+pub mod client;
+pub mod desired;
+pub mod directory;
+pub mod manifests;
+pub mod objects;
+pub mod output;
+pub mod reconcile;
+pub mod service;
+pub mod trouble;
+pub mod watch;
+pub mod writer;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::metrics::Metrics;
+use crate::store::Change;
+
+/// The first and the longest pause before a sync task is started again.
+const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Why a sync task ended.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// There is nothing more to come from a watch that should never end.
+    #[error("the watch has ended")]
+    WatchEnded,
+    /// A directory can't be used any more.
+    #[error(transparent)]
+    Directory(#[from] directory::DirectoryError),
+    /// A task that it started panicked.
+    #[error("{0}")]
+    Panic(#[from] tokio::task::JoinError),
+}
+
+/// Runs a sync task and starts it again, after a growing pause, whenever it fails or panics: DNS
+/// goes on meanwhile. Returns when the task ends without an error, or at `stop`.
+pub async fn supervise<F>(
+    name: &'static str,
+    stop: CancellationToken,
+    metrics: Arc<Metrics>,
+    mut task: impl FnMut() -> F,
+) where
+    F: Future<Output = Result<(), SyncError>> + Send + 'static,
+{
+    let builder = ExponentialBuilder::default()
+        .with_min_delay(RESTART.0)
+        .with_max_delay(RESTART.1)
+        .with_jitter()
+        .without_max_times();
+    let mut pauses = builder.build();
+    loop {
+        let started = std::time::Instant::now();
+        let failure = match tokio::spawn(task()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure,
+            Err(panic) => SyncError::Panic(panic),
+        };
+        // Who ran well for a while starts anew.
+        if started.elapsed() > RESTART.1 * 2 {
+            pauses = builder.build();
+        }
+        let pause = pauses.next().unwrap_or(RESTART.1);
+        metrics.sync_restarts.with_label_values(&[name]).inc();
+        error!("{name} stopped: {failure}; it starts again in {pause:.1?}, DNS goes on meanwhile");
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+fn log_changes(metrics: &Metrics, changes: impl IntoIterator<Item = Change>) {
+    for change in changes {
+        log_change(metrics, &change);
+    }
+}
+
+fn log_change(metrics: &Metrics, change: &Change) {
+    if change.retargeted().is_some() {
+        metrics.target_changes.inc();
+    }
+    info!("{change}");
+}

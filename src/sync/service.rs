@@ -1,0 +1,320 @@
+//! A Service with just the fields that lb-linker reads and writes.
+//!
+//! The full type costs ten times the memory, and one more field that can't be decoded would be
+//! one more way to lose an object.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use hickory_proto::rr::Name;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use kube::Resource;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::store::{Ingress, Observed, ServiceKey};
+
+/// `spec.type` of a Service whose hostname lb-linker follows.
+pub const LOAD_BALANCER: &str = "LoadBalancer";
+/// `spec.type` of an external target for a hostname.
+pub const EXTERNAL_NAME: &str = "ExternalName";
+
+/// A Service (v1).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Service {
+    /// `v1`.
+    #[serde(skip_deserializing)]
+    pub api_version: ApiVersion,
+    /// `Service`.
+    #[serde(skip_deserializing)]
+    pub kind: Kind,
+    /// The fields of `metadata` that lb-linker needs; `managedFields` without their `fieldsV1`.
+    #[serde(default, deserialize_with = "slim_metadata")]
+    pub metadata: ObjectMeta,
+    /// `spec`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub spec: Spec,
+    /// `status`.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing)]
+    pub status: Status,
+}
+
+/// The `apiVersion` of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum ApiVersion {
+    /// The only one.
+    #[default]
+    #[serde(rename = "v1")]
+    V1,
+}
+
+/// The `kind` of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum Kind {
+    /// The only one.
+    #[default]
+    Service,
+}
+
+/// `spec` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// `type`; the API server writes `ClusterIP` where none is given.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<String>,
+    /// `externalName`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_name: Option<String>,
+    /// `clusterIP`.
+    #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
+    pub cluster_ip: Option<String>,
+    /// `ports`, of which only their number matters so far.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing)]
+    pub ports: Vec<serde::de::IgnoredAny>,
+    /// `selector`.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub selector: BTreeMap<String, String>,
+}
+
+/// `status` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// `loadBalancer`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub load_balancer: LoadBalancerStatus,
+}
+
+/// `status.loadBalancer` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct LoadBalancerStatus {
+    /// `ingress`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub ingress: Vec<IngressEntry>,
+}
+
+/// One entry of `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct IngressEntry {
+    /// `hostname`.
+    pub hostname: Option<String>,
+    /// `ip`.
+    pub ip: Option<String>,
+}
+
+/// An entry of `status.loadBalancer.ingress` that can't be served, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its load balancer's {field} {value:?} can't be served: {why}")]
+pub struct Unusable {
+    field: &'static str,
+    value: String,
+    why: String,
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Returns the key of the Service; no namespace means `default`, as with kubectl.
+    #[must_use]
+    pub fn key(&self) -> ServiceKey {
+        ServiceKey::new(
+            self.metadata.namespace.as_deref().unwrap_or("default"),
+            self.metadata.name.as_deref().unwrap_or_default(),
+        )
+    }
+
+    /// Returns `metadata.uid`, or nothing.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// Returns `metadata.resourceVersion` as a number: newer is larger (Kubernetes 1.35 made what
+    /// etcd always gave a promise).
+    #[must_use]
+    pub fn version(&self) -> Option<u64> {
+        self.metadata.resource_version.as_deref()?.parse().ok()
+    }
+
+    /// Returns the value of a label.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Returns whether the Service is a living load balancer: one with a `deletionTimestamp` is
+    /// gone for lb-linker from that moment.
+    #[must_use]
+    pub fn is_living_load_balancer(&self) -> bool {
+        self.spec.type_.as_deref() == Some(LOAD_BALANCER) && self.metadata.deletion_timestamp.is_none()
+    }
+
+    /// Returns what the store needs to know, and the ingress entries that can't be served.
+    #[must_use]
+    pub fn observe(&self) -> (Observed, Vec<Unusable>) {
+        let (ingress, unusable) = usable(&self.status.load_balancer.ingress);
+        let observed = Observed {
+            key: self.key(),
+            uid: self.uid().into(),
+            created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            resource_version: self.version(),
+            ingress,
+        };
+        (observed, unusable)
+    }
+}
+
+fn usable(entries: &[IngressEntry]) -> (Ingress, Vec<Unusable>) {
+    let mut ingress = Ingress::default();
+    let mut unusable = Vec::new();
+    for entry in entries {
+        if let Some(host) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
+            match host_name(host) {
+                Ok(name) if !ingress.hostnames.contains(&name) => ingress.hostnames.push(name),
+                Ok(_) => {}
+                Err(why) => unusable.push(Unusable { field: "hostname", value: host.to_owned(), why }),
+            }
+        }
+        if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
+            match text.parse::<IpAddr>() {
+                Ok(ip) if !ingress.addresses.contains(&ip) => ingress.addresses.push(ip),
+                Ok(_) => {}
+                Err(_) => unusable.push(Unusable {
+                    field: "ip",
+                    value: text.to_owned(),
+                    why: "not an IPv4 or IPv6 address".to_owned(),
+                }),
+            }
+        }
+    }
+    (ingress, unusable)
+}
+
+/// The API server accepts labels of 64 and more characters, which DNS can't carry.
+fn host_name(host: &str) -> Result<Name, String> {
+    let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|error| error.to_string())?;
+    if name.is_root() {
+        return Err("the root isn't a host".to_owned());
+    }
+    name.set_fqdn(true);
+    Ok(name)
+}
+
+impl Resource for Service {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Service".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "services".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// Kubernetes takes an explicit `null` for "not given" everywhere.
+fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize)]
+    struct Manager {
+        manager: Option<String>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Slim {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        labels: Option<BTreeMap<String, String>>,
+        managed_fields: Option<Vec<Manager>>,
+    }
+
+    let slim = Slim::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name: slim.name,
+        namespace: slim.namespace,
+        uid: slim.uid,
+        resource_version: slim.resource_version,
+        creation_timestamp: slim.creation_timestamp,
+        deletion_timestamp: slim.deletion_timestamp,
+        labels: slim.labels,
+        managed_fields: slim.managed_fields.map(|entries| {
+            entries
+                .into_iter()
+                .map(|Manager { manager }| ManagedFieldsEntry { manager, ..Default::default() })
+                .collect()
+        }),
+        ..Default::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn fields_that_matter_are_read_and_nulls_taken_for_absent() {
+        let service: Service = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {
+                "name": "web", "namespace": "default", "uid": "u", "resourceVersion": "12",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]
+            },
+            "spec": {"type": "LoadBalancer", "selector": null, "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": [
+                {"hostname": "A.Example", "ip": null}, {"ip": "2001:DB8::1"}, {"ip": "2001:db8::1"},
+                {"ip": "nonsense"}, {"hostname": format!("{}.example", "x".repeat(64))}, {}
+            ]}}
+        }))
+        .unwrap();
+        assert!(service.is_living_load_balancer());
+        let (observed, unusable) = service.observe();
+        assert_eq!(observed.key, ServiceKey::new("default", "web"));
+        assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
+        assert_eq!(observed.ingress.hostnames, [Name::from_ascii("a.example.").unwrap()]);
+        assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(unusable.len(), 2, "{unusable:?}");
+        assert!(unusable[0].to_string().contains("ip \"nonsense\" can't be served: not an IPv4"));
+    }
+
+    #[test]
+    fn a_service_that_is_being_deleted_is_gone() {
+        let mut service = Service::default();
+        service.spec.type_ = Some(LOAD_BALANCER.into());
+        assert!(service.is_living_load_balancer());
+        service.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert!(!service.is_living_load_balancer());
+    }
+}

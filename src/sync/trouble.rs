@@ -1,0 +1,106 @@
+//! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
+
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+/// How long the same trouble stays unmentioned after it was logged.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Returns one sentence about a request that failed. `doing` completes "can't …", `right` names
+/// what grants it.
+#[must_use]
+pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            format!("can't {doing}: the API server forbids it ({}); {right}", status.message)
+        }
+        kube::Error::Api(status) if status.code == 401 => format!(
+            "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
+            status.message
+        ),
+        kube::Error::Api(status) => {
+            format!("can't {doing}: the API server answered {} {}", status.code, status.message)
+        }
+        error => format!("can't {doing}: {}", root_cause(error)),
+    }
+}
+
+/// Returns what is at the bottom of an error: "Connection refused" says more than what is on top.
+fn root_cause(error: &kube::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// Returns the `kube::Error` inside a watch's error, where there is one.
+#[must_use]
+pub fn explain_watch(error: &kube::runtime::watcher::Error, what: &str, right: &str) -> String {
+    use kube::runtime::watcher::Error;
+    match error {
+        Error::InitialListFailed(error) => explain(error, &format!("list {what}"), right),
+        Error::WatchStartFailed(error) | Error::WatchFailed(error) => {
+            explain(error, &format!("watch {what}"), right)
+        }
+        // Too old a resourceVersion: a new list follows.
+        Error::WatchError(status) => {
+            format!("the watch of {what} was ended by the API server: {} {}", status.code, status.message)
+        }
+        Error::NoResourceVersion => format!("the watch of {what} sent an object without a resourceVersion"),
+    }
+}
+
+/// Returns the HTTP code behind a watch's error; 0 if there was no answer.
+#[must_use]
+pub fn watch_code(error: &kube::runtime::watcher::Error) -> u16 {
+    use kube::runtime::watcher::Error;
+    match error {
+        Error::InitialListFailed(kube::Error::Api(status))
+        | Error::WatchStartFailed(kube::Error::Api(status))
+        | Error::WatchFailed(kube::Error::Api(status))
+        | Error::WatchError(status) => status.code,
+        _ => 0,
+    }
+}
+
+/// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end.
+#[derive(Debug, Default)]
+pub struct Trouble {
+    now: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    code: u16,
+    logged: Instant,
+    unsaid: u64,
+}
+
+impl Trouble {
+    /// Logs `sentence`, unless trouble with the same HTTP code was logged less than a minute ago.
+    pub fn report(&mut self, code: u16, sentence: String) {
+        let mut unsaid = 0;
+        if let Some(current) = self.now.as_mut().filter(|current| current.code == code) {
+            if current.logged.elapsed() < QUIET {
+                current.unsaid += 1;
+                return;
+            }
+            unsaid = current.unsaid;
+        }
+        if unsaid == 0 {
+            warn!("{sentence}; retrying");
+        } else {
+            warn!("{sentence}; retrying, and {unsaid} times since this was last said");
+        }
+        self.now = Some(Current { code, logged: Instant::now(), unsaid: 0 });
+    }
+
+    /// Logs that the trouble is over, if there was any.
+    pub fn over(&mut self, sentence: &str) {
+        if self.now.take().is_some() {
+            info!("{sentence}");
+        }
+    }
+}

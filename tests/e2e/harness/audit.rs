@@ -1,0 +1,120 @@
+//! What the API server was asked, by whom: its audit log.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Writes with their bodies, the rest without; nothing of what the API server asks itself.
+pub(super) const POLICY: &str = r#"{
+  "apiVersion": "audit.k8s.io/v1",
+  "kind": "Policy",
+  "omitStages": ["RequestReceived"],
+  "rules": [
+    {"level": "None", "users": ["system:apiserver"]},
+    {"level": "None", "nonResourceURLs": ["*"]},
+    {"level": "Request", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+    {"level": "Metadata"}
+  ]
+}"#;
+
+/// A request that was answered in full.
+#[derive(Clone, Debug)]
+pub struct AuditEvent {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
+    pub verb: String,
+    pub user: String,
+    pub user_agent: String,
+    /// The path with its query.
+    pub uri: String,
+    /// Empty for the core group.
+    pub api_group: String,
+    /// In the plural: `services`.
+    pub resource: String,
+    /// `status`, or empty.
+    pub subresource: String,
+    /// Empty for what belongs to no namespace, and for requests about all of them.
+    pub namespace: String,
+    /// Empty for requests about more than one object, and for a create without a name.
+    pub name: String,
+    /// The HTTP status.
+    pub code: u16,
+    /// What was sent, for writes.
+    pub request: Option<Value>,
+}
+
+impl AuditEvent {
+    /// Whether it asked for a change.
+    pub fn is_write(&self) -> bool {
+        ["create", "update", "patch", "delete", "deletecollection"].contains(&self.verb.as_str())
+    }
+}
+
+/// Reads an audit log, in the order in which the requests were done with.
+pub(super) fn read(log: &Path) -> Vec<AuditEvent> {
+    let text = fs::read_to_string(log).expect("the audit log can be read");
+    // A line that is being written has no line end yet.
+    text.split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .map(|line| serde_json::from_str::<Line>(line).expect("an audit log has a JSON object per line"))
+        .filter(|line| line.stage == "ResponseComplete")
+        .map(AuditEvent::from)
+        .collect()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    stage: String,
+    verb: String,
+    user: User,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    #[serde(default)]
+    object_ref: ObjectRef,
+    #[serde(default)]
+    response_status: ResponseStatus,
+    request_object: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct User {
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ObjectRef {
+    api_group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ResponseStatus {
+    code: u16,
+}
+
+impl From<Line> for AuditEvent {
+    fn from(line: Line) -> Self {
+        Self {
+            verb: line.verb,
+            user: line.user.username,
+            user_agent: line.user_agent,
+            uri: line.request_uri,
+            api_group: line.object_ref.api_group,
+            resource: line.object_ref.resource,
+            subresource: line.object_ref.subresource,
+            namespace: line.object_ref.namespace,
+            name: line.object_ref.name,
+            code: line.response_status.code,
+            request: line.request_object,
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! A kube-apiserver with etcd behind it, as child processes on loopback, with RBAC on and an audit log.
+//!
+//! There is no controller-manager: namespaces never finish deleting, nothing is collected by ownerReferences,
+//! no namespace gets a default ServiceAccount. Tests therefore share one control plane and keep to namespaces
+//! of their own.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::audit::{self, AuditEvent};
+use super::data_dir::DataDir;
+use super::process::{Process, ReservedPort};
+use super::programs::programs;
+
+/// For everything that a start waits for. It takes 2 to 3 s on an idle machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a kube-apiserver may take to end after SIGTERM. It waits for requests, but not for watches.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// What may differ between control planes.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Further flags for kube-apiserver; they come last, so they win.
+    pub apiserver_args: Vec<String>,
+}
+
+/// A running control plane. Dropping it ends it and removes its data.
+#[derive(Debug)]
+pub struct ControlPlane {
+    options: Options,
+    pub(super) port: ReservedPort,
+    // In this order they are dropped.
+    apiserver: Mutex<Option<Process>>,
+    etcd: Mutex<Option<Process>>,
+    data: DataDir,
+}
+
+//--- Start and end
+
+impl ControlPlane {
+    /// The control plane that all tests of this process share. The first call starts it, blocking; it ends
+    /// with the process.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Result<ControlPlane, String>> = OnceLock::new();
+
+        // Statics aren't dropped.
+        extern "C" fn end_shared() {
+            if let Some(Ok(shared)) = SHARED.get() {
+                shared.end();
+            }
+        }
+
+        let shared = SHARED.get_or_init(|| {
+            let started = Self::try_start(Options::default());
+            // SAFETY: `end_shared` has the type that atexit wants and doesn't unwind. It runs in `exit`,
+            // after which no test is waited for, and uses only what a static holds or what it makes itself.
+            #[allow(unsafe_code)]
+            let registered = unsafe { nix::libc::atexit(end_shared) };
+            assert_eq!(registered, 0, "atexit takes at least 32 functions");
+            started
+        });
+        shared.as_ref().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Starts one for a test that stops it, changes its flags, or counts everything that it is asked.
+    /// Blocking.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn start(options: Options) -> Self {
+        Self::try_start(options).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn try_start(options: Options) -> Result<Self, String> {
+        let port = ReservedPort::take().map_err(|error| format!("no free port: {error}"))?;
+        let data = DataDir::create().map_err(|error| format!("no data directory: {error}"))?;
+        let plane = Self { options, port, apiserver: Mutex::default(), etcd: Mutex::default(), data };
+        plane.write_files().map_err(|error| format!("{}: {error}", plane.data.path().display()))?;
+        plane.start_etcd()?;
+        plane.try_start_apiserver()?;
+        Ok(plane)
+    }
+
+    fn write_files(&self) -> io::Result<()> {
+        let token = format!("{:032x}", rand::random::<u128>());
+        fs::write(self.file("tokens.csv"), format!("{token},admin,admin,system:masters\n"))?;
+        fs::write(self.file("audit-policy.json"), audit::POLICY)?;
+        self.write_kubeconfig(&self.admin_kubeconfig(), "default", &token)
+    }
+
+    fn start_etcd(&self) -> Result<(), String> {
+        let socket = self.file("etcd.sock");
+        let mut etcd = Command::new(&programs().etcd);
+        etcd.arg("--data-dir").arg(self.file("etcd"));
+        etcd.arg(format!("--listen-client-urls=unix://{}", socket.display()));
+        // Addresses for peers, of which there are none; it wants them all the same. Port 0 is any free one.
+        etcd.args(["--listen-peer-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0"]);
+        etcd.args(["--unsafe-no-fsync", "--log-level=warn"]);
+        let mut etcd = self.spawn(etcd, "etcd.log")?;
+        let deadline = Instant::now() + READY_TIMEOUT;
+        while UnixStream::connect(&socket).is_err() {
+            if etcd.ended().is_some() || Instant::now() > deadline {
+                return Err(self.not_ready("etcd.log"));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        *lock(&self.etcd) = Some(etcd);
+        Ok(())
+    }
+
+    fn try_start_apiserver(&self) -> Result<(), String> {
+        let path = |name| self.file(name).display().to_string();
+        let mut command = Command::new(&programs().kube_apiserver);
+        command.args([
+            format!("--etcd-servers=unix://{}", path("etcd.sock")),
+            "--bind-address=127.0.0.1".to_owned(),
+            "--advertise-address=127.0.0.1".to_owned(),
+            format!("--secure-port={}", self.port.number()),
+            "--permit-port-sharing".to_owned(),
+            format!("--cert-dir={}", path("certs")),
+            "--service-cluster-ip-range=10.0.0.0/16".to_owned(),
+            // The key that it makes for TLS serves for tokens as well.
+            format!("--service-account-key-file={}", path("certs/apiserver.key")),
+            format!("--service-account-signing-key-file={}", path("certs/apiserver.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--token-auth-file={}", path("tokens.csv")),
+            "--authorization-mode=RBAC".to_owned(),
+            // It would want a default ServiceAccount, which a controller-manager makes.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            format!("--audit-policy-file={}", path("audit-policy.json")),
+            format!("--audit-log-path={}", path("audit.log")),
+            // In megabytes: one file, that is.
+            "--audit-log-maxsize=100000".to_owned(),
+            // It would enter its address into the Service `kubernetes`, where loopback isn't allowed.
+            "--endpoint-reconciler-type=none".to_owned(),
+        ]);
+        command.args(&self.options.apiserver_args);
+        let mut apiserver = lock(&self.apiserver);
+        assert!(apiserver.is_none(), "the API server runs already");
+        *apiserver = Some(self.spawn(command, "kube-apiserver.log")?);
+        drop(apiserver);
+        self.wait_until_ready()
+    }
+
+    fn spawn(&self, mut command: Command, log: &str) -> Result<Process, String> {
+        let program = command.get_program().to_owned();
+        let log = File::options().create(true).append(true).open(self.file(log));
+        log.and_then(|log| {
+            command.stdout(log.try_clone()?).stderr(log);
+            Process::spawn(command)
+        })
+        .map_err(|error| format!("{}: {error}", program.display()))
+    }
+
+    fn wait_until_ready(&self) -> Result<(), String> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        let mut listens = false;
+        loop {
+            // kubectl costs more than a connection, while both need the processor to start.
+            listens = listens || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port.number())).is_ok();
+            if listens && self.try_kubectl(&["get", "--raw=/readyz", "--request-timeout=2s"]).is_ok() {
+                return Ok(());
+            }
+            let ended = lock(&self.apiserver).as_mut().is_none_or(|apiserver| apiserver.ended().is_some());
+            if ended || Instant::now() > deadline {
+                return Err(self.not_ready("kube-apiserver.log"));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The end of a log, for who has to find out why.
+    fn not_ready(&self, log: &str) -> String {
+        let text = fs::read(self.file(log)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().collect();
+        let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+        format!("the control plane isn't ready; the end of {log}:\n{tail}")
+    }
+
+    /// A file of its data directory.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.data.path().join(name)
+    }
+
+    fn end(&self) {
+        // No data of theirs is wanted any more, so there is nothing to wait for.
+        *lock(&self.apiserver) = None;
+        *lock(&self.etcd) = None;
+        self.data.remove();
+    }
+}
+
+//--- The API server, stopped and started
+
+impl ControlPlane {
+    /// Stops the API server as an upgrade does. Its port stays reserved: connections to it are refused.
+    pub fn stop_apiserver(&self) {
+        if let Some(mut apiserver) = lock(&self.apiserver).take() {
+            apiserver.stop(STOP_GRACE);
+        }
+    }
+
+    /// Kills the API server.
+    pub fn kill_apiserver(&self) {
+        *lock(&self.apiserver) = None;
+    }
+
+    /// Sends the API server a signal: SIGSTOP makes it a peer that no longer answers, until SIGCONT.
+    pub fn signal_apiserver(&self, signal: Signal) {
+        if let Some(apiserver) = lock(&self.apiserver).as_mut() {
+            apiserver.signal(signal);
+        }
+    }
+
+    /// Starts it again, on the same port, with the same data, and waits until it is ready. Blocking.
+    ///
+    /// # Panics
+    /// When it runs already, or can't be started.
+    pub fn start_apiserver(&self) {
+        self.try_start_apiserver().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Everything that it was asked so far, but for what it asks itself. A request is entered when it is done
+    /// with, which may be a moment after its answer came.
+    pub fn audit_events(&self) -> Vec<AuditEvent> {
+        audit::read(&self.file("audit.log"))
+    }
+}
+
+/// A lock that a panicking test leaves usable: what it guards is never half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,144 @@
+//! Child processes that never outlive the test process, however that ends, and ports for them.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
+};
+use nix::unistd::{Pid, getpid, getppid};
+
+/// A running child. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    /// Starts `command`, without standard input. The kernel kills the child when the test process ends
+    /// without getting to its destructors (a signal, `process::exit`).
+    ///
+    /// # Errors
+    /// When the program can't be started.
+    pub fn spawn(mut command: Command) -> io::Result<Self> {
+        command.stdin(Stdio::null());
+        die_with_parent(&mut command);
+        // The death signal comes when the *thread* that started the child ends, and a test's thread ends with
+        // the test. So one thread, which lives as long as the process, starts them all.
+        type Order = (Command, mpsc::Sender<io::Result<Child>>);
+        static KEEPER: OnceLock<mpsc::Sender<Order>> = OnceLock::new();
+        let keeper = KEEPER.get_or_init(|| {
+            let (orders, inbox) = mpsc::channel::<Order>();
+            thread::Builder::new()
+                .name("keeper".to_owned())
+                .spawn(move || {
+                    for (mut command, reply) in inbox {
+                        // Nobody waits for the reply: then the child has no owner, and mustn't stay.
+                        if let Err(mpsc::SendError(Ok(child))) = reply.send(command.spawn()) {
+                            drop(Process(child));
+                        }
+                    }
+                })
+                .expect("a thread can be started");
+            orders
+        });
+        let (reply, answer) = mpsc::channel();
+        keeper.send((command, reply)).expect("the keeper lives as long as the process");
+        answer.recv().expect("the keeper answers").map(Self)
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Sends a signal; nothing happens when it has ended already.
+    pub fn signal(&mut self, signal: Signal) {
+        // Not reaped yet, so that its id can't have become another process's.
+        if self.ended().is_none() {
+            let pid = Pid::from_raw(self.id().try_into().expect("process ids fit"));
+            kill(pid, signal).expect("a child of ours can be signalled");
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("a child of ours can be waited for")
+    }
+
+    /// Asks it to end by SIGTERM, and kills it when it hasn't within `grace`.
+    pub fn stop(&mut self, grace: Duration) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        let deadline = Instant::now() + grace;
+        while Instant::now() < deadline {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.kill()
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) -> ExitStatus {
+        // Fails only for a process that has ended.
+        let _ = self.0.kill();
+        self.0.wait().expect("a child of ours can be waited for")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn die_with_parent(command: &mut Command) {
+    let parent = getpid();
+    let prepare = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        // A parent that ended before the line above sends no signal any more.
+        if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed. `prepare` makes two system
+    // calls (prctl, getppid), allocates nothing, takes no lock and touches no memory that it shares with
+    // another thread.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(prepare);
+    }
+}
+
+/// A TCP port on 127.0.0.1 that is ours until this is dropped, for a server that sets SO_REUSEPORT.
+///
+/// Nothing listens on the socket that is kept here. It only keeps everybody else off the port, before the
+/// server is up and while it is being restarted.
+#[derive(Debug)]
+pub struct ReservedPort {
+    port: u16,
+    _socket: OwnedFd,
+}
+
+impl ReservedPort {
+    /// Takes a free one.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn take() -> nix::Result<Self> {
+        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        setsockopt(&socket, sockopt::ReusePort, &true)?;
+        bind(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0))?;
+        let address: SockaddrIn = getsockname(socket.as_raw_fd())?;
+        Ok(Self { port: address.port(), _socket: socket })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.port
+    }
+}
