@@ -20,7 +20,7 @@ use crate::dns::upstream::Upstream;
 use crate::dns::zone::Zone;
 use crate::dns::{probes, tcp, udp};
 use crate::metrics::Metrics;
-use crate::store::{Departed, Store};
+use crate::store::{Departed, Store, host_text};
 use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
 use crate::sync::manifests::ManifestSource;
@@ -93,7 +93,7 @@ impl RunError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "; a port below 1024 needs root or the capability NET_BIND_SERVICE, --listen takes another"
+            "; a port below 1024 needs root or the capability NET_BIND_SERVICE"
         }
         io::ErrorKind::AddrInUse => "; another program has it, or another flag of this one",
         io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
@@ -112,10 +112,11 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> 
     let departed = if source.keeper().is_some() { Departed::Kept } else { Departed::Dropped };
     let store = Arc::new(Store::new(departed));
 
+    let sockets = Sockets::open(&flags)?;
     let mut listeners = JoinSet::new();
-    start_dns(&mut listeners, &flags, upstreams, &store, &metrics, &stop)?;
+    start_dns(&mut listeners, &flags, sockets.dns, upstreams, &store, &metrics, &stop)?;
     let mut background = JoinSet::new();
-    start_probes(&mut background, &flags, &store, &metrics, &stop)?;
+    start_probes(&mut background, sockets.probes, &store, &metrics, &stop);
     source.start(&mut background, &flags, &store, &metrics, &stop);
 
     let dead = tokio::select! {
@@ -218,15 +219,40 @@ async fn until_stopped(
     stop.run_until_cancelled(source).await.unwrap_or(Ok(()))
 }
 
+/// Every socket, opened before anything is started: a port in use ends the program at once.
+struct Sockets {
+    dns: Vec<(SocketAddr, UdpSocket, TcpListener)>,
+    /// Metrics, health, ready.
+    probes: [(SocketAddr, TcpListener); 3],
+}
+
+impl Sockets {
+    fn open(flags: &Flags) -> Result<Self, RunError> {
+        let probe = |flag, address| {
+            let failed = |source| RunError::Listen { flag, address, transport: "TCP", source };
+            let listener = tcp::bind(address).map_err(failed)?;
+            Ok::<_, RunError>((listener.local_addr().map_err(failed)?, listener))
+        };
+        Ok(Self {
+            dns: flags.listen.iter().map(|address| open_pair(*address)).collect::<Result<_, _>>()?,
+            probes: [
+                probe("metrics-listen", flags.metrics_listen)?,
+                probe("health-listen", flags.health_listen)?,
+                probe("ready-listen", flags.ready_listen)?,
+            ],
+        })
+    }
+}
+
 fn start_dns(
     listeners: &mut JoinSet<(SocketAddr, String)>,
     flags: &Flags,
+    sockets: Vec<(SocketAddr, UdpSocket, TcpListener)>,
     upstreams: Vec<SocketAddr>,
     store: &Arc<Store>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
-    let sockets = flags.listen.iter().map(|address| open_pair(*address)).collect::<Result<Vec<_>, _>>()?;
     let addresses: Vec<_> =
         flags.listen.iter().map(|listen| listen.ip()).filter(|ip| !ip.is_unspecified()).collect();
     let zones: Arc<[Zone]> = flags
@@ -237,7 +263,7 @@ fn start_dns(
                 .map_err(|source| RunError::Zone { zone: Box::new(zone.clone()), source })
         })
         .collect::<Result<_, _>>()?;
-    let names: Vec<String> = flags.zones.iter().map(ToString::to_string).collect();
+    let names: Vec<String> = flags.zones.iter().map(host_text).collect();
     let through: Vec<String> = upstreams.iter().map(ToString::to_string).collect();
     info!(
         "lb-linker {}: zones {}; other names {}",
@@ -299,26 +325,22 @@ fn open_pair(address: SocketAddr) -> Result<(SocketAddr, UdpSocket, TcpListener)
 
 fn start_probes(
     tasks: &mut JoinSet<()>,
-    flags: &Flags,
+    [for_metrics, for_health, for_ready]: [(SocketAddr, TcpListener); 3],
     store: &Arc<Store>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
-) -> Result<(), RunError> {
-    for (flag, address, router) in [
-        ("health-listen", flags.health_listen, probes::health()),
-        ("ready-listen", flags.ready_listen, probes::ready(Arc::clone(store))),
-        ("metrics-listen", flags.metrics_listen, probes::metrics(Arc::clone(metrics), Arc::clone(store))),
+) {
+    for (path, (address, listener), router) in [
+        ("/metrics", for_metrics, probes::metrics(Arc::clone(metrics), Arc::clone(store))),
+        ("/health", for_health, probes::health()),
+        ("/ready", for_ready, probes::ready(Arc::clone(store))),
     ] {
-        let failed = |source| RunError::Listen { flag, address, transport: "TCP", source };
-        let listener = tcp::bind(address).map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
-        info!("/{} on {bound}", flag.trim_end_matches("-listen"));
+        info!("{path} on {address}");
         let serving = probes::serve(listener, router, stop.clone());
         tasks.spawn(async move {
             if let Err(problem) = serving.await {
-                error!("--{flag} {bound}: {problem}");
+                error!("{path} on {address} isn't served any more: {problem}");
             }
         });
     }
-    Ok(())
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 
+use crate::store::host_text;
 pub use values::UpstreamSpec;
 use values::{delay, dns_label, listen, zone};
 
@@ -229,7 +230,7 @@ impl Flags {
         }
         flags.extend([
             ("--delete-delay", values::duration_text(self.delete_delay)),
-            ("--zone", list(&self.zones)),
+            ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),
             ("--listen", list(&self.listen)),
             ("--upstream", list(&self.upstream)),
             ("--metrics-listen", self.metrics_listen.to_string()),

@@ -64,11 +64,11 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// Parses the origin of a zone.
-pub(super) fn zone(text: &str) -> Result<Name, String> {
-    let mut name =
-        Name::from_ascii(text.to_ascii_lowercase()).map_err(|error| format!("not a DNS name ({error})"))?;
+pub(super) fn zone(text: &str) -> Result<Name, &'static str> {
+    let mut name = Name::from_ascii(text.to_ascii_lowercase())
+        .map_err(|_| "not a DNS name: 1 to 63 characters between dots, 253 in all")?;
     if name.is_root() {
-        return Err("the root can't be a zone of ours".to_owned());
+        return Err("the root can't be a zone of ours");
     }
     name.set_fqdn(true);
     Ok(name)

@@ -1,5 +1,6 @@
 //! The client of the API server.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use axum::http::header::USER_AGENT;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+
+use super::trouble::located;
 use tower::timeout::TimeoutLayer;
 
 /// How long a request waits for its answer to begin.
@@ -20,25 +23,38 @@ const READ_TIMEOUT: Duration = Duration::from_secs(58);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig can't be used.
-    #[error("kubeconfig {place}: {source}")]
-    Kubeconfig {
-        /// The file, or where it was looked for.
-        place: String,
-        /// Why.
-        source: Box<KubeconfigError>,
-    },
+    #[error("kubeconfig {0}")]
+    Kubeconfig(String),
     /// Neither a Pod nor a kubeconfig.
     #[error(
-        "no cluster to work with: this isn't a Pod and there is no kubeconfig ({0}); \
+        "no cluster to work with: this isn't a Pod and there is no kubeconfig {0}; \
          name one with --kubeconfig, or use --manifests to work without a cluster"
     )]
-    NoCluster(Box<KubeconfigError>),
+    NoCluster(String),
     /// The Pod's service account can't be used.
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
-    /// The TLS settings can't be used.
-    #[error("kubeconfig: {0}")]
+    /// The TLS or proxy settings can't be used.
+    #[error("the kubeconfig can't be used: {0}")]
     Settings(Box<kube::Error>),
+}
+
+impl ClientError {
+    /// Says what is wrong with the kubeconfig at `place`, and where in it.
+    fn kubeconfig(place: &str, error: KubeconfigError) -> Self {
+        Self::Kubeconfig(match error {
+            KubeconfigError::ReadConfig(error, path) => format!("{}: {error}", path.display()),
+            KubeconfigError::Parse(error) => located(place, &error),
+            KubeconfigError::CurrentContextNotSet => {
+                format!("{place}: it has no current-context; choose a context with --context")
+            }
+            KubeconfigError::LoadContext(context) => format!("{place}: it has no context {context:?}"),
+            KubeconfigError::LoadClusterOfContext(cluster) => {
+                format!("{place}: the context's cluster {cluster:?} isn't in it")
+            }
+            error => format!("{place}: {error}"),
+        })
+    }
 }
 
 /// Returns a client of the cluster: of the kubeconfig that is named, else of the Pod that this
@@ -49,21 +65,19 @@ pub enum ClientError {
 pub async fn connect(kubeconfig: Option<PathBuf>, context: Option<String>) -> Result<Client, ClientError> {
     let options = KubeConfigOptions { context: context.clone(), ..Default::default() };
     let mut config = if let Some(path) = kubeconfig {
-        let failed =
-            |source| ClientError::Kubeconfig { place: path.display().to_string(), source: Box::new(source) };
+        let failed = |error| ClientError::kubeconfig(&path.display().to_string(), error);
         let kubeconfig = Kubeconfig::read_from(&path).map_err(failed)?;
         Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)?
     } else if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && context.is_none() {
         Config::incluster()?
     } else {
-        Config::from_kubeconfig(&options).await.map_err(|source| match source {
-            KubeconfigError::FindPath | KubeconfigError::ReadConfig(..) => {
-                ClientError::NoCluster(Box::new(source))
+        let place = std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into());
+        Config::from_kubeconfig(&options).await.map_err(|error| match error {
+            KubeconfigError::ReadConfig(error, path) if error.kind() == ErrorKind::NotFound => {
+                ClientError::NoCluster(path.display().to_string())
             }
-            source => ClientError::Kubeconfig {
-                place: std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into()),
-                source: Box::new(source),
-            },
+            KubeconfigError::FindPath => ClientError::NoCluster(place),
+            error => ClientError::kubeconfig(&place, error),
         })?
     };
     // Retries are the reconciler's: they look at the desired state again.

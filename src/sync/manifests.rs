@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::directory::{DirectoryError, changes};
 use super::service::Service;
+use super::trouble::located;
 use super::watch::observe;
 use super::{SyncError, log_changes};
 use crate::metrics::Metrics;
@@ -17,20 +18,6 @@ use crate::store::{Observed, ServiceKey, Store};
 
 /// The endings of file names that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
-
-/// What is wrong with a manifest, and where.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}:{line}:{column}: {message}", path.display())]
-pub struct ManifestError {
-    /// The file.
-    pub path: PathBuf,
-    /// The line, from 1.
-    pub line: u64,
-    /// The column, from 1.
-    pub column: u64,
-    /// What is wrong, in one sentence.
-    pub message: String,
-}
 
 /// The Services in a directory of manifests.
 #[derive(Clone, Debug)]
@@ -106,7 +93,7 @@ impl Files {
                 Ok(content) => {
                     match parse(&path, &content) {
                         Ok(services) => file.services = services,
-                        Err(error) => self.news.push(kept(&error.to_string(), &file)),
+                        Err(error) => self.news.push(kept(&error, &file)),
                     }
                     file.content = content;
                 }
@@ -201,16 +188,11 @@ struct Item {
 }
 
 /// Returns the Services of a file with one or more YAML documents, or with JSON, which is YAML.
-fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, ManifestError> {
-    let at = |error: serde_saphyr::Error| {
-        let place = error.location();
-        ManifestError {
-            path: path.to_owned(),
-            line: place.map_or(1, |place| place.line()),
-            column: place.map_or(1, |place| place.column()),
-            message: error.without_snippet().to_string().lines().next().unwrap_or_default().to_owned(),
-        }
-    };
+///
+/// # Errors
+/// One sentence that begins with file, line and column.
+fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
+    let at = |error: serde_saphyr::Error| located(&path.display().to_string(), &error);
     let mut found = Vec::new();
     let mut heads = content;
     let mut services = content;
@@ -238,12 +220,11 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, ManifestError> {
         }
     }
     if let Some(nameless) = found.iter().position(|service| service.metadata.name.is_none()) {
-        return Err(ManifestError {
-            path: path.to_owned(),
-            line: 1,
-            column: 1,
-            message: format!("Service {} of this file has no metadata.name", nameless + 1),
-        });
+        return Err(format!(
+            "{}: Service {} of this file has no metadata.name",
+            path.display(),
+            nameless + 1
+        ));
     }
     Ok(found)
 }

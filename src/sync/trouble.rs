@@ -35,6 +35,17 @@ fn root_cause(error: &kube::Error) -> String {
     cause.to_string()
 }
 
+/// Returns `place:line:column: message` for an error in a YAML file.
+#[must_use]
+pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
+    let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+    let text = error.without_snippet().to_string();
+    // It names the place too, at its end.
+    let text = text.lines().next().unwrap_or_default();
+    let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
+    format!("{place}:{line}:{column}: {message}")
+}
+
 /// Returns the `kube::Error` inside a watch's error, where there is one.
 #[must_use]
 pub fn explain_watch(error: &kube::runtime::watcher::Error, what: &str, right: &str) -> String {

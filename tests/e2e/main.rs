@@ -4,3 +4,4 @@
 
 mod control_plane;
 mod harness;
+mod story;

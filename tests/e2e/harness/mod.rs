@@ -1,9 +1,64 @@
-//! What the tests stand on: a real control plane, and short ways to put things into it.
+//! What the tests stand on: a real control plane, real resolvers, and short ways to use them.
 
 pub mod audit;
 pub mod clients;
 pub mod cluster;
 pub mod control_plane;
 mod data_dir;
+pub mod dns;
+pub mod linker;
 pub mod process;
 pub mod programs;
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use cluster::Cluster;
+use control_plane::ControlPlane;
+
+/// How long a test waits for what has to happen: far longer than it takes, so that only a defect gets there.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How long between two looks at what can only be looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Waits until `look` finds something.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The folder `deploy/`.
+pub fn deploy() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))
+}
+
+/// The shared control plane with `deploy/` applied, and a target namespace for one test in which lb-linker has
+/// the rights of `deploy/`.
+pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
+    static DEPLOYED: OnceLock<()> = OnceLock::new();
+    let plane = ControlPlane::shared();
+    DEPLOYED.get_or_init(|| apply_deploy(plane));
+    let cluster = plane.cluster().await;
+    let target = cluster.create_namespace("targets").await;
+    grant(plane, &target);
+    (plane, cluster, target)
+}
+
+/// Applies `deploy/`, as a user would.
+pub fn apply_deploy(plane: &ControlPlane) {
+    plane.kubectl(&["apply", "-f", deploy().to_str().unwrap()]);
+}
+
+/// Gives lb-linker the rights of `deploy/` in another target namespace, which must exist.
+pub fn grant(plane: &ControlPlane, target_namespace: &str) {
+    let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
+    plane.kubectl_stdin(&["apply", "-f", "-"], &rights.replace("external-targets", target_namespace));
+}

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -55,6 +55,11 @@ impl Process {
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.0.id()
+    }
+
+    /// Its standard error, the first time and if it is piped.
+    pub fn stderr(&mut self) -> Option<ChildStderr> {
+        self.0.stderr.take()
     }
 
     /// Sends a signal; nothing happens when it has ended already.

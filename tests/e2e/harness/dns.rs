@@ -1,0 +1,212 @@
+//! Questions over real sockets, and upstream resolvers to ask behind lb-linker.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::rr::{Name, RecordType};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::process::{Process, ReservedPort};
+use super::programs::programs;
+use super::{PATIENCE, eventually};
+
+/// A question with RD and EDNS, as `dig` asks it. `question` is a name and a type.
+pub fn query(question: &str) -> Message {
+    let (name, qtype) = question.split_once(' ').expect("a name and a type");
+    let mut message = Message::query();
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), qtype.parse::<RecordType>().unwrap()));
+    let mut edns = Edns::new();
+    edns.set_max_payload(1232);
+    message.set_edns(edns);
+    message
+}
+
+/// Sends bytes by UDP and returns what comes back, or nothing within a second.
+pub async fn send_udp(server: SocketAddr, bytes: &[u8], patience: Duration) -> Option<Vec<u8>> {
+    let any = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
+    let socket = UdpSocket::bind(any).await.unwrap();
+    socket.connect(server).await.unwrap();
+    socket.send(bytes).await.unwrap();
+    let mut answer = vec![0; 65535];
+    let length = timeout(patience, socket.recv(&mut answer)).await.ok()?.unwrap();
+    answer.truncate(length);
+    Some(answer)
+}
+
+/// Asks by UDP.
+pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
+    let bytes = send_udp(server, &message.to_vec().unwrap(), PATIENCE).await.expect("an answer by UDP");
+    let answer = Message::from_vec(&bytes).unwrap();
+    assert_eq!(answer.metadata.id, message.metadata.id);
+    answer
+}
+
+/// Asks by TCP.
+pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    write_message(&mut stream, &message.to_vec().unwrap()).await;
+    let answer = timeout(PATIENCE, read_message(&mut stream)).await.expect("an answer by TCP").unwrap();
+    Message::from_vec(&answer).unwrap()
+}
+
+/// Writes one message as TCP frames it (RFC 1035 section 4.2.2).
+pub async fn write_message(stream: &mut TcpStream, message: &[u8]) {
+    let length = u16::try_from(message.len()).unwrap();
+    stream.write_all(&[&length.to_be_bytes(), message].concat()).await.unwrap();
+}
+
+/// Reads one message; nothing at the end of the connection.
+pub async fn read_message(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let length = stream.read_u16().await.ok()?;
+    let mut message = vec![0; length.into()];
+    stream.read_exact(&mut message).await.ok()?;
+    Some(message)
+}
+
+/// An answer in one line: rcode, flags, then the sections, sorted, as name, TTL, type and data.
+pub fn show(answer: &Message) -> String {
+    let flags = [
+        ("aa", answer.metadata.authoritative),
+        ("tc", answer.metadata.truncation),
+        ("rd", answer.metadata.recursion_desired),
+        ("ra", answer.metadata.recursion_available),
+        ("ad", answer.metadata.authentic_data),
+    ];
+    let flags: Vec<&str> = flags.iter().filter(|(_, set)| *set).map(|(flag, _)| *flag).collect();
+    let sections = [&answer.answers, &answer.authorities, &answer.additionals].map(|section| {
+        let mut records: Vec<String> = section.iter().map(ToString::to_string).collect();
+        records.sort();
+        records.join(", ")
+    });
+    format!("{} {} | {}", answer.metadata.response_code, flags.join(" "), sections.join(" | "))
+}
+
+/// Asks by UDP for one name and type, and shows the data of the answer section alone: `a.example. 192.0.2.1`.
+pub async fn short(server: SocketAddr, question: &str) -> String {
+    let answer = ask_udp(server, &query(question)).await;
+    let data: Vec<String> = answer.answers.iter().map(|record| record.data.to_string()).collect();
+    if data.is_empty() { answer.metadata.response_code.to_string() } else { data.join(" ") }
+}
+
+/// Waits until the answer, as [`short`] shows it, is this.
+pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
+    let last = Cell::new(String::new());
+    let look = || async {
+        last.set(short(server, question).await);
+        let answer = last.take();
+        let right = answer == expected;
+        last.set(answer);
+        right.then_some(())
+    };
+    let waiting = eventually(question, look);
+    if timeout(PATIENCE / 2, waiting).await.is_err() {
+        panic!("{question}: the answer should become {expected:?} and is {:?}", last.take());
+    }
+}
+
+/// A real CoreDNS.
+pub struct CoreDns {
+    _process: Process,
+    _directory: TempDir,
+    _port: ReservedPort,
+    /// Where it answers.
+    pub address: SocketAddr,
+}
+
+impl CoreDns {
+    /// Starts CoreDNS with this server block's plugins; `file` finds its zone `db` beside the Corefile.
+    pub async fn start(plugins: &str, db: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let port = ReservedPort::take().unwrap();
+        let corefile = format!(".:{} {{\n bind 127.0.0.1\n{plugins}\n}}", port.number());
+        std::fs::write(directory.path().join("Corefile"), corefile).unwrap();
+        std::fs::write(directory.path().join("db"), db).unwrap();
+        let mut command = Command::new(&programs().coredns);
+        command.current_dir(directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process::spawn(command).unwrap();
+        let address: SocketAddr = ([127, 0, 0, 1], port.number()).into();
+        eventually("CoreDNS", || async { TcpStream::connect(address).await.ok() }).await;
+        Self { _process: process, _directory: directory, _port: port, address }
+    }
+
+    /// Starts CoreDNS as the resolver that knows the cloud's names.
+    pub async fn cloud() -> Self {
+        Self::start(
+            "file db example.com
+             template ANY ANY broken.example.com {
+               rcode SERVFAIL
+             }
+             template ANY ANY refused.example.com {
+               rcode REFUSED
+             }",
+            &format!(
+                "{CLOUD}{}",
+                (1..=100).map(|i| format!("many 60 IN A 192.0.2.{i}\n")).collect::<String>()
+            ),
+        )
+        .await
+    }
+}
+
+/// What the cloud's resolver knows. Absence may be kept for an hour, as big clouds have it.
+const CLOUD: &str = "$ORIGIN example.com.
+@     3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
+@     3600 IN NS ns.example.com.
+a       60 IN A 192.0.2.10
+b       60 IN A 192.0.2.20
+b       60 IN AAAA 2001:db8::20
+chain   60 IN CNAME a.example.com.
+back    60 IN CNAME web-default.lb.internal.
+";
+
+/// How a faulty upstream answers a question that came by UDP (`tcp` false) or TCP; several messages, or none.
+pub type Fault = fn(asked: &Message, tcp: bool) -> Vec<Message>;
+
+/// An upstream that does what a real one can't be made to do. It ends when it is dropped.
+pub struct FaultyUpstream {
+    _tasks: JoinSet<()>,
+    /// Where it answers.
+    pub address: SocketAddr,
+}
+
+impl FaultyUpstream {
+    /// Starts it.
+    pub async fn start(fault: Fault) -> Self {
+        let (tcp, udp) = loop {
+            let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
+                break (tcp, Arc::new(udp));
+            }
+        };
+        let address = tcp.local_addr().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut buffer = vec![0; 65535];
+            loop {
+                let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+                for answer in fault(&Message::from_vec(&buffer[..length]).unwrap(), false) {
+                    udp.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+                }
+            }
+        });
+        tasks.spawn(async move {
+            loop {
+                let (mut stream, _) = tcp.accept().await.unwrap();
+                let Some(asked) = read_message(&mut stream).await else { continue };
+                for answer in fault(&Message::from_vec(&asked).unwrap(), true) {
+                    write_message(&mut stream, &answer.to_vec().unwrap()).await;
+                }
+            }
+        });
+        Self { _tasks: tasks, address }
+    }
+}

@@ -1,0 +1,164 @@
+//! A running lb-linker, and short ways to look at it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::control_plane::ControlPlane;
+use super::process::Process;
+use super::{PATIENCE, eventually};
+
+/// The path of the program under test.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_lb-linker");
+
+/// A running lb-linker on ports of its own.
+pub struct Linker {
+    process: Process,
+    log: Arc<Mutex<Vec<String>>>,
+    /// Where it answers DNS.
+    pub dns: SocketAddr,
+    metrics: SocketAddr,
+    health: SocketAddr,
+    ready: SocketAddr,
+}
+
+/// Runs lb-linker with these arguments until it ends by itself.
+pub fn run_to_end<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = bare();
+    command.args(args).stdin(Stdio::null()).output().expect("lb-linker can be started")
+}
+
+/// The program without anything that the environment of the tests would add.
+fn bare() -> Command {
+    let mut command = Command::new(PROGRAM);
+    for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "RUST_LOG", "https_proxy", "HTTPS_PROXY"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+impl Linker {
+    /// Starts lb-linker with these arguments beside those for its ports, and waits until its ports are open.
+    pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
+        let mut command = bare();
+        for flag in ["--listen", "--metrics-listen", "--health-listen", "--ready-listen"] {
+            command.args([flag, "127.0.0.1:0"]);
+        }
+        command.args(args).stderr(Stdio::piped());
+        let mut process = Process::spawn(command).expect("lb-linker can be started");
+        let stderr = process.stderr().expect("it is piped");
+        let log: Arc<Mutex<Vec<String>>> = Arc::default();
+        let lines = Arc::clone(&log);
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                lines.lock().unwrap().push(line);
+            }
+        });
+        let port = |what: &str| {
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let log = log.lock().unwrap().clone();
+                let found = log.iter().find_map(|line| line.split_once(what)).map(|(_, rest)| rest);
+                if let Some(address) = found.and_then(|rest| rest.split([',', ' ']).next()?.parse().ok()) {
+                    return address;
+                }
+                assert!(Instant::now() < deadline, "lb-linker hasn't opened its ports: {log:#?}");
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let (dns, metrics) = (port("DNS on "), port("/metrics on "));
+        let (health, ready) = (port("/health on "), port("/ready on "));
+        Self { dns, metrics, health, ready, log, process }
+    }
+
+    /// Starts lb-linker against a cluster, with just the rights of `deploy/` and this target namespace.
+    pub fn in_cluster(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
+        let kubeconfig = cluster.kubeconfig_for_service_account("lb-linker", "lb-linker");
+        let mut all = vec!["--kubeconfig", kubeconfig.to_str().expect("a path of ours")];
+        all.extend(["--target-namespace", target_namespace]);
+        all.extend(args);
+        Self::start(all)
+    }
+
+    /// The log so far.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// How many lines of the log contain `text`.
+    pub fn logged(&self, text: &str) -> usize {
+        self.log().iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// Waits for a line of the log that contains `text`, and returns it.
+    pub async fn line(&self, text: &str) -> String {
+        let found = || async { self.log().into_iter().find(|line| line.contains(text)) };
+        eventually(&format!("a log line with {text:?} in {:#?}", self.log()), found).await
+    }
+
+    /// Waits until the load balancers are known.
+    pub async fn ready(&self) {
+        eventually("readiness", || async { (self.get_ready().0 == 200).then_some(()) }).await;
+    }
+
+    /// What `/ready` answers.
+    pub fn get_ready(&self) -> (u16, String) {
+        get(self.ready, "/ready")
+    }
+
+    /// What `/health` answers.
+    pub fn get_health(&self) -> (u16, String) {
+        get(self.health, "/health")
+    }
+
+    /// The value of a metric, written as Prometheus writes it with its labels.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let (code, page) = get(self.metrics, "/metrics");
+        assert_eq!(code, 200);
+        page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&mut self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Asks it to stop by SIGTERM and waits for its end.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.process.stop(PATIENCE)
+    }
+
+    /// Ends it without a chance to do anything more.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Waits until it has ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.ended() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "lb-linker is still running");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).expect("the port is open");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (code, body.to_owned())
+}

@@ -1,0 +1,164 @@
+//! The story that lb-linker is for: a load balancer is deleted and recreated, and whoever knew it by its stable
+//! name follows.
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Service;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{CoreDns, answers};
+use crate::harness::linker::Linker;
+use crate::harness::{apply_deploy, cluster_with_target, eventually};
+
+const A: &str = "default-my-sample-lb-4-fb5d0-106068410-da3dbf030d4a.kr.lb.example-cloud.com";
+const B: &str = "default-my-sample-lb-7-0c4e1-120331176-9b0a1d0f2c3e.kr.lb.example-cloud.com";
+
+/// Waits until the external target exists and points at `host`.
+pub async fn external_target(cluster: &Cluster, namespace: &str, name: &str, host: &str) -> Service {
+    let look = || async {
+        let service = cluster.get_service(namespace, name).await?;
+        let spec = service.spec.as_ref()?;
+        (spec.external_name.as_deref() == Some(host)).then(|| service.clone())
+    };
+    eventually(&format!("{namespace}/{name} → {host}"), look).await
+}
+
+#[tokio::test]
+async fn a_recreated_load_balancer_is_followed_by_name_and_object() {
+    // A cluster of its own: the story plays in `default` and `external-targets`.
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let upstream = CoreDns::cloud().await;
+    cluster.create_load_balancer("default", "before").await;
+    cluster.set_ingress("default", "before", &[Ingress::Hostname("a.example.com")]).await;
+
+    let upstream = upstream.address.to_string();
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", &upstream]);
+    linker.ready().await;
+
+    // A load balancer that existed before lb-linker started is picked up.
+    external_target(&cluster, "external-targets", "before-default-ext", "a.example.com").await;
+    answers(linker.dns, "before-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
+
+    // my-sample-lb in default gets hostname A.
+    cluster.create_load_balancer("default", "my-sample-lb").await;
+    cluster.set_ingress("default", "my-sample-lb", &[Ingress::Hostname(A)]).await;
+    let first = external_target(&cluster, "external-targets", "my-sample-lb-default-ext", A).await;
+    answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{A}.")).await;
+    answers(linker.dns, "my-sample-lb.default.lb.internal. CNAME", &format!("{A}.")).await;
+    let labels = first.metadata.labels.unwrap();
+    assert_eq!(labels["app.kubernetes.io/managed-by"], "lb-linker-operator");
+    assert_eq!(labels["original-service-name"], "my-sample-lb");
+    assert_eq!(labels["original-service-namespace"], "default");
+
+    // It is deleted and recreated with hostname B.
+    cluster.delete_service("default", "my-sample-lb").await;
+    answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", "No Error").await;
+    cluster.create_load_balancer("default", "my-sample-lb").await;
+    cluster.set_ingress("default", "my-sample-lb", &[Ingress::Hostname(B)]).await;
+    let second = external_target(&cluster, "external-targets", "my-sample-lb-default-ext", B).await;
+    answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{B}.")).await;
+    answers(linker.dns, "my-sample-lb.default.lb.internal. CNAME", &format!("{B}.")).await;
+    assert_eq!(first.metadata.uid, second.metadata.uid, "the object must be the same one");
+
+    // Another namespace, another name.
+    plane.kubectl(&["create", "namespace", "elk"]);
+    cluster.create_load_balancer("elk", "kibana").await;
+    cluster.set_ingress("elk", "kibana", &[Ingress::Hostname("b.example.com")]).await;
+    external_target(&cluster, "external-targets", "kibana-elk-ext", "b.example.com").await;
+    answers(linker.dns, "kibana-elk.lb.internal. AAAA", "b.example.com. 2001:db8::20").await;
+}
+
+#[tokio::test]
+async fn the_same_story_without_a_cluster() {
+    let manifests = tempfile::tempdir().unwrap();
+    let output = tempfile::tempdir().unwrap();
+    let upstream = CoreDns::cloud().await;
+    write(manifests.path(), "before", "default", "a.example.com");
+    let linker = Linker::start([
+        "--manifests",
+        manifests.path().to_str().unwrap(),
+        "--output",
+        output.path().to_str().unwrap(),
+        "--upstream",
+        &upstream.address.to_string(),
+    ]);
+    linker.ready().await;
+    file(output.path(), "before-default-ext", Some("a.example.com")).await;
+    answers(linker.dns, "before-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
+
+    write(manifests.path(), "my-sample-lb", "default", A);
+    file(output.path(), "my-sample-lb-default-ext", Some(A)).await;
+    answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{A}.")).await;
+
+    std::fs::remove_file(manifests.path().join("my-sample-lb.yaml")).unwrap();
+    answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", "No Error").await;
+    file(output.path(), "my-sample-lb-default-ext", Some(A)).await;
+    write(manifests.path(), "my-sample-lb", "default", B);
+    file(output.path(), "my-sample-lb-default-ext", Some(B)).await;
+    answers(linker.dns, "my-sample-lb-default.lb.internal. CNAME", &format!("{B}.")).await;
+
+    write(manifests.path(), "kibana", "elk", "b.example.com");
+    file(output.path(), "kibana-elk-ext", Some("b.example.com")).await;
+    answers(linker.dns, "kibana-elk.lb.internal. AAAA", "b.example.com. 2001:db8::20").await;
+}
+
+#[tokio::test]
+async fn the_external_target_goes_after_the_delay_and_the_name_with_it() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("delay").await;
+    let question = format!("web-{namespace}.lb.internal. CNAME");
+    let object = format!("web-{namespace}-ext");
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "5s"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+
+    cluster.delete_service(&namespace, "web").await;
+    answers(linker.dns, &question, "No Error").await;
+    assert!(cluster.get_service(&target, &object).await.is_some(), "it stands until the delay is over");
+    answers(linker.dns, &question, "Non-Existent Domain").await;
+    assert!(
+        cluster.get_service(&target, &object).await.is_none(),
+        "the name outlives the object, never the reverse"
+    );
+}
+
+#[tokio::test]
+async fn a_load_balancer_deleted_while_lb_linker_was_away_is_cleaned_up_after() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("away").await;
+    let object = format!("web-{namespace}-ext");
+    let args = ["--upstream", "none", "--delete-delay", "0s"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+    linker.kill();
+    cluster.delete_service(&namespace, "web").await;
+    let _linker = Linker::in_cluster(plane, &target, &args);
+    eventually("its removal", || async {
+        cluster.get_service(&target, &object).await.is_none().then_some(())
+    })
+    .await;
+}
+
+fn write(directory: &Path, name: &str, namespace: &str, host: &str) {
+    let text = format!(
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\n  namespace: {namespace}\n\
+         spec:\n  type: LoadBalancer\nstatus:\n  loadBalancer:\n    ingress:\n    - hostname: {host}\n"
+    );
+    std::fs::write(directory.join(format!("{name}.yaml")), text).unwrap();
+}
+
+async fn file(directory: &Path, name: &str, host: Option<&str>) {
+    let path = directory.join(format!("{name}.yaml"));
+    let look = || async {
+        let text = std::fs::read_to_string(&path).ok();
+        let found = text.as_deref().and_then(|text| text.split_once("externalName: ")?.1.lines().next());
+        (found == host).then_some(())
+    };
+    eventually(&format!("{} → {host:?}", path.display()), look).await;
+}
