@@ -120,6 +120,8 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> 
     source.start(&mut background, &flags, &store, &metrics, &stop);
 
     let dead = tokio::select! {
+        // A listener that ends because it was told to isn't dead.
+        biased;
         () = stop.cancelled() => None,
         Some(ended) = listeners.join_next() => Some(ended),
     };

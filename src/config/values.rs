@@ -7,7 +7,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hickory_proto::rr::Name;
-use jiff::{SignedDuration, fmt::friendly::SpanPrinter};
+use jiff::SignedDuration;
+use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
 use super::DNS_PORT;
 use crate::names::MAX_LABEL;
@@ -84,7 +85,7 @@ pub(super) fn delay(text: &str) -> Result<Duration, &'static str> {
 
 /// Writes a duration as [`delay`] reads it.
 pub(super) fn duration_text(duration: Duration) -> String {
-    SpanPrinter::new().unsigned_duration_to_string(&duration)
+    SpanPrinter::new().spacing(Spacing::None).unsigned_duration_to_string(&duration)
 }
 
 /// Parses the name of a namespace (RFC 1123 label).

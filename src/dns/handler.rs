@@ -5,17 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::FutureExt;
-use hickory_proto::op::{Edns, Header, HeaderCounts, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Edns, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
-use hickory_server::net::runtime::Time;
-use hickory_server::server::{Request, RequestHandler, ResponseHandler, ResponseInfo};
-use hickory_server::zone_handler::MessageResponseBuilder;
-use tracing::{debug, error};
+use hickory_server::server::Request;
+use tracing::error;
 
 use super::acl::may_recurse;
-use super::unmapped;
 use super::upstream::{Question, Upstream, UpstreamError};
-use super::wire::{Ede, MAX_UDP, Sections, fit, limit};
+use super::wire::{Ede, MAX_UDP, Response, encode, format_error, limit};
 use super::zone::{TTL, Zone};
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -38,62 +35,29 @@ pub struct Handler {
     pub server: String,
 }
 
-/// What is known of the response before it is made to fit.
-#[derive(Debug)]
-struct Response {
-    metadata: Metadata,
-    sections: Sections,
-    ede: Option<Ede>,
-}
-
-#[async_trait::async_trait]
-impl RequestHandler for Handler {
-    async fn handle_request<R: ResponseHandler, T: Time>(
-        &self,
-        request: &Request,
-        mut reply: R,
-    ) -> ResponseInfo {
+impl Handler {
+    /// Answers a request that [`super::wire::screen`] has let through, in wire form.
+    pub async fn answer(&self, request: &Request) -> Vec<u8> {
         let started = Instant::now();
-        let mut metadata = Metadata::response_from_request(&request.metadata);
-        // The transports let only single questions through; who calls otherwise gets FORMERR.
-        let [query] = request.queries.queries() else {
-            metadata.response_code = ResponseCode::FormErr;
-            let builder = MessageResponseBuilder::new(&request.queries, None);
-            let refusal = builder.build_no_records(metadata);
-            return reply.send_response(refusal).await.unwrap_or_else(|_| unsent(metadata));
-        };
+        let [query] = request.queries.queries() else { return format_error(request.as_slice()) };
         let query = query.original();
-        let zone = self.zone_of(query.name());
         // One question that hits a defect of ours must not end the listener for all.
-        let answering = AssertUnwindSafe(self.respond(request, query, metadata)).catch_unwind();
-        let mut response = answering.await.unwrap_or_else(|_| {
+        let answering = AssertUnwindSafe(self.respond(request, query)).catch_unwind();
+        let response = answering.await.unwrap_or_else(|_| {
             error!("answering {} {} panicked", query.name(), query.query_type());
             self.metrics.panics.inc();
-            metadata.response_code = ResponseCode::ServFail;
-            Response { metadata, sections: Sections::default(), ede: None }
+            server_failure(request)
         });
-
+        self.count(request, query, response.metadata.response_code, started);
         let edns = request.edns.as_ref().map(|asked| response_edns(asked, response.ede));
         let size = limit(request, request.protocol());
-        if fit(&mut response.sections, query, edns.as_ref(), size) {
-            response.metadata.truncation = true;
-        }
-        let mut builder = MessageResponseBuilder::new(&request.queries, edns.as_ref());
-        if let Some(edns) = &edns {
-            builder.edns(edns);
-        }
-        let Sections { answers, authorities, additionals } = &response.sections;
-        let message = builder.build(response.metadata, answers, authorities, [], additionals);
-        let sent = reply.send_response(message).await;
-        self.count(request, query.query_type(), zone, &response, started);
-        sent.unwrap_or_else(|error| {
-            debug!("the answer to {} for {} can't be sent: {error}", request.src(), query.name());
-            unsent(response.metadata)
+        encode(&response, query, edns.as_ref(), size).unwrap_or_else(|error| {
+            error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
+            // The question was decoded, so it can be encoded.
+            encode(&server_failure(request), query, edns.as_ref(), size).unwrap_or_default()
         })
     }
-}
 
-impl Handler {
     /// Returns the zone that a name is in, the longest one if zones are nested, and the name
     /// relative to it.
     fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
@@ -103,8 +67,8 @@ impl Handler {
             .min_by_key(|(_, relative)| relative.len())
     }
 
-    async fn respond(&self, request: &Request, query: &Query, metadata: Metadata) -> Response {
-        let mut response = Response { metadata, sections: Sections::default(), ede: None };
+    async fn respond(&self, request: &Request, query: &Query) -> Response {
+        let mut response = Response::new(Metadata::response_from_request(&request.metadata));
         response.metadata.authentic_data = false;
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
             // RFC 6891 section 6.1.3.
@@ -120,7 +84,7 @@ impl Handler {
             response.metadata.response_code = ResponseCode::Refused;
             return response;
         }
-        let client = unmapped(request.src()).ip();
+        let client = request.src().ip();
         let upstream = self.upstream.as_deref().filter(|_| may_recurse(client));
         response.metadata.recursion_available = upstream.is_some();
         let question = Question {
@@ -158,9 +122,9 @@ impl Handler {
                 zone.answer(&self.store, question.query.name(), &relative, question.query.query_type());
             response.metadata.response_code = answer.rcode;
             response.ede = answer.ede;
-            response.sections.answers.extend(answer.answers);
-            response.sections.authorities = answer.authorities;
-            response.sections.additionals = answer.additionals;
+            response.answers.extend(answer.answers);
+            response.authorities = answer.authorities;
+            response.additionals = answer.additionals;
             let Some(target) = answer.chase else { return };
             question.query.set_name(target);
         }
@@ -168,29 +132,27 @@ impl Handler {
         response.ede = Some(Ede::LOOP);
     }
 
-    fn count(
-        &self,
-        request: &Request,
-        qtype: RecordType,
-        zone: Option<(&Zone, Vec<u8>)>,
-        response: &Response,
-        started: Instant,
-    ) {
+    fn count(&self, request: &Request, query: &Query, rcode: ResponseCode, started: Instant) {
         // An unmatched name is in CoreDNS's root block, or dropped where there is none.
-        let zone = match (zone, &self.upstream) {
-            (Some((zone, _)), _) => zone.origin().to_ascii(),
-            (None, Some(_)) => ".".to_owned(),
-            (None, None) => "dropped".to_owned(),
+        let (zone, plugin) = match (self.zone_of(query.name()), &self.upstream) {
+            (Some((zone, _)), _) => (zone.origin().to_ascii(), "lb_linker"),
+            (None, Some(_)) => (".".to_owned(), "forward"),
+            (None, None) => ("dropped".to_owned(), ""),
         };
-        let plugin = if zone == "." { "forward" } else { "lb_linker" };
-        let family = if unmapped(request.src()).is_ipv4() { "1" } else { "2" };
-        let rcode = rcode_label(response.metadata.response_code);
         let Metrics { dns_requests, dns_responses, dns_duration, .. } = &*self.metrics;
         let (server, protocol) = (&*self.server, request.protocol().to_string());
-        dns_requests.with_label_values(&[server, &zone, "", &protocol, family, &qtype.to_string()]).inc();
-        dns_responses.with_label_values(&[server, &zone, "", &rcode, plugin]).inc();
+        let family = if request.src().is_ipv4() { "1" } else { "2" };
+        let labels = [server, &zone, "", &protocol, family, &query.query_type().to_string()];
+        dns_requests.with_label_values(&labels).inc();
+        dns_responses.with_label_values(&[server, &zone, "", &rcode_label(rcode), plugin]).inc();
         dns_duration.with_label_values(&[server, &zone, ""]).observe(started.elapsed().as_secs_f64());
     }
+}
+
+fn server_failure(request: &Request) -> Response {
+    let mut metadata = Metadata::response_from_request(&request.metadata);
+    metadata.response_code = ResponseCode::ServFail;
+    Response::new(metadata)
 }
 
 /// Passes the question on and the answer back as it is.
@@ -206,11 +168,9 @@ async fn forward(response: &mut Response, upstream: Option<&Upstream>, question:
             response.metadata.id = id;
             response.metadata.recursion_desired = recursion_desired;
             response.metadata.truncation = false;
-            response.sections = Sections {
-                answers: answer.answers,
-                authorities: answer.authorities,
-                additionals: answer.additionals,
-            };
+            response.answers = answer.answers;
+            response.authorities = answer.authorities;
+            response.additionals = answer.additionals;
         }
         Err(error) => failed(response, error),
     }
@@ -228,12 +188,12 @@ async fn chase(response: &mut Response, upstream: &Upstream, question: &Question
             response.metadata.response_code = rcode;
             let positive =
                 answer.answers.iter().any(|record| record.record_type() == question.query.query_type());
-            response.sections.answers.extend(answer.answers);
+            response.answers.extend(answer.answers);
             if !positive {
-                response.sections.authorities = answer.authorities;
+                response.authorities = answer.authorities;
                 // RFC 2308 section 5: caches keep the absence as long as the SOA. Absence of a
                 // name of ours must not outlive our own TTL.
-                for record in &mut response.sections.authorities {
+                for record in &mut response.authorities {
                     record.ttl = record.ttl.min(TTL);
                 }
             }
@@ -250,7 +210,7 @@ async fn chase(response: &mut Response, upstream: &Upstream, question: &Question
 fn failed(response: &mut Response, error: UpstreamError) {
     response.metadata.response_code = match error {
         // As CoreDNS's forward does at its limit.
-        UpstreamError::Busy if response.sections.answers.is_empty() => ResponseCode::Refused,
+        UpstreamError::Busy if response.answers.is_empty() => ResponseCode::Refused,
         _ => ResponseCode::ServFail,
     };
     response.ede = Some(Ede::NO_UPSTREAM);
@@ -278,9 +238,4 @@ fn rcode_label(rcode: ResponseCode) -> String {
         ResponseCode::BADVERS => "BADVERS".to_owned(),
         other => u16::from(other).to_string(),
     }
-}
-
-/// What is reported of a response that nobody got.
-fn unsent(metadata: Metadata) -> ResponseInfo {
-    Header { metadata, counts: HeaderCounts::default() }.into()
 }

@@ -5,12 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::rr::Record;
-use hickory_server::net::NetError;
-use hickory_server::net::runtime::TokioTime;
 use hickory_server::net::xfer::Protocol;
-use hickory_server::server::{Request, RequestHandler, ResponseHandler, ResponseInfo};
-use hickory_server::zone_handler::MessageResponse;
+use hickory_server::server::Request;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::OwnedWriteHalf;
@@ -22,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::handler::Handler;
-use super::wire::{Screened, encode, format_error, screen};
+use super::wire::{Screened, format_error, screen};
 use super::{bind_with, unmapped};
 
 /// Connections at once.
@@ -174,9 +170,7 @@ async fn write(mut writer: OwnedWriteHalf, mut answers: mpsc::Receiver<Vec<u8>>)
 
 async fn answer(handler: Arc<Handler>, message: Vec<u8>, client: SocketAddr, reply: Reply) {
     match Request::from_bytes(message.clone(), client, Protocol::Tcp) {
-        Ok(request) => {
-            handler.handle_request::<_, TokioTime>(&request, reply).await;
-        }
+        Ok(request) => reply.send(handler.answer(&request).await).await,
         Err(error) => {
             debug!("TCP: a message from {client} can't be decoded: {error}");
             reply.send(format_error(&message)).await;
@@ -194,24 +188,5 @@ impl Reply {
     async fn send(&self, bytes: Vec<u8>) {
         // A closed channel means that the client has gone.
         let _ = self.answers.send(bytes).await;
-    }
-}
-
-#[async_trait::async_trait]
-impl ResponseHandler for Reply {
-    async fn send_response<'a>(
-        &mut self,
-        response: MessageResponse<
-            '_,
-            'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-        >,
-    ) -> Result<ResponseInfo, NetError> {
-        let (info, bytes) = encode(response).inspect_err(|error| warn!("TCP: {error}"))?;
-        self.send(bytes).await;
-        Ok(info)
     }
 }

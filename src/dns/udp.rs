@@ -5,12 +5,8 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use hickory_proto::rr::Record;
-use hickory_server::net::NetError;
-use hickory_server::net::runtime::TokioTime;
 use hickory_server::net::xfer::Protocol;
-use hickory_server::server::{Request, RequestHandler, ResponseHandler, ResponseInfo};
-use hickory_server::zone_handler::MessageResponse;
+use hickory_server::server::Request;
 use nix::cmsg_space;
 use nix::libc;
 use nix::sys::socket::{
@@ -22,10 +18,10 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::handler::Handler;
-use super::wire::{Screened, encode, format_error, screen};
+use super::wire::{Screened, format_error, screen};
 use super::{bind_with, unmapped};
 
 /// Questions that wait for an upstream at once. Each holds some kilobytes.
@@ -106,9 +102,7 @@ pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationT
 
 async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
     match Request::from_bytes(message.clone(), unmapped(reply.peer.address), Protocol::Udp) {
-        Ok(request) => {
-            handler.handle_request::<_, TokioTime>(&request, reply).await;
-        }
+        Ok(request) => reply.send(&handler.answer(&request).await),
         Err(error) => {
             debug!("UDP: a message from {} can't be decoded: {error}", reply.peer.address);
             reply.send(&format_error(&message));
@@ -213,24 +207,5 @@ impl Reply {
             (SocketAddr::V6(to), _) => sendmsg(fd, &parts, &[], flags, Some(&SockaddrIn6::from(to)))?,
         };
         Ok(())
-    }
-}
-
-#[async_trait::async_trait]
-impl ResponseHandler for Reply {
-    async fn send_response<'a>(
-        &mut self,
-        response: MessageResponse<
-            '_,
-            'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-            impl Iterator<Item = &'a Record> + Send + 'a,
-        >,
-    ) -> Result<ResponseInfo, NetError> {
-        let (info, bytes) = encode(response).inspect_err(|error| warn!("UDP: {error}"))?;
-        self.send(&bytes);
-        Ok(info)
     }
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use serde::Deserialize;
+use serde_json::Value;
+use serde_saphyr::Spanned;
 use tracing::{info, warn};
 
 use super::directory::{DirectoryError, changes};
@@ -171,20 +173,33 @@ struct Head {
     kind: Option<String>,
 }
 
+/// A `List`, whose items may be of any kind: what each is has to be seen before it is decoded.
 #[derive(Debug, Deserialize)]
 struct List {
     #[serde(default)]
-    items: Vec<Item>,
+    items: Vec<Spanned<Value>>,
 }
 
-/// An item of a `List`, which may be of any kind: a Service, or something to pass over.
-#[derive(Debug, Deserialize)]
-struct Item {
-    #[serde(rename = "apiVersion")]
-    api_version: Option<String>,
-    kind: Option<String>,
-    #[serde(flatten)]
-    service: Service,
+impl List {
+    /// Returns the Services in it.
+    fn services(self, path: &Path) -> Result<Vec<Service>, String> {
+        // Items of a ServiceList don't repeat what they are.
+        let is = |item: &Value, field, what| item.get(field).is_none_or(|found| found == what);
+        self.items
+            .into_iter()
+            .filter(|item| is(&item.value, "apiVersion", "v1") && is(&item.value, "kind", "Service"))
+            .map(|Spanned { value, defined: at, .. }| {
+                serde_json::from_value(value).map_err(|error| {
+                    format!(
+                        "{}:{}:{}: this item of the list: {error}",
+                        path.display(),
+                        at.line(),
+                        at.column()
+                    )
+                })
+            })
+            .collect()
+    }
 }
 
 /// Returns the Services of a file with one or more YAML documents, or with JSON, which is YAML.
@@ -205,17 +220,9 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
         let head = head.map_err(at)?;
         match (head.api_version.as_deref(), head.kind.as_deref()) {
             (Some("v1"), Some("Service")) => found.push(service.map_err(at)?),
-            (Some("v1"), Some("List" | "ServiceList")) => found.extend(
-                list.map_err(at)?
-                    .items
-                    .into_iter()
-                    .filter(|item| {
-                        // Items of a ServiceList don't repeat what they are.
-                        matches!(item.api_version.as_deref(), None | Some("v1"))
-                            && matches!(item.kind.as_deref(), None | Some("Service"))
-                    })
-                    .map(|item| item.service),
-            ),
+            (Some("v1"), Some("List" | "ServiceList")) => {
+                found.extend(list.map_err(at)?.services(path)?);
+            }
             _ => {}
         }
     }

@@ -2,6 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod answers;
+mod command_line;
 mod control_plane;
+mod convergence;
 mod harness;
+mod manifests;
+mod sockets;
 mod story;
+mod trouble;

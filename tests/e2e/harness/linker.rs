@@ -65,7 +65,8 @@ impl Linker {
             loop {
                 let log = log.lock().unwrap().clone();
                 let found = log.iter().find_map(|line| line.split_once(what)).map(|(_, rest)| rest);
-                if let Some(address) = found.and_then(|rest| rest.split([',', ' ']).next()?.parse().ok()) {
+                if let Some(address) = found.and_then(|rest| rest.split([',', ' ', '"']).next()?.parse().ok())
+                {
                     return address;
                 }
                 assert!(Instant::now() < deadline, "lb-linker hasn't opened its ports: {log:#?}");

@@ -1,0 +1,370 @@
+//! Questions and whole answers, over real UDP and TCP, with a real CoreDNS as the upstream.
+
+use hickory_proto::op::{Message, OpCode, Query};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+use crate::harness::dns::{
+    CoreDns, FaultyUpstream, ask_tcp, ask_udp, query, read_message, send_udp, short, show, write_message,
+};
+use crate::harness::linker::Linker;
+
+/// lb-linker on manifests in which the Service `name` of `default` has each of these ingress entries.
+struct Fixture {
+    linker: Linker,
+    _directory: tempfile::TempDir,
+}
+
+async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    let mut text = String::new();
+    for (name, ingress) in links {
+        let _ = writeln!(
+            text,
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+             spec: {{type: LoadBalancer}}\nstatus: {{loadBalancer: {{ingress: [{ingress}]}}}}"
+        );
+    }
+    std::fs::write(directory.path().join("services.yaml"), text).unwrap();
+    let linker = Linker::start([&["--manifests", directory.path().to_str().unwrap()], args].concat());
+    linker.ready().await;
+    Fixture { linker, _directory: directory }
+}
+
+async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
+    fixture(links, &["--upstream", &upstream.to_string()]).await
+}
+
+const LINKS: [(&str, &str); 12] = [
+    ("web", "{hostname: a.example.com}"),
+    ("both", "{hostname: b.example.com}"),
+    ("chain", "{hostname: chain.example.com}"),
+    ("missing", "{hostname: missing.example.com}"),
+    ("broken", "{hostname: broken.example.com}"),
+    ("refused", "{hostname: refused.example.com}"),
+    ("many", "{hostname: many.example.com}"),
+    ("inside", "{hostname: web.default.lb.internal}"),
+    ("egg", "{hostname: hen.default.lb.internal}"),
+    ("hen", "{hostname: egg.default.lb.internal}"),
+    ("ips", "{ip: 192.0.2.1}, {ip: '2001:db8::1'}, {ip: 192.0.2.2}"),
+    ("pending", ""),
+];
+
+/// The SOA's serial counts from the clock, so it is left out.
+fn without_serial(answer: &str) -> String {
+    let parts: Vec<&str> = answer.split(" hostmaster.lb.internal. ").collect();
+    parts
+        .iter()
+        .enumerate()
+        .map(|(i, part)| if i == 0 { *part } else { part.split_once(' ').unwrap().1 })
+        .collect::<Vec<_>>()
+        .join(" hostmaster.lb.internal. SERIAL ")
+}
+
+const SOA: &str =
+    "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. SERIAL 7200 1800 86400 5";
+const CLOUD_SOA: &str = "example.com. 5 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600";
+
+#[tokio::test]
+async fn every_question_has_its_answer_by_udp_and_by_tcp() {
+    let upstream = CoreDns::cloud().await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    let nodata = format!("No Error aa rd ra |  | {SOA} | ");
+    let nxdomain = format!("Non-Existent Domain aa rd ra |  | {SOA} | ");
+    let table: Vec<(&str, String)> = vec![
+        // RFC 1034 section 3.6.2: an alias, and what is behind it.
+        ("web-default.lb.internal. CNAME", "No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ".into()),
+        (
+            "web.default.lb.internal. A",
+            "No Error aa rd ra | a.example.com. 60 IN A 192.0.2.10, web.default.lb.internal. 5 IN CNAME a.example.com. |  | ".into(),
+        ),
+        (
+            "both-default.lb.internal. AAAA",
+            "No Error aa rd ra | b.example.com. 60 IN AAAA 2001:db8::20, both-default.lb.internal. 5 IN CNAME b.example.com. |  | ".into(),
+        ),
+        // RFC 4343: case is kept and doesn't matter.
+        (
+            "WEB-Default.LB.internal. CNAME",
+            "No Error aa rd ra | WEB-Default.LB.internal. 5 IN CNAME a.example.com. |  | ".into(),
+        ),
+        (
+            "chain-default.lb.internal. A",
+            "No Error aa rd ra | a.example.com. 60 IN A 192.0.2.10, chain-default.lb.internal. 5 IN CNAME \
+             chain.example.com., chain.example.com. 60 IN CNAME a.example.com. |  | ".into(),
+        ),
+        // RFC 2308 section 2.2: the target has no such type; its SOA lives no longer than our records.
+        (
+            "web-default.lb.internal. AAAA",
+            format!("No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. | {CLOUD_SOA} | "),
+        ),
+        // RFC 6604 section 3: the last rcode of the chain is the answer's.
+        (
+            "missing-default.lb.internal. A",
+            format!("Non-Existent Domain aa rd ra | missing-default.lb.internal. 5 IN CNAME missing.example.com. | {CLOUD_SOA} | "),
+        ),
+        (
+            "broken-default.lb.internal. A",
+            "Server Failure aa rd ra | broken-default.lb.internal. 5 IN CNAME broken.example.com. |  | ".into(),
+        ),
+        (
+            "refused-default.lb.internal. A",
+            "No Error aa rd ra | refused-default.lb.internal. 5 IN CNAME refused.example.com. |  | ".into(),
+        ),
+        // A target in our own zone.
+        (
+            "inside-default.lb.internal. A",
+            "No Error aa rd ra | a.example.com. 60 IN A 192.0.2.10, inside-default.lb.internal. 5 IN CNAME \
+             web.default.lb.internal., web.default.lb.internal. 5 IN CNAME a.example.com. |  | ".into(),
+        ),
+        // Address targets.
+        (
+            "ips-default.lb.internal. A",
+            "No Error aa rd ra | ips-default.lb.internal. 5 IN A 192.0.2.1, ips-default.lb.internal. 5 IN A 192.0.2.2 |  | ".into(),
+        ),
+        ("ips.default.lb.internal. AAAA", "No Error aa rd ra | ips.default.lb.internal. 5 IN AAAA 2001:db8::1 |  | ".into()),
+        ("ips.default.lb.internal. CNAME", nodata.clone()),
+        ("ips.default.lb.internal. MX", nodata.clone()),
+        ("pending-default.lb.internal. A", nodata.clone()),
+        // RFC 8020: what is above an existing name exists.
+        ("default.lb.internal. A", nodata.clone()),
+        ("nothing-default.lb.internal. A", nxdomain.clone()),
+        ("below.web-default.lb.internal. A", nxdomain.clone()),
+        ("deleted.lb.internal. A", nxdomain),
+        ("lb.internal. A", nodata),
+        ("lb.internal. SOA", format!("No Error aa rd ra | {SOA} |  | ")),
+        (
+            "lb.internal. NS",
+            "No Error aa rd ra | lb.internal. 5 IN NS ns.dns.lb.internal. |  | ns.dns.lb.internal. 5 IN A 127.0.0.1".into(),
+        ),
+        ("ns.dns.lb.internal. A", "No Error aa rd ra | ns.dns.lb.internal. 5 IN A 127.0.0.1 |  | ".into()),
+        // RFC 8482.
+        ("web-default.lb.internal. ANY", "No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ".into()),
+        // Transfers aren't offered.
+        ("lb.internal. AXFR", "Query Refused rd |  |  | ".into()),
+    ];
+    for (question, expected) in table {
+        for answer in [
+            ask_udp(fixture.linker.dns, &query(question)).await,
+            ask_tcp(fixture.linker.dns, &query(question)).await,
+        ] {
+            assert_eq!(without_serial(&show(&answer)), expected, "{question}");
+            assert_eq!(answer.queries, query(question).queries, "the question is repeated");
+            assert!(answer.edns.is_some(), "RFC 6891 section 6.1.1: OPT for OPT");
+        }
+    }
+}
+
+#[tokio::test]
+async fn other_names_are_forwarded_as_the_upstream_answers_them() {
+    let upstream = CoreDns::cloud().await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    for question in [
+        "a.example.com. A",
+        "b.example.com. AAAA",
+        "chain.example.com. A",
+        "nope.example.com. A",
+        "broken.example.com. A",
+    ] {
+        let direct = ask_udp(upstream.address, &query(question)).await;
+        for answer in [
+            ask_udp(fixture.linker.dns, &query(question)).await,
+            ask_tcp(fixture.linker.dns, &query(question)).await,
+        ] {
+            assert_eq!(show(&answer), show(&direct), "{question}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_an_upstream_other_names_are_refused_and_targets_not_followed() {
+    let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
+    let answer = ask_udp(fixture.linker.dns, &query("a.example.com. A")).await;
+    assert_eq!(show(&answer), "Query Refused rd |  |  | ");
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(show(&answer), "No Error aa rd | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ");
+}
+
+#[tokio::test]
+async fn who_doesnt_want_recursion_gets_the_alias_alone() {
+    let upstream = CoreDns::cloud().await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    let mut asked = query("web-default.lb.internal. A");
+    asked.metadata.recursion_desired = false;
+    let answer = ask_udp(fixture.linker.dns, &asked).await;
+    assert_eq!(show(&answer), "No Error aa ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ");
+}
+
+#[tokio::test]
+async fn targets_that_lead_in_a_circle_fail_and_say_so() {
+    let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
+    let answer = ask_udp(fixture.linker.dns, &query("egg-default.lb.internal. A")).await;
+    assert!(show(&answer).starts_with("Server Failure aa rd | "), "{}", show(&answer));
+    assert_eq!(ede(&answer), Some(0));
+}
+
+fn ede(answer: &Message) -> Option<u16> {
+    answer.edns.as_ref()?.options().as_ref().iter().find_map(|(_, option)| match option {
+        EdnsOption::Unknown(15, data) => Some(u16::from_be_bytes([data[0], data[1]])),
+        _ => None,
+    })
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_long_is_truncated_and_whole_by_tcp() {
+    let upstream = CoreDns::cloud().await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    let question = query("many-default.lb.internal. A");
+    let answer = ask_udp(fixture.linker.dns, &question).await;
+    assert!(answer.metadata.truncation);
+    assert!(answer.edns.is_some(), "OPT has its room");
+    assert!(answer.answers.len() > 60 && answer.answers.len() < 101, "{}", answer.answers.len());
+    let whole = ask_tcp(fixture.linker.dns, &question).await;
+    assert!(!whole.metadata.truncation);
+    assert_eq!(whole.answers.len(), 101);
+
+    // RFC 1035 section 4.2.1: without EDNS 512 octets.
+    let mut plain = question.clone();
+    plain.edns = None;
+    let bytes = send_udp(fixture.linker.dns, &plain.to_vec().unwrap(), Duration::from_secs(5)).await.unwrap();
+    assert!(bytes.len() <= 512, "{}", bytes.len());
+    assert!(Message::from_vec(&bytes).unwrap().metadata.truncation);
+}
+
+#[tokio::test]
+async fn messages_that_arent_questions_are_refused_or_passed_over() {
+    let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
+    let server = fixture.linker.dns;
+    let expect = |bytes: Vec<u8>, expected: &'static str| async move {
+        let answer = send_udp(server, &bytes, Duration::from_secs(5)).await.expect(expected);
+        assert_eq!(show(&Message::from_vec(&answer).unwrap()), expected);
+    };
+    // RFC 6891 section 6.1.3.
+    let mut version = query("web-default.lb.internal. A");
+    version.edns.as_mut().unwrap().set_version(1);
+    let answer = ask_udp(server, &version).await;
+    assert_eq!(u16::from(answer.metadata.response_code), 16);
+
+    let mut notify = query("lb.internal. SOA");
+    notify.metadata.op_code = OpCode::Notify;
+    expect(notify.to_vec().unwrap(), "Not Implemented rd |  |  | ").await;
+
+    let mut two = query("web-default.lb.internal. A");
+    two.add_query(two.queries[0].clone());
+    expect(two.to_vec().unwrap(), "Form Error rd |  |  | ").await;
+
+    let whole = query("web-default.lb.internal. A").to_vec().unwrap();
+    expect(whole[..whole.len() - 5].to_vec(), "Form Error rd |  |  | ").await;
+
+    let mut chaos = query("version.bind. TXT");
+    chaos.queries[0].set_query_class(DNSClass::CH);
+    expect(chaos.to_vec().unwrap(), "Query Refused rd |  |  | ").await;
+
+    // RFC 1035 section 7.3, and common sense: neither answers nor scraps are answered. What comes after them is.
+    let mut answer = whole.clone();
+    answer[2] |= 0x80;
+    assert_eq!(send_udp(server, &answer, Duration::from_millis(200)).await, None);
+    assert_eq!(send_udp(server, &whole[..11], Duration::from_millis(200)).await, None);
+    assert_eq!(short(server, "web-default.lb.internal. CNAME").await, "a.example.com.");
+}
+
+#[tokio::test]
+async fn a_slow_answer_on_a_connection_holds_up_no_other() {
+    // An upstream that never answers.
+    let upstream = FaultyUpstream::start(|_, _| vec![]).await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    let mut stream = TcpStream::connect(fixture.linker.dns).await.unwrap();
+    let slow = query("slow.example. A");
+    let quick = query("web-default.lb.internal. CNAME");
+    write_message(&mut stream, &slow.to_vec().unwrap()).await;
+    write_message(&mut stream, &quick.to_vec().unwrap()).await;
+    let first = Message::from_vec(&read_message(&mut stream).await.unwrap()).unwrap();
+    let second = Message::from_vec(&read_message(&mut stream).await.unwrap()).unwrap();
+    assert_eq!(first.metadata.id, quick.metadata.id, "RFC 7766 section 6.2.1.1: out of order");
+    assert_eq!(second.metadata.id, slow.metadata.id);
+    assert_eq!(show(&second), "Server Failure rd ra |  |  | ");
+}
+
+fn address(asked: &Message, last: u8) -> Message {
+    let mut answer = Message::response(asked.metadata.id, OpCode::Query);
+    answer.add_queries(asked.queries.clone());
+    let name = asked.queries[0].name().clone();
+    answer.add_answer(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
+    answer
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_silent_ends_in_servfail_with_the_alias() {
+    let upstream = FaultyUpstream::start(|_, _| vec![]).await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(
+        show(&answer),
+        "Server Failure aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | "
+    );
+    assert_eq!(ede(&answer), Some(22));
+    // RFC 8914 section 2: not to who doesn't speak EDNS.
+    let mut plain = query("web-default.lb.internal. A");
+    plain.edns = None;
+    assert!(ask_udp(fixture.linker.dns, &plain).await.edns.is_none());
+}
+
+#[tokio::test]
+async fn answers_that_dont_match_the_question_are_passed_over() {
+    let upstream = FaultyUpstream::start(|asked, _| {
+        let mut wrong_id = address(asked, 1);
+        wrong_id.metadata.id = asked.metadata.id.wrapping_add(1);
+        let mut wrong_name = address(asked, 2);
+        wrong_name.queries = vec![Query::query(Name::from_ascii("other.example.").unwrap(), RecordType::A)];
+        let mut wrong_type = address(asked, 3);
+        wrong_type.queries[0].set_query_type(RecordType::AAAA);
+        vec![wrong_id, wrong_name, wrong_type, asked.clone(), address(asked, 4)]
+    })
+    .await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.4");
+}
+
+#[tokio::test]
+async fn a_truncated_answer_of_the_upstream_is_asked_for_by_tcp() {
+    let upstream = FaultyUpstream::start(|asked, tcp| {
+        let mut answer = address(asked, if tcp { 2 } else { 1 });
+        answer.metadata.truncation = !tcp;
+        vec![answer]
+    })
+    .await;
+    let fixture = with_upstream(&LINKS, upstream.address).await;
+    assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.2");
+    assert_eq!(short(fixture.linker.dns, "other.example. A").await, "192.0.2.2");
+}
+
+#[tokio::test]
+async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
+    let silent = FaultyUpstream::start(|_, _| vec![]).await;
+    let failing = FaultyUpstream::start(|asked, _| {
+        vec![Message::error_msg(asked.metadata.id, OpCode::Query, hickory_proto::op::ResponseCode::ServFail)]
+            .into_iter()
+            .map(|mut answer| {
+                answer.add_queries(asked.queries.clone());
+                answer
+            })
+            .collect()
+    })
+    .await;
+    let good = FaultyUpstream::start(|asked, _| vec![address(asked, 9)]).await;
+    for bad in [silent.address, failing.address] {
+        let upstreams = format!("{bad},{}", good.address);
+        let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
+        // Which one is asked first is left to chance.
+        for _ in 0..8 {
+            assert_eq!(
+                short(fixture.linker.dns, "web-default.lb.internal. A").await,
+                "a.example.com. 192.0.2.9"
+            );
+        }
+    }
+}

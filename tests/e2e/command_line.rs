@@ -1,0 +1,188 @@
+//! The program as somebody uses it from a shell.
+
+use std::process::Output;
+
+use nix::sys::signal::Signal;
+
+use crate::harness::cluster_with_target;
+use crate::harness::linker::{Linker, run_to_end};
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn bad_input_ends_the_program_with_one_sentence_and_exit_code_2() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let broken = file("broken", "apiVersion: v1\nclusters: [\n");
+    let empty = file("empty", "{}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let none: &[&str] = &["--upstream", "none"];
+    let manifests = ["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"];
+    for (args, sentence) in [
+        ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a DNS name".to_owned()),
+        ([none, &["--delete-delay", "soon"]].concat(), "'soon' for '--delete-delay <DURATION>'".to_owned()),
+        (
+            [none, &["--kubeconfig", "/nonexistent"]].concat(),
+            "lb-linker: kubeconfig /nonexistent: No such file".to_owned(),
+        ),
+        ([none, &["--kubeconfig", &broken]].concat(), format!("lb-linker: kubeconfig {broken}:2:")),
+        (
+            [none, &["--kubeconfig", &empty]].concat(),
+            format!("lb-linker: kubeconfig {empty}: it has no current-context"),
+        ),
+        (
+            [none, &["--manifests", "/nonexistent"]].concat(),
+            "lb-linker: --manifests /nonexistent: No such file".to_owned(),
+        ),
+        (
+            [&manifests[..], &["--listen", &taken]].concat(),
+            format!("lb-linker: --listen {taken}: can't listen there by TCP: Address already in use"),
+        ),
+        (
+            [&manifests[..], &["--listen", "127.0.0.1:0", "--health-listen", &taken]].concat(),
+            format!("lb-linker: --health-listen {taken}: can't listen there by TCP: Address already in use"),
+        ),
+        (
+            vec!["--upstream", "127.0.0.1:5301", "--listen", "127.0.0.1:5301"],
+            "is lb-linker's own --listen 127.0.0.1:5301".to_owned(),
+        ),
+        (vec!["--upstream", "/nonexistent"], "lb-linker: --upstream /nonexistent: No such file".to_owned()),
+    ] {
+        let output = run_to_end(&args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(&sentence), "{args:?}: {}", stderr(&output));
+        let lines =
+            stderr(&output).lines().filter(|line| !line.is_empty() && !line.contains("--help")).count();
+        assert_eq!(lines, 1, "one sentence and nothing else: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn check_prints_the_flags_in_force_and_opens_no_port() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = directory.path().to_str().unwrap();
+    let args = [
+        "check",
+        "--manifests",
+        manifests,
+        "--upstream",
+        "192.0.2.1",
+        "--listen",
+        &taken,
+        "--delete-delay",
+        "90s",
+    ];
+    let output = run_to_end(args);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for (flag, value) in [
+        ("--upstream", "192.0.2.1:53"),
+        ("--listen", &taken),
+        ("--zone", "lb.internal"),
+        ("--delete-delay", "1m30s"),
+    ] {
+        let found = stdout(&output)
+            .lines()
+            .find_map(|line| line.strip_prefix(flag)?.split_whitespace().next().map(str::to_owned));
+        assert_eq!(found.as_deref(), Some(value), "{flag} in {}", stdout(&output));
+    }
+}
+
+#[test]
+fn check_finds_what_is_wrong_with_manifests() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("web.yaml");
+    std::fs::write(&file, "apiVersion: v1\nkind: Service\nmetadata: [\n").unwrap();
+    let output =
+        run_to_end(["check", "--upstream", "none", "--manifests", directory.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains(&format!("{}:3:", file.display())), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn check_cluster_names_every_missing_right() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let check = |namespace: &str, account: &str| {
+        let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);
+        let kubeconfig = kubeconfig.to_str().unwrap();
+        run_to_end([
+            "check",
+            "--cluster",
+            "--upstream",
+            "none",
+            "--kubeconfig",
+            kubeconfig,
+            "--target-namespace",
+            &target,
+        ])
+    };
+    let output = check("lb-linker", "lb-linker");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 7);
+
+    let namespace = cluster.create_namespace("rightless").await;
+    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    let subject = format!("--serviceaccount={namespace}:nobody");
+    plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
+    let output = check(&namespace, "nobody");
+    assert_eq!(output.status.code(), Some(1));
+    for verb in ["create", "patch", "delete"] {
+        let sentence = format!("lb-linker: the right to {verb} services in namespace {target} is missing");
+        assert!(stderr(&output).contains(&sentence), "{}", stderr(&output));
+    }
+    assert_eq!(stderr(&output).lines().count(), 3, "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn signals_stop_it_in_good_order() {
+    let directory = tempfile::tempdir().unwrap();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut linker =
+            Linker::start(["--upstream", "none", "--manifests", directory.path().to_str().unwrap()]);
+        linker.ready().await;
+        linker.signal(signal);
+        assert!(linker.ended().await.success());
+        linker.line("INFO stopped").await;
+    }
+}
+
+#[tokio::test]
+async fn the_log_can_be_json() {
+    let directory = tempfile::tempdir().unwrap();
+    // The lines that tell the ports are looked for as text, so this one is started to its end.
+    let args =
+        ["--upstream", "none", "--log-format", "json", "--manifests", directory.path().to_str().unwrap()];
+    let linker = Linker::start(args);
+    linker.ready().await;
+    for line in linker.log() {
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert!(event["fields"]["message"].is_string(), "{line}");
+    }
+}
+
+#[test]
+fn help_tells_every_flag_its_default_and_its_variable() {
+    let help = stdout(&run_to_end(["--help"]));
+    for part in [
+        "--delete-delay <DURATION>",
+        "[default: 10m]",
+        "[env: LB_LINKER_DELETE_DELAY=]",
+        "check",
+        "--zone <ZONE>",
+    ] {
+        assert!(help.contains(part), "{part:?} in {help}");
+    }
+    assert_eq!(run_to_end(["--version"]).status.code(), Some(0));
+}

@@ -1,0 +1,156 @@
+//! What goes wrong between lb-linker and a cluster: one sentence in the log, no harm, and DNS all the while.
+
+use serde_json::json;
+
+use crate::harness::cluster::Ingress;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{answers, ask_udp, query, show};
+use crate::harness::linker::Linker;
+use crate::harness::{apply_deploy, cluster_with_target, eventually, grant};
+use crate::story::external_target;
+
+#[tokio::test]
+async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("default", "web").await;
+    cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    plane.stop_apiserver();
+
+    let linker = Linker::start(["--kubeconfig", kubeconfig.to_str().unwrap(), "--upstream", "none"]);
+    let line = linker.line("can't list LoadBalancer Services in all namespaces").await;
+    assert!(line.contains("Connection refused") && line.contains("retrying"), "{line}");
+    // RFC 8914: not ready, which caches mustn't take for "no such name".
+    for question in ["web-default.lb.internal. A", "lb.internal. SOA", "nothing.lb.internal. A"] {
+        let answer = ask_udp(linker.dns, &query(question)).await;
+        assert_eq!(show(&answer), "Server Failure aa rd |  |  | ", "{question}");
+        assert!(answer.edns.unwrap().options().as_ref().iter().any(|(code, _)| u16::from(*code) == 15));
+    }
+    assert_eq!(linker.get_ready(), (503, "lb_linker".to_owned()));
+    assert_eq!(linker.get_health(), (200, "OK".to_owned()));
+
+    plane.start_apiserver();
+    linker.ready().await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.com.").await;
+    assert_eq!(linker.logged("can't list LoadBalancer Services"), 1, "said once: {:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn a_missing_right_to_list_is_named_and_waited_for() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("forbidden").await;
+    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
+    let args =
+        ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target, "--upstream", "none"];
+    let linker = Linker::start(args);
+    let line = linker.line("can't list LoadBalancer Services in all namespaces").await;
+    assert!(line.contains("forbids") && line.contains("ClusterRole of deploy/"), "{line}");
+    let answer = ask_udp(linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(show(&answer), "Server Failure aa rd |  |  | ");
+
+    let subject = format!("--serviceaccount={namespace}:nobody");
+    plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
+    linker.ready().await;
+}
+
+#[tokio::test]
+async fn a_missing_target_namespace_is_reported_once_and_dns_works_meanwhile() {
+    let (plane, cluster, _) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("no-target").await;
+    let target = format!("{namespace}-targets");
+    for i in 0..10 {
+        cluster.create_load_balancer(&namespace, &format!("svc-{i}")).await;
+        cluster.set_ingress(&namespace, &format!("svc-{i}"), &[Ingress::Hostname("a.example.com")]).await;
+    }
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    // As a ServiceAccount lb-linker can't tell a missing namespace from a missing Role.
+    let line = linker.line(&format!("can't write external targets in namespace {target}")).await;
+    assert!(line.contains("either the namespace doesn't exist or lb-linker has no Role in it"), "{line}");
+    answers(linker.dns, &format!("svc-9-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
+
+    plane.kubectl(&["create", "namespace", &target]);
+    grant(plane, &target);
+    for i in 0..10 {
+        external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;
+    }
+    assert_eq!(linker.logged("can't write external targets"), 1, "{:#?}", linker.log());
+    linker.line("external targets can be written again").await;
+}
+
+#[tokio::test]
+async fn an_object_of_somebody_else_is_left_alone_and_reported_until_the_name_is_free() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("conflict").await;
+    let object = format!("web-{namespace}-ext");
+    let theirs = json!({"metadata": {"name": object}, "spec": {"type": "ExternalName", "externalName": "theirs.example"}});
+    let before = cluster.create_service(&target, theirs).await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    let line = linker
+        .line(&format!("external target {target}/{object} of link {namespace}/web is left alone"))
+        .await;
+    assert!(line.contains("doesn't carry the labels"), "{line}");
+    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
+    answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
+    let after = cluster.get_service(&target, &object).await.unwrap();
+    assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
+
+    // It is deleted by its owner: now the name is ours.
+    cluster.delete_service(&target, &object).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+    eventually("no conflict", || async { (linker.metric("lb_linker_conflicts") == Some(0.0)).then_some(()) })
+        .await;
+}
+
+#[tokio::test]
+async fn an_external_target_that_somebody_changes_or_deletes_is_repaired() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("drift").await;
+    let object = format!("web-{namespace}-ext");
+    let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+
+    cluster.patch_service(&target, &object, json!({"metadata": {"annotations": {"their": "own"}}})).await;
+    cluster.patch_service(&target, &object, json!({"spec": {"externalName": "wrong.example"}})).await;
+    let repaired = external_target(&cluster, &target, &object, "a.example.com").await;
+    assert_eq!(repaired.metadata.annotations.unwrap()["their"], "own", "what isn't ours stays");
+
+    let headless = json!({"spec": {"type": "ClusterIP", "clusterIP": "None", "externalName": null, "selector": {"a": "b"}}});
+    cluster.patch_service(&target, &object, headless).await;
+    let repaired = external_target(&cluster, &target, &object, "a.example.com").await;
+    assert_eq!(repaired.spec.unwrap().selector, None);
+
+    cluster.delete_service(&target, &object).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+}
+
+#[tokio::test]
+async fn a_blank_status_keeps_the_target_and_a_type_change_ends_the_link() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("blank").await;
+    let question = format!("web-{namespace}.lb.internal. CNAME");
+    let object = format!("web-{namespace}-ext");
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+
+    cluster.set_ingress(&namespace, "web", &[]).await;
+    linker
+        .line(&format!(
+            "link {namespace}/web: a.example.com → a.example.com (kept: the Service's status is blank)"
+        ))
+        .await;
+    answers(linker.dns, &question, "a.example.com.").await;
+
+    cluster.patch_service(&namespace, "web", json!({"spec": {"type": "ClusterIP"}})).await;
+    answers(linker.dns, &question, "Non-Existent Domain").await;
+    eventually("its end", || async { cluster.get_service(&target, &object).await.is_none().then_some(()) })
+        .await;
+}
