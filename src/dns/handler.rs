@@ -142,7 +142,7 @@ impl Handler {
         let Metrics { dns_requests, dns_responses, dns_duration, .. } = &*self.metrics;
         let (server, protocol) = (&*self.server, request.protocol().to_string());
         let family = if request.src().is_ipv4() { "1" } else { "2" };
-        let labels = [server, &zone, "", &protocol, family, &query.query_type().to_string()];
+        let labels = [server, &zone, "", &protocol, family, type_label(query.query_type())];
         dns_requests.with_label_values(&labels).inc();
         dns_responses.with_label_values(&[server, &zone, "", &rcode_label(rcode), plugin]).inc();
         dns_duration.with_label_values(&[server, &zone, ""]).observe(started.elapsed().as_secs_f64());
@@ -224,6 +224,32 @@ fn response_edns(asked: &Edns, ede: Option<Ede>) -> Edns {
         edns.options_mut().insert(ede.option());
     }
     edns
+}
+
+/// The types that CoreDNS tells apart: the label must not grow with what clients make up.
+fn type_label(qtype: RecordType) -> &'static str {
+    const TYPES: [RecordType; 19] = [
+        RecordType::A,
+        RecordType::AAAA,
+        RecordType::ANY,
+        RecordType::AXFR,
+        RecordType::CNAME,
+        RecordType::DNSKEY,
+        RecordType::DS,
+        RecordType::HTTPS,
+        RecordType::IXFR,
+        RecordType::MX,
+        RecordType::NS,
+        RecordType::NSEC,
+        RecordType::NSEC3,
+        RecordType::PTR,
+        RecordType::RRSIG,
+        RecordType::SOA,
+        RecordType::SRV,
+        RecordType::SVCB,
+        RecordType::TXT,
+    ];
+    if TYPES.contains(&qtype) { qtype.into() } else { "other" }
 }
 
 /// The names of miekg/dns, which CoreDNS's metrics show.

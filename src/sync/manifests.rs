@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::directory::{DirectoryError, changes};
 use super::service::Service;
-use super::trouble::located;
+use super::trouble::{Complaints, located};
 use super::watch::observe;
 use super::{SyncError, log_changes};
 use crate::metrics::Metrics;
@@ -40,6 +40,7 @@ impl ManifestSource {
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
         let mut files = Files::default();
+        let mut complaints = Complaints::default();
         while changes.next().await.is_some() {
             let directory = self.directory.clone();
             files = tokio::task::spawn_blocking(move || files.read(&directory)).await??;
@@ -47,7 +48,7 @@ impl ManifestSource {
                 warn!("{sentence}");
             }
             let first = !self.store.is_synced();
-            let list = files.services();
+            let list = files.services(&mut complaints);
             let number = list.len();
             let changes = self.store.replace(list, Vec::new());
             if first {
@@ -65,7 +66,7 @@ impl ManifestSource {
 /// If the directory can't be read.
 pub fn check(directory: &Path) -> Result<(usize, Vec<String>), DirectoryError> {
     let files = Files::default().read(directory)?;
-    Ok((files.services().len(), files.news))
+    Ok((files.services(&mut Complaints::default()).len(), files.news))
 }
 
 /// The files as they were read last.
@@ -132,14 +133,14 @@ impl Files {
     }
 
     /// Returns the load balancers of all files, each once.
-    fn services(&self) -> Vec<Observed> {
+    fn services(&self, complaints: &mut Complaints) -> Vec<Observed> {
         let mut seen = BTreeSet::new();
         self.by_name
             .values()
             .flat_map(|file| &file.services)
             .filter(|service| seen.insert(service.key()))
             .filter(|service| service.is_living_load_balancer())
-            .map(observe)
+            .map(|service| observe(service, complaints))
             .collect()
     }
 }

@@ -42,11 +42,16 @@ impl Objects {
         self.by_name.keys()
     }
 
-    /// Replaces everything by a complete list.
+    /// Replaces everything by a complete list. An object that the answer to a write has shown to be
+    /// newer than in the list stays as it is.
     pub fn replace(&mut self, list: Vec<Service>) {
-        *self = Self::default();
+        let mut before = std::mem::take(self);
         for service in list {
-            self.insert(service);
+            let known = service.metadata.name.as_deref().and_then(|name| before.take(name));
+            match known.filter(|known| is_newer(known, &service)).and_then(Arc::into_inner) {
+                Some(known) => self.insert(known),
+                None => self.insert(service),
+            }
         }
     }
 
@@ -59,8 +64,8 @@ impl Objects {
         }
         if let Some(known) = self.by_name.get(name)
             && known.uid() == service.uid()
-            && let (Some(known), Some(new)) = (known.version(), service.version())
-            && new <= known
+            && known.version().is_some()
+            && known.version() >= service.version()
         {
             return false;
         }
@@ -108,6 +113,11 @@ impl Objects {
     }
 }
 
+/// Whether `known` is a later version of the same object.
+fn is_newer(known: &Service, other: &Service) -> bool {
+    known.uid() == other.uid() && known.version() > other.version()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +138,17 @@ mod tests {
         assert!(!objects.apply(object("a", "1", 5, "web")), "the watch repeats our write");
         assert!(!objects.apply(object("a", "1", 4, "web")), "an older event");
         assert!(objects.apply(object("a", "2", 3, "web")), "another object of that name");
+    }
+
+    #[test]
+    fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
+        let mut objects = Objects::default();
+        objects.apply(object("a", "1", 9, "new"));
+        objects.apply(object("b", "2", 9, "gone"));
+        objects.replace(vec![object("a", "1", 5, "old")]);
+        assert_eq!(objects.get("a").unwrap().version(), Some(9));
+        assert!(objects.get("b").is_none());
+        assert_eq!(objects.links().count(), 0, "none of them was written by us");
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     let mut feed = settings.store.subscribe();
     let mut events = settings.keeper.events();
     let mut reconciler = Reconciler::new(settings);
+    reconciler.count_conflicts();
     // Nothing is written before both lists are complete.
     loop {
         tokio::select! {

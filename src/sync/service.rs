@@ -107,7 +107,7 @@ pub struct IngressEntry {
 
 /// An entry of `status.loadBalancer.ingress` that can't be served, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its load balancer's {field} {value:?} can't be served: {why}")]
+#[error("the load balancer's {field} {value:?} can't be served: {why}")]
 pub struct Unusable {
     field: &'static str,
     value: String,

@@ -1,8 +1,11 @@
 //! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
+
+use crate::store::ServiceKey;
 
 /// How long the same trouble stays unmentioned after it was logged.
 const QUIET: Duration = Duration::from_secs(60);
@@ -73,6 +76,29 @@ pub fn watch_code(error: &kube::runtime::watcher::Error) -> u16 {
         | Error::WatchFailed(kube::Error::Api(status))
         | Error::WatchError(status) => status.code,
         _ => 0,
+    }
+}
+
+/// What is wrong with single Services: said when it begins or changes, not with every event.
+#[derive(Debug, Default)]
+pub struct Complaints(HashMap<ServiceKey, String>);
+
+impl Complaints {
+    /// Takes over what is wrong with a Service now, and logs it if that is news.
+    pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) {
+        match complaint {
+            None => drop(self.0.remove(key)),
+            Some(complaint) if self.0.get(key) == Some(&complaint) => {}
+            Some(complaint) => {
+                warn!("Service {key}: {complaint}");
+                self.0.insert(key.clone(), complaint);
+            }
+        }
+    }
+
+    /// Forgets the Services of which `known` says that there are none.
+    pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
+        self.0.retain(|key, _| known(key));
     }
 }
 

@@ -7,11 +7,11 @@ use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::desired::labelled_for;
 use super::service::{LOAD_BALANCER, Service};
-use super::trouble::{Trouble, explain_watch, watch_code};
+use super::trouble::{Complaints, Trouble, explain_watch, watch_code};
 use super::{SyncError, log_changes};
 use crate::metrics::Metrics;
 use crate::store::{Observed, ServiceKey, Store};
@@ -57,9 +57,11 @@ impl ClusterSource {
         let fields = format!("spec.type={LOAD_BALANCER}");
         let mut events = Box::pin(services(Api::all(self.client.clone()), Some(&fields)));
         let mut trouble = Trouble::default();
+        let mut complaints = Complaints::default();
         let mut list = List::default();
         while let Some(event) = events.next().await {
-            match event {
+            let event = match event {
+                Ok(event) => event,
                 Err(error) => {
                     trouble.report(
                         watch_code(&error),
@@ -71,44 +73,49 @@ impl ClusterSource {
                     );
                     continue;
                 }
-                Ok(Event::Init) => list = List::default(),
-                Ok(Event::InitApply(object)) => list.add(&self, object),
-                Ok(Event::InitDone) => {
-                    trouble.over("the API server answers again");
-                    let first = !self.store.is_synced();
-                    let List { seen, unreadable } = std::mem::take(&mut list);
-                    let number = seen.len();
-                    let changes = self.store.replace(seen, unreadable);
-                    if first {
-                        info!("{number} LoadBalancer Services listed: ready");
-                        self.metrics.target_changes.inc_by(changes.len() as u64);
-                    } else {
-                        log_changes(&self.metrics, changes);
-                    }
+            };
+            if !matches!(event, Event::Init) {
+                trouble.over("the API server answers again");
+            }
+            self.metrics.watch_events.inc();
+            match event {
+                Event::Init => list = List::default(),
+                Event::InitApply(object) => list.add(&self, object, &mut complaints),
+                Event::InitDone => {
+                    self.listed(std::mem::take(&mut list));
+                    complaints.retain(|key| self.store.get(key).is_some());
                 }
-                Ok(Event::Apply(object)) => {
-                    trouble.over("the API server answers again");
-                    self.apply(object);
-                }
+                Event::Apply(object) => self.applied(object, &mut complaints),
                 // "Left the selection", with the object as it was before: only its key, uid and
                 // version are news.
-                Ok(Event::Delete(object)) => {
-                    let meta = kube::Resource::meta(&object);
-                    let key = key_of(&object);
-                    let version = meta.resource_version.as_deref().and_then(|version| version.parse().ok());
-                    let uid = meta.uid.clone().unwrap_or_default();
+                Event::Delete(object) => {
+                    let (key, uid) = (key_of(&object), object.uid().unwrap_or_default());
+                    let version = object.resource_version().and_then(|version| version.parse().ok());
+                    complaints.set(&key, None);
                     log_changes(&self.metrics, self.store.delete(&key, &uid, version));
                 }
             }
-            self.metrics.watch_events.inc();
         }
         Err(SyncError::WatchEnded)
     }
 
-    fn apply(&self, object: DeserializeGuard<Service>) {
-        let Some(service) = readable(object) else { return };
+    fn listed(&self, List { seen, unreadable }: List) {
+        let first = !self.store.is_synced();
+        let number = seen.len();
+        let changes = self.store.replace(seen, unreadable);
+        if first {
+            // One line a load balancer would bury everything else.
+            info!("{number} LoadBalancer Services listed: ready");
+            self.metrics.target_changes.inc_by(changes.len() as u64);
+        } else {
+            log_changes(&self.metrics, changes);
+        }
+    }
+
+    fn applied(&self, object: DeserializeGuard<Service>, complaints: &mut Complaints) {
+        let Some(service) = readable(object, complaints) else { return };
         let change = if self.selects(&service) {
-            self.store.apply(observe(&service))
+            self.store.apply(observe(&service, complaints))
         } else {
             self.store.delete(&service.key(), service.uid(), service.version())
         };
@@ -130,10 +137,15 @@ struct List {
 }
 
 impl List {
-    fn add(&mut self, source: &ClusterSource, object: DeserializeGuard<Service>) {
+    fn add(
+        &mut self,
+        source: &ClusterSource,
+        object: DeserializeGuard<Service>,
+        complaints: &mut Complaints,
+    ) {
         let key = key_of(&object);
-        match readable(object) {
-            Some(service) if source.selects(&service) => self.seen.push(observe(&service)),
+        match readable(object, complaints) {
+            Some(service) if source.selects(&service) => self.seen.push(observe(&service, complaints)),
             Some(_) => {}
             None => self.unreadable.push(key),
         }
@@ -141,17 +153,18 @@ impl List {
 }
 
 /// Returns the object, or reports it: one that can't be read must not stop the others.
-pub(super) fn readable(object: DeserializeGuard<Service>) -> Option<Service> {
+pub(super) fn readable(object: DeserializeGuard<Service>, complaints: &mut Complaints) -> Option<Service> {
     let key = key_of(&object);
-    object.0.inspect_err(|error| warn!("Service {key} can't be read and stays as it was: {error}")).ok()
+    let complain =
+        |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
+    object.0.map_err(complain).ok()
 }
 
-/// Returns what the store needs to know of a Service, and logs what of it can't be served.
-pub(super) fn observe(service: &Service) -> Observed {
+/// Returns what the store needs to know of a Service, and reports what of it can't be served.
+pub(super) fn observe(service: &Service, complaints: &mut Complaints) -> Observed {
     let (observed, unusable) = service.observe();
-    for entry in unusable {
-        warn!("Service {}: {entry}", observed.key);
-    }
+    let complaint = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
     observed
 }
 

@@ -7,12 +7,12 @@ use futures::stream::BoxStream;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 
 use super::desired::{FIELD_MANAGER, Write, merge_patch};
 use super::output::OutputDirectory;
 use super::service::Service;
-use super::trouble::{Trouble, explain, explain_watch, watch_code};
+use super::trouble::{Complaints, Trouble, explain, explain_watch, watch_code};
 use super::watch::{readable, services};
 
 /// What happened to the objects there.
@@ -185,9 +185,11 @@ fn namespace_events(
     namespace: String,
 ) -> impl futures::Stream<Item = ObjectEvent> + Send {
     let mut trouble = Trouble::default();
+    let mut complaints = Complaints::default();
     let mut list = Vec::new();
     services(api, None).filter_map(move |event| {
         let event = match event {
+            Ok(event) => event,
             Err(error) => {
                 trouble.report(
                     watch_code(&error),
@@ -197,29 +199,28 @@ fn namespace_events(
                         "lb-linker needs the Role of deploy/ there",
                     ),
                 );
-                None
+                return std::future::ready(None);
             }
-            Ok(Event::Init) => {
+        };
+        if !matches!(event, Event::Init) {
+            trouble.over(&format!("the Services in namespace {namespace} can be read again"));
+        }
+        std::future::ready(match event {
+            Event::Init => {
                 list = Vec::new();
                 None
             }
-            Ok(Event::InitApply(object)) => {
-                list.extend(readable(object));
+            Event::InitApply(object) => {
+                list.extend(readable(object, &mut complaints));
                 None
             }
-            Ok(Event::InitDone) => {
-                trouble.over(&format!("the Services in namespace {namespace} can be read again"));
-                Some(ObjectEvent::Listed(std::mem::take(&mut list)))
+            Event::InitDone => Some(ObjectEvent::Listed(std::mem::take(&mut list))),
+            Event::Apply(object) => {
+                readable(object, &mut complaints).map(|object| ObjectEvent::Applied(Box::new(object)))
             }
-            Ok(Event::Apply(object)) => readable(object).map(|object| ObjectEvent::Applied(Box::new(object))),
-            Ok(Event::Delete(object)) => {
-                let meta = kube::Resource::meta(&object);
-                Some(ObjectEvent::Deleted {
-                    name: meta.name.clone().unwrap_or_default(),
-                    uid: meta.uid.clone().unwrap_or_default(),
-                })
+            Event::Delete(object) => {
+                Some(ObjectEvent::Deleted { name: object.name_any(), uid: object.uid().unwrap_or_default() })
             }
-        };
-        std::future::ready(event)
+        })
     })
 }
