@@ -46,13 +46,13 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
     if let Some(directory) = &flags.manifests {
-        let (number, problems) = manifests::check(directory)
+        let (number, problems) = manifests::check(directory, &flags.selection())
             .map_err(|source| RunError::Directory { flag: "manifests", source })?;
         findings.lines.push(format!("{}: {number} LoadBalancer Services", directory.display()));
         findings.input.extend(problems);
     } else if ask_cluster {
         let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
-        rights(&mut findings, client, &flags.target_namespace).await;
+        rights(&mut findings, client, flags).await;
     } else if flags.kubeconfig.is_some() || flags.context.is_some() {
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     }
@@ -75,12 +75,18 @@ impl fmt::Display for Right<'_> {
     }
 }
 
-async fn rights(findings: &mut Findings, client: Client, target_namespace: &str) {
+async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
-    let everywhere = ["list", "watch"].map(|verb| Right { verb, namespace: None });
-    let there = ["list", "watch", "create", "patch", "delete"]
-        .map(|verb| Right { verb, namespace: Some(target_namespace) });
-    for right in everywhere.into_iter().chain(there) {
+    let watched: Vec<Option<&str>> = if flags.watch_namespaces.is_empty() {
+        vec![None]
+    } else {
+        flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
+    };
+    let read =
+        watched.into_iter().flat_map(|namespace| ["list", "watch"].map(|verb| Right { verb, namespace }));
+    let write = ["list", "watch", "create", "patch", "delete"]
+        .map(|verb| Right { verb, namespace: Some(&flags.target_namespace) });
+    for right in read.chain(write) {
         match tokio::time::timeout(PATIENCE, ask(&api, &right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
             Ok(Ok(false)) => {

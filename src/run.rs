@@ -180,10 +180,12 @@ impl Source {
         metrics: &Arc<Metrics>,
         stop: &CancellationToken,
     ) {
+        let selection = Arc::new(flags.selection());
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
                 keeper: keeper.clone(),
+                selection: Arc::clone(&selection),
                 delete_delay: flags.delete_delay,
                 metrics: Arc::clone(metrics),
             };
@@ -195,8 +197,7 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, .. } => {
-                let target_namespace = flags.target_namespace.clone();
-                let source = ClusterSource { client, target_namespace, store, metrics: Arc::clone(&metrics) };
+                let source = ClusterSource { client, selection, store, metrics: Arc::clone(&metrics) };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())
@@ -204,7 +205,7 @@ impl Source {
             }
             Self::Manifests { .. } => {
                 let directory = flags.manifests.clone().unwrap_or_default();
-                let source = ManifestSource { directory, store, metrics: Arc::clone(&metrics) };
+                let source = ManifestSource { directory, selection, store, metrics: Arc::clone(&metrics) };
                 let until = stop.clone();
                 tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())

@@ -1,5 +1,6 @@
 //! The flags, their defaults, and what they mean together.
 
+mod selector;
 mod values;
 
 use std::net::SocketAddr;
@@ -8,8 +9,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
+use kube::core::Selector;
 
 use crate::store::host_text;
+use crate::sync::selection::Selection;
+use selector::selector;
 pub use values::UpstreamSpec;
 use values::{delay, dns_label, listen, zone};
 
@@ -23,6 +27,15 @@ pub enum LogFormat {
     Text,
     /// One JSON object an event.
     Json,
+}
+
+/// Which load balancers are followed without a word of theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SelectionMode {
+    /// All.
+    All,
+    /// None.
+    Annotated,
 }
 
 /// The flags of `run` and `check`.
@@ -46,6 +59,39 @@ pub struct Flags {
         help_heading = "Cluster"
     )]
     pub target_namespace: String,
+
+    /// Namespaces whose load balancers are followed, separated by commas [default: all]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "LB_LINKER_WATCH_NAMESPACES",
+        value_parser = dns_label,
+        value_delimiter = ',',
+        help_heading = "Selection"
+    )]
+    pub watch_namespaces: Vec<String>,
+
+    /// Labels of the load balancers that are followed, as in kubectl -l [default: any]
+    #[arg(
+        long,
+        value_name = "SELECTOR",
+        env = "LB_LINKER_SERVICE_SELECTOR",
+        value_parser = selector,
+        help_heading = "Selection"
+    )]
+    pub service_selector: Option<Selector>,
+
+    /// Follow all load balancers but those that opt out by the annotation linker.hsj.com/managed:
+    /// "false", or only those that opt in by "true"
+    #[arg(
+        long,
+        value_name = "WHICH",
+        env = "LB_LINKER_SELECTION",
+        default_value = "all",
+        value_enum,
+        help_heading = "Selection"
+    )]
+    pub selection: SelectionMode,
 
     /// How long an external target outlives its Service: a load balancer that is recreated
     /// meanwhile keeps it
@@ -212,6 +258,17 @@ impl Flags {
         Ok(servers)
     }
 
+    /// Returns which Services become links.
+    #[must_use]
+    pub fn selection(&self) -> Selection {
+        Selection {
+            annotated_only: self.selection == SelectionMode::Annotated,
+            namespaces: self.watch_namespaces.iter().cloned().collect(),
+            labels: self.service_selector.clone().unwrap_or_default(),
+            target_namespace: self.manifests.is_none().then(|| self.target_namespace.clone()),
+        }
+    }
+
     /// Returns the flags with their values in force, for people to read.
     #[must_use]
     pub fn effective(&self) -> Vec<(&'static str, String)> {
@@ -225,6 +282,10 @@ impl Flags {
         optional("--context", self.context.clone());
         optional("--manifests", path(&self.manifests));
         optional("--output", path(&self.output));
+        optional("--service-selector", self.service_selector.as_ref().map(ToString::to_string));
+        let namespaces = (!self.watch_namespaces.is_empty()).then(|| list(&self.watch_namespaces));
+        optional("--watch-namespaces", namespaces);
+        flags.push(("--selection", format!("{:?}", self.selection).to_lowercase()));
         if self.manifests.is_none() {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }

@@ -217,6 +217,7 @@ mod tests {
             },
         };
         store.replace(
+            None,
             vec![
                 link("default", "host", &["a.example."], &[]),
                 link("default", "ips", &[], &["192.0.2.1", "2001:db8::1", "192.0.2.2"]),
@@ -225,6 +226,7 @@ mod tests {
             ],
             vec![],
         );
+        store.set_synced();
         store
     }
 

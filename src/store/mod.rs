@@ -73,7 +73,7 @@ struct Writer {
 // === impl Store: for writers ===
 
 impl Store {
-    /// Returns an empty store that isn't synced.
+    /// Returns an empty store that isn't synced yet.
     #[must_use]
     pub fn new(departed: Departed) -> Self {
         Self {
@@ -106,17 +106,23 @@ impl Store {
         change
     }
 
-    /// Replaces everything by a complete list: what isn't in it is gone, but for the Services in
-    /// `unreadable`, which exist though nobody can say how. Links that stay the same aren't
-    /// touched, and readers see each link either as it was or as it is. The store is synced from
-    /// here on. Returns what changed.
-    pub fn replace(&self, list: Vec<Observed>, unreadable: Vec<ServiceKey>) -> Vec<Change> {
+    /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
+    /// for the Services in `unreadable`, which exist though nobody can say how. Links that stay the
+    /// same aren't touched, and readers see each link either as it was or as it is. Returns what
+    /// changed.
+    pub fn replace(
+        &self,
+        namespace: Option<&str>,
+        list: Vec<Observed>,
+        unreadable: Vec<ServiceKey>,
+    ) -> Vec<Change> {
         let mut writer = self.write();
         let listed: HashSet<ServiceKey> =
             list.iter().map(|observed| observed.key.clone()).chain(unreadable).collect();
         let absent: Vec<Arc<Link>> = self
             .links
             .iter()
+            .filter(|link| namespace.is_none_or(|namespace| *link.key.namespace == *namespace))
             .filter(|link| !listed.contains(&link.key) && !link.is_gone())
             .map(|link| Arc::clone(&link))
             .collect();
@@ -127,9 +133,13 @@ impl Store {
         for link in absent {
             changes.extend(self.depart(&mut writer, &link));
         }
-        drop(writer);
-        self.synced.send_replace(true);
         changes
+    }
+
+    /// Takes over that everything has been listed once: from here on a name that isn't in the store
+    /// doesn't exist.
+    pub fn set_synced(&self) {
+        self.synced.send_replace(true);
     }
 
     /// Adds a link for a Service that was gone before this process could see it, because its

@@ -99,16 +99,15 @@ fn without_anybody_to_keep_external_targets_a_gone_link_is_dropped() {
 }
 
 #[test]
-fn a_list_replaces_everything_and_makes_the_store_synced() {
+fn a_list_replaces_everything_in_its_namespace() {
     let store = Store::new(Departed::Dropped);
     store.apply(seen("default", "old", "1", &["a.example."]));
     store.apply(seen("default", "same", "2", &["b.example."]));
     store.apply(seen("default", "unreadable", "4", &["d.example."]));
-    assert!(!store.is_synced());
     let list =
         vec![seen("default", "same", "2", &["b.example."]), seen("default", "new", "3", &["c.example."])];
-    let changes = store.replace(list, vec![ServiceKey::new("default", "unreadable")]);
-    assert!(store.is_synced());
+    store.apply(seen("elsewhere", "other", "5", &["e.example."]));
+    let changes = store.replace(Some("default"), list, vec![ServiceKey::new("default", "unreadable")]);
     let mut lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
     lines.sort();
     assert_eq!(lines, ["link default/new: none → c.example", "link default/old: a.example → none"]);

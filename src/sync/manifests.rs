@@ -11,6 +11,7 @@ use serde_saphyr::Spanned;
 use tracing::{info, warn};
 
 use super::directory::{DirectoryError, changes};
+use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
 use super::watch::observe;
@@ -26,6 +27,8 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 pub struct ManifestSource {
     /// The directory.
     pub directory: PathBuf,
+    /// Which Services become links.
+    pub selection: Arc<Selection>,
     /// Where the links go.
     pub store: Arc<Store>,
     /// What is counted.
@@ -48,9 +51,10 @@ impl ManifestSource {
                 warn!("{sentence}");
             }
             let first = !self.store.is_synced();
-            let list = files.services(&mut complaints);
+            let list = files.services(&self.selection, &mut complaints);
             let number = list.len();
-            let changes = self.store.replace(list, Vec::new());
+            let changes = self.store.replace(None, list, Vec::new());
+            self.store.set_synced();
             if first {
                 info!("{number} LoadBalancer Services in {}: ready", self.directory.display());
             }
@@ -64,9 +68,9 @@ impl ManifestSource {
 ///
 /// # Errors
 /// If the directory can't be read.
-pub fn check(directory: &Path) -> Result<(usize, Vec<String>), DirectoryError> {
+pub fn check(directory: &Path, selection: &Selection) -> Result<(usize, Vec<String>), DirectoryError> {
     let files = Files::default().read(directory)?;
-    Ok((files.services(&mut Complaints::default()).len(), files.news))
+    Ok((files.services(selection, &mut Complaints::default()).len(), files.news))
 }
 
 /// The files as they were read last.
@@ -133,13 +137,13 @@ impl Files {
     }
 
     /// Returns the load balancers of all files, each once.
-    fn services(&self, complaints: &mut Complaints) -> Vec<Observed> {
+    fn services(&self, selection: &Selection, complaints: &mut Complaints) -> Vec<Observed> {
         let mut seen = BTreeSet::new();
         self.by_name
             .values()
             .flat_map(|file| &file.services)
             .filter(|service| seen.insert(service.key()))
-            .filter(|service| service.is_living_load_balancer())
+            .filter(|service| selection.selects(service))
             .map(|service| observe(service, complaints))
             .collect()
     }

@@ -7,6 +7,7 @@ pub mod manifests;
 pub mod objects;
 pub mod output;
 pub mod reconcile;
+pub mod selection;
 pub mod service;
 pub mod trouble;
 pub mod watch;

@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use super::desired::{Step, Write, labelled_for, next_step, written_by_us};
 use super::objects::Objects;
+use super::selection::Selection;
 use super::service::Service;
 use super::trouble::Trouble;
 use super::writer::{Keeper, ObjectEvent, WriteError};
@@ -41,6 +42,8 @@ pub struct Settings {
     pub store: Arc<Store>,
     /// Where the external targets are.
     pub keeper: Keeper,
+    /// Which Services become links: the external targets of others aren't ours to touch.
+    pub selection: Arc<Selection>,
     /// How long an external target outlives its Service.
     pub delete_delay: Duration,
     /// What is counted.
@@ -179,7 +182,7 @@ impl Reconciler {
     /// An object of ours whose Service is gone since a time when nobody watched.
     fn adopt_departed(&mut self) {
         let store = &self.settings.store;
-        for key in self.objects.links() {
+        for key in self.objects.links().filter(|key| self.settings.selection.watches(&key.namespace)) {
             if let Some(change) = store.insert_gone(key) {
                 info!("link {}: its Service is gone, its external target is still there", change.key);
             }

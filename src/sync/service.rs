@@ -145,6 +145,12 @@ impl Service {
         self.metadata.labels.as_ref()?.get(key).map(String::as_str)
     }
 
+    /// Returns the value of an annotation.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
     /// Returns whether the Service is a living load balancer: one with a `deletionTimestamp` is
     /// gone for lb-linker from that moment.
     #[must_use]
@@ -255,6 +261,7 @@ fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMet
         creation_timestamp: Option<Time>,
         deletion_timestamp: Option<Time>,
         labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
         managed_fields: Option<Vec<Manager>>,
     }
 
@@ -267,6 +274,7 @@ fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMet
         creation_timestamp: slim.creation_timestamp,
         deletion_timestamp: slim.deletion_timestamp,
         labels: slim.labels,
+        annotations: slim.annotations,
         managed_fields: slim.managed_fields.map(|entries| {
             entries
                 .into_iter()

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use tracing::info;
 
-use super::desired::labelled_for;
+use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Trouble, explain_watch, watch_code};
 use super::{SyncError, log_changes};
 use crate::metrics::Metrics;
-use crate::store::{Observed, ServiceKey, Store};
+use crate::store::{Change, Observed, ServiceKey, Store};
 
 /// Objects a page: larger ones cost memory and save next to nothing.
 const PAGE_SIZE: u32 = 100;
@@ -27,25 +28,32 @@ const WATCH_SECONDS: u32 = 50;
 pub struct ClusterSource {
     /// The client.
     pub client: Client,
-    /// The namespace of external targets: those are never links themselves.
-    pub target_namespace: String,
+    /// Which Services become links.
+    pub selection: Arc<Selection>,
     /// Where the links go.
     pub store: Arc<Store>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
 }
 
-/// Watches all Services that `fields` selects, slim and guarded against undecodable ones, with
+/// The events of a watch of Services, one at a time decodable or not.
+type ServiceEvents = BoxStream<'static, watcher::Result<Event<DeserializeGuard<Service>>>>;
+
+/// Watches the Services that the selectors select, slim and guarded against undecodable ones, with
 /// growing pauses after errors.
-pub(super) fn services(
-    api: Api<DeserializeGuard<Service>>,
-    fields: Option<&str>,
-) -> impl Stream<Item = watcher::Result<Event<DeserializeGuard<Service>>>> + Send + use<> {
-    let mut config = watcher::Config::default().page_size(PAGE_SIZE).timeout(WATCH_SECONDS);
-    if let Some(fields) = fields {
-        config = config.fields(fields);
-    }
-    watcher::watcher(api, config).default_backoff()
+pub(super) fn services(api: Api<DeserializeGuard<Service>>, fields: &str, labels: &str) -> ServiceEvents {
+    let config =
+        watcher::Config::default().page_size(PAGE_SIZE).timeout(WATCH_SECONDS).fields(fields).labels(labels);
+    watcher::watcher(api, config).default_backoff().boxed()
+}
+
+/// One of the watches: of a namespace, or of all.
+#[derive(Debug)]
+struct Scope {
+    namespace: Option<String>,
+    list: List,
+    listed: bool,
+    trouble: Trouble,
 }
 
 impl ClusterSource {
@@ -54,36 +62,30 @@ impl ClusterSource {
     /// # Errors
     /// If the watch ends, which it never should.
     pub async fn run(self) -> Result<(), SyncError> {
-        let fields = format!("spec.type={LOAD_BALANCER}");
-        let mut events = Box::pin(services(Api::all(self.client.clone()), Some(&fields)));
-        let mut trouble = Trouble::default();
+        let namespaces = &self.selection.namespaces;
+        let mut scopes: Vec<Scope> = if namespaces.is_empty() {
+            vec![Scope::new(None)]
+        } else {
+            namespaces.iter().map(|namespace| Scope::new(Some(namespace.clone()))).collect()
+        };
+        let watches = scopes.iter().enumerate().map(|(number, scope)| {
+            self.watch(scope.namespace.as_deref()).map(move |event| (number, event)).boxed()
+        });
+        let mut events = futures::stream::select_all(watches.collect::<Vec<_>>());
         let mut complaints = Complaints::default();
-        let mut list = List::default();
-        while let Some(event) = events.next().await {
-            let event = match event {
-                Ok(event) => event,
-                Err(error) => {
-                    trouble.report(
-                        watch_code(&error),
-                        explain_watch(
-                            &error,
-                            "LoadBalancer Services in all namespaces",
-                            "lb-linker needs the ClusterRole of deploy/",
-                        ),
-                    );
-                    continue;
-                }
-            };
-            if !matches!(event, Event::Init) {
-                trouble.over("the API server answers again");
-            }
+        while let Some((number, event)) = events.next().await {
+            let scope = &mut scopes[number];
+            let Some(event) = scope.unless_failed(event) else { continue };
             self.metrics.watch_events.inc();
             match event {
-                Event::Init => list = List::default(),
-                Event::InitApply(object) => list.add(&self, object, &mut complaints),
+                Event::Init => scope.list = List::default(),
+                Event::InitApply(object) => scope.list.add(&self, object, &mut complaints),
                 Event::InitDone => {
-                    self.listed(std::mem::take(&mut list));
+                    scope.listed = true;
+                    let List { seen, unreadable } = std::mem::take(&mut scope.list);
+                    let changes = self.store.replace(scope.namespace.as_deref(), seen, unreadable);
                     complaints.retain(|key| self.store.get(key).is_some());
+                    self.listed(changes, scopes.iter().all(|scope| scope.listed));
                 }
                 Event::Apply(object) => self.applied(object, &mut complaints),
                 // "Left the selection", with the object as it was before: only its key, uid and
@@ -99,33 +101,63 @@ impl ClusterSource {
         Err(SyncError::WatchEnded)
     }
 
-    fn listed(&self, List { seen, unreadable }: List) {
-        let first = !self.store.is_synced();
-        let number = seen.len();
-        let changes = self.store.replace(seen, unreadable);
-        if first {
-            // One line a load balancer would bury everything else.
-            info!("{number} LoadBalancer Services listed: ready");
-            self.metrics.target_changes.inc_by(changes.len() as u64);
-        } else {
+    fn watch(&self, namespace: Option<&str>) -> ServiceEvents {
+        let api = match namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        services(api, &format!("spec.type={LOAD_BALANCER}"), &self.selection.labels.to_string())
+    }
+
+    fn listed(&self, changes: Vec<Change>, complete: bool) {
+        if self.store.is_synced() {
             log_changes(&self.metrics, changes);
+            return;
+        }
+        // One line a load balancer would bury everything else.
+        self.metrics.target_changes.inc_by(changes.len() as u64);
+        if complete {
+            self.store.set_synced();
+            info!("{} LoadBalancer Services listed: ready", self.store.links().len());
         }
     }
 
     fn applied(&self, object: DeserializeGuard<Service>, complaints: &mut Complaints) {
         let Some(service) = readable(object, complaints) else { return };
-        let change = if self.selects(&service) {
+        let change = if self.selection.selects(&service) {
             self.store.apply(observe(&service, complaints))
         } else {
             self.store.delete(&service.key(), service.uid(), service.version())
         };
         log_changes(&self.metrics, change);
     }
+}
 
-    fn selects(&self, service: &Service) -> bool {
-        let external_target = service.metadata.namespace.as_deref() == Some(&*self.target_namespace)
-            && labelled_for(service).is_some();
-        service.is_living_load_balancer() && !external_target
+impl Scope {
+    fn new(namespace: Option<String>) -> Self {
+        Self { namespace, list: List::default(), listed: false, trouble: Trouble::default() }
+    }
+
+    /// Returns the event, or says what is wrong with the watch.
+    fn unless_failed<T>(&mut self, event: watcher::Result<Event<T>>) -> Option<Event<T>> {
+        let place = match &self.namespace {
+            Some(namespace) => format!("namespace {namespace}"),
+            None => "all namespaces".to_owned(),
+        };
+        match event {
+            Err(error) => {
+                let what = format!("LoadBalancer Services in {place}");
+                let sentence = explain_watch(&error, &what, "lb-linker needs the ClusterRole of deploy/");
+                self.trouble.report(watch_code(&error), sentence);
+                None
+            }
+            Ok(event) => {
+                if !matches!(event, Event::Init) {
+                    self.trouble.over(&format!("the LoadBalancer Services in {place} can be followed again"));
+                }
+                Some(event)
+            }
+        }
     }
 }
 
@@ -145,7 +177,9 @@ impl List {
     ) {
         let key = key_of(&object);
         match readable(object, complaints) {
-            Some(service) if source.selects(&service) => self.seen.push(observe(&service, complaints)),
+            Some(service) if source.selection.selects(&service) => {
+                self.seen.push(observe(&service, complaints))
+            }
             Some(_) => {}
             None => self.unreadable.push(key),
         }

@@ -187,7 +187,7 @@ fn namespace_events(
     let mut trouble = Trouble::default();
     let mut complaints = Complaints::default();
     let mut list = Vec::new();
-    services(api, None).filter_map(move |event| {
+    services(api, "", "").filter_map(move |event| {
         let event = match event {
             Ok(event) => event,
             Err(error) => {

@@ -8,6 +8,7 @@ mod control_plane;
 mod convergence;
 mod harness;
 mod manifests;
+mod selection;
 mod sockets;
 mod story;
 mod trouble;

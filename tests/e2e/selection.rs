@@ -1,0 +1,107 @@
+//! Which load balancers are followed.
+
+use serde_json::json;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::dns::{answers, short};
+use crate::harness::linker::Linker;
+use crate::harness::{cluster_with_target, eventually};
+use crate::story::external_target;
+
+async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, metadata: serde_json::Value) {
+    cluster.create_load_balancer(namespace, name).await;
+    cluster.patch_service(namespace, name, json!({"metadata": metadata})).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname("a.example.com")]).await;
+}
+
+async fn annotate(cluster: &Cluster, namespace: &str, name: &str, value: Option<&str>) {
+    let patch = json!({"metadata": {"annotations": {"linker.hsj.com/managed": value}}});
+    cluster.patch_service(namespace, name, patch).await;
+}
+
+#[tokio::test]
+async fn a_load_balancer_opts_out_and_back_in() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("opt-out").await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
+    load_balancer(&cluster, &namespace, "web", json!({})).await;
+    let object = format!("web-{namespace}-ext");
+    external_target(&cluster, &target, &object, "a.example.com").await;
+
+    annotate(&cluster, &namespace, "web", Some("false")).await;
+    answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "Non-Existent Domain").await;
+    eventually("its end", || async { cluster.get_service(&target, &object).await.is_none().then_some(()) })
+        .await;
+
+    annotate(&cluster, &namespace, "web", None).await;
+    external_target(&cluster, &target, &object, "a.example.com").await;
+}
+
+#[tokio::test]
+async fn with_selection_annotated_only_those_that_opt_in_are_followed() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("opt-in").await;
+    load_balancer(&cluster, &namespace, "silent", json!({})).await;
+    load_balancer(
+        &cluster,
+        &namespace,
+        "willing",
+        json!({"annotations": {"linker.hsj.com/managed": "true"}}),
+    )
+    .await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--selection", "annotated"]);
+    external_target(&cluster, &target, &format!("willing-{namespace}-ext"), "a.example.com").await;
+    let silent = format!("silent-{namespace}.lb.internal. CNAME");
+    assert_eq!(short(linker.dns, &silent).await, "Non-Existent Domain");
+    assert!(cluster.get_service(&target, &format!("silent-{namespace}-ext")).await.is_none());
+
+    annotate(&cluster, &namespace, "silent", Some("true")).await;
+    external_target(&cluster, &target, &format!("silent-{namespace}-ext"), "a.example.com").await;
+}
+
+#[tokio::test]
+async fn only_the_watched_namespaces_are_looked_at_and_external_targets_of_others_left_alone() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let mut namespaces = Vec::new();
+    for prefix in ["one", "two", "unwatched"] {
+        let namespace = cluster.create_namespace(prefix).await;
+        load_balancer(&cluster, &namespace, "web", json!({})).await;
+        namespaces.push(namespace);
+    }
+    let object = |i: usize| format!("web-{}-ext", namespaces[i]);
+    // One run sees them all, the next one only two of them.
+    let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    for i in 0..3 {
+        external_target(&cluster, &target, &object(i), "a.example.com").await;
+    }
+    assert!(linker.stop().success());
+    let watched = namespaces[..2].join(",");
+    let args = ["--upstream", "none", "--delete-delay", "0s", "--watch-namespaces", &watched];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    for (i, expected) in [(0, "a.example.com."), (1, "a.example.com."), (2, "Non-Existent Domain")] {
+        assert_eq!(short(linker.dns, &format!("web-{}.lb.internal. CNAME", namespaces[i])).await, expected);
+    }
+    cluster.delete_service(&namespaces[0], "web").await;
+    eventually("its end", || async {
+        cluster.get_service(&target, &object(0)).await.is_none().then_some(())
+    })
+    .await;
+    external_target(&cluster, &target, &object(1), "a.example.com").await;
+    external_target(&cluster, &target, &object(2), "a.example.com").await;
+}
+
+#[tokio::test]
+async fn a_load_balancer_that_loses_the_selected_label_is_gone() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("labels").await;
+    load_balancer(&cluster, &namespace, "web", json!({"labels": {"tier": "web"}})).await;
+    load_balancer(&cluster, &namespace, "db", json!({"labels": {"tier": "db"}})).await;
+    let args = ["--upstream", "none", "--delete-delay", "0s", "--service-selector", "tier in (web)"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. CNAME")).await, "a.example.com.");
+    assert_eq!(short(linker.dns, &format!("db-{namespace}.lb.internal. CNAME")).await, "Non-Existent Domain");
+    cluster.patch_service(&namespace, "web", json!({"metadata": {"labels": {"tier": "db"}}})).await;
+    answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "Non-Existent Domain").await;
+}
