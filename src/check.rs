@@ -46,10 +46,11 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
     if let Some(directory) = &flags.manifests {
-        let (number, problems) = manifests::check(directory, &flags.selection())
+        let checked = manifests::check(directory, &flags.selection())
             .map_err(|source| RunError::Directory { flag: "manifests", source })?;
-        findings.lines.push(format!("{}: {number} LoadBalancer Services", directory.display()));
-        findings.input.extend(problems);
+        findings.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
+        findings.lines.extend(checked.notices);
+        findings.input.extend(checked.errors);
     } else if ask_cluster {
         let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         rights(&mut findings, client, flags).await;

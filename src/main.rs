@@ -1,6 +1,6 @@
 //! The command line of lb-linker.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 
 use lb_linker::check::check;
 use lb_linker::config::{Flags, LogFormat};
@@ -63,7 +64,9 @@ fn main() -> ExitCode {
 }
 
 async fn start(flags: Flags) -> ExitCode {
-    start_log(flags.log_format);
+    if let Err(error) = start_log(flags.log_format) {
+        return complain(&format!("RUST_LOG: {error}"), BAD_INPUT);
+    }
     let stop = CancellationToken::new();
     if let Err(error) = stop_on_signals(&stop) {
         return complain(&error.to_string(), FAILED);
@@ -79,8 +82,10 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
         Ok(findings) => findings,
         Err(error) => return fail(&error),
     };
+    let mut out = std::io::stdout().lock();
     for line in &findings.lines {
-        println!("{line}");
+        // Who doesn't read on doesn't need the rest.
+        let _ = writeln!(out, "{line}");
     }
     for problem in findings.input.iter().chain(&findings.cluster) {
         complain(problem, 0);
@@ -99,21 +104,24 @@ fn fail(error: &RunError) -> ExitCode {
 }
 
 fn complain(problem: &str, code: u8) -> ExitCode {
-    eprintln!("lb-linker: {problem}");
+    let _ = writeln!(std::io::stderr(), "lb-linker: {problem}");
     ExitCode::from(code)
 }
 
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
+fn start_log(format: LogFormat) -> Result<(), ParseError> {
+    let filter = EnvFilter::try_new(std::env::var(EnvFilter::DEFAULT_ENV).as_deref().unwrap_or(DEFAULT_LOG))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
+        // Nobody may read the log any more: that must not stop the task that writes it.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
     match format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
     }
+    Ok(())
 }
 
 /// The first SIGTERM or SIGINT stops in good order; a second one ends the process at once.
@@ -130,8 +138,8 @@ fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
             if last {
                 std::process::exit(i32::from(FAILED));
             }
-            info!("{name}: stopping");
             stop.cancel();
+            info!("{name}: stopping");
         }
     });
     Ok(())

@@ -5,8 +5,9 @@ use sha2::{Digest, Sha256};
 /// RFC 1035 section 2.3.4 and the Kubernetes rule for Service names: at most 63 octets a label.
 pub const MAX_LABEL: usize = 63;
 
-/// Hexadecimal digits of the hash that a cut name ends in.
-const HASH_DIGITS: usize = 8;
+/// Hexadecimal digits of the hash that a name ends in: the first, and more of them where that name
+/// is taken too.
+pub const HASH_DIGITS: [usize; 3] = [8, 16, 32];
 
 /// The domains below each zone that no link may claim: the zone's own name servers, and the name
 /// that stands for "deleted".
@@ -22,14 +23,23 @@ pub fn external_target(namespace: &str, service: &str) -> String {
     if whole.len() <= MAX_LABEL {
         return whole;
     }
-    cut_with_hash(&whole, namespace, service)
+    cut_with_hash(&whole, namespace, service, HASH_DIGITS[0])
 }
 
 /// Returns the external target's name for a link whose first choice belongs to another link:
-/// the same name, ending in a hash of `namespace/service`.
+/// the same name, ending in that many digits of a hash of `namespace/service`.
 #[must_use]
-pub fn external_target_hashed(namespace: &str, service: &str) -> String {
-    cut_with_hash(&external_target_uncut(namespace, service), namespace, service)
+pub fn external_target_hashed(namespace: &str, service: &str, digits: usize) -> String {
+    cut_with_hash(&external_target_uncut(namespace, service), namespace, service, digits)
+}
+
+/// Returns the external target's name as the operator before lb-linker wrote it: cut off at 63
+/// characters.
+#[must_use]
+pub fn earlier_external_target(namespace: &str, service: &str) -> String {
+    let whole = external_target_uncut(namespace, service);
+    let cut: String = whole.chars().take(MAX_LABEL).collect();
+    cut.trim_matches('-').to_owned()
 }
 
 fn external_target_uncut(namespace: &str, service: &str) -> String {
@@ -45,7 +55,18 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
     if label.len() <= MAX_LABEL {
         return label;
     }
-    cut_with_hash(&label, namespace, service)
+    cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
+}
+
+/// Returns whether `text` is a label as Kubernetes wants one (RFC 1123): 1 to 63 lower-case letters,
+/// digits and hyphens, no hyphen at either end.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=MAX_LABEL).contains(&text.len())
+        && text.chars().all(allowed)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
 }
 
 /// Returns whether the domain `label` directly below a zone, with everything under it, is reserved.
@@ -79,12 +100,12 @@ fn sanitize(name: &str) -> String {
     name.trim_matches('-').to_owned()
 }
 
-fn cut_with_hash(name: &str, namespace: &str, service: &str) -> String {
+fn cut_with_hash(name: &str, namespace: &str, service: &str, digits: usize) -> String {
     let digest = Sha256::digest(format!("{namespace}/{service}"));
     let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let room = MAX_LABEL - 1 - HASH_DIGITS;
+    let room = MAX_LABEL - 1 - digits;
     let kept: String = name.chars().take(room).collect();
-    format!("{}-{}", kept.trim_end_matches('-'), &hash[..HASH_DIGITS])
+    format!("{}-{}", kept.trim_end_matches('-'), &hash[..digits])
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
-use crate::sync::manifests::ManifestSource;
+use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
@@ -49,6 +49,9 @@ pub enum RunError {
         /// Why.
         source: DirectoryError,
     },
+    /// A manifest can't be understood.
+    #[error("{0}")]
+    Manifest(String),
     /// A zone's name is too long.
     #[error("--zone {zone}: too long for the names below it: {source}")]
     Zone {
@@ -147,11 +150,12 @@ enum Source {
 impl Source {
     async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
-            // A typo should be told now, not by names that don't exist.
-            std::fs::read_dir(manifests).map_err(|source| RunError::Directory {
-                flag: "manifests",
-                source: DirectoryError::Io { path: manifests.clone(), source },
-            })?;
+            // Whoever starts lb-linker is there to read it; later a broken file keeps what it had.
+            let checked = manifests::check(manifests, &flags.selection())
+                .map_err(|source| RunError::Directory { flag: "manifests", source })?;
+            if let Some(error) = checked.errors.into_iter().next() {
+                return Err(RunError::Manifest(error));
+            }
             let open = |path| {
                 OutputDirectory::open(path)
                     .map(Keeper::Directory)
@@ -181,6 +185,9 @@ impl Source {
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
+        if self.keeper().is_none() {
+            store.set_holders_known();
+        }
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),

@@ -56,7 +56,7 @@ pub struct Flags {
         env = "LB_LINKER_TARGET_NAMESPACE",
         default_value = "external-targets",
         value_parser = dns_label,
-        help_heading = "Cluster"
+        help_heading = "External targets"
     )]
     pub target_namespace: String,
 
@@ -101,7 +101,7 @@ pub struct Flags {
         env = "LB_LINKER_DELETE_DELAY",
         default_value = "10m",
         value_parser = delay,
-        help_heading = "Cluster"
+        help_heading = "External targets"
     )]
     pub delete_delay: Duration,
 

@@ -11,7 +11,7 @@ use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
 use super::DNS_PORT;
-use crate::names::MAX_LABEL;
+use crate::names;
 
 /// One value of `--upstream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,13 +90,7 @@ pub(super) fn duration_text(duration: Duration) -> String {
 
 /// Parses the name of a namespace (RFC 1123 label).
 pub(super) fn dns_label(text: &str) -> Result<String, &'static str> {
-    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let valid = !text.is_empty()
-        && text.len() <= MAX_LABEL
-        && text.chars().all(allowed)
-        && !text.starts_with('-')
-        && !text.ends_with('-');
-    if valid {
+    if names::is_label(text) {
         Ok(text.to_owned())
     } else {
         Err("not a namespace's name: lower-case letters, digits and hyphens, 63 at most")

@@ -173,6 +173,9 @@ impl fmt::Display for Change {
             }
             Some(Link { target: Some(target), .. }) => target.to_string(),
         };
+        if self.after.is_none() {
+            return write!(f, "link {}: forgotten", self.key);
+        }
         write!(f, "link {}: {} → {}", self.key, side(self.before.as_deref()), side(self.after.as_deref()))
     }
 }

@@ -3,7 +3,7 @@
 //! `sync` writes it, `dns` reads it, and they meet nowhere else. It does no I/O. Readers never
 //! wait for a writer that changes another name; writers take turns.
 
-mod claims;
+mod allotment;
 mod link;
 
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use dashmap::DashMap;
 use tokio::sync::{broadcast, watch};
 
 use crate::names;
-use claims::{Claims, Rank};
+use allotment::{Allotment, Reallotted, label};
 pub use link::{Change, Ingress, Link, Observed, ServiceKey, State, Target, host_text};
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
@@ -49,9 +49,14 @@ pub struct Store {
     links: DashMap<ServiceKey, Arc<Link>>,
     /// By name relative to the zone, as [`names::wire`] writes it.
     names: DashMap<Box<[u8]>, NameEntry>,
-    writer: Mutex<Writer>,
+    /// Who has which name; whoever writes holds it.
+    allotment: Mutex<Allotment>,
     feed: broadcast::Sender<Change>,
     synced: watch::Sender<bool>,
+    holders_known: watch::Sender<bool>,
+    /// What the external targets point at that an earlier process has left, until all Services
+    /// are listed.
+    last_targets: DashMap<ServiceKey, Target>,
     serial: AtomicU64,
     departed: Departed,
 }
@@ -63,13 +68,6 @@ struct NameEntry {
     below: usize,
 }
 
-/// What only writers need.
-#[derive(Debug, Default)]
-struct Writer {
-    dashed: Claims<Box<[u8]>>,
-    objects: Claims<Box<str>>,
-}
-
 // === impl Store: for writers ===
 
 impl Store {
@@ -79,9 +77,11 @@ impl Store {
         Self {
             links: DashMap::new(),
             names: DashMap::new(),
-            writer: Mutex::default(),
+            allotment: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
+            holders_known: watch::Sender::new(false),
+            last_targets: DashMap::new(),
             serial: AtomicU64::new(0),
             departed,
         }
@@ -89,19 +89,19 @@ impl Store {
 
     /// Takes over what a source saw of one Service; returns the change of its link, if any.
     pub fn apply(&self, observed: Observed) -> Option<Change> {
-        let mut writer = self.write();
-        self.apply_one(&mut writer, observed)
+        let mut allotment = self.write();
+        self.apply_one(&mut allotment, observed)
     }
 
     /// Takes over that a Service is gone, or left the selection. A `uid` that isn't the link's
     /// means another, earlier Service of that name, and changes nothing.
     pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<Change> {
-        let mut writer = self.write();
+        let mut allotment = self.write();
         let link = self.get(key)?;
         if &*link.uid != uid || link.is_gone() {
             return None;
         }
-        let change = self.depart(&mut writer, &link);
+        let change = self.depart(&mut allotment, &link);
         self.advance_serial(resource_version, change.is_some());
         change
     }
@@ -116,7 +116,7 @@ impl Store {
         list: Vec<Observed>,
         unreadable: Vec<ServiceKey>,
     ) -> Vec<Change> {
-        let mut writer = self.write();
+        let mut allotment = self.write();
         let listed: HashSet<ServiceKey> =
             list.iter().map(|observed| observed.key.clone()).chain(unreadable).collect();
         let absent: Vec<Arc<Link>> = self
@@ -128,10 +128,10 @@ impl Store {
             .collect();
         let mut changes = Vec::new();
         for observed in list {
-            changes.extend(self.apply_one(&mut writer, observed));
+            changes.extend(self.apply_one(&mut allotment, observed));
         }
         for link in absent {
-            changes.extend(self.depart(&mut writer, &link));
+            changes.extend(self.depart(&mut allotment, &link));
         }
         changes
     }
@@ -140,17 +140,32 @@ impl Store {
     /// doesn't exist.
     pub fn set_synced(&self) {
         self.synced.send_replace(true);
+        self.last_targets.clear();
+    }
+
+    /// Takes over that every external target that can be seen has been shown to
+    /// [`Store::set_holder`], or that none can be seen: names go to whom they belong from here on.
+    pub fn set_holders_known(&self) {
+        self.holders_known.send_replace(true);
+    }
+
+    /// Takes over what the external target of a link pointed at before this process was there. A
+    /// Service whose status is blank when it is seen first keeps it.
+    pub fn set_last_target(&self, key: &ServiceKey, target: Target) {
+        if !self.is_synced() {
+            self.last_targets.insert(key.clone(), target);
+        }
     }
 
     /// Adds a link for a Service that was gone before this process could see it, because its
     /// external target still stands. Returns nothing if the link is known.
     pub fn insert_gone(&self, key: &ServiceKey) -> Option<Change> {
-        let mut writer = self.write();
+        let mut allotment = self.write();
         if self.links.contains_key(key) {
             return None;
         }
         Some(self.put(
-            &mut writer,
+            &mut allotment,
             None,
             Link {
                 key: key.clone(),
@@ -165,19 +180,27 @@ impl Store {
 
     /// Forgets a link whose Service is gone: its names are free from here on.
     pub fn forget(&self, key: &ServiceKey) -> Option<Change> {
-        let mut writer = self.write();
+        let mut allotment = self.write();
         let link = self.get(key).filter(|link| link.is_gone())?;
-        let change = self.remove(&mut writer, &link);
-        self.advance_serial(None, true);
-        Some(change)
+        Some(self.remove(&mut allotment, &link))
     }
 
-    fn apply_one(&self, writer: &mut Writer, observed: Observed) -> Option<Change> {
+    /// Takes over which link an external target is labelled for: the holder of a name keeps it.
+    pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>) {
+        let mut allotment = self.write();
+        let reallotted = allotment.set_holder(object, holder);
+        self.carry_out(&mut allotment, reallotted);
+    }
+
+    fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
         let Observed { key, uid, created, resource_version, ingress } = observed;
         let known = self.get(&key);
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
-        let in_use = same.and_then(|link| link.target.clone());
+        let in_use = match known {
+            None => self.last_targets.remove(&key).map(|(_, target)| target),
+            Some(_) => same.and_then(|link| link.target.clone()),
+        };
         let chosen = ingress.choose(in_use.as_ref());
         let state = if chosen.is_none() && in_use.is_some() { State::Stale } else { State::Live };
         let link = Link {
@@ -189,83 +212,70 @@ impl Store {
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             key,
         };
-        let change = (known.as_deref() != Some(&link)).then(|| self.put(writer, known, link));
+        let change = (known.as_deref() != Some(&link)).then(|| self.put(allotment, known, link));
         self.advance_serial(resource_version, change.is_some());
         change
     }
 
-    fn depart(&self, writer: &mut Writer, link: &Arc<Link>) -> Option<Change> {
+    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Option<Change> {
         match self.departed {
-            Departed::Dropped => Some(self.remove(writer, link)),
+            Departed::Dropped => Some(self.remove(allotment, link)),
             Departed::Kept => {
                 let gone = Link { target: None, state: State::Gone(Instant::now()), ..Link::clone(link) };
-                Some(self.put(writer, Some(Arc::clone(link)), gone))
+                Some(self.put(allotment, Some(Arc::clone(link)), gone))
             }
         }
     }
 
     /// Stores a link under its names. A new one takes its place among those that want them.
-    fn put(&self, writer: &mut Writer, before: Option<Arc<Link>>, mut link: Link) -> Change {
-        let dashed = dashed_name(&link.key);
-        let mut displaced = None;
+    fn put(&self, allotment: &mut Allotment, before: Option<Arc<Link>>, mut link: Link) -> Change {
+        let mut reallotted = Vec::new();
         if before.is_none() {
-            let rank = Rank::new(link.created, &link.key);
-            let object: Box<str> = names::external_target(&link.key.namespace, &link.key.name).into();
-            displaced = writer.objects.winner(&object).cloned();
-            writer.objects.add(object, rank.clone());
-            if let Some(dashed) = dashed.clone() {
-                writer.dashed.add(dashed, rank);
+            (link.external_target, reallotted) = allotment.add(&link.key, link.created);
+            if dotted_name(&link.key).is_some() {
+                self.count_below(&link.key, 1);
             }
-            link.external_target = writer.external_target(&link.key);
         }
         let link = Arc::new(link);
         self.links.insert(link.key.clone(), Arc::clone(&link));
         if let Some(dotted) = dotted_name(&link.key) {
-            if before.is_none() {
-                self.count_below(&link.key, 1);
-            }
             self.set_owner(dotted, Some(Arc::clone(&link)));
         }
-        if let Some(dashed) = dashed
-            && writer.dashed.winner(&dashed) == Some(&link.key)
-        {
-            self.set_owner(dashed, Some(Arc::clone(&link)));
+        if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
+            self.set_owner(label, Some(Arc::clone(&link)));
         }
-        if let Some(displaced) = displaced {
-            self.rename(writer, &displaced);
-        }
-        self.publish(before, Some(link))
+        let change = self.publish(before, Some(link));
+        self.carry_out(allotment, reallotted);
+        change
     }
 
     /// Takes a link and its claims out; whoever is next in the queue gets its names.
-    fn remove(&self, writer: &mut Writer, link: &Arc<Link>) -> Change {
-        let rank = Rank::new(link.created, &link.key);
-        let object: Box<str> = names::external_target(&link.key.namespace, &link.key.name).into();
-        writer.objects.remove(&object, &rank);
-        if let Some(dashed) = dashed_name(&link.key) {
-            writer.dashed.remove(&dashed, &rank);
-            let next = writer.dashed.winner(&dashed).and_then(|key| self.get(key));
-            self.set_owner(dashed, next);
-        }
+    fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
+        let reallotted = allotment.remove(&link.key);
+        self.carry_out(allotment, reallotted);
         if let Some(dotted) = dotted_name(&link.key) {
             self.set_owner(dotted, None);
             self.count_below(&link.key, -1);
         }
         self.links.remove(&link.key);
-        if let Some(next) = writer.objects.winner(&object).cloned() {
-            self.rename(writer, &next);
-        }
         self.publish(Some(Arc::clone(link)), None)
     }
 
-    /// Gives a link the external target name that is now its own.
-    fn rename(&self, writer: &mut Writer, key: &ServiceKey) {
-        let external_target = writer.external_target(key);
-        if let Some(link) = self.get(key)
-            && link.external_target != external_target
-        {
-            let renamed = Link { external_target, ..Link::clone(&link) };
-            self.put(writer, Some(link), renamed);
+    /// Gives names that have changed hands to their new owners.
+    fn carry_out(&self, allotment: &mut Allotment, changes: Vec<Reallotted>) {
+        for change in changes {
+            match change {
+                Reallotted::Label(label, owner) => {
+                    let owner = owner.and_then(|key| self.get(&key));
+                    self.set_owner(label, owner);
+                }
+                Reallotted::Object(key, external_target) => {
+                    if let Some(link) = self.get(&key) {
+                        let renamed = Link { external_target, ..Link::clone(&link) };
+                        self.put(allotment, Some(link), renamed);
+                    }
+                }
+            }
         }
     }
 
@@ -317,9 +327,9 @@ impl Store {
         }
     }
 
-    fn write(&self) -> MutexGuard<'_, Writer> {
+    fn write(&self) -> MutexGuard<'_, Allotment> {
         // A panic of another writer leaves claims and maps usable: each step stands for itself.
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.allotment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -366,26 +376,17 @@ impl Store {
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
+    /// Waits until it is known whom the external targets are labelled for.
+    pub async fn holders_known(&self) {
+        // The sender lives as long as `self`: waiting can't fail.
+        let _ = self.holders_known.subscribe().wait_for(|known| *known).await;
+    }
+
     /// Returns the serial of the zone: the low 32 bits of the newest version (RFC 1982 arithmetic).
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the low 32 bits are what is wanted")]
     pub fn serial(&self) -> u32 {
         self.serial.load(Ordering::Relaxed) as u32
-    }
-}
-
-// === impl Writer ===
-
-impl Writer {
-    /// Returns the external target name that belongs to a link: its first choice if it is first in
-    /// the queue for it, else the hashed one.
-    fn external_target(&self, key: &ServiceKey) -> Box<str> {
-        let wanted: Box<str> = names::external_target(&key.namespace, &key.name).into();
-        if self.objects.winner(&wanted) == Some(key) {
-            wanted
-        } else {
-            names::external_target_hashed(&key.namespace, &key.name).into()
-        }
     }
 }
 
@@ -395,11 +396,6 @@ fn dotted_name(key: &ServiceKey) -> Option<Box<[u8]>> {
         return None;
     }
     names::wire([key.name.as_bytes(), key.namespace.as_bytes()]).map(Into::into)
-}
-
-/// `<service>-<namespace>`: goes to the first in the queue.
-fn dashed_name(key: &ServiceKey) -> Option<Box<[u8]>> {
-    names::wire([names::dashed_label(&key.namespace, &key.name).as_bytes()]).map(Into::into)
 }
 
 #[cfg(test)]

@@ -70,6 +70,36 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
 }
 
 #[test]
+fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_points_at() {
+    let store = Store::new(Departed::Kept);
+    let key = ServiceKey::new("default", "web");
+    store.set_last_target(&key, Target::Hostname(Name::from_ascii("a.example.").unwrap()));
+    store.apply(seen("default", "web", "1", &[]));
+    assert_eq!(store.get(&key).unwrap().state, State::Stale);
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
+    store.apply(seen("default", "web", "1", &["b.example."]));
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("b.example"));
+}
+
+#[test]
+fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
+    let store = Store::new(Departed::Kept);
+    store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")));
+    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
+    assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
+    let mut feed = store.subscribe();
+    store.set_holder("x-y-z-ext", None);
+    assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
+    let mut renamed: Vec<String> = std::iter::from_fn(|| feed.try_recv().ok())
+        .map(|change| format!("{} {}", change.key, change.after.unwrap().external_target))
+        .collect();
+    renamed.sort();
+    let hashed = names::external_target_hashed("y-z", "x", 8);
+    assert_eq!(renamed, [format!("y-z/x {hashed}"), "z/x-y x-y-z-ext".to_owned()]);
+}
+
+#[test]
 fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
     let store = Store::new(Departed::Kept);
     let key = ServiceKey::new("default", "web");
@@ -110,7 +140,7 @@ fn a_list_replaces_everything_in_its_namespace() {
     let changes = store.replace(Some("default"), list, vec![ServiceKey::new("default", "unreadable")]);
     let mut lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
     lines.sort();
-    assert_eq!(lines, ["link default/new: none → c.example", "link default/old: a.example → none"]);
+    assert_eq!(lines, ["link default/new: none → c.example", "link default/old: forgotten"]);
 }
 
 #[test]
@@ -127,7 +157,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
         let name =
             |ns: &str, svc: &str| store.get(&ServiceKey::new(ns, svc)).unwrap().external_target.clone();
         assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
-        assert_eq!(*name("y-z", "x"), *names::external_target_hashed("y-z", "x"));
+        assert_eq!(*name("y-z", "x"), *names::external_target_hashed("y-z", "x", 8));
 
         // The winner goes: whoever is next gets both names, and not before.
         let key = ServiceKey::new("z", "x-y");

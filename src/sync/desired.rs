@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::service::{EXTERNAL_NAME, Service, Spec};
+use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
 use crate::store::{Link, ServiceKey, State, Target, host_text};
 
 /// The field manager of every write.
@@ -137,6 +137,17 @@ pub fn labelled_for(object: &Service) -> Option<ServiceKey> {
     (object.label(MANAGED_BY.0) == Some(MANAGED_BY.1))
         .then(|| Some(ServiceKey::new(object.label(ORIGINAL_NAMESPACE)?, object.label(ORIGINAL_NAME)?)))
         .flatten()
+}
+
+/// Returns the target that an external target points at.
+#[must_use]
+pub fn points_at(object: &Service) -> Option<Target> {
+    let host = object
+        .spec
+        .external_name
+        .as_deref()
+        .filter(|_| object.spec.type_.as_deref() == Some(EXTERNAL_NAME))?;
+    host_name(host).ok().map(Target::Hostname)
 }
 
 /// Returns whether lb-linker itself has written to the object.

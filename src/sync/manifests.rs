@@ -7,16 +7,17 @@ use std::sync::Arc;
 use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
-use serde_saphyr::Spanned;
-use tracing::{info, warn};
+use serde_saphyr::{Location, Spanned};
+use tracing::warn;
 
 use super::directory::{DirectoryError, changes};
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
-use super::watch::observe;
-use super::{SyncError, log_changes};
+use super::watch::{names_settled, observe};
+use super::{SyncError, log_changes, log_first_list};
 use crate::metrics::Metrics;
+use crate::names;
 use crate::store::{Observed, ServiceKey, Store};
 
 /// The endings of file names that are read.
@@ -47,30 +48,46 @@ impl ManifestSource {
         while changes.next().await.is_some() {
             let directory = self.directory.clone();
             files = tokio::task::spawn_blocking(move || files.read(&directory)).await??;
-            for sentence in std::mem::take(&mut files.news) {
+            for sentence in files.errors.drain(..).chain(files.notices.drain(..)) {
                 warn!("{sentence}");
             }
-            let first = !self.store.is_synced();
-            let list = files.services(&self.selection, &mut complaints);
-            let number = list.len();
-            let changes = self.store.replace(None, list, Vec::new());
-            self.store.set_synced();
-            if first {
-                info!("{number} LoadBalancer Services in {}: ready", self.directory.display());
+            names_settled(&self.store).await;
+            // What can't be read yet may hold anything: nothing is gone because it isn't seen.
+            if !self.store.is_synced() && files.unread() {
+                continue;
             }
-            log_changes(&self.metrics, changes);
+            let list = files.services(&self.selection, &mut complaints);
+            let changes = self.store.replace(None, list, Vec::new());
+            if self.store.is_synced() {
+                log_changes(&self.metrics, changes);
+            } else {
+                self.store.set_synced();
+                log_first_list(&self.store, &changes);
+            }
         }
         Err(SyncError::WatchEnded)
     }
 }
 
-/// Reads all manifests of a directory once and returns what is wrong with them.
+/// What a look at all manifests of a directory found.
+#[derive(Debug)]
+pub struct Checked {
+    /// How many Services would become links.
+    pub services: usize,
+    /// What can't be understood, with file, line and column.
+    pub errors: Vec<String>,
+    /// What is passed over.
+    pub notices: Vec<String>,
+}
+
+/// Reads all manifests of a directory once.
 ///
 /// # Errors
 /// If the directory can't be read.
-pub fn check(directory: &Path, selection: &Selection) -> Result<(usize, Vec<String>), DirectoryError> {
+pub fn check(directory: &Path, selection: &Selection) -> Result<Checked, DirectoryError> {
     let files = Files::default().read(directory)?;
-    Ok((files.services(selection, &mut Complaints::default()).len(), files.news))
+    let services = files.services(selection, &mut Complaints::default()).len();
+    Ok(Checked { services, errors: files.errors, notices: files.notices })
 }
 
 /// The files as they were read last.
@@ -78,8 +95,10 @@ pub fn check(directory: &Path, selection: &Selection) -> Result<(usize, Vec<Stri
 struct Files {
     by_name: BTreeMap<PathBuf, File>,
     twice: BTreeSet<String>,
-    /// What is to be said since the last look.
-    news: Vec<String>,
+    /// What couldn't be understood at the last look, with file, line and column.
+    errors: Vec<String>,
+    /// What was passed over at the last look and not before.
+    notices: Vec<String>,
 }
 
 /// One file: its bytes as they are now, and the Services of its last good content.
@@ -87,6 +106,8 @@ struct Files {
 struct File {
     content: Vec<u8>,
     services: Vec<Service>,
+    /// Whether it has ever been understood.
+    good: bool,
 }
 
 impl Files {
@@ -99,19 +120,24 @@ impl Files {
                 Ok(content) if content == file.content => {}
                 Ok(content) => {
                     match parse(&path, &content) {
-                        Ok(services) => file.services = services,
-                        Err(error) => self.news.push(kept(&error, &file)),
+                        Ok(services) => (file.services, file.good) = (services, true),
+                        Err(error) => self.errors.push(kept(&error, &file)),
                     }
                     file.content = content;
                 }
                 // Gone since the directory was listed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => self.news.push(kept(&format!("{}: {error}", path.display()), &file)),
+                Err(error) => self.errors.push(kept(&format!("{}: {error}", path.display()), &file)),
             }
             self.by_name.insert(path, file);
         }
         self.report_twice();
         Ok(self)
+    }
+
+    /// Returns whether there is a file that has never been understood.
+    fn unread(&self) -> bool {
+        self.by_name.values().any(|file| !file.good)
     }
 
     /// The same Service in two files: the first file by name has it.
@@ -132,7 +158,7 @@ impl Files {
                 }
             }
         }
-        self.news.extend(twice.difference(&self.twice).cloned());
+        self.notices.extend(twice.difference(&self.twice).cloned());
         self.twice = twice;
     }
 
@@ -150,9 +176,10 @@ impl Files {
 }
 
 fn kept(what: &str, file: &File) -> String {
-    match file.services.len() {
-        0 => format!("{what}; the file is passed over"),
-        number => format!("{what}; its last good content stays in force ({number} Services)"),
+    if file.good {
+        format!("{what}; its last good content stays in force")
+    } else {
+        format!("{what}; the file is passed over")
     }
 }
 
@@ -186,22 +213,19 @@ struct List {
 }
 
 impl List {
-    /// Returns the Services in it.
-    fn services(self, path: &Path) -> Result<Vec<Service>, String> {
+    /// Returns the Services in it, and where they begin.
+    fn services(self, place: impl Fn(Location) -> String) -> Result<Vec<(String, Service)>, String> {
         // Items of a ServiceList don't repeat what they are.
         let is = |item: &Value, field, what| item.get(field).is_none_or(|found| found == what);
         self.items
             .into_iter()
             .filter(|item| is(&item.value, "apiVersion", "v1") && is(&item.value, "kind", "Service"))
-            .map(|Spanned { value, defined: at, .. }| {
-                serde_json::from_value(value).map_err(|error| {
-                    format!(
-                        "{}:{}:{}: this item of the list: {error}",
-                        path.display(),
-                        at.line(),
-                        at.column()
-                    )
-                })
+            .map(|Spanned { value, defined, .. }| {
+                let here = place(defined);
+                match serde_json::from_value(value) {
+                    Ok(service) => Ok((here, service)),
+                    Err(error) => Err(format!("{here}: this item of the list: {error}")),
+                }
             })
             .collect()
     }
@@ -213,30 +237,35 @@ impl List {
 /// One sentence that begins with file, line and column.
 fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
     let at = |error: serde_saphyr::Error| located(&path.display().to_string(), &error);
+    let place = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
     let mut found = Vec::new();
     let mut heads = content;
     let mut services = content;
     let mut lists = content;
     // Three looks at the same documents: what it is decides which look counts.
-    let documents = serde_saphyr::read::<_, Head>(&mut heads)
+    let documents = serde_saphyr::read::<_, Spanned<Head>>(&mut heads)
         .zip(serde_saphyr::read::<_, Service>(&mut services))
         .zip(serde_saphyr::read::<_, List>(&mut lists));
     for ((head, service), list) in documents {
         let head = head.map_err(at)?;
-        match (head.api_version.as_deref(), head.kind.as_deref()) {
-            (Some("v1"), Some("Service")) => found.push(service.map_err(at)?),
-            (Some("v1"), Some("List" | "ServiceList")) => {
-                found.extend(list.map_err(at)?.services(path)?);
-            }
+        let here = place(head.defined);
+        match (head.value.api_version.as_deref(), head.value.kind.as_deref()) {
+            (Some("v1"), Some("Service")) => found.push((here, service.map_err(at)?)),
+            (Some("v1"), Some("List" | "ServiceList")) => found.extend(list.map_err(at)?.services(place)?),
+            (None, _) => return Err(format!("{here}: this document has no apiVersion")),
+            (_, None) => return Err(format!("{here}: this document has no kind")),
             _ => {}
         }
     }
-    if let Some(nameless) = found.iter().position(|service| service.metadata.name.is_none()) {
-        return Err(format!(
-            "{}: Service {} of this file has no metadata.name",
-            path.display(),
-            nameless + 1
-        ));
+    for (here, service) in &found {
+        let ServiceKey { namespace, name } = service.key();
+        for (field, value) in [("name", name), ("namespace", namespace)] {
+            if !names::is_label(&value) {
+                return Err(format!(
+                    "{here}: metadata.{field} {value:?} isn't 1 to 63 lower-case letters, digits and hyphens"
+                ));
+            }
+        }
     }
-    Ok(found)
+    Ok(found.into_iter().map(|(_, service)| service).collect())
 }

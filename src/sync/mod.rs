@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
-use crate::store::Change;
+use crate::store::{Change, Store};
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -85,8 +85,17 @@ fn log_changes(metrics: &Metrics, changes: impl IntoIterator<Item = Change>) {
 }
 
 fn log_change(metrics: &Metrics, change: &Change) {
-    if change.retargeted().is_some() {
+    if change.before.is_some() && change.retargeted().is_some() {
         metrics.target_changes.inc();
     }
     info!("{change}");
+}
+
+/// The first list is news about lb-linker, not about the links: one line of each would bury
+/// everything else.
+fn log_first_list(store: &Store, changes: &[Change]) {
+    for change in changes {
+        debug!("{change}");
+    }
+    info!("ready: load balancers: {}", store.links().len());
 }

@@ -56,21 +56,19 @@ impl Objects {
     }
 
     /// Takes over an object from the watch or from the answer to a write, whichever is newer.
-    /// Returns whether it was news.
-    pub fn apply(&mut self, service: Service) -> bool {
-        let Some(name) = service.metadata.name.as_deref() else { return false };
+    pub fn apply(&mut self, service: Service) {
+        let Some(name) = service.metadata.name.as_deref() else { return };
         if self.deleted.get(service.uid()).is_some_and(|deleted| deleted == name) {
-            return false;
+            return;
         }
         if let Some(known) = self.by_name.get(name)
             && known.uid() == service.uid()
             && known.version().is_some()
             && known.version() >= service.version()
         {
-            return false;
+            return;
         }
         self.insert(service);
-        true
     }
 
     /// Takes over from the watch that an object is gone.
@@ -134,10 +132,14 @@ mod tests {
     #[test]
     fn the_newer_of_watch_and_write_wins() {
         let mut objects = Objects::default();
-        assert!(objects.apply(object("a", "1", 5, "web")));
-        assert!(!objects.apply(object("a", "1", 5, "web")), "the watch repeats our write");
-        assert!(!objects.apply(object("a", "1", 4, "web")), "an older event");
-        assert!(objects.apply(object("a", "2", 3, "web")), "another object of that name");
+        let mut version_after = |object| {
+            objects.apply(object);
+            objects.get("a").unwrap().version()
+        };
+        assert_eq!(version_after(object("a", "1", 5, "web")), Some(5));
+        assert_eq!(version_after(object("a", "1", 4, "web")), Some(5), "an older event");
+        assert_eq!(version_after(object("a", "1", 6, "web")), Some(6));
+        assert_eq!(version_after(object("a", "2", 3, "web")), Some(3), "another object of that name");
     }
 
     #[test]
@@ -156,7 +158,8 @@ mod tests {
         let mut objects = Objects::default();
         objects.apply(object("a", "1", 5, "web"));
         objects.removed_by_us("a");
-        assert!(!objects.apply(object("a", "1", 6, "web")));
+        objects.apply(object("a", "1", 6, "web"));
+        assert!(objects.get("a").is_none());
         objects.apply(object("a", "2", 8, "web"));
         objects.remove("a", "1");
         assert_eq!(objects.get("a").unwrap().uid(), "2", "the end of the old one isn't the new one's");

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::time::{DelayQueue, delay_queue};
 use tracing::{info, warn};
 
-use super::desired::{Step, Write, labelled_for, next_step, written_by_us};
+use super::desired::{Step, Write, labelled_for, next_step, points_at, written_by_us};
 use super::objects::Objects;
 use super::selection::Selection;
 use super::service::Service;
@@ -144,27 +144,50 @@ impl Reconciler {
 
     fn observe(&mut self, event: ObjectEvent) {
         match event {
-            ObjectEvent::Listed(list) => {
-                self.objects.replace(list);
-                self.outdated.clear();
-                if self.listed {
-                    self.adopt_departed();
-                    self.queue_all();
-                }
-                self.listed = true;
-            }
+            ObjectEvent::Listed(list) => self.take_list(list),
+            ObjectEvent::Unseen => self.settings.store.set_holders_known(),
             ObjectEvent::Applied(object) => {
                 let name = object.metadata.name.clone().unwrap_or_default();
-                self.queue_concerned(&name);
-                if self.objects.apply(*object) {
-                    self.queue_concerned(&name);
-                }
+                self.change_object(&name, |objects| objects.apply(*object));
             }
             ObjectEvent::Deleted { name, uid } => {
-                self.queue_concerned(&name);
-                self.objects.remove(&name, &uid);
+                self.change_object(&name, |objects| objects.remove(&name, &uid));
             }
         }
+    }
+
+    fn take_list(&mut self, list: Vec<Service>) {
+        let store = Arc::clone(&self.settings.store);
+        let before: Vec<String> = self.objects.names().cloned().collect();
+        self.objects.replace(list);
+        self.outdated.clear();
+        for name in before.iter().filter(|name| self.objects.get(name).is_none()) {
+            store.set_holder(name, None);
+        }
+        for name in self.objects.names() {
+            let object = self.objects.get(name);
+            let holder = object.and_then(|object| labelled_for(object));
+            if let (Some(holder), Some(target)) = (&holder, object.and_then(|object| points_at(object))) {
+                store.set_last_target(holder, target);
+            }
+            store.set_holder(name, holder.as_ref());
+        }
+        store.set_holders_known();
+        if self.listed {
+            self.adopt_departed();
+            self.queue_all();
+        }
+        self.listed = true;
+    }
+
+    /// Changes what is known of the object of this name, and queues the links that it mattered to
+    /// before and matters to now.
+    fn change_object(&mut self, name: &str, change: impl FnOnce(&mut Objects)) {
+        self.queue_concerned(name);
+        change(&mut self.objects);
+        let holder = self.objects.get(name).and_then(|object| labelled_for(object));
+        self.settings.store.set_holder(name, holder.as_ref());
+        self.queue_concerned(name);
     }
 
     /// Queues the links that the object of this name matters to, as it is now known.
@@ -293,15 +316,15 @@ impl Reconciler {
                 self.backoff.remove(&key);
                 self.trouble.over("external targets can be written again");
                 self.log_write(&object, &write, after.as_ref());
-                match after {
-                    Some(after) => drop(self.objects.apply(after)),
-                    None => self.objects.removed_by_us(write.object()),
-                }
+                self.change_object(write.object(), |objects| match after {
+                    Some(after) => objects.apply(after),
+                    None => objects.removed_by_us(write.object()),
+                });
                 self.queue(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 self.backoff.remove(&key);
-                self.objects.removed_by_us(write.object());
+                self.change_object(write.object(), |objects| objects.removed_by_us(write.object()));
                 self.queue(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {

@@ -200,7 +200,7 @@ fn usable(entries: &[IngressEntry]) -> (Ingress, Vec<Unusable>) {
 }
 
 /// The API server accepts labels of 64 and more characters, which DNS can't carry.
-fn host_name(host: &str) -> Result<Name, String> {
+pub(super) fn host_name(host: &str) -> Result<Name, String> {
     let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|error| error.to_string())?;
     if name.is_root() {
         return Err("the root isn't a host".to_owned());

@@ -1,6 +1,7 @@
 //! The source of links in a cluster: the watch of LoadBalancer Services.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -8,12 +9,11 @@ use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
-use tracing::info;
 
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Trouble, explain_watch, watch_code};
-use super::{SyncError, log_changes};
+use super::{SyncError, log_changes, log_first_list};
 use crate::metrics::Metrics;
 use crate::store::{Change, Observed, ServiceKey, Store};
 
@@ -22,6 +22,9 @@ const PAGE_SIZE: u32 = 100;
 /// Seconds after which the API server ends a watch. A connection that died in silence is noticed
 /// 5 s later, which keeps it below a minute.
 const WATCH_SECONDS: u32 = 50;
+
+/// How long links wait for it to be known who holds which name.
+const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the watch of LoadBalancer Services needs.
 #[derive(Clone)]
@@ -82,6 +85,7 @@ impl ClusterSource {
                 Event::InitApply(object) => scope.list.add(&self, object, &mut complaints),
                 Event::InitDone => {
                     scope.listed = true;
+                    names_settled(&self.store).await;
                     let List { seen, unreadable } = std::mem::take(&mut scope.list);
                     let changes = self.store.replace(scope.namespace.as_deref(), seen, unreadable);
                     complaints.retain(|key| self.store.get(key).is_some());
@@ -114,11 +118,9 @@ impl ClusterSource {
             log_changes(&self.metrics, changes);
             return;
         }
-        // One line a load balancer would bury everything else.
-        self.metrics.target_changes.inc_by(changes.len() as u64);
         if complete {
             self.store.set_synced();
-            info!("{} LoadBalancer Services listed: ready", self.store.links().len());
+            log_first_list(&self.store, &changes);
         }
     }
 
@@ -184,6 +186,13 @@ impl List {
             None => self.unreadable.push(key),
         }
     }
+}
+
+/// Waits, for a while, until it is known who holds which name: a name must not go to somebody else
+/// because Services were listed sooner than external targets.
+pub(super) async fn names_settled(store: &Store) {
+    // Where the API server answers the one list and not the other, DNS does without.
+    let _ = tokio::time::timeout(HOLDERS_PATIENCE, store.holders_known()).await;
 }
 
 /// Returns the object, or reports it: one that can't be read must not stop the others.

@@ -20,6 +20,8 @@ use super::watch::{readable, services};
 pub enum ObjectEvent {
     /// A complete list.
     Listed(Vec<Service>),
+    /// They can't be seen now; the reason has been logged.
+    Unseen,
     /// An object is new or changed.
     Applied(Box<Service>),
     /// An object is gone.
@@ -199,7 +201,7 @@ fn namespace_events(
                         "lb-linker needs the Role of deploy/ there",
                     ),
                 );
-                return std::future::ready(None);
+                return std::future::ready(Some(ObjectEvent::Unseen));
             }
         };
         if !matches!(event, Event::Init) {

@@ -28,6 +28,9 @@ fn bad_input_ends_the_program_with_one_sentence_and_exit_code_2() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     let none: &[&str] = &["--upstream", "none"];
+    let broken_manifests = tempfile::tempdir().unwrap();
+    std::fs::write(broken_manifests.path().join("web.yaml"), "apiVersion: v1\nkind: Service\nmetadata: [\n")
+        .unwrap();
     let manifests = ["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"];
     for (args, sentence) in [
         ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a DNS name".to_owned()),
@@ -56,6 +59,10 @@ fn bad_input_ends_the_program_with_one_sentence_and_exit_code_2() {
         (
             vec!["--upstream", "127.0.0.1:5301", "--listen", "127.0.0.1:5301"],
             "is lb-linker's own --listen 127.0.0.1:5301".to_owned(),
+        ),
+        (
+            vec!["--manifests", broken_manifests.path().to_str().unwrap(), "--upstream", "none"],
+            format!("lb-linker: {}:3:", broken_manifests.path().join("web.yaml").display()),
         ),
         (vec!["--upstream", "/nonexistent"], "lb-linker: --upstream /nonexistent: No such file".to_owned()),
     ] {

@@ -162,3 +162,38 @@ async fn file(directory: &Path, name: &str, host: Option<&str>) {
     };
     eventually(&format!("{} → {host:?}", path.display()), look).await;
 }
+
+#[tokio::test]
+async fn of_two_links_that_want_one_name_the_holder_keeps_it_through_recreation_and_restart() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    // x-y in z, and x in y-z: both want x-y-z-ext.
+    let z = cluster.create_namespace("z").await;
+    let y_z = format!("y-{z}");
+    plane.kubectl(&["create", "namespace", &y_z]);
+    let args = ["--upstream", "none"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    let shared = format!("x-y-{z}-ext");
+    let question = format!("x-y-{z}.lb.internal. CNAME");
+    cluster.create_load_balancer(&z, "x-y").await;
+    cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("a.example.com")]).await;
+    let first = external_target(&cluster, &target, &shared, "a.example.com").await;
+    cluster.create_load_balancer(&y_z, "x").await;
+    cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("b.example.com")]).await;
+    let hashed = lb_linker::names::external_target_hashed(&y_z, "x", 8);
+    external_target(&cluster, &target, &hashed, "b.example.com").await;
+    answers(linker.dns, &question, "a.example.com.").await;
+    answers(linker.dns, &format!("x.{y_z}.lb.internal. CNAME"), "b.example.com.").await;
+
+    // The holder is recreated, younger now than its rival, and lb-linker is restarted in between.
+    cluster.delete_service(&z, "x-y").await;
+    answers(linker.dns, &question, "No Error").await;
+    linker.kill();
+    cluster.create_load_balancer(&z, "x-y").await;
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("c.example.com")]).await;
+    let second = external_target(&cluster, &target, &shared, "c.example.com").await;
+    assert_eq!(first.metadata.uid, second.metadata.uid);
+    answers(linker.dns, &question, "c.example.com.").await;
+    external_target(&cluster, &target, &hashed, "b.example.com").await;
+}

@@ -1,0 +1,38 @@
+# For GNU make. Parts of a target run one after the other: they share cargo's build directory.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test build lint control-plane has-rust
+
+# The oldest Rust that builds lb-linker.
+RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: has-rust ## show lb-linker at work, without a cluster (the first build takes some minutes)
+	cargo build --locked --bin lb-linker --example demo
+	@cargo run --locked --quiet --example demo
+
+test: has-rust control-plane ## run every test, against a real kube-apiserver
+	cargo test --locked
+
+build: has-rust ## build target/release/lb-linker
+	cargo build --locked --release --bin lb-linker
+
+lint: has-rust ## check format, lints and documentation
+	cargo fmt --check
+	cargo clippy --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
+
+control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
+	tests/control-plane/build
+
+# Says what is missing and how to get it, in one sentence, before anything is built.
+has-rust:
+	@command -v cargo >/dev/null || { \
+	    echo "lb-linker needs Rust $(RUST) or newer, and there is no cargo on the PATH: install it from https://rustup.rs" >&2; exit 1; }
+	@version=$$(rustc --version | cut -d ' ' -f 2); \
+	[ "$$(printf '%s\n' "$(RUST)" "$$version" | sort -V | head -n 1)" = "$(RUST)" ] || { \
+	    echo "lb-linker needs Rust $(RUST) or newer, and this is Rust $${version:-unknown}: get a newer one with 'rustup update', or from https://rustup.rs" >&2; exit 1; }
+	@command -v "$${CC:-cc}" >/dev/null || { \
+	    echo "Rust needs a C compiler to link with, and there is no $${CC:-cc} on the PATH: install gcc or clang (on Debian and Ubuntu: apt-get install build-essential)" >&2; exit 1; }

@@ -1,0 +1,149 @@
+//! The lb-linker program as a child process, and its log.
+
+use std::error::Error;
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::timeout;
+
+/// How long lb-linker may take to open its ports, and to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often to look whether it has ended.
+const POLL: Duration = Duration::from_millis(5);
+
+/// A running lb-linker. Dropping it ends it.
+#[derive(Debug)]
+pub struct Linker {
+    child: Child,
+    log: UnboundedReceiver<String>,
+}
+
+impl Linker {
+    /// Starts lb-linker in `directory` with these arguments, and without the flags that the
+    /// environment may hold.
+    ///
+    /// # Errors
+    /// If the program isn't there.
+    pub fn start(directory: &Path, arguments: &[&str]) -> Result<Self, Box<dyn Error>> {
+        let program = program()?;
+        let mut command = Command::new(&program);
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().starts_with("LB_LINKER_") {
+                command.env_remove(variable);
+            }
+        }
+        command.env_remove("RUST_LOG").current_dir(directory).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
+        let (sender, log) = unbounded_channel();
+        if let Some(stderr) = child.stderr.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                    // Nobody reads any more: lb-linker must be able to write all the same.
+                    let _ = sender.send(line);
+                }
+            });
+        }
+        Ok(Self { child, log })
+    }
+
+    /// Returns the next line of the log, or nothing when lb-linker has ended.
+    pub async fn next_line(&mut self) -> Option<String> {
+        self.log.recv().await
+    }
+
+    /// Returns the next line of the log if it is there already.
+    pub fn line_at_hand(&mut self) -> Option<String> {
+        self.log.try_recv().ok()
+    }
+
+    /// Waits until lb-linker has opened its ports. Returns where it answers DNS, and the lines of its log so
+    /// far.
+    ///
+    /// # Errors
+    /// If it ends instead, or takes longer than 10 s.
+    pub async fn dns_address(&mut self) -> Result<(SocketAddr, Vec<String>), Box<dyn Error>> {
+        let mut lines = Vec::new();
+        let told = timeout(PATIENCE, async {
+            while let Some(line) = self.next_line().await {
+                let address = dns_address(&line);
+                lines.push(line);
+                if address.is_some() {
+                    return address;
+                }
+            }
+            None
+        });
+        match told.await {
+            Ok(Some(address)) => Ok((address, lines)),
+            Ok(None) => Err(format!("lb-linker has ended at once, and said: {}", lines.join("\n")).into()),
+            Err(_) => Err(format!("lb-linker hasn't opened its DNS port within {PATIENCE:?}").into()),
+        }
+    }
+
+    /// Returns how lb-linker has ended, if it has.
+    ///
+    /// # Errors
+    /// If the operating system doesn't tell.
+    pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Ends lb-linker by SIGTERM, or by force if it hasn't ended within 10 s.
+    ///
+    /// # Errors
+    /// If the operating system doesn't tell how it ended.
+    pub fn stop(&mut self) -> io::Result<ExitStatus> {
+        if let Some(status) = self.ended()? {
+            return Ok(status);
+        }
+        // Not waited for yet, so the id is still its own.
+        if let Ok(id) = self.child.id().try_into() {
+            kill(Pid::from_raw(id), Signal::SIGTERM)?;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            thread::sleep(POLL);
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Linker {
+    fn drop(&mut self) {
+        let _ = self.stop();
+    }
+}
+
+/// Finds the program: `$LB_LINKER`, else beside this example (`target/debug/examples/demo`).
+fn program() -> Result<PathBuf, Box<dyn Error>> {
+    if let Some(path) = std::env::var_os("LB_LINKER") {
+        // It is started in another directory.
+        return Ok(std::path::absolute(path)?);
+    }
+    let this = std::env::current_exe()?;
+    let beside = this.ancestors().nth(2).map(|profile| profile.join("lb-linker"));
+    match beside {
+        Some(path) if path.exists() => Ok(path),
+        _ => Err("there is no lb-linker program beside the demo: `cargo build` makes it, \
+                  or LB_LINKER names another one"
+            .into()),
+    }
+}
+
+/// Reads the address in `… DNS on 127.0.0.1:41234, by UDP and TCP`.
+fn dns_address(line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once("DNS on ")?;
+    rest.split(',').next()?.parse().ok()
+}

@@ -1,0 +1,163 @@
+//! The manifests that lb-linker reads and the external targets that it writes, as the demo sees them.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// The manifests that every demo begins with.
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/manifests");
+
+/// A LoadBalancer Service of a manifest.
+#[derive(Clone, Debug)]
+pub struct LoadBalancer {
+    /// The file that it stands in.
+    pub file: PathBuf,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The hostnames and addresses of its status.
+    pub ingress: Vec<Ingress>,
+}
+
+/// An entry of `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Ingress {
+    /// A hostname.
+    pub hostname: Option<String>,
+    /// An IPv4 or IPv6 address.
+    pub ip: Option<String>,
+}
+
+/// A Service, or a List of them.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Object {
+    metadata: Metadata,
+    spec: Spec,
+    status: Status,
+    items: Vec<Object>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Spec {
+    r#type: String,
+    external_name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    load_balancer: LoadBalancerStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct LoadBalancerStatus {
+    ingress: Vec<Ingress>,
+}
+
+impl LoadBalancer {
+    /// Returns the hostname that the cloud gave it, if it gave one.
+    pub fn hostname(&self) -> Option<&str> {
+        self.ingress.iter().find_map(|entry| entry.hostname.as_deref())
+    }
+
+    /// Returns the addresses that the cloud gave it.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.ingress.iter().filter_map(|entry| entry.ip.as_deref())
+    }
+}
+
+/// Copies the examples to `directory`.
+///
+/// # Errors
+/// If a file can't be read or written.
+pub fn copy_examples(directory: &Path) -> io::Result<()> {
+    fs::create_dir(directory)?;
+    for entry in fs::read_dir(EXAMPLES)? {
+        let entry = entry?;
+        fs::copy(entry.path(), directory.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Returns the load balancers of all manifests in `directory`, by file.
+///
+/// # Errors
+/// If a file can't be read or understood.
+pub fn load_balancers(directory: &Path) -> Result<Vec<LoadBalancer>, Box<dyn Error>> {
+    let mut found = Vec::new();
+    for file in files(directory)? {
+        let object = read(&file)?;
+        let services = if object.items.is_empty() { vec![object] } else { object.items };
+        found.extend(services.into_iter().filter(|service| service.spec.r#type == "LoadBalancer").map(
+            |service| LoadBalancer {
+                file: file.clone(),
+                namespace: service.metadata.namespace,
+                name: service.metadata.name,
+                ingress: service.status.load_balancer.ingress,
+            },
+        ));
+    }
+    Ok(found)
+}
+
+/// Puts `new` in the place of `old` in a file. Readers see the old file or the new one.
+///
+/// # Errors
+/// If `old` isn't in it, or the file can't be read or written.
+pub fn replace(file: &Path, old: &str, new: &str) -> Result<(), Box<dyn Error>> {
+    let text = fs::read_to_string(file)?;
+    if !text.contains(old) {
+        return Err(format!("{}: there is no {old} in it", file.display()).into());
+    }
+    let partial = file.with_extension("partial");
+    fs::write(&partial, text.replace(old, new))?;
+    Ok(fs::rename(partial, file)?)
+}
+
+/// Returns the external targets in `directory`: name and `spec.externalName`, by name.
+///
+/// # Errors
+/// If a file can't be read or understood.
+pub fn external_targets(directory: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>> {
+    let mut targets = Vec::new();
+    for file in files(directory)? {
+        match read(&file) {
+            Ok(object) => targets.push((object.metadata.name, object.spec.external_name)),
+            // Removed since the directory was listed.
+            Err(_) if !file.exists() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(targets)
+}
+
+/// Returns the files of a directory that aren't hidden, by name; none if it isn't there.
+fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    files.retain(|file| file.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.')));
+    files.sort();
+    Ok(files)
+}
+
+fn read(file: &Path) -> Result<Object, Box<dyn Error>> {
+    let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(serde_saphyr::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?)
+}

@@ -1,0 +1,396 @@
+//! Who gets a name that several links want: external targets' names, and the labels
+//! `<service>-<namespace>` directly below a zone.
+//!
+//! For each name the holder wins, which is the link that the existing object of that name is
+//! labelled for; where nobody holds it the oldest Service, then by namespace and name. A link that
+//! loses the name of its external target takes the next of its candidates.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
+
+use super::ServiceKey;
+use crate::names;
+
+/// A link's place in the queue for a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    created: i64,
+    key: ServiceKey,
+}
+
+/// For each name the links that want it, the oldest first.
+#[derive(Debug)]
+struct Claims<N>(HashMap<N, BTreeSet<Rank>>);
+
+impl<N> Default for Claims<N> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<N: Clone + Eq + Hash> Claims<N> {
+    fn add(&mut self, name: &N, rank: Rank) {
+        self.0.entry(name.clone()).or_default().insert(rank);
+    }
+
+    fn remove(&mut self, name: &N, rank: &Rank) {
+        if let Some(claimants) = self.0.get_mut(name) {
+            claimants.remove(rank);
+            if claimants.is_empty() {
+                self.0.remove(name);
+            }
+        }
+    }
+
+    /// Returns whose name it is: the claimant that holds it, else the first.
+    fn winner(&self, name: &N, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
+        let claimants = self.0.get(name)?;
+        // Nearly always there is just one.
+        let holder = if claimants.len() > 1 { claimants.iter().find(|rank| holds(&rank.key)) } else { None };
+        holder.or(claimants.first()).map(|rank| &rank.key)
+    }
+}
+
+/// A link whose names have changed hands: it has to be stored again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reallotted {
+    /// The link has another external target's name from now on.
+    Object(ServiceKey, Box<str>),
+    /// The label is this link's from now on, or nobody's.
+    Label(Box<[u8]>, Option<ServiceKey>),
+}
+
+/// Which name is whose.
+#[derive(Debug, Default)]
+pub(super) struct Allotment {
+    created: HashMap<ServiceKey, i64>,
+    objects: Claims<Box<str>>,
+    labels: Claims<Box<[u8]>>,
+    /// What links claim and have, where that isn't just their first choice.
+    losers: HashMap<ServiceKey, Vec<Box<str>>>,
+    /// By object name the link that it is labelled for.
+    holders: HashMap<Box<str>, ServiceKey>,
+}
+
+impl Allotment {
+    /// Takes a link in that was created at that time (seconds since 1970; without one only its name
+    /// counts). Returns the name of its external target, and what changed for others.
+    pub(super) fn add(&mut self, key: &ServiceKey, created: Option<i64>) -> (Box<str>, Vec<Reallotted>) {
+        let created = created.unwrap_or(i64::MIN);
+        self.created.insert(key.clone(), created);
+        let mut changes = Vec::new();
+        if let Some(label) = label(key) {
+            let before = self.label_winner(&label).cloned();
+            self.labels.add(&label, Rank { created, key: key.clone() });
+            self.note_label(label, before.as_ref(), &mut changes);
+        }
+        self.settle(vec![key.clone()], &mut changes);
+        let mut own = first_choice(key);
+        changes.retain(|change| match change {
+            Reallotted::Object(whose, name) if whose == key => {
+                own = name.clone();
+                false
+            }
+            _ => true,
+        });
+        (own, changes)
+    }
+
+    /// Lets a link go. Returns what changed for others.
+    pub(super) fn remove(&mut self, key: &ServiceKey) -> Vec<Reallotted> {
+        let mut changes = Vec::new();
+        let claimed = self.claimed(key);
+        let Some(created) = self.created.remove(key) else { return changes };
+        let rank = Rank { created, key: key.clone() };
+        if let Some(label) = label(key) {
+            let before = self.label_winner(&label).cloned();
+            self.labels.remove(&label, &rank);
+            self.note_label(label, before.as_ref(), &mut changes);
+        }
+        self.losers.remove(key);
+        let mut next = Vec::new();
+        for name in claimed {
+            self.objects.remove(&name, &rank);
+            next.extend(self.object_winner(&name).cloned());
+        }
+        self.settle(next, &mut changes);
+        changes
+    }
+
+    /// Takes over which link an object is labelled for, if it is one of ours at all. Returns what
+    /// changed.
+    pub(super) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reallotted> {
+        let before = self.holders.get(object).cloned();
+        if before.as_ref() == holder {
+            return Vec::new();
+        }
+        let concerned: Vec<ServiceKey> = [before.as_ref(), holder].into_iter().flatten().cloned().collect();
+        let labels: Vec<Box<[u8]>> = concerned.iter().filter_map(label).collect();
+        let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
+        match holder {
+            Some(holder) => self.holders.insert(object.into(), holder.clone()),
+            None => self.holders.remove(object),
+        };
+        let mut changes = Vec::new();
+        for (label, owner) in labels.into_iter().zip(owners) {
+            self.note_label(label, owner.as_ref(), &mut changes);
+        }
+        let mut dirty = concerned;
+        dirty.extend(self.object_winner(object).cloned());
+        dirty.retain(|key| self.created.contains_key(key));
+        self.settle(dirty, &mut changes);
+        changes
+    }
+
+    /// Returns whether a label is this link's.
+    pub(super) fn has_label(&self, key: &ServiceKey) -> bool {
+        label(key).is_some_and(|label| self.label_winner(&label) == Some(key))
+    }
+
+    /// Gives each of these links the first of its candidates that it wins, and everybody whom that
+    /// concerns another look.
+    fn settle(&mut self, mut dirty: Vec<ServiceKey>, changes: &mut Vec<Reallotted>) {
+        while let Some(key) = dirty.pop() {
+            let Some(created) = self.created.get(&key).copied() else { continue };
+            let rank = Rank { created, key: key.clone() };
+            let claimed = self.claimed(&key);
+            let had = claimed.last().cloned();
+            let mut claims = Vec::new();
+            for candidate in self.candidates(&key) {
+                let before = self.object_winner(&candidate).cloned();
+                self.objects.add(&candidate, rank.clone());
+                claims.push(candidate.clone());
+                if self.object_winner(&candidate) == Some(&key) {
+                    dirty.extend(before.filter(|before| *before != key));
+                    break;
+                }
+            }
+            for name in claimed.iter().filter(|name| !claims.contains(name)) {
+                self.objects.remove(name, &rank);
+                dirty.extend(self.object_winner(name).cloned());
+            }
+            let has = claims.last().cloned();
+            if claims.len() == 1 && has.as_deref() == Some(&*first_choice(&key)) {
+                self.losers.remove(&key);
+            } else {
+                self.losers.insert(key.clone(), claims);
+            }
+            if let Some(has) = has.filter(|has| Some(has) != had.as_ref()) {
+                changes.push(Reallotted::Object(key, has));
+            }
+        }
+    }
+
+    /// The names of the link's external target in the order of its wishes. The name that the earlier
+    /// operator cut off at 63 characters counts only where the link has it already.
+    fn candidates(&self, key: &ServiceKey) -> Vec<Box<str>> {
+        let ServiceKey { namespace, name } = key;
+        let earlier = Some(names::earlier_external_target(namespace, name).into_boxed_str())
+            .filter(|earlier| self.holders.get(earlier) == Some(key));
+        let hashed =
+            names::HASH_DIGITS.map(|digits| names::external_target_hashed(namespace, name, digits).into());
+        earlier.into_iter().chain([first_choice(key)]).chain(hashed).collect()
+    }
+
+    /// Returns the names that a link claims; the last one it has.
+    fn claimed(&self, key: &ServiceKey) -> Vec<Box<str>> {
+        let first = || {
+            let first = first_choice(key);
+            let has_it =
+                self.objects.0.get(&first).is_some_and(|ranks| ranks.iter().any(|rank| rank.key == *key));
+            if has_it { vec![first] } else { Vec::new() }
+        };
+        self.losers.get(key).cloned().unwrap_or_else(first)
+    }
+
+    fn object_winner(&self, name: &str) -> Option<&ServiceKey> {
+        let name: Box<str> = name.into();
+        self.objects.winner(&name, |key| self.holders.get(&name) == Some(key))
+    }
+
+    /// A label goes with the external target that bears the same name.
+    #[expect(clippy::borrowed_box, reason = "the key of a map of boxes")]
+    fn label_winner(&self, label: &Box<[u8]>) -> Option<&ServiceKey> {
+        self.labels.winner(label, |key| self.holders.get(&first_choice(key)) == Some(key))
+    }
+
+    fn note_label(&self, label: Box<[u8]>, before: Option<&ServiceKey>, changes: &mut Vec<Reallotted>) {
+        let now = self.label_winner(&label);
+        if now != before {
+            let now = now.cloned();
+            changes.push(Reallotted::Label(label, now));
+        }
+    }
+}
+
+fn first_choice(key: &ServiceKey) -> Box<str> {
+    names::external_target(&key.namespace, &key.name).into()
+}
+
+/// Returns the label `<service>-<namespace>` in wire form.
+pub(super) fn label(key: &ServiceKey) -> Option<Box<[u8]>> {
+    names::wire([names::dashed_label(&key.namespace, &key.name).as_bytes()]).map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::collections::hash_map::Entry;
+
+    use rand::rngs::StdRng;
+    use rand::seq::SliceRandom;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    /// What the store would know: each link's external target, and whose each label is.
+    #[derive(Debug, Default, PartialEq)]
+    struct Known {
+        objects: BTreeMap<ServiceKey, Box<str>>,
+        labels: BTreeMap<Box<[u8]>, ServiceKey>,
+    }
+
+    impl Known {
+        fn take(&mut self, changes: Vec<Reallotted>) {
+            for change in changes {
+                match change {
+                    Reallotted::Object(key, name) => drop(self.objects.insert(key, name)),
+                    Reallotted::Label(label, Some(key)) => drop(self.labels.insert(label, key)),
+                    Reallotted::Label(label, None) => drop(self.labels.remove(&label)),
+                }
+            }
+        }
+
+        fn add(&mut self, allotment: &mut Allotment, key: &ServiceKey, created: i64) {
+            let (name, changes) = allotment.add(key, Some(created));
+            self.objects.insert(key.clone(), name);
+            self.take(changes);
+        }
+
+        fn remove(&mut self, allotment: &mut Allotment, key: &ServiceKey) {
+            self.objects.remove(key);
+            self.take(allotment.remove(key));
+        }
+    }
+
+    /// Keys that are bound to clash: few parts joined by hyphens, some too long for a label.
+    fn keys() -> Vec<ServiceKey> {
+        let long = "l".repeat(40);
+        let parts =
+            ["a".to_owned(), "a-a".to_owned(), "a-a-a".to_owned(), format!("{long}-a"), format!("a-{long}")];
+        parts
+            .iter()
+            .flat_map(|namespace| parts.iter().map(move |name| ServiceKey::new(namespace, name)))
+            .collect()
+    }
+
+    fn check(known: &Known, allotment: &Allotment, seed: u64) {
+        let distinct: BTreeSet<_> = known.objects.values().collect();
+        assert_eq!(distinct.len(), known.objects.len(), "seed {seed}: two links share an object: {known:#?}");
+        for (label, key) in &known.labels {
+            assert!(known.objects.contains_key(key), "seed {seed}: {label:?} belongs to a link that is gone");
+            assert!(allotment.has_label(key), "seed {seed}");
+        }
+        for key in known.objects.keys() {
+            let label = label(key).unwrap();
+            assert!(known.labels.contains_key(&label), "seed {seed}: nobody has {label:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_ever_shares_a_name_and_order_and_restarts_change_nothing() {
+        for seed in 0..100 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let keys = keys();
+            let (mut allotment, mut known) = (Allotment::default(), Known::default());
+            let mut created = HashMap::new();
+            let mut holders: HashMap<Box<str>, ServiceKey> = HashMap::new();
+            for step in 0..120 {
+                let key = &keys[random.random_range(0..keys.len())];
+                if known.objects.contains_key(key) {
+                    if random.random_bool(0.5) {
+                        // Its object is removed, and then it is forgotten.
+                        for (name, _) in holders.extract_if(|_, holder| holder == key) {
+                            known.take(allotment.set_holder(&name, None));
+                        }
+                        known.remove(&mut allotment, key);
+                        created.remove(key);
+                    } else {
+                        // Its object is written; one that it had before is removed.
+                        let name = known.objects[key].clone();
+                        for (other, _) in holders.extract_if(|other, holder| holder == key && *other != name)
+                        {
+                            known.take(allotment.set_holder(&other, None));
+                        }
+                        if let Entry::Vacant(free) = holders.entry(name.clone()) {
+                            known.take(allotment.set_holder(&name, Some(key)));
+                            free.insert(key.clone());
+                        }
+                    }
+                } else {
+                    let time = random.random_range(0..3);
+                    known.add(&mut allotment, key, time);
+                    created.insert(key.clone(), time);
+                }
+                check(&known, &allotment, seed);
+                if step % 20 == 0 {
+                    // A restart: the objects are listed, then the links, in any order.
+                    let (mut fresh, mut after) = (Allotment::default(), Known::default());
+                    for (name, holder) in &holders {
+                        fresh.set_holder(name, Some(holder));
+                    }
+                    let mut order: Vec<_> = known.objects.keys().cloned().collect();
+                    order.shuffle(&mut random);
+                    for key in &order {
+                        after.add(&mut fresh, key, created[key]);
+                    }
+                    assert_eq!(after, known, "seed {seed}, step {step}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_holder_of_a_name_keeps_it_against_an_older_link() {
+        let (old, holder) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
+        let (mut allotment, mut known) = (Allotment::default(), Known::default());
+        allotment.set_holder("x-y-z-ext", Some(&holder));
+        known.add(&mut allotment, &holder, 2);
+        known.add(&mut allotment, &old, 1);
+        assert_eq!(&*known.objects[&holder], "x-y-z-ext");
+        assert_eq!(*known.objects[&old], *names::external_target_hashed("z", "x-y", 8));
+        assert_eq!(known.labels.values().collect::<Vec<_>>(), [&holder]);
+
+        // The object goes: the older one is next.
+        known.take(allotment.set_holder("x-y-z-ext", None));
+        assert_eq!(&*known.objects[&old], "x-y-z-ext");
+        assert_eq!(known.labels.values().collect::<Vec<_>>(), [&old]);
+    }
+
+    #[test]
+    fn a_link_keeps_the_object_that_the_earlier_operator_cut_off() {
+        let key = ServiceKey::new("namespace", &"s".repeat(60));
+        let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
+        let mut allotment = Allotment::default();
+        allotment.set_holder(&earlier, Some(&key));
+        assert_eq!(&*allotment.add(&key, None).0, earlier);
+        // It is deleted by hand: from here on the link has the name that it would have had.
+        let changes = allotment.set_holder(&earlier, None);
+        assert_eq!(changes, [Reallotted::Object(key.clone(), first_choice(&key))]);
+    }
+
+    #[test]
+    fn a_hash_that_is_taken_too_gets_more_digits() {
+        let (winner, loser) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
+        let (mut allotment, mut known) = (Allotment::default(), Known::default());
+        known.add(&mut allotment, &winner, 1);
+        // Somebody else's object has the name with 8 digits, and its link wants it.
+        let taken = names::external_target_hashed("y-z", "x", 8);
+        let squatter = ServiceKey::new("q", "q");
+        allotment.set_holder(&taken, Some(&squatter));
+        known.add(&mut allotment, &squatter, 3);
+        allotment.objects.add(&taken.clone().into(), Rank { created: 0, key: squatter });
+        known.add(&mut allotment, &loser, 2);
+        assert_eq!(*known.objects[&loser], *names::external_target_hashed("y-z", "x", 16));
+    }
+}
