@@ -19,6 +19,9 @@ use crate::sync::trouble::explain;
 /// How long the API server may take to answer about one right.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+const SERVICES: (&str, &str) = ("", "services");
+const ENDPOINT_SLICES: (&str, &str) = ("discovery.k8s.io", "endpointslices");
+
 /// What a check found.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -64,14 +67,16 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
 #[derive(Clone, Debug)]
 struct Right<'a> {
     verb: &'static str,
+    /// API group and plural.
+    resource: (&'static str, &'static str),
     namespace: Option<&'a str>,
 }
 
 impl fmt::Display for Right<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.namespace {
-            Some(namespace) => write!(f, "{} services in namespace {namespace}", self.verb),
-            None => write!(f, "{} services in all namespaces", self.verb),
+            Some(namespace) => write!(f, "{} {} in namespace {namespace}", self.verb, self.resource.1),
+            None => write!(f, "{} {} in all namespaces", self.verb, self.resource.1),
         }
     }
 }
@@ -83,10 +88,13 @@ async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
     } else {
         flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
     };
-    let read =
-        watched.into_iter().flat_map(|namespace| ["list", "watch"].map(|verb| Right { verb, namespace }));
-    let write = ["list", "watch", "create", "patch", "delete"]
-        .map(|verb| Right { verb, namespace: Some(&flags.target_namespace) });
+    let read = watched
+        .into_iter()
+        .flat_map(|namespace| ["list", "watch"].map(|verb| Right { verb, resource: SERVICES, namespace }));
+    let namespace = Some(&*flags.target_namespace);
+    let write = [SERVICES, ENDPOINT_SLICES].into_iter().flat_map(|resource| {
+        ["list", "watch", "create", "patch", "delete"].map(|verb| Right { verb, resource, namespace })
+    });
     for right in read.chain(write) {
         match tokio::time::timeout(PATIENCE, ask(&api, &right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
@@ -112,8 +120,9 @@ async fn ask(api: &Api<SelfSubjectAccessReview>, right: &Right<'_>) -> kube::Res
             resource_attributes: Some(ResourceAttributes {
                 verb: Some(right.verb.to_owned()),
                 namespace: right.namespace.map(ToOwned::to_owned),
+                group: Some(right.resource.0.to_owned()),
                 version: Some("v1".to_owned()),
-                resource: Some("services".to_owned()),
+                resource: Some(right.resource.1.to_owned()),
                 ..Default::default()
             }),
             ..Default::default()

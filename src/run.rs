@@ -193,7 +193,7 @@ impl Source {
                 store: Arc::clone(store),
                 keeper: keeper.clone(),
                 selection: Arc::clone(&selection),
-                delete_delay: flags.delete_delay,
+                policy: flags.policy(),
                 metrics: Arc::clone(metrics),
             };
             let reconciler_stop = stop.clone();

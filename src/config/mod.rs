@@ -12,6 +12,8 @@ use hickory_proto::rr::Name;
 use kube::core::Selector;
 
 use crate::store::host_text;
+use crate::sync::desired::IpTargets;
+use crate::sync::plan::Policy;
 use crate::sync::selection::Selection;
 use selector::selector;
 pub use values::UpstreamSpec;
@@ -104,6 +106,17 @@ pub struct Flags {
         help_heading = "External targets"
     )]
     pub delete_delay: Duration,
+
+    /// How a load balancer that has addresses instead of a hostname is shown
+    #[arg(
+        long,
+        value_name = "HOW",
+        env = "LB_LINKER_IP_TARGETS",
+        default_value = "headless",
+        value_enum,
+        help_heading = "External targets"
+    )]
+    pub ip_targets: IpTargets,
 
     /// Work without a cluster: read Services from the YAML and JSON files in this directory, and
     /// again whenever they change
@@ -269,6 +282,12 @@ impl Flags {
         }
     }
 
+    /// Returns what the user has decided about external targets.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        Policy { delete_delay: self.delete_delay, ip_targets: self.ip_targets }
+    }
+
     /// Returns the flags with their values in force, for people to read.
     #[must_use]
     pub fn effective(&self) -> Vec<(&'static str, String)> {
@@ -285,22 +304,28 @@ impl Flags {
         optional("--service-selector", self.service_selector.as_ref().map(ToString::to_string));
         let namespaces = (!self.watch_namespaces.is_empty()).then(|| list(&self.watch_namespaces));
         optional("--watch-namespaces", namespaces);
-        flags.push(("--selection", format!("{:?}", self.selection).to_lowercase()));
+        flags.push(("--selection", value_name(&self.selection)));
         if self.manifests.is_none() {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }
         flags.extend([
             ("--delete-delay", values::duration_text(self.delete_delay)),
+            ("--ip-targets", value_name(&self.ip_targets)),
             ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),
             ("--listen", list(&self.listen)),
             ("--upstream", list(&self.upstream)),
             ("--metrics-listen", self.metrics_listen.to_string()),
             ("--health-listen", self.health_listen.to_string()),
             ("--ready-listen", self.ready_listen.to_string()),
-            ("--log-format", format!("{:?}", self.log_format).to_lowercase()),
+            ("--log-format", value_name(&self.log_format)),
         ]);
         flags
     }
+}
+
+/// Returns how a value is written on the command line.
+fn value_name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 fn nameservers(path: &PathBuf) -> Result<Vec<SocketAddr>, String> {

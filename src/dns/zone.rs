@@ -215,6 +215,7 @@ mod tests {
                 hostnames: hostnames.iter().map(|host| name(host)).collect(),
                 addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
             },
+            ports: vec![],
         };
         store.replace(
             None,
@@ -325,6 +326,7 @@ mod tests {
             created: None,
             resource_version: None,
             ingress: Ingress { hostnames: vec![name("a.example.")], addresses: vec![] },
+            ports: vec![],
         });
         assert!(ask(&store, "web-default.lb.internal. CNAME").starts_with("NoError | web-default"));
         assert_eq!(ask(&store, "default.lb.internal. A"), not_ready);

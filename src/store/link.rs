@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use hickory_proto::rr::Name;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The namespace and name of a LoadBalancer Service. Ordered by namespace, then name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,6 +30,31 @@ impl fmt::Display for ServiceKey {
     }
 }
 
+/// A port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Port {
+    /// Its name, where it has one.
+    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `TCP`, `UDP` or `SCTP`.
+    #[serde(default = "tcp")]
+    pub protocol: String,
+    /// Its number.
+    pub port: u16,
+    /// The protocol above that.
+    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
+    pub app_protocol: Option<String>,
+}
+
+fn tcp() -> String {
+    "TCP".to_owned()
+}
+
+fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
+}
+
 /// A LoadBalancer Service as a source saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
@@ -42,6 +68,8 @@ pub struct Observed {
     pub resource_version: Option<u64>,
     /// The usable part of `status.loadBalancer.ingress`.
     pub ingress: Ingress,
+    /// `spec.ports`.
+    pub ports: Vec<Port>,
 }
 
 /// The entries of `status.loadBalancer.ingress` that DNS can carry, in their order.
@@ -126,6 +154,8 @@ pub struct Link {
     pub created: Option<i64>,
     /// What the load balancer is reached at; `None` while it is pending and once it is gone.
     pub target: Option<Target>,
+    /// The Service's ports, where the target is addresses.
+    pub ports: Box<[Port]>,
     /// Where the link stands.
     pub state: State,
     /// The name of the external target that belongs to this link and no other.

@@ -16,7 +16,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::names;
 use allotment::{Allotment, Reallotted, label};
-pub use link::{Change, Ingress, Link, Observed, ServiceKey, State, Target, host_text};
+pub use link::{Change, Ingress, Link, Observed, Port, ServiceKey, State, Target, host_text};
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
@@ -172,6 +172,7 @@ impl Store {
                 uid: Box::default(),
                 created: None,
                 target: None,
+                ports: Box::default(),
                 state: State::Gone(Instant::now()),
                 external_target: Box::default(),
             },
@@ -193,7 +194,7 @@ impl Store {
     }
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { key, uid, created, resource_version, ingress } = observed;
+        let Observed { key, uid, created, resource_version, ingress, ports } = observed;
         let known = self.get(&key);
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
@@ -203,11 +204,14 @@ impl Store {
         };
         let chosen = ingress.choose(in_use.as_ref());
         let state = if chosen.is_none() && in_use.is_some() { State::Stale } else { State::Live };
+        let target = chosen.or(in_use);
+        let addresses = matches!(target, Some(Target::Addresses(_)));
         let link = Link {
             uid,
             // A load balancer that is deleted and recreated keeps its place for its names.
             created: known.as_ref().map_or(created, |link| link.created),
-            target: chosen.or(in_use),
+            target,
+            ports: if addresses { ports.into() } else { Box::default() },
             state,
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             key,

@@ -12,6 +12,7 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
             hostnames: hosts.iter().map(|host| Name::from_ascii(host).unwrap()).collect(),
             addresses: vec![],
         },
+        ports: vec![],
     }
 }
 

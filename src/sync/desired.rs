@@ -1,13 +1,13 @@
-//! The pure half of the reconciler: what a link's external target should be, and which one write
-//! brings what is there closer to it.
+//! What a link's external target should be: a pure function of the link.
 
-use std::time::{Duration, Instant};
+use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
+use super::object::{Conditions, Endpoint, EndpointSlice, Object};
 use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
-use crate::store::{Link, ServiceKey, State, Target, host_text};
+use crate::store::{Link, ServiceKey, Target, host_text};
 
 /// The field manager of every write.
 pub const FIELD_MANAGER: &str = "lb-linker";
@@ -18,6 +18,156 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker
 pub const ORIGINAL_NAME: &str = "original-service-name";
 /// The label that holds the namespace of the link's Service.
 pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
+/// The label that ties an EndpointSlice to its Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
+const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
+/// `spec.type` and `spec.clusterIP` of a headless Service.
+pub(super) const HEADLESS: (&str, &str) = ("ClusterIP", "None");
+
+/// How a link whose target is addresses is shown in the target namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum IpTargets {
+    /// A headless Service with an EndpointSlice for each family of addresses.
+    Headless,
+    /// An ExternalName Service with the first IPv4 address as its name, as the earlier operator did.
+    ExternalName,
+    /// Nothing.
+    Skip,
+}
+
+/// What there should be for a link.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Desired {
+    /// The external target.
+    pub service: Option<Service>,
+    /// The EndpointSlices behind it.
+    pub slices: Vec<EndpointSlice>,
+}
+
+impl Desired {
+    /// Returns what there should be for a link with this target.
+    #[must_use]
+    pub fn of(link: &Link, target: &Target, ip_targets: IpTargets) -> Self {
+        let alone = |service| Self { service, slices: Vec::new() };
+        match (target, ip_targets) {
+            (Target::Hostname(host), _) => alone(Some(external_name(link, &host_text(host)))),
+            (Target::Addresses(_), IpTargets::Skip) => alone(None),
+            (Target::Addresses(ips), IpTargets::ExternalName) => {
+                let ipv4 = ips.iter().find(|ip| ip.is_ipv4());
+                alone(ipv4.map(|ip| external_name(link, &ip.to_string())))
+            }
+            (Target::Addresses(ips), IpTargets::Headless) => {
+                let families = [("ipv4", "IPv4", true), ("ipv6", "IPv6", false)];
+                let slices = families.map(|(end, address_type, ipv4)| {
+                    let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4 && fits_slice(**ip));
+                    slice(link, end, address_type, ips)
+                });
+                Self {
+                    service: Some(headless(link)),
+                    slices: slices.into_iter().filter(|slice| !slice.endpoints.is_empty()).collect(),
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether an EndpointSlice may hold an address: the API server refuses the whole slice for
+/// one that it can't.
+#[must_use]
+pub fn fits_slice(ip: IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
+    };
+    !(link_local || ip.is_loopback() || ip.is_multicast() || ip.is_unspecified())
+}
+
+fn external_name(link: &Link, host: &str) -> Service {
+    Service {
+        metadata: metadata(link, &link.external_target),
+        spec: Spec {
+            type_: Some(EXTERNAL_NAME.into()),
+            external_name: Some(host.into()),
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+fn headless(link: &Link) -> Service {
+    let (type_, cluster_ip) = HEADLESS;
+    Service {
+        metadata: metadata(link, &link.external_target),
+        spec: Spec {
+            type_: Some(type_.into()),
+            cluster_ip: Some(cluster_ip.into()),
+            ports: link.ports.to_vec(),
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+fn slice<'a>(
+    link: &Link,
+    end: &str,
+    address_type: &str,
+    ips: impl Iterator<Item = &'a IpAddr>,
+) -> EndpointSlice {
+    let mut metadata = metadata(link, &format!("{}-{end}", link.external_target));
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert(SERVICE_NAME.into(), link.external_target.to_string());
+    labels.insert(SLICE_MANAGED_BY.0.into(), SLICE_MANAGED_BY.1.into());
+    let endpoint = |ip: &IpAddr| Endpoint {
+        addresses: vec![ip.to_string()],
+        conditions: Conditions { ready: Some(true) },
+    };
+    EndpointSlice {
+        metadata,
+        address_type: address_type.into(),
+        endpoints: ips.map(endpoint).collect(),
+        ports: link.ports.to_vec(),
+        ..Default::default()
+    }
+}
+
+fn metadata(link: &Link, name: &str) -> ObjectMeta {
+    let labels = [MANAGED_BY, (ORIGINAL_NAME, &link.key.name), (ORIGINAL_NAMESPACE, &link.key.namespace)];
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
+        ..Default::default()
+    }
+}
+
+/// Returns whether an object carries every label that it should.
+fn lacks_labels(actual: &ObjectMeta, desired: &ObjectMeta) -> bool {
+    let has = |key, value| actual.labels.as_ref().and_then(|labels| labels.get(key)) == Some(value);
+    !desired.labels.iter().flatten().all(|(key, value)| has(key, value))
+}
+
+/// Returns whether a Service differs from what it should be, in the fields that are ours.
+#[must_use]
+pub fn service_differs(actual: &Service, desired: &Service) -> bool {
+    // The API server keeps a trailing dot that somebody wrote, and writes the type where none is given.
+    let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
+    let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
+    lacks_labels(&actual.metadata, &desired.metadata)
+        || actual.spec.type_ != desired.spec.type_
+        || name(&actual.spec) != name(&desired.spec)
+        || ip(&actual.spec) != ip(&desired.spec)
+        || actual.spec.ports != desired.spec.ports
+        || !actual.spec.selector.is_empty()
+}
+
+/// Returns whether an EndpointSlice differs from what it should be, in the fields that are ours.
+#[must_use]
+pub fn slice_differs(actual: &EndpointSlice, desired: &EndpointSlice) -> bool {
+    lacks_labels(&actual.metadata, &desired.metadata)
+        || actual.endpoints != desired.endpoints
+        || actual.ports != desired.ports
+}
 
 /// The version of an object that a write is meant for: another one is refused by the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,395 +178,75 @@ pub struct Precondition {
     pub resource_version: Option<String>,
 }
 
-/// One write to the target namespace.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Write {
-    /// Create this object.
-    Create(Box<Service>),
-    /// Make the object of this name like this one, in the fields that are ours.
-    Change {
-        /// What it should be.
-        desired: Box<Service>,
-        /// Which version of it.
-        only: Precondition,
-    },
-    /// Remove the object `name`.
-    Delete {
-        /// The object's name.
-        name: String,
-        /// Which version of it.
-        only: Precondition,
-    },
-}
-
-impl Write {
-    /// Returns the name of the object that is written.
-    #[must_use]
-    pub fn object(&self) -> &str {
-        match self {
-            Self::Create(desired) | Self::Change { desired, .. } => {
-                desired.metadata.name.as_deref().unwrap_or_default()
-            }
-            Self::Delete { name, .. } => name,
-        }
-    }
-
-    /// Returns the HTTP verb, for logs and metrics.
-    #[must_use]
-    pub fn verb(&self) -> &'static str {
-        match self {
-            Self::Create(_) => "create",
-            Self::Change { .. } => "patch",
-            Self::Delete { .. } => "delete",
-        }
-    }
-
-    /// Returns the version of the object that the write is meant for.
-    #[must_use]
-    pub fn resource_version(&self) -> Option<&str> {
-        match self {
-            Self::Create(_) => None,
-            Self::Change { only, .. } | Self::Delete { only, .. } => only.resource_version.as_deref(),
-        }
-    }
-}
-
 impl Precondition {
-    /// Returns the version that `object` has.
+    /// Returns the version that an object has.
     #[must_use]
-    pub fn of(object: &Service) -> Self {
-        Self { uid: object.metadata.uid.clone(), resource_version: object.metadata.resource_version.clone() }
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self { uid: metadata.uid.clone(), resource_version: metadata.resource_version.clone() }
     }
 }
 
 /// Returns the JSON merge patch (RFC 7386) that sets every field that is ours and nulls what
-/// doesn't belong to an ExternalName Service. It carries its precondition: the API server refuses
-/// it for another uid (422) and another version (409).
+/// doesn't belong. It carries its precondition: the API server refuses it for another uid (422)
+/// and another version (409).
 #[must_use]
-pub fn merge_patch(desired: &Service, only: &Precondition) -> Value {
-    json!({
-        "metadata": {
-            "uid": only.uid,
-            "resourceVersion": only.resource_version,
-            "labels": desired.metadata.labels,
-        },
-        "spec": {
-            "type": desired.spec.type_,
-            "externalName": desired.spec.external_name,
-            "clusterIP": null,
-            "clusterIPs": null,
-            "ports": null,
-            "selector": null,
-        },
-    })
+pub fn merge_patch(desired: &Object, only: &Precondition) -> Value {
+    let metadata = json!({
+        "uid": only.uid,
+        "resourceVersion": only.resource_version,
+        "labels": desired.meta().labels,
+    });
+    match desired {
+        Object::Service(service) => {
+            let Spec { type_, external_name, cluster_ip, ports, .. } = &service.spec;
+            let mut spec = json!({
+                "type": type_,
+                "externalName": external_name,
+                "clusterIP": cluster_ip,
+                "ports": (!ports.is_empty()).then_some(ports),
+                "selector": null,
+            });
+            if cluster_ip.is_none() {
+                spec["clusterIPs"] = Value::Null;
+            }
+            json!({"metadata": metadata, "spec": spec})
+        }
+        Object::EndpointSlice(slice) => {
+            json!({"metadata": metadata, "endpoints": slice.endpoints, "ports": slice.ports})
+        }
+    }
 }
 
-/// What to do next about a link.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// Nothing differs.
-    Done,
-    /// This write; then look again.
-    Write(Write),
-    /// Look again at this moment.
-    Wait(Instant),
-    /// The object of the link's name isn't ours and is left alone.
-    Conflict {
-        /// The object's name.
-        object: String,
-        /// Why it isn't ours.
-        why: String,
-    },
-    /// The Service and its external target are gone: the store may forget the link.
-    Forget,
-}
-
-/// Returns the link that an external target is labelled for, if it carries our managed-by label.
+/// Returns the link that an object is labelled for, if it carries our managed-by label.
 #[must_use]
-pub fn labelled_for(object: &Service) -> Option<ServiceKey> {
-    (object.label(MANAGED_BY.0) == Some(MANAGED_BY.1))
-        .then(|| Some(ServiceKey::new(object.label(ORIGINAL_NAMESPACE)?, object.label(ORIGINAL_NAME)?)))
+pub fn labelled_for(metadata: &ObjectMeta) -> Option<ServiceKey> {
+    let labels = metadata.labels.as_ref()?;
+    (labels.get(MANAGED_BY.0)? == MANAGED_BY.1)
+        .then(|| Some(ServiceKey::new(labels.get(ORIGINAL_NAMESPACE)?, labels.get(ORIGINAL_NAME)?)))
         .flatten()
 }
 
-/// Returns the target that an external target points at.
+/// Returns whether lb-linker itself has written to an object.
 #[must_use]
-pub fn points_at(object: &Service) -> Option<Target> {
-    let host = object
-        .spec
-        .external_name
-        .as_deref()
-        .filter(|_| object.spec.type_.as_deref() == Some(EXTERNAL_NAME))?;
-    host_name(host).ok().map(Target::Hostname)
+pub fn written_by_us(metadata: &ObjectMeta) -> bool {
+    metadata.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
 }
 
-/// Returns whether lb-linker itself has written to the object.
+/// Returns the target that an external target with these EndpointSlices points at.
 #[must_use]
-pub fn written_by_us(object: &Service) -> bool {
-    object
-        .metadata
-        .managed_fields
-        .iter()
-        .flatten()
-        .any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
-}
-
-/// Decides the next step for a link.
-///
-/// `named` is the object of the link's external target name, `others` are objects under other
-/// names that are labelled for the link and that lb-linker has written.
-#[must_use]
-pub fn next_step(
-    link: &Link,
-    named: Option<&Service>,
-    others: &[&Service],
-    delete_delay: Duration,
-    now: Instant,
-) -> Step {
-    let ours = named.filter(|object| labelled_for(object).as_ref() == Some(&link.key));
-    if let State::Gone(since) = link.state {
-        let Some(object) = ours.or(others.first().copied()) else { return Step::Forget };
-        return match since.checked_add(delete_delay) {
-            Some(due) if due > now => Step::Wait(due),
-            Some(_) => remove(object),
-            // A delay past the end of the clock: never.
-            None => Step::Done,
-        };
+pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a EndpointSlice>) -> Option<Target> {
+    if service.spec.type_.as_deref() == Some(EXTERNAL_NAME) {
+        let name = service.spec.external_name.as_deref()?;
+        return Some(match name.parse() {
+            Ok(ip) => Target::Addresses(vec![ip]),
+            Err(_) => Target::Hostname(host_name(name).ok()?),
+        });
     }
-    let next = match &link.target {
-        // Only a new target or the end of the Service replaces the last one.
-        None => Step::Done,
-        Some(Target::Hostname(host)) => point_at(link, &host_text(host), named, ours),
-        Some(Target::Addresses(_)) => ours.map_or(Step::Done, remove),
-    };
-    match next {
-        Step::Done => others.first().map_or(Step::Done, |object| remove(object)),
-        next => next,
-    }
-}
-
-fn point_at(link: &Link, host: &str, named: Option<&Service>, ours: Option<&Service>) -> Step {
-    let Some(object) = named else {
-        return Step::Write(Write::Create(Box::new(desired(link, host))));
-    };
-    let Some(ours) = ours else {
-        return Step::Conflict { object: link.external_target.to_string(), why: stranger(object) };
-    };
-    if ours.metadata.deletion_timestamp.is_some() {
-        // It can't be saved: the watch says when it is gone, and it is made anew then.
-        return Step::Done;
-    }
-    if !differs(ours, host) {
-        return Step::Done;
-    }
-    Step::Write(Write::Change { desired: Box::new(desired(link, host)), only: Precondition::of(ours) })
-}
-
-fn remove(object: &Service) -> Step {
-    if object.metadata.deletion_timestamp.is_some() {
-        return Step::Done;
-    }
-    Step::Write(Write::Delete {
-        name: object.metadata.name.clone().unwrap_or_default(),
-        only: Precondition::of(object),
-    })
-}
-
-fn stranger(object: &Service) -> String {
-    match (object.label(MANAGED_BY.0), labelled_for(object)) {
-        (_, Some(key)) => format!("it is labelled as the external target of {key}"),
-        (Some(manager), None) if manager != MANAGED_BY.1 => {
-            format!("its label {} says {manager:?}", MANAGED_BY.0)
-        }
-        _ => format!(
-            "it doesn't carry the labels {}={}, {ORIGINAL_NAMESPACE} and {ORIGINAL_NAME}",
-            MANAGED_BY.0, MANAGED_BY.1
-        ),
-    }
-}
-
-/// Returns the external target of a link with a hostname.
-#[must_use]
-pub fn desired(link: &Link, host: &str) -> Service {
-    Service {
-        metadata: ObjectMeta {
-            name: Some(link.external_target.to_string()),
-            labels: Some(labels(link).into_iter().map(|(key, value)| (key.into(), value.into())).collect()),
-            ..Default::default()
-        },
-        spec: Spec {
-            type_: Some(EXTERNAL_NAME.into()),
-            external_name: Some(host.into()),
-            ..Default::default()
-        },
-        ..Default::default()
-    }
-}
-
-fn labels(link: &Link) -> std::collections::BTreeMap<&'static str, &str> {
-    [MANAGED_BY, (ORIGINAL_NAME, &link.key.name), (ORIGINAL_NAMESPACE, &link.key.namespace)].into()
-}
-
-/// The labels need no look: who carries others isn't the link's object.
-fn differs(object: &Service, host: &str) -> bool {
-    let Spec { type_, external_name, cluster_ip, ports, selector } = &object.spec;
-    // The API server keeps a trailing dot that somebody wrote.
-    let pointed_at = external_name.as_deref().map(|name| name.strip_suffix('.').unwrap_or(name));
-    type_.as_deref() != Some(EXTERNAL_NAME)
-        || pointed_at != Some(host)
-        || cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty())
-        || !ports.is_empty()
-        || !selector.is_empty()
-}
-
-#[cfg(test)]
-mod tests {
-    use hickory_proto::rr::Name;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use serde::de::IgnoredAny;
-
-    use super::*;
-
-    const DELAY: Duration = Duration::from_secs(600);
-
-    fn link(target: Option<&str>) -> Link {
-        Link {
-            key: ServiceKey::new("default", "web"),
-            uid: "u".into(),
-            created: None,
-            target: target.map(|host| Target::Hostname(Name::from_ascii(host).unwrap())),
-            state: State::Live,
-            external_target: "web-default-ext".into(),
-        }
-    }
-
-    fn object(host: &str) -> Service {
-        let mut object = desired(&link(None), host);
-        object.metadata.uid = Some("o".into());
-        object.metadata.resource_version = Some("7".into());
-        object
-    }
-
-    fn step(link: &Link, named: Option<&Service>) -> Step {
-        next_step(link, named, &[], DELAY, Instant::now())
-    }
-
-    #[test]
-    fn a_missing_object_is_created_with_labels_and_target() {
-        let Step::Write(Write::Create(made)) = step(&link(Some("a.example.")), None) else { panic!() };
-        assert_eq!(
-            serde_json::to_value(made).unwrap(),
-            json!({
-                "apiVersion": "v1", "kind": "Service",
-                "metadata": {"name": "web-default-ext", "labels": {
-                    "app.kubernetes.io/managed-by": "lb-linker-operator",
-                    "original-service-name": "web", "original-service-namespace": "default"}},
-                "spec": {"type": "ExternalName", "externalName": "a.example"},
-            })
-        );
-    }
-
-    #[test]
-    fn nothing_is_written_where_nothing_differs() {
-        assert_eq!(step(&link(Some("a.example.")), Some(&object("a.example"))), Step::Done);
-        assert_eq!(
-            step(&link(Some("a.example.")), Some(&object("a.example."))),
-            Step::Done,
-            "a trailing dot"
-        );
-        assert_eq!(step(&link(None), None), Step::Done, "pending");
-        assert_eq!(step(&link(None), Some(&object("old.example"))), Step::Done, "pending keeps the last");
-    }
-
-    #[test]
-    fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
-        let mut drifted = vec![
-            object("b.example"),
-            object("a.example"),
-            object("a.example"),
-            object("a.example"),
-            object("a.example"),
-        ];
-        drifted[1].spec.selector.insert("app".into(), "web".into());
-        drifted[2].spec.cluster_ip = Some("10.0.0.1".into());
-        drifted[3].spec.ports.push(IgnoredAny);
-        drifted[4].spec.type_ = Some("ClusterIP".into());
-        for object in drifted {
-            let Step::Write(write) = step(&link(Some("a.example.")), Some(&object)) else {
-                panic!("{object:?}")
-            };
-            assert_eq!(write.object(), "web-default-ext");
-            let Write::Change { desired, only } = write else { panic!("{write:?}") };
-            assert_eq!(
-                merge_patch(&desired, &only),
-                json!({
-                    "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
-                        "app.kubernetes.io/managed-by": "lb-linker-operator",
-                        "original-service-name": "web", "original-service-namespace": "default"}},
-                    "spec": {"type": "ExternalName", "externalName": "a.example",
-                        "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null},
-                })
-            );
-        }
-    }
-
-    #[test]
-    fn an_object_that_isnt_ours_is_left_alone_and_named() {
-        let mut unlabelled = object("a.example");
-        unlabelled.metadata.labels = None;
-        let mut foreign = object("a.example");
-        foreign.metadata.labels.as_mut().unwrap().insert(MANAGED_BY.0.into(), "helm".into());
-        let mut neighbour = object("a.example");
-        neighbour.metadata.labels.as_mut().unwrap().insert(ORIGINAL_NAME.into(), "other".into());
-        for (object, reason) in
-            [(unlabelled, "doesn't carry"), (foreign, "\"helm\""), (neighbour, "default/other")]
-        {
-            let Step::Conflict { why, .. } = step(&link(Some("b.example.")), Some(&object)) else { panic!() };
-            assert!(why.contains(reason), "{why}");
-            let gone = Link { state: State::Gone(Instant::now()), ..link(None) };
-            assert_eq!(step(&gone, Some(&object)), Step::Forget);
-        }
-    }
-
-    #[test]
-    fn a_gone_service_takes_its_object_along_after_the_delay() {
-        let now = Instant::now();
-        let gone = Link { state: State::Gone(now), ..link(None) };
-        let there = object("a.example");
-        assert_eq!(next_step(&gone, Some(&there), &[], DELAY, now), Step::Wait(now + DELAY));
-        let Step::Write(Write::Delete { name, only }) =
-            next_step(&gone, Some(&there), &[], DELAY, now + DELAY)
-        else {
-            panic!()
-        };
-        assert_eq!(name, "web-default-ext");
-        assert_eq!((only.uid.as_deref(), only.resource_version.as_deref()), (Some("o"), Some("7")));
-        assert_eq!(next_step(&gone, None, &[], DELAY, now), Step::Forget);
-    }
-
-    #[test]
-    fn an_object_that_is_being_deleted_is_waited_for() {
-        let mut leaving = object("old.example");
-        leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
-        assert_eq!(step(&link(Some("a.example.")), Some(&leaving)), Step::Done);
-    }
-
-    #[test]
-    fn addresses_have_no_external_target_yet() {
-        let mut link = link(None);
-        link.target = Some(Target::Addresses(vec!["192.0.2.1".parse().unwrap()]));
-        assert_eq!(step(&link, None), Step::Done);
-        assert!(matches!(step(&link, Some(&object("a.example"))), Step::Write(Write::Delete { .. })));
-    }
-
-    #[test]
-    fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands() {
-        let mut former = object("a.example");
-        former.metadata.name = Some("former".into());
-        let link = link(Some("a.example."));
-        let create = next_step(&link, None, &[&former], DELAY, Instant::now());
-        assert!(matches!(create, Step::Write(Write::Create(_))));
-        let now = next_step(&link, Some(&object("a.example")), &[&former], DELAY, Instant::now());
-        assert!(matches!(now, Step::Write(Write::Delete { name, .. }) if name == "former"));
-    }
+    let mut ips: Vec<IpAddr> = slices
+        .flat_map(|slice| &slice.endpoints)
+        .flat_map(|endpoint| &endpoint.addresses)
+        .filter_map(|address| address.parse().ok())
+        .collect();
+    ips.sort();
+    (!ips.is_empty()).then_some(Target::Addresses(ips))
 }

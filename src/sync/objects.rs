@@ -4,106 +4,109 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::desired::{labelled_for, written_by_us};
-use super::service::Service;
+use super::object::{Kind, Object, ObjectId};
 use crate::store::ServiceKey;
 
-/// The Services of the target namespace, by name and by the link that they are labelled for.
+/// The objects of the target namespace, by id and by the link that they are labelled for.
 #[derive(Debug, Default)]
 pub struct Objects {
-    by_name: HashMap<String, Arc<Service>>,
-    by_link: HashMap<ServiceKey, BTreeSet<String>>,
+    by_id: HashMap<ObjectId, Arc<Object>>,
+    by_link: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
     /// still be under way.
-    deleted: HashMap<String, String>,
+    deleted: HashMap<String, ObjectId>,
 }
 
 impl Objects {
-    /// Returns the object `name`.
+    /// Returns an object.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Arc<Service>> {
-        self.by_name.get(name)
+    pub fn get(&self, id: &ObjectId) -> Option<&Arc<Object>> {
+        self.by_id.get(id)
     }
 
-    /// Returns the objects that are labelled for a link, by name.
-    pub fn of_link(&self, key: &ServiceKey) -> impl Iterator<Item = &Arc<Service>> {
-        self.by_link.get(key).into_iter().flatten().filter_map(|name| self.by_name.get(name))
+    /// Returns the objects that are labelled for a link, Services first, by name.
+    pub fn of_link(&self, key: &ServiceKey) -> impl Iterator<Item = &Arc<Object>> {
+        self.by_link.get(key).into_iter().flatten().filter_map(|id| self.by_id.get(id))
     }
 
     /// Returns the links that objects are labelled for and that lb-linker has written them for.
     pub fn links(&self) -> impl Iterator<Item = &ServiceKey> {
-        self.by_link.iter().filter_map(|(key, names)| {
-            let ours = |name| self.by_name.get(name).is_some_and(|object| written_by_us(object));
-            names.iter().any(ours).then_some(key)
+        self.by_link.iter().filter_map(|(key, ids)| {
+            let ours = |id| self.by_id.get(id).is_some_and(|object| written_by_us(object.meta()));
+            ids.iter().any(ours).then_some(key)
         })
     }
 
-    /// Returns the names of all objects.
-    pub fn names(&self) -> impl Iterator<Item = &String> {
-        self.by_name.keys()
+    /// Returns the ids of all objects.
+    pub fn ids(&self) -> impl Iterator<Item = &ObjectId> {
+        self.by_id.keys()
     }
 
-    /// Replaces everything by a complete list. An object that the answer to a write has shown to be
-    /// newer than in the list stays as it is.
-    pub fn replace(&mut self, list: Vec<Service>) {
-        let mut before = std::mem::take(self);
-        for service in list {
-            let known = service.metadata.name.as_deref().and_then(|name| before.take(name));
-            match known.filter(|known| is_newer(known, &service)).and_then(Arc::into_inner) {
-                Some(known) => self.insert(known),
-                None => self.insert(service),
-            }
+    /// Replaces all objects of a kind by a complete list. An object that the answer to a write has
+    /// shown to be newer than in the list stays as it is.
+    pub fn replace(&mut self, kind: Kind, list: Vec<Object>) {
+        let before: Vec<ObjectId> = self.by_id.keys().filter(|id| id.kind == kind).cloned().collect();
+        let mut before: HashMap<ObjectId, Arc<Object>> =
+            before.into_iter().filter_map(|id| Some((id.clone(), self.take(&id)?))).collect();
+        self.deleted.retain(|_, id| id.kind != kind);
+        for object in list {
+            let known = before.remove(&object.id());
+            self.insert(match known.filter(|known| is_newer(known, &object)) {
+                Some(known) => known,
+                None => Arc::new(object),
+            });
         }
     }
 
     /// Takes over an object from the watch or from the answer to a write, whichever is newer.
-    pub fn apply(&mut self, service: Service) {
-        let Some(name) = service.metadata.name.as_deref() else { return };
-        if self.deleted.get(service.uid()).is_some_and(|deleted| deleted == name) {
+    pub fn apply(&mut self, object: Object) {
+        let id = object.id();
+        if self.deleted.get(object.uid()) == Some(&id) {
             return;
         }
-        if let Some(known) = self.by_name.get(name)
-            && known.uid() == service.uid()
+        if let Some(known) = self.by_id.get(&id)
+            && known.uid() == object.uid()
             && known.version().is_some()
-            && known.version() >= service.version()
+            && known.version() >= object.version()
         {
             return;
         }
-        self.insert(service);
+        self.insert(Arc::new(object));
     }
 
     /// Takes over from the watch that an object is gone.
-    pub fn remove(&mut self, name: &str, uid: &str) {
+    pub fn remove(&mut self, id: &ObjectId, uid: &str) {
         self.deleted.remove(uid);
-        if self.by_name.get(name).is_some_and(|object| object.uid() == uid) {
-            self.take(name);
+        if self.by_id.get(id).is_some_and(|object| object.uid() == uid) {
+            self.take(id);
         }
     }
 
     /// Takes over from the answer to a write of ours that an object is gone.
-    pub fn removed_by_us(&mut self, name: &str) {
-        if let Some(object) = self.take(name)
+    pub fn removed_by_us(&mut self, id: &ObjectId) {
+        if let Some(object) = self.take(id)
             && !object.uid().is_empty()
         {
-            self.deleted.insert(object.uid().to_owned(), name.to_owned());
+            self.deleted.insert(object.uid().to_owned(), id.clone());
         }
     }
 
-    fn insert(&mut self, service: Service) {
-        let Some(name) = service.metadata.name.clone() else { return };
-        self.take(&name);
-        if let Some(key) = labelled_for(&service) {
-            self.by_link.entry(key).or_default().insert(name.clone());
+    fn insert(&mut self, object: Arc<Object>) {
+        let id = object.id();
+        self.take(&id);
+        if let Some(key) = labelled_for(object.meta()) {
+            self.by_link.entry(key).or_default().insert(id.clone());
         }
-        self.by_name.insert(name, Arc::new(service));
+        self.by_id.insert(id, object);
     }
 
-    fn take(&mut self, name: &str) -> Option<Arc<Service>> {
-        let object = self.by_name.remove(name)?;
-        if let Some(key) = labelled_for(&object)
-            && let Some(names) = self.by_link.get_mut(&key)
+    fn take(&mut self, id: &ObjectId) -> Option<Arc<Object>> {
+        let object = self.by_id.remove(id)?;
+        if let Some(key) = labelled_for(object.meta())
+            && let Some(ids) = self.by_link.get_mut(&key)
         {
-            names.remove(name);
-            if names.is_empty() {
+            ids.remove(id);
+            if ids.is_empty() {
                 self.by_link.remove(&key);
             }
         }
@@ -112,7 +115,7 @@ impl Objects {
 }
 
 /// Whether `known` is a later version of the same object.
-fn is_newer(known: &Service, other: &Service) -> bool {
+fn is_newer(known: &Object, other: &Object) -> bool {
     known.uid() == other.uid() && known.version() > other.version()
 }
 
@@ -120,13 +123,19 @@ fn is_newer(known: &Service, other: &Service) -> bool {
 mod tests {
     use super::*;
     use crate::sync::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
+    use crate::sync::service::Service;
 
-    fn object(name: &str, uid: &str, version: u64, service: &str) -> Service {
-        serde_json::from_value(serde_json::json!({
+    fn object(name: &str, uid: &str, version: u64, service: &str) -> Object {
+        let service: Service = serde_json::from_value(serde_json::json!({
             "metadata": {"name": name, "uid": uid, "resourceVersion": version.to_string(), "labels": {
                 MANAGED_BY.0: MANAGED_BY.1, ORIGINAL_NAME: service, ORIGINAL_NAMESPACE: "default"}},
         }))
-        .unwrap()
+        .unwrap();
+        service.into()
+    }
+
+    fn id(name: &str) -> ObjectId {
+        ObjectId::service(name)
     }
 
     #[test]
@@ -134,7 +143,7 @@ mod tests {
         let mut objects = Objects::default();
         let mut version_after = |object| {
             objects.apply(object);
-            objects.get("a").unwrap().version()
+            objects.get(&id("a")).unwrap().version()
         };
         assert_eq!(version_after(object("a", "1", 5, "web")), Some(5));
         assert_eq!(version_after(object("a", "1", 4, "web")), Some(5), "an older event");
@@ -147,9 +156,11 @@ mod tests {
         let mut objects = Objects::default();
         objects.apply(object("a", "1", 9, "new"));
         objects.apply(object("b", "2", 9, "gone"));
-        objects.replace(vec![object("a", "1", 5, "old")]);
-        assert_eq!(objects.get("a").unwrap().version(), Some(9));
-        assert!(objects.get("b").is_none());
+        objects.replace(Kind::Service, vec![object("a", "1", 5, "old")]);
+        assert_eq!(objects.get(&id("a")).unwrap().version(), Some(9));
+        assert!(objects.get(&id("b")).is_none());
+        objects.replace(Kind::EndpointSlice, vec![]);
+        assert!(objects.get(&id("a")).is_some(), "a list of another kind says nothing of it");
         assert_eq!(objects.links().count(), 0, "none of them was written by us");
     }
 
@@ -157,12 +168,12 @@ mod tests {
     fn a_late_event_doesnt_bring_back_what_we_deleted() {
         let mut objects = Objects::default();
         objects.apply(object("a", "1", 5, "web"));
-        objects.removed_by_us("a");
+        objects.removed_by_us(&id("a"));
         objects.apply(object("a", "1", 6, "web"));
-        assert!(objects.get("a").is_none());
+        assert!(objects.get(&id("a")).is_none());
         objects.apply(object("a", "2", 8, "web"));
-        objects.remove("a", "1");
-        assert_eq!(objects.get("a").unwrap().uid(), "2", "the end of the old one isn't the new one's");
+        objects.remove(&id("a"), "1");
+        assert_eq!(objects.get(&id("a")).unwrap().uid(), "2", "the end of the old one isn't the new one's");
     }
 
     #[test]
@@ -171,8 +182,7 @@ mod tests {
         objects.apply(object("a", "1", 5, "web"));
         objects.apply(object("a", "1", 6, "api"));
         let names = |service| -> Vec<String> {
-            let key = ServiceKey::new("default", service);
-            objects.of_link(&key).map(|object| object.metadata.name.clone().unwrap()).collect()
+            objects.of_link(&ServiceKey::new("default", service)).map(|object| object.id().name).collect()
         };
         assert!(names("web").is_empty());
         assert_eq!(names("api"), ["a"]);

@@ -4,11 +4,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use tracing::warn;
 
-use super::desired::{FIELD_MANAGER, Write, labelled_for};
+use super::desired::{FIELD_MANAGER, labelled_for};
 use super::directory::{DirectoryError, changes};
+use super::object::{EndpointSlice, Kind, Object};
+use super::plan::Write;
 use super::service::Service;
 use super::writer::{ObjectEvent, WriteError};
 
@@ -32,23 +34,31 @@ impl OutputDirectory {
         Ok(Self { path })
     }
 
-    /// Returns the path of the file for an object.
+    /// Returns the path of the file for an object; no two kinds share a name.
     #[must_use]
     pub fn file(&self, object: &str) -> PathBuf {
         self.path.join(format!("{object}.{EXTENSION}"))
     }
 
-    /// Follows the files; each event is a complete list.
+    /// Follows the files; each round of events is a complete list of each kind.
     pub fn events(&self) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let directory = self.clone();
         let changes = changes(&self.path).map_err(|error| warn!("{error}")).ok();
-        futures::stream::iter(changes).flatten().filter_map(move |()| {
-            let list = directory.list().map_err(|error| warn!("{error}")).ok();
-            std::future::ready(list.map(ObjectEvent::Listed))
+        futures::stream::iter(changes).flatten().flat_map(move |()| {
+            let objects = directory.list().map_err(|error| warn!("{error}")).ok();
+            let listed = objects.map(|objects| {
+                let (services, slices) =
+                    objects.into_iter().partition(|object| object.kind() == Kind::Service);
+                [
+                    ObjectEvent::Listed(Kind::Service, services),
+                    ObjectEvent::Listed(Kind::EndpointSlice, slices),
+                ]
+            });
+            futures::stream::iter(listed.into_iter().flatten())
         })
     }
 
-    fn list(&self) -> Result<Vec<Service>, DirectoryError> {
+    fn list(&self) -> Result<Vec<Object>, DirectoryError> {
         let mut objects = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
             let path = entry.map_err(DirectoryError::at(&self.path))?.path();
@@ -63,64 +73,68 @@ impl OutputDirectory {
     ///
     /// # Errors
     /// If the file has changed hands meanwhile, or can't be written.
-    pub async fn write(&self, write: Write) -> Result<Option<Service>, WriteError> {
+    pub async fn write(&self, write: Write) -> Result<Option<Object>, WriteError> {
         let directory = self.clone();
         let done = tokio::task::spawn_blocking(move || directory.write_blocking(&write));
         done.await
             .unwrap_or_else(|error| Err(WriteError::Other { message: error.to_string(), retry_after: None }))
     }
 
-    fn write_blocking(&self, write: &Write) -> Result<Option<Service>, WriteError> {
-        let path = self.file(write.object());
+    fn write_blocking(&self, write: &Write) -> Result<Option<Object>, WriteError> {
+        let name = write.id().name;
+        let path = self.file(&name);
         let there = read(&path);
-        match write {
-            Write::Create(_) if there.is_some() => return Err(WriteError::Conflict),
-            Write::Change { .. } | Write::Delete { .. }
-                if there.as_ref().and_then(labelled_for).is_none() =>
-            {
-                return Err(WriteError::Conflict);
-            }
-            _ => {}
+        let ours = there.as_ref().is_some_and(|object| labelled_for(object.meta()).is_some());
+        let as_expected = match write {
+            Write::Create(_) => there.is_none(),
+            Write::Change { .. } | Write::Delete { .. } => ours,
+        };
+        if !as_expected {
+            return Err(WriteError::Conflict);
         }
-        let failed = |error: std::io::Error| WriteError::Other {
+        let failed = |error: &dyn std::error::Error| WriteError::Other {
             message: format!("{}: {error}", path.display()),
             retry_after: None,
         };
         match write {
             Write::Create(desired) | Write::Change { desired, .. } => {
-                let text = serde_saphyr::to_string(&desired).map_err(|error| WriteError::Other {
-                    message: format!("{}: {error}", path.display()),
-                    retry_after: None,
-                })?;
+                let text = serde_saphyr::to_string(&desired).map_err(|error| failed(&error))?;
                 // Readers see the old file or the new one, never half of one.
-                let partial = self.path.join(format!(".{}.partial", write.object()));
-                std::fs::write(&partial, text).map_err(failed)?;
-                std::fs::rename(&partial, &path).map_err(failed)?;
+                let partial = self.path.join(format!(".{name}.partial"));
+                std::fs::write(&partial, text).map_err(|error| failed(&error))?;
+                std::fs::rename(&partial, &path).map_err(|error| failed(&error))?;
                 Ok(read(&path))
             }
             Write::Delete { .. } => {
-                std::fs::remove_file(&path).map_err(failed)?;
+                std::fs::remove_file(&path).map_err(|error| failed(&error))?;
                 Ok(None)
             }
         }
     }
 }
 
-/// Returns the object in a file, named after the file. What isn't a Service of ours is an object
+/// Returns the object in a file, named after the file. What isn't an object of ours is a Service
 /// without labels: there, but somebody else's.
-fn read(path: &Path) -> Option<Service> {
+fn read(path: &Path) -> Option<Object> {
     let name = path.file_stem()?.to_str()?.to_owned();
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return None,
         Err(_) => String::new(),
     };
-    let mut service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
-    service.metadata.name = Some(name);
-    if labelled_for(&service).is_some() {
-        // Who labels a file for us gives it to us.
-        service.metadata.managed_fields =
-            Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
+    let adopt = |metadata: &mut ObjectMeta| {
+        metadata.name = Some(name);
+        if labelled_for(metadata).is_some() {
+            // Who labels a file for us gives it to us.
+            metadata.managed_fields =
+                Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
+        }
+    };
+    if let Ok(mut slice) = serde_saphyr::from_str::<EndpointSlice>(&text) {
+        adopt(&mut slice.metadata);
+        return Some(slice.into());
     }
-    Some(service)
+    let mut service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
+    adopt(&mut service.metadata);
+    Some(service.into())
 }

@@ -14,10 +14,12 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::time::{DelayQueue, delay_queue};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
-use super::desired::{Step, Write, labelled_for, next_step, points_at, written_by_us};
+use super::desired::{labelled_for, points_at, written_by_us};
+use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
+use super::plan::{Actual, Policy, Step, Write, next_step};
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::Trouble;
@@ -44,8 +46,8 @@ pub struct Settings {
     pub keeper: Keeper,
     /// Which Services become links: the external targets of others aren't ours to touch.
     pub selection: Arc<Selection>,
-    /// How long an external target outlives its Service.
-    pub delete_delay: Duration,
+    /// What the user has decided.
+    pub policy: Policy,
     /// What is counted.
     pub metrics: Arc<Metrics>,
 }
@@ -63,7 +65,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = reconciler.settings.store.synced(), if reconciler.listed => break,
+            () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
         }
     }
@@ -96,13 +98,14 @@ struct Written {
     key: ServiceKey,
     write: Write,
     code: u16,
-    result: Result<Option<Service>, WriteError>,
+    result: Result<Option<Object>, WriteError>,
 }
 
 struct Reconciler {
     settings: Settings,
     objects: Objects,
-    listed: bool,
+    /// The kinds of objects of which a complete list has come.
+    listed: HashSet<Kind>,
     queue: VecDeque<ServiceKey>,
     queued: HashSet<ServiceKey>,
     /// Links with a write under way, and whether they changed meanwhile.
@@ -111,11 +114,11 @@ struct Reconciler {
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     backoff: HashMap<ServiceKey, ExponentialBackoff>,
-    /// Which link wants the object of a name.
+    /// Which link wants the Service of a name.
     wanted: HashMap<String, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
-    outdated: HashMap<String, Option<String>>,
+    outdated: HashMap<ObjectId, Option<String>>,
     conflicts: BTreeMap<ServiceKey, String>,
     trouble: Trouble,
 }
@@ -125,7 +128,7 @@ impl Reconciler {
         Self {
             settings,
             objects: Objects::default(),
-            listed: false,
+            listed: HashSet::new(),
             queue: VecDeque::new(),
             queued: HashSet::new(),
             in_flight: HashMap::new(),
@@ -142,61 +145,81 @@ impl Reconciler {
 
     // === what is heard ===
 
+    fn is_listed(&self) -> bool {
+        self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::EndpointSlice)
+    }
+
     fn observe(&mut self, event: ObjectEvent) {
         match event {
-            ObjectEvent::Listed(list) => self.take_list(list),
+            ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
             ObjectEvent::Unseen => self.settings.store.set_holders_known(),
             ObjectEvent::Applied(object) => {
-                let name = object.metadata.name.clone().unwrap_or_default();
-                self.change_object(&name, |objects| objects.apply(*object));
+                let id = object.id();
+                self.change_object(&id, |objects| objects.apply(object));
             }
-            ObjectEvent::Deleted { name, uid } => {
-                self.change_object(&name, |objects| objects.remove(&name, &uid));
+            ObjectEvent::Deleted { id, uid } => {
+                self.change_object(&id, |objects| objects.remove(&id, &uid));
             }
         }
     }
 
-    fn take_list(&mut self, list: Vec<Service>) {
-        let store = Arc::clone(&self.settings.store);
-        let before: Vec<String> = self.objects.names().cloned().collect();
-        self.objects.replace(list);
-        self.outdated.clear();
-        for name in before.iter().filter(|name| self.objects.get(name).is_none()) {
-            store.set_holder(name, None);
+    fn take_list(&mut self, kind: Kind, list: Vec<Object>) {
+        let was_listed = self.is_listed();
+        let before: Vec<ObjectId> = self.objects.ids().filter(|id| id.kind == kind).cloned().collect();
+        self.objects.replace(kind, list);
+        self.outdated.retain(|id, _| id.kind != kind);
+        self.listed.insert(kind);
+        for id in before.iter().filter(|id| self.objects.get(id).is_none()) {
+            self.tell_holder(id);
         }
-        for name in self.objects.names() {
-            let object = self.objects.get(name);
-            let holder = object.and_then(|object| labelled_for(object));
-            if let (Some(holder), Some(target)) = (&holder, object.and_then(|object| points_at(object))) {
-                store.set_last_target(holder, target);
-            }
-            store.set_holder(name, holder.as_ref());
+        if !self.is_listed() {
+            return;
         }
-        store.set_holders_known();
-        if self.listed {
+        for id in self.objects.ids() {
+            self.tell_last_target(id);
+            self.tell_holder(id);
+        }
+        self.settings.store.set_holders_known();
+        if was_listed {
             self.adopt_departed();
             self.queue_all();
         }
-        self.listed = true;
     }
 
-    /// Changes what is known of the object of this name, and queues the links that it mattered to
-    /// before and matters to now.
-    fn change_object(&mut self, name: &str, change: impl FnOnce(&mut Objects)) {
-        self.queue_concerned(name);
+    /// Tells the store whom the Service of a name is labelled for.
+    fn tell_holder(&self, id: &ObjectId) {
+        if id.kind == Kind::Service {
+            let holder = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
+            self.settings.store.set_holder(&id.name, holder.as_ref());
+        }
+    }
+
+    /// Tells the store what an external target points at that an earlier process has left.
+    fn tell_last_target(&self, id: &ObjectId) {
+        let Some(object) = self.objects.get(id) else { return };
+        if let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) {
+            let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
+            if let Some(target) = points_at(service, slices) {
+                self.settings.store.set_last_target(&holder, target);
+            }
+        }
+    }
+
+    /// Changes what is known of an object, and queues the links that it mattered to before and
+    /// matters to now.
+    fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
+        self.queue_concerned(id);
         change(&mut self.objects);
-        let holder = self.objects.get(name).and_then(|object| labelled_for(object));
-        self.settings.store.set_holder(name, holder.as_ref());
-        self.queue_concerned(name);
+        self.tell_holder(id);
+        self.queue_concerned(id);
     }
 
-    /// Queues the links that the object of this name matters to, as it is now known.
-    fn queue_concerned(&mut self, name: &str) {
-        if !self.listed {
+    fn queue_concerned(&mut self, id: &ObjectId) {
+        if !self.is_listed() {
             return;
         }
-        let labelled = self.objects.get(name).and_then(|object| labelled_for(object));
-        let wanted = self.wanted.get(name).cloned();
+        let labelled = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
+        let wanted = self.wanted.get(&id.name).filter(|_| id.kind == Kind::Service).cloned();
         for key in [labelled, wanted].into_iter().flatten() {
             self.queue(&key);
         }
@@ -253,17 +276,22 @@ impl Reconciler {
             return;
         };
         self.wanted.insert(link.external_target.to_string(), key.clone());
-        let named = self.objects.get(&link.external_target).cloned();
-        let others: Vec<Arc<Service>> = self
-            .objects
-            .of_link(&key)
-            .filter(|object| object.metadata.name.as_deref() != Some(&*link.external_target))
-            .filter(|object| written_by_us(object))
-            .cloned()
+        let objects: Vec<Arc<Object>> = self.objects.of_link(&key).cloned().collect();
+        let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
+        let others: Vec<&Service> = objects
+            .iter()
+            .filter_map(|object| object.as_service())
+            .filter(|service| service.metadata.name.as_deref() != Some(&*link.external_target))
+            .filter(|service| written_by_us(&service.metadata))
             .collect();
-        let others: Vec<&Service> = others.iter().map(|object| &**object).collect();
+        let named = self.objects.get(&ObjectId::service(&link.external_target)).cloned();
+        let actual = Actual {
+            named: named.as_ref().and_then(|object| object.as_service()),
+            other_services: &others,
+            slices: &slices,
+        };
         let now = Instant::now();
-        let step = next_step(&link, named.as_deref(), &others, self.settings.delete_delay, now);
+        let step = next_step(&link, actual, self.settings.policy, now);
         if !matches!(step, Step::Conflict { .. }) {
             self.clear_conflict(&key);
         }
@@ -279,17 +307,18 @@ impl Reconciler {
                 }
             }
             Step::Wait(due) => self.start_timer(key, due.saturating_duration_since(now)),
-            Step::Conflict { object, why } => self.set_conflict(&key, &object, &why),
+            Step::Conflict { object, why } => self.set_conflict(&key, &object.name, &why),
             Step::Write(write) => self.start(key, write),
         }
     }
 
     fn start(&mut self, key: ServiceKey, write: Write) {
-        let seen = self.version_of(write.object());
-        match self.outdated.get(write.object()) {
-            Some(outdated) if *outdated == seen => return,
-            Some(_) => drop(self.outdated.remove(write.object())),
-            None => {}
+        let id = write.id();
+        if let Some(outdated) = self.outdated.get(&id) {
+            if *outdated == self.version_of(&id) {
+                return;
+            }
+            self.outdated.remove(&id);
         }
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
@@ -299,40 +328,41 @@ impl Reconciler {
         });
     }
 
-    fn version_of(&self, object: &str) -> Option<String> {
-        self.objects.get(object)?.metadata.resource_version.clone()
+    fn version_of(&self, id: &ObjectId) -> Option<String> {
+        self.objects.get(id)?.meta().resource_version.clone()
     }
 
     fn written(&mut self, written: Written) {
         let Written { key, write, code, result } = written;
+        let id = write.id();
         let changed = self.in_flight.remove(&key).unwrap_or(false);
         if matches!(self.settings.keeper, Keeper::Namespace { .. }) {
-            let labels = [write.verb(), "Service", &code.to_string()];
+            let labels = [write.verb(), &id.kind.to_string(), &code.to_string()];
             self.settings.metrics.api_writes.with_label_values(&labels).inc();
         }
-        let object = self.settings.keeper.describe(write.object());
+        let object = self.settings.keeper.describe(&id.name);
         match result {
             Ok(after) => {
                 self.backoff.remove(&key);
                 self.trouble.over("external targets can be written again");
                 self.log_write(&object, &write, after.as_ref());
-                self.change_object(write.object(), |objects| match after {
+                self.change_object(&id, |objects| match after {
                     Some(after) => objects.apply(after),
-                    None => objects.removed_by_us(write.object()),
+                    None => objects.removed_by_us(&id),
                 });
                 self.queue(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 self.backoff.remove(&key);
-                self.change_object(write.object(), |objects| objects.removed_by_us(write.object()));
+                self.change_object(&id, |objects| objects.removed_by_us(&id));
                 self.queue(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
                 // Somebody was faster. The watch says how the object is now, and unless it has
                 // done so already nothing is tried before.
                 let sent = write.resource_version().map(ToOwned::to_owned);
-                if self.version_of(write.object()) == sent {
-                    self.outdated.insert(write.object().to_owned(), sent);
+                if self.version_of(&id) == sent {
+                    self.outdated.insert(id, sent);
                 }
                 if changed {
                     self.queue(&key);
@@ -349,12 +379,20 @@ impl Reconciler {
         }
     }
 
-    fn log_write(&self, object: &str, write: &Write, after: Option<&Service>) {
-        let host = after.and_then(|after| after.spec.external_name.as_deref()).unwrap_or("nothing");
-        match write {
-            Write::Create(_) => info!("external target {object}: created → {host}"),
-            Write::Change { .. } => info!("external target {object}: changed → {host}"),
-            Write::Delete { .. } => info!("external target {object}: removed"),
+    /// One line for an external target; its EndpointSlices are part of it.
+    fn log_write(&self, object: &str, write: &Write, after: Option<&Object>) {
+        let service = after.and_then(|after| after.as_service());
+        match (write, service) {
+            (Write::Create(_), Some(service)) => {
+                info!("external target {object}: created → {}", aim(service))
+            }
+            (Write::Change { .. }, Some(service)) => {
+                info!("external target {object}: changed → {}", aim(service))
+            }
+            (Write::Delete { id, .. }, _) if id.kind == Kind::Service => {
+                info!("external target {object}: removed")
+            }
+            _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
     }
 
@@ -406,4 +444,9 @@ impl Reconciler {
     fn count_conflicts(&self) {
         self.settings.metrics.conflicts.set(i64::try_from(self.conflicts.len()).unwrap_or(i64::MAX));
     }
+}
+
+/// What an external target leads to, for the log.
+fn aim(service: &Service) -> &str {
+    service.spec.external_name.as_deref().unwrap_or("its addresses")
 }

@@ -30,7 +30,7 @@ impl Selection {
         let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
         let opted = service.annotation(MANAGED);
         let external_target =
-            self.target_namespace.as_deref() == Some(namespace) && labelled_for(service).is_some();
+            self.target_namespace.as_deref() == Some(namespace) && labelled_for(&service.metadata).is_some();
         service.is_living_load_balancer()
             && !external_target
             && self.watches(namespace)

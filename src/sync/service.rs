@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use crate::store::Port;
 use crate::store::{Ingress, Observed, ServiceKey};
 
 /// `spec.type` of a Service whose hostname lb-linker follows.
@@ -71,9 +72,9 @@ pub struct Spec {
     /// `clusterIP`.
     #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
     pub cluster_ip: Option<String>,
-    /// `ports`, of which only their number matters so far.
-    #[serde(default, deserialize_with = "null_is_default", skip_serializing)]
-    pub ports: Vec<serde::de::IgnoredAny>,
+    /// `ports`, without what only matters to kube-proxy.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
     /// `selector`.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub selector: BTreeMap<String, String>,
@@ -168,6 +169,7 @@ impl Service {
             created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             resource_version: self.version(),
             ingress,
+            ports: self.spec.ports.clone(),
         };
         (observed, unusable)
     }
@@ -239,13 +241,13 @@ impl Resource for Service {
 }
 
 /// Kubernetes takes an explicit `null` for "not given" everywhere.
-fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+pub(super) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+pub(super) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Deserialize)]
     struct Manager {
         manager: Option<String>,

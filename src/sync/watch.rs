@@ -1,5 +1,6 @@
 //! The source of links in a cluster: the watch of LoadBalancer Services.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use futures::stream::BoxStream;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
@@ -39,12 +41,15 @@ pub struct ClusterSource {
     pub metrics: Arc<Metrics>,
 }
 
-/// The events of a watch of Services, one at a time decodable or not.
-type ServiceEvents = BoxStream<'static, watcher::Result<Event<DeserializeGuard<Service>>>>;
+/// The events of a watch, of objects that can be decoded or not.
+pub(super) type Events<K> = BoxStream<'static, watcher::Result<Event<DeserializeGuard<K>>>>;
 
-/// Watches the Services that the selectors select, slim and guarded against undecodable ones, with
-/// growing pauses after errors.
-pub(super) fn services(api: Api<DeserializeGuard<Service>>, fields: &str, labels: &str) -> ServiceEvents {
+/// Watches the objects that the selectors select, guarded against undecodable ones, with growing
+/// pauses after errors.
+pub(super) fn guarded<K>(api: Api<DeserializeGuard<K>>, fields: &str, labels: &str) -> Events<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
     let config =
         watcher::Config::default().page_size(PAGE_SIZE).timeout(WATCH_SECONDS).fields(fields).labels(labels);
     watcher::watcher(api, config).default_backoff().boxed()
@@ -105,12 +110,12 @@ impl ClusterSource {
         Err(SyncError::WatchEnded)
     }
 
-    fn watch(&self, namespace: Option<&str>) -> ServiceEvents {
+    fn watch(&self, namespace: Option<&str>) -> Events<Service> {
         let api = match namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        services(api, &format!("spec.type={LOAD_BALANCER}"), &self.selection.labels.to_string())
+        guarded(api, &format!("spec.type={LOAD_BALANCER}"), &self.selection.labels.to_string())
     }
 
     fn listed(&self, changes: Vec<Change>, complete: bool) {
@@ -196,7 +201,7 @@ pub(super) async fn names_settled(store: &Store) {
 }
 
 /// Returns the object, or reports it: one that can't be read must not stop the others.
-pub(super) fn readable(object: DeserializeGuard<Service>, complaints: &mut Complaints) -> Option<Service> {
+pub(super) fn readable<K: Resource>(object: DeserializeGuard<K>, complaints: &mut Complaints) -> Option<K> {
     let key = key_of(&object);
     let complain =
         |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
@@ -211,6 +216,6 @@ pub(super) fn observe(service: &Service, complaints: &mut Complaints) -> Observe
     observed
 }
 
-fn key_of(object: &DeserializeGuard<Service>) -> ServiceKey {
+fn key_of<K: Resource>(object: &DeserializeGuard<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }

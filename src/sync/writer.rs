@@ -1,33 +1,42 @@
 //! The place where external targets are kept: a namespace of a cluster, or a directory.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::DeserializeGuard;
+use kube::core::Request;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 
-use super::desired::{FIELD_MANAGER, Write, merge_patch};
+use super::desired::{FIELD_MANAGER, MANAGED_BY, merge_patch};
+use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
+use super::plan::Write;
 use super::service::Service;
 use super::trouble::{Complaints, Trouble, explain, explain_watch, watch_code};
-use super::watch::{readable, services};
+use super::watch::{Events, guarded, readable};
+
+/// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
+/// doesn't exist.
+const ABSENT: &str =
+    "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
 
 /// What happened to the objects there.
 #[derive(Debug)]
 pub enum ObjectEvent {
-    /// A complete list.
-    Listed(Vec<Service>),
-    /// They can't be seen now; the reason has been logged.
+    /// A complete list of the objects of a kind.
+    Listed(Kind, Vec<Object>),
+    /// The objects of some kind can't be seen now; the reason has been logged.
     Unseen,
     /// An object is new or changed.
-    Applied(Box<Service>),
+    Applied(Object),
     /// An object is gone.
     Deleted {
-        /// Its name.
-        name: String,
+        /// Which one.
+        id: ObjectId,
         /// Its uid; empty where there are none.
         uid: String,
     },
@@ -91,8 +100,14 @@ impl Keeper {
     pub fn events(&self) -> BoxStream<'static, ObjectEvent> {
         match self {
             Self::Namespace { client, namespace } => {
-                let api = Api::namespaced(client.clone(), namespace);
-                namespace_events(api, namespace.clone()).boxed()
+                let services = guarded::<Service>(Api::namespaced(client.clone(), namespace), "", "");
+                let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
+                let slices = guarded::<EndpointSlice>(Api::namespaced(client.clone(), namespace), "", &ours);
+                futures::stream::select(
+                    namespace_events(services, Kind::Service, namespace.clone()),
+                    namespace_events(slices, Kind::EndpointSlice, namespace.clone()),
+                )
+                .boxed()
             }
             Self::Directory(directory) => directory.events().boxed(),
         }
@@ -109,40 +124,48 @@ impl Keeper {
 
     /// Carries out one write. Returns the object as it is afterwards, or nothing if it is gone,
     /// and the HTTP code for the metrics.
-    pub async fn write(&self, write: Write) -> (u16, Result<Option<Service>, WriteError>) {
-        match self {
-            Self::Namespace { client, namespace } => {
-                let api: Api<Service> = Api::namespaced(client.clone(), namespace);
-                let created = matches!(write, Write::Create(_));
-                match send(&api, write).await {
-                    Ok(object) => (if created { 201 } else { 200 }, Ok(object)),
-                    Err(error) => (WriteError::code(&error), Err(sort(error, created, namespace))),
-                }
-            }
-            Self::Directory(directory) => (0, directory.write(write).await),
+    pub async fn write(&self, write: Write) -> (u16, Result<Option<Object>, WriteError>) {
+        let (client, namespace) = match self {
+            Self::Namespace { client, namespace } => (client.clone(), namespace),
+            Self::Directory(directory) => return (0, directory.write(write).await),
+        };
+        let created = matches!(write, Write::Create(_));
+        let sent = match write.id().kind {
+            Kind::Service => send::<Service>(&Api::namespaced(client, namespace), write).await,
+            Kind::EndpointSlice => send::<EndpointSlice>(&Api::namespaced(client, namespace), write).await,
+        };
+        match sent {
+            Ok(object) => (if created { 201 } else { 200 }, Ok(object)),
+            Err(error) => (WriteError::code(&error), Err(sort(error, created, namespace))),
         }
     }
 }
 
-async fn send(api: &Api<Service>, write: Write) -> kube::Result<Option<Service>> {
+async fn send<K>(api: &Api<K>, write: Write) -> kube::Result<Option<Object>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Into<Object>,
+{
+    let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    let patch = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     match write {
-        Write::Create(service) => {
-            let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-            api.create(&params, &service).await.map(Some)
+        Write::Create(object) => {
+            let body = serde_json::to_vec(&object).map_err(kube::Error::SerdeError)?;
+            let request = Request::new(api.resource_url()).create(&post, body);
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            api.clone().into_client().request::<K>(request).await.map(|object| Some(object.into()))
         }
         Write::Change { desired, only } => {
-            let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-            let name = desired.metadata.name.as_deref().unwrap_or_default();
-            api.patch(name, &params, &Patch::Merge(merge_patch(&desired, &only))).await.map(Some)
+            let body = Patch::Merge(merge_patch(&desired, &only));
+            api.patch(&desired.id().name, &patch, &body).await.map(|object| Some(object.into()))
         }
-        Write::Delete { name, only } => {
+        Write::Delete { id, only } => {
             let params = DeleteParams {
                 preconditions: Some(Preconditions { uid: only.uid, resource_version: only.resource_version }),
                 ..Default::default()
             };
             // What is left is held by a finalizer of somebody else.
-            let left = api.delete(&name, &params).await?.left();
-            Ok(left.filter(|object| object.metadata.deletion_timestamp.is_some()))
+            let left = api.delete(&id.name, &params).await?.left().map(Into::into);
+            Ok(left.filter(Object::is_terminating))
         }
     }
 }
@@ -154,15 +177,7 @@ fn sort(error: kube::Error, created: bool, namespace: &str) -> WriteError {
         kube::Error::Api(status) => match code {
             409 => WriteError::Conflict,
             404 if !created => WriteError::Gone,
-            // A ServiceAccount is told "forbidden" of a namespace that doesn't exist.
-            403 => WriteError::Everywhere {
-                code,
-                message: explain(
-                    &error,
-                    &doing,
-                    "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both",
-                ),
-            },
+            403 => WriteError::Everywhere { code, message: explain(&error, &doing, ABSENT) },
             404 => WriteError::Everywhere {
                 code,
                 message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
@@ -182,30 +197,26 @@ fn sort(error: kube::Error, created: bool, namespace: &str) -> WriteError {
     }
 }
 
-fn namespace_events(
-    api: Api<DeserializeGuard<Service>>,
+fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
+    events: Events<K>,
+    kind: Kind,
     namespace: String,
-) -> impl futures::Stream<Item = ObjectEvent> + Send {
+) -> impl Stream<Item = ObjectEvent> + Send {
     let mut trouble = Trouble::default();
     let mut complaints = Complaints::default();
     let mut list = Vec::new();
-    services(api, "", "").filter_map(move |event| {
+    events.filter_map(move |event| {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
-                trouble.report(
-                    watch_code(&error),
-                    explain_watch(
-                        &error,
-                        &format!("Services in namespace {namespace}"),
-                        "lb-linker needs the Role of deploy/ there",
-                    ),
-                );
+                let what = format!("{kind}s in namespace {namespace}");
+                let sentence = explain_watch(&error, &what, ABSENT);
+                trouble.report(watch_code(&error), sentence);
                 return std::future::ready(Some(ObjectEvent::Unseen));
             }
         };
         if !matches!(event, Event::Init) {
-            trouble.over(&format!("the Services in namespace {namespace} can be read again"));
+            trouble.over(&format!("the {kind}s in namespace {namespace} can be read again"));
         }
         std::future::ready(match event {
             Event::Init => {
@@ -213,16 +224,17 @@ fn namespace_events(
                 None
             }
             Event::InitApply(object) => {
-                list.extend(readable(object, &mut complaints));
+                list.extend(readable(object, &mut complaints).map(Into::into));
                 None
             }
-            Event::InitDone => Some(ObjectEvent::Listed(std::mem::take(&mut list))),
+            Event::InitDone => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
             Event::Apply(object) => {
-                readable(object, &mut complaints).map(|object| ObjectEvent::Applied(Box::new(object)))
+                readable(object, &mut complaints).map(|object| ObjectEvent::Applied(object.into()))
             }
-            Event::Delete(object) => {
-                Some(ObjectEvent::Deleted { name: object.name_any(), uid: object.uid().unwrap_or_default() })
-            }
+            Event::Delete(object) => Some(ObjectEvent::Deleted {
+                id: ObjectId { kind, name: object.name_any() },
+                uid: object.uid().unwrap_or_default(),
+            }),
         })
     })
 }

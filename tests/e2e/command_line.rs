@@ -137,7 +137,7 @@ async fn check_cluster_names_every_missing_right() {
     };
     let output = check("lb-linker", "lb-linker");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 7);
+    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 12);
 
     let namespace = cluster.create_namespace("rightless").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
@@ -145,11 +145,15 @@ async fn check_cluster_names_every_missing_right() {
     plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
     let output = check(&namespace, "nobody");
     assert_eq!(output.status.code(), Some(1));
-    for verb in ["create", "patch", "delete"] {
-        let sentence = format!("lb-linker: the right to {verb} services in namespace {target} is missing");
+    for (verb, resource) in ["services", "endpointslices"]
+        .into_iter()
+        .flat_map(|kind| ["create", "patch", "delete"].map(|verb| (verb, kind)))
+    {
+        let sentence = format!("lb-linker: the right to {verb} {resource} in namespace {target} is missing");
         assert!(stderr(&output).contains(&sentence), "{}", stderr(&output));
     }
-    assert_eq!(stderr(&output).lines().count(), 3, "{}", stderr(&output));
+    // Reading Services in all namespaces doesn't include EndpointSlices.
+    assert_eq!(stderr(&output).lines().count(), 8, "{}", stderr(&output));
 }
 
 #[tokio::test]

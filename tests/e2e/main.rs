@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod addresses;
 mod answers;
 mod command_line;
 mod control_plane;

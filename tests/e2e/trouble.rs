@@ -67,11 +67,42 @@ async fn a_missing_target_namespace_is_reported_once_and_dns_works_meanwhile() {
     }
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     // As a ServiceAccount lb-linker can't tell a missing namespace from a missing Role.
-    let line = linker.line(&format!("can't write external targets in namespace {target}")).await;
+    let line = linker.line(&format!("can't list EndpointSlices in namespace {target}")).await;
     assert!(line.contains("either the namespace doesn't exist or lb-linker has no Role in it"), "{line}");
     answers(linker.dns, &format!("svc-9-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
 
     plane.kubectl(&["create", "namespace", &target]);
+    grant(plane, &target);
+    for i in 0..10 {
+        external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;
+    }
+    assert_eq!(linker.logged("can't "), 1, "{:#?}", linker.log());
+    linker.line(&format!("the EndpointSlices in namespace {target} can be read again")).await;
+}
+
+#[tokio::test]
+async fn a_missing_right_to_write_is_reported_once_and_dns_works_meanwhile() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("no-writes").await;
+    plane.kubectl(&[
+        "-n",
+        &target,
+        "patch",
+        "role",
+        "lb-linker",
+        "--type=json",
+        "-p",
+        r#"[{"op": "replace", "path": "/rules/0/verbs", "value": ["list", "watch"]}]"#,
+    ]);
+    for i in 0..10 {
+        cluster.create_load_balancer(&namespace, &format!("svc-{i}")).await;
+        cluster.set_ingress(&namespace, &format!("svc-{i}"), &[Ingress::Hostname("a.example.com")]).await;
+    }
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    let line = linker.line(&format!("can't write external targets in namespace {target}")).await;
+    assert!(line.contains("either the namespace doesn't exist or lb-linker has no Role in it"), "{line}");
+    answers(linker.dns, &format!("svc-9-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
+
     grant(plane, &target);
     for i in 0..10 {
         external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;

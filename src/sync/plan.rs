@@ -1,0 +1,215 @@
+//! The pure half of the reconciler: which one write brings what is there closer to what should be.
+
+use std::time::{Duration, Instant};
+
+use super::desired::{
+    Desired, HEADLESS, IpTargets, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, Precondition, labelled_for,
+    service_differs, slice_differs,
+};
+use super::object::{EndpointSlice, Object, ObjectId};
+use super::service::{EXTERNAL_NAME, Service};
+use crate::store::{Link, State};
+
+/// One write to the target namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// Create this object.
+    Create(Object),
+    /// Make the object of this name like this one, in the fields that are ours.
+    Change {
+        /// What it should be.
+        desired: Object,
+        /// Which version of it.
+        only: Precondition,
+    },
+    /// Remove an object.
+    Delete {
+        /// Which one.
+        id: ObjectId,
+        /// Which version of it.
+        only: Precondition,
+    },
+}
+
+impl Write {
+    /// Returns which object is written.
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        match self {
+            Self::Create(desired) | Self::Change { desired, .. } => desired.id(),
+            Self::Delete { id, .. } => id.clone(),
+        }
+    }
+
+    /// Returns the HTTP verb, for logs and metrics.
+    #[must_use]
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Change { .. } => "patch",
+            Self::Delete { .. } => "delete",
+        }
+    }
+
+    /// Returns the version of the object that the write is meant for.
+    #[must_use]
+    pub fn resource_version(&self) -> Option<&str> {
+        match self {
+            Self::Create(_) => None,
+            Self::Change { only, .. } | Self::Delete { only, .. } => only.resource_version.as_deref(),
+        }
+    }
+}
+
+/// What to do next about a link.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Nothing differs.
+    Done,
+    /// This write; then look again.
+    Write(Write),
+    /// Look again at this moment.
+    Wait(Instant),
+    /// The object of the link's name isn't ours and is left alone.
+    Conflict {
+        /// The object.
+        object: ObjectId,
+        /// Why it isn't ours.
+        why: String,
+    },
+    /// The Service and its external target are gone: the store may forget the link.
+    Forget,
+}
+
+/// What is there for a link.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Actual<'a> {
+    /// The object that has the external target's name, whosever it is.
+    pub named: Option<&'a Service>,
+    /// Services of other names that are labelled for the link and that lb-linker has written.
+    pub other_services: &'a [&'a Service],
+    /// EndpointSlices that are labelled for the link.
+    pub slices: &'a [&'a EndpointSlice],
+}
+
+/// What the user has decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// How long an external target outlives its Service.
+    pub delete_delay: Duration,
+    /// How addresses are shown.
+    pub ip_targets: IpTargets,
+}
+
+/// Decides the next step for a link.
+#[must_use]
+pub fn next_step(link: &Link, actual: Actual<'_>, policy: Policy, now: Instant) -> Step {
+    let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
+    if let State::Gone(since) = link.state {
+        // EndpointSlices go after their Service, so that none is left behind.
+        let service = ours.or(actual.other_services.first().copied()).cloned().map(Object::from);
+        let slice = || actual.slices.first().map(|slice| Object::from((*slice).clone()));
+        let Some(object) = service.or_else(slice) else { return Step::Forget };
+        return match since.checked_add(policy.delete_delay) {
+            Some(due) if due > now => Step::Wait(due),
+            Some(_) => remove(&object),
+            // A delay past the end of the clock: never.
+            None => Step::Done,
+        };
+    }
+    // Only a new target or the end of the Service replaces the last one.
+    let Some(target) = &link.target else { return Step::Done };
+    let desired = Desired::of(link, target, policy.ip_targets);
+    let service = || match &desired.service {
+        Some(desired) => service_step(link, desired, actual.named, ours),
+        None => ours.map_or(Step::Done, |ours| remove(&ours.clone().into())),
+    };
+    let leftovers = || {
+        let former = actual.other_services.first().map(|service| Object::from((*service).clone()));
+        former.as_ref().map_or(Step::Done, remove)
+    };
+    // Addresses first, then the Service that leads to them; away from them the other way round. So
+    // the name always leads somewhere.
+    let wanted_slices = || {
+        let step = |desired| slice_step(desired, actual.slices);
+        desired.slices.iter().map(step).find(|step| *step != Step::Done).unwrap_or(Step::Done)
+    };
+    let unwanted_slices = || {
+        let wanted = |slice: &EndpointSlice| {
+            desired.slices.iter().any(|desired| desired.metadata.name == slice.metadata.name)
+        };
+        let unwanted = actual.slices.iter().find(|slice| !wanted(slice));
+        unwanted.map_or(Step::Done, |slice| remove(&(*slice).clone().into()))
+    };
+    first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
+}
+
+fn first_of(steps: [&dyn Fn() -> Step; 4]) -> Step {
+    steps.iter().map(|step| step()).find(|step| *step != Step::Done).unwrap_or(Step::Done)
+}
+
+fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: Option<&Service>) -> Step {
+    let Some(object) = named else {
+        return Step::Write(Write::Create(desired.clone().into()));
+    };
+    let Some(ours) = ours else {
+        let object_id = ObjectId::service(&link.external_target);
+        return Step::Conflict { object: object_id, why: stranger(object) };
+    };
+    if ours.metadata.deletion_timestamp.is_some() || !service_differs(ours, desired) {
+        // One that is being deleted can't be saved: the watch says when it is gone, and it is made
+        // anew then.
+        return Step::Done;
+    }
+    let mut desired = desired.clone();
+    let allocated = ours.spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != HEADLESS.1);
+    if allocated && desired.spec.cluster_ip.is_some() {
+        // An address that was allocated can't become `None`: only by way of ExternalName.
+        desired.spec = super::service::Spec {
+            type_: Some(EXTERNAL_NAME.into()),
+            external_name: Some(format!("{}.invalid", link.external_target)),
+            ..Default::default()
+        };
+    }
+    Step::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
+}
+
+fn slice_step(desired: &EndpointSlice, actual: &[&EndpointSlice]) -> Step {
+    let Some(ours) = actual.iter().find(|slice| slice.metadata.name == desired.metadata.name) else {
+        return Step::Write(Write::Create(desired.clone().into()));
+    };
+    if ours.metadata.deletion_timestamp.is_some() {
+        return Step::Done;
+    }
+    if ours.address_type != desired.address_type {
+        // It can't be changed.
+        return remove(&(*ours).clone().into());
+    }
+    if !slice_differs(ours, desired) {
+        return Step::Done;
+    }
+    Step::Write(Write::Change { desired: desired.clone().into(), only: Precondition::of(&ours.metadata) })
+}
+
+fn remove(object: &Object) -> Step {
+    if object.is_terminating() {
+        return Step::Done;
+    }
+    Step::Write(Write::Delete { id: object.id(), only: Precondition::of(object.meta()) })
+}
+
+fn stranger(object: &Service) -> String {
+    match (object.label(MANAGED_BY.0), labelled_for(&object.metadata)) {
+        (_, Some(key)) => format!("it is labelled as the external target of {key}"),
+        (Some(manager), None) if manager != MANAGED_BY.1 => {
+            format!("its label {} says {manager:?}", MANAGED_BY.0)
+        }
+        _ => format!(
+            "it doesn't carry the labels {}={}, {ORIGINAL_NAMESPACE} and {ORIGINAL_NAME}",
+            MANAGED_BY.0, MANAGED_BY.1
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+use std::net::IpAddr;
+
+use hickory_proto::rr::Name;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::store::{Port, ServiceKey, Target};
+use crate::sync::desired::merge_patch;
+
+const DELAY: Duration = Duration::from_secs(600);
+const HEADLESS_POLICY: Policy = Policy { delete_delay: DELAY, ip_targets: IpTargets::Headless };
+
+fn link(target: Option<Target>) -> Link {
+    Link {
+        key: ServiceKey::new("default", "web"),
+        uid: "u".into(),
+        created: None,
+        target,
+        ports: [Port { name: Some("http".into()), protocol: "TCP".into(), port: 80, app_protocol: None }]
+            .into(),
+        state: State::Live,
+        external_target: "web-default-ext".into(),
+    }
+}
+
+fn host(name: &str) -> Link {
+    link(Some(Target::Hostname(Name::from_ascii(name).unwrap())))
+}
+
+fn ips(ips: &[&str]) -> Link {
+    link(Some(Target::Addresses(ips.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect())))
+}
+
+fn gone(since: Instant) -> Link {
+    Link { state: State::Gone(since), ..link(None) }
+}
+
+/// What the API server makes of an object that is written.
+fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
+    let mut value = serde_json::to_value(object).unwrap();
+    value["metadata"]["uid"] = "o".into();
+    value["metadata"]["resourceVersion"] = "7".into();
+    serde_json::from_value(value).unwrap()
+}
+
+fn service(link: &Link, policy: Policy) -> Service {
+    let desired = Desired::of(link, link.target.as_ref().unwrap(), policy.ip_targets);
+    stored(&desired.service.unwrap())
+}
+
+fn slices(link: &Link) -> Vec<EndpointSlice> {
+    let desired = Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless);
+    desired.slices.iter().map(stored).collect()
+}
+
+fn object(host_name: &str) -> Service {
+    service(&host(host_name), HEADLESS_POLICY)
+}
+
+fn step(link: &Link, named: Option<&Service>) -> Step {
+    next_step(link, Actual { named, ..Default::default() }, HEADLESS_POLICY, Instant::now())
+}
+
+/// A step in a few words: verb, kind, name.
+fn show(step: Step) -> String {
+    match step {
+        Step::Write(write) => {
+            let id = write.id();
+            format!("{} {} {}", write.verb(), id.kind, id.name)
+        }
+        Step::Conflict { why, .. } => format!("conflict: {why}"),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_missing_object_is_created_with_labels_and_target() {
+    let Step::Write(Write::Create(made)) = step(&host("a.example."), None) else { panic!() };
+    assert_eq!(
+        serde_json::to_value(made).unwrap(),
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "web-default-ext", "labels": {
+                "app.kubernetes.io/managed-by": "lb-linker-operator",
+                "original-service-name": "web", "original-service-namespace": "default"}},
+            "spec": {"type": "ExternalName", "externalName": "a.example"},
+        })
+    );
+}
+
+#[test]
+fn nothing_is_written_where_nothing_differs() {
+    assert_eq!(step(&host("a.example."), Some(&object("a.example."))), Step::Done);
+    let mut dotted = object("a.example.");
+    dotted.spec.external_name = Some("a.example.".into());
+    assert_eq!(step(&host("a.example."), Some(&dotted)), Step::Done);
+    assert_eq!(step(&link(None), None), Step::Done, "pending");
+    assert_eq!(step(&link(None), Some(&object("old.example."))), Step::Done, "pending keeps the last");
+}
+
+#[test]
+fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
+    let drifted = [
+        json!({"externalName": "b.example"}),
+        json!({"selector": {"app": "web"}}),
+        json!({"clusterIP": "10.0.0.1"}),
+        json!({"ports": [{"port": 80}]}),
+        json!({"type": "ClusterIP"}),
+    ];
+    for drift in drifted {
+        let mut object = serde_json::to_value(object("a.example.")).unwrap();
+        for (field, value) in drift.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        let object: Service = serde_json::from_value(object).unwrap();
+        let Step::Write(Write::Change { desired, only }) = step(&host("a.example."), Some(&object)) else {
+            panic!("{drift}")
+        };
+        assert_eq!(
+            merge_patch(&desired, &only),
+            json!({
+                "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
+                    "app.kubernetes.io/managed-by": "lb-linker-operator",
+                    "original-service-name": "web", "original-service-namespace": "default"}},
+                "spec": {"type": "ExternalName", "externalName": "a.example",
+                    "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null},
+            })
+        );
+    }
+}
+
+#[test]
+fn an_object_that_isnt_ours_is_left_alone_and_named() {
+    let relabelled = |label: &str, value: Value| {
+        let mut object = serde_json::to_value(object("a.example.")).unwrap();
+        object["metadata"]["labels"][label] = value;
+        serde_json::from_value::<Service>(object).unwrap()
+    };
+    let mut unlabelled = object("a.example.");
+    unlabelled.metadata.labels = None;
+    for (object, reason) in [
+        (unlabelled, "doesn't carry"),
+        (relabelled(MANAGED_BY.0, "helm".into()), "\"helm\""),
+        (relabelled(ORIGINAL_NAME, "other".into()), "default/other"),
+    ] {
+        let said = show(step(&host("b.example."), Some(&object)));
+        assert!(said.starts_with("conflict: ") && said.contains(reason), "{said}");
+        assert_eq!(step(&gone(Instant::now()), Some(&object)), Step::Forget);
+    }
+}
+
+#[test]
+fn a_gone_service_takes_its_objects_along_after_the_delay() {
+    let now = Instant::now();
+    let (there, slices) = (object("a.example."), slices(&ips(&["192.0.2.1"])));
+    let slices: Vec<&EndpointSlice> = slices.iter().collect();
+    let at = |named, slices, now_| {
+        show(next_step(&gone(now), Actual { named, slices, ..Default::default() }, HEADLESS_POLICY, now_))
+    };
+    assert_eq!(at(Some(&there), &slices, now), format!("Wait({:?})", now + DELAY));
+    assert_eq!(at(Some(&there), &slices, now + DELAY), "delete Service web-default-ext");
+    assert_eq!(at(None, &slices, now + DELAY), "delete EndpointSlice web-default-ext-ipv4");
+    assert_eq!(at(None, &[], now), "Forget");
+
+    let Step::Write(Write::Delete { only, .. }) = next_step(
+        &gone(now),
+        Actual { named: Some(&there), ..Default::default() },
+        HEADLESS_POLICY,
+        now + DELAY,
+    ) else {
+        panic!()
+    };
+    assert_eq!((only.uid.as_deref(), only.resource_version.as_deref()), (Some("o"), Some("7")));
+}
+
+#[test]
+fn an_object_that_is_being_deleted_is_waited_for() {
+    let mut leaving = object("old.example.");
+    leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    assert_eq!(step(&host("a.example."), Some(&leaving)), Step::Done);
+}
+
+#[test]
+fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands() {
+    let mut former = object("a.example.");
+    former.metadata.name = Some("former".into());
+    let with = |named| {
+        let actual = Actual { named, other_services: &[&former], ..Default::default() };
+        show(next_step(&host("a.example."), actual, HEADLESS_POLICY, Instant::now()))
+    };
+    assert_eq!(with(None), "create Service web-default-ext");
+    assert_eq!(with(Some(&object("a.example."))), "delete Service former");
+}
+
+#[test]
+fn addresses_are_a_headless_service_with_a_slice_for_each_family() {
+    let link =
+        ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2", "127.0.0.1", "fe80::1", "224.0.0.1", "169.254.1.1"]);
+    let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
+    let service = serde_json::to_value(desired.service.unwrap()).unwrap();
+    let ports = json!([{"name": "http", "protocol": "TCP", "port": 80}]);
+    assert_eq!(service["spec"], json!({"type": "ClusterIP", "clusterIP": "None", "ports": ports}));
+    let slices = serde_json::to_value(&desired.slices).unwrap();
+    let endpoint = |ip: &str| json!({"addresses": [ip], "conditions": {"ready": true}});
+    assert_eq!(slices[0]["metadata"]["name"], "web-default-ext-ipv4");
+    assert_eq!(slices[0]["metadata"]["labels"]["kubernetes.io/service-name"], "web-default-ext");
+    assert_eq!(slices[0]["addressType"], "IPv4");
+    assert_eq!(slices[0]["endpoints"], json!([endpoint("192.0.2.1"), endpoint("192.0.2.2")]));
+    assert_eq!(slices[0]["ports"], ports);
+    assert_eq!(slices[1]["metadata"]["name"], "web-default-ext-ipv6");
+    assert_eq!(slices[1]["endpoints"], json!([endpoint("2001:db8::1")]));
+    assert_eq!(slices.as_array().unwrap().len(), 2);
+}
+
+/// Carries out step after step, as the reconciler does, and returns them all.
+fn run(
+    link: &Link,
+    policy: Policy,
+    named: &mut Option<Service>,
+    there: &mut Vec<EndpointSlice>,
+) -> Vec<String> {
+    let mut steps = Vec::new();
+    loop {
+        let slices: Vec<&EndpointSlice> = there.iter().collect();
+        let actual = Actual { named: named.as_ref(), slices: &slices, ..Default::default() };
+        let step = next_step(link, actual, policy, Instant::now());
+        let Step::Write(write) = step.clone() else { return steps };
+        steps.push(show(step));
+        assert!(steps.len() < 10, "{steps:?}");
+        match write {
+            Write::Create(Object::Service(made)) => *named = Some(stored(&*made)),
+            Write::Change { desired: Object::Service(made), .. } => *named = Some(stored(&*made)),
+            Write::Create(Object::EndpointSlice(made)) => there.push(stored(&*made)),
+            Write::Change { desired: Object::EndpointSlice(made), .. } => {
+                there.retain(|slice| slice.metadata.name != made.metadata.name);
+                there.push(stored(&*made));
+            }
+            Write::Delete { id, .. } => {
+                there.retain(|slice| slice.metadata.name.as_ref() != Some(&id.name));
+                named.take_if(|service| service.metadata.name.as_ref() == Some(&id.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn hostname_and_addresses_follow_each_other_in_place_and_the_name_always_leads_somewhere() {
+    let (mut named, mut there) = (None, Vec::new());
+    let mut next = |link: &Link| run(link, HEADLESS_POLICY, &mut named, &mut there);
+    assert_eq!(next(&host("a.example.")), ["create Service web-default-ext"]);
+    assert_eq!(
+        next(&ips(&["192.0.2.1", "2001:db8::1"])),
+        [
+            "create EndpointSlice web-default-ext-ipv4",
+            "create EndpointSlice web-default-ext-ipv6",
+            "patch Service web-default-ext"
+        ]
+    );
+    assert_eq!(next(&ips(&["192.0.2.1", "2001:db8::1"])), [""; 0]);
+    assert_eq!(
+        next(&ips(&["192.0.2.9"])),
+        ["patch EndpointSlice web-default-ext-ipv4", "delete EndpointSlice web-default-ext-ipv6"]
+    );
+    assert_eq!(
+        next(&host("b.example.")),
+        ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+    assert_eq!(next(&host("b.example.")), [""; 0]);
+}
+
+#[test]
+fn an_allocated_cluster_ip_is_left_by_way_of_an_external_name() {
+    let link = ips(&["192.0.2.1"]);
+    let mut allocated = service(&link, HEADLESS_POLICY);
+    allocated.spec.cluster_ip = Some("10.0.0.7".into());
+    let (mut named, mut there) = (Some(allocated), slices(&link));
+    let steps = run(&link, HEADLESS_POLICY, &mut named, &mut there);
+    assert_eq!(steps, ["patch Service web-default-ext", "patch Service web-default-ext"]);
+    assert_eq!(named.unwrap().spec.cluster_ip.as_deref(), Some("None"));
+}
+
+#[test]
+fn addresses_can_be_an_external_name_or_nothing_instead() {
+    let as_name = Policy { ip_targets: IpTargets::ExternalName, ..HEADLESS_POLICY };
+    let skip = Policy { ip_targets: IpTargets::Skip, ..HEADLESS_POLICY };
+    let both = ips(&["2001:db8::1", "192.0.2.1"]);
+    assert_eq!(service(&both, as_name).spec.external_name.as_deref(), Some("192.0.2.1"));
+    let (mut named, mut there) = (None, Vec::new());
+    assert_eq!(run(&both, as_name, &mut named, &mut there), ["create Service web-default-ext"]);
+    // The policy changes: what was written before goes.
+    assert_eq!(run(&both, skip, &mut named, &mut there), ["delete Service web-default-ext"]);
+    run(&both, HEADLESS_POLICY, &mut named, &mut there);
+    assert_eq!(
+        run(&both, skip, &mut named, &mut there),
+        [
+            "delete Service web-default-ext",
+            "delete EndpointSlice web-default-ext-ipv4",
+            "delete EndpointSlice web-default-ext-ipv6"
+        ]
+    );
+    assert_eq!(run(&ips(&["2001:db8::1"]), as_name, &mut named, &mut there), [""; 0], "no IPv4 address");
+}

@@ -1,0 +1,126 @@
+//! Load balancers that have addresses instead of a hostname.
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Api;
+use serde_json::json;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::dns::short;
+use crate::harness::linker::Linker;
+use crate::harness::{cluster_with_target, eventually};
+use crate::story::external_target;
+
+async fn slice(cluster: &Cluster, namespace: &str, name: &str) -> Option<Vec<String>> {
+    let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
+    let slice = api.get_opt(name).await.unwrap()?;
+    Some(slice.endpoints.into_iter().flatten().flat_map(|endpoint| endpoint.addresses).collect())
+}
+
+async fn slice_holds(cluster: &Cluster, namespace: &str, name: &str, expected: Option<&[&str]>) {
+    let expected = expected.map(|ips| ips.iter().map(|ip| (*ip).to_owned()).collect::<Vec<_>>());
+    let look = || async { (slice(cluster, namespace, name).await == expected).then_some(()) };
+    eventually(&format!("{name} with {expected:?}"), look).await;
+}
+
+async fn headless(cluster: &Cluster, namespace: &str, name: &str) -> String {
+    let look = || async {
+        let service = cluster.get_service(namespace, name).await?;
+        let spec = service.spec?;
+        (spec.cluster_ip.as_deref() == Some("None")).then_some(())?;
+        assert_eq!(spec.external_name, None);
+        assert_eq!(spec.ports.unwrap()[0].port, 80);
+        service.metadata.uid
+    };
+    eventually(&format!("{name} to be headless"), look).await
+}
+
+#[tokio::test]
+async fn hostname_and_addresses_follow_each_other_in_the_same_object() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let object = format!("web-{namespace}-ext");
+    let (ipv4, ipv6) = (format!("{object}-ipv4"), format!("{object}-ipv6"));
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    let both = [
+        Ingress::Ip("192.0.2.1"),
+        Ingress::Ip("2001:db8::1"),
+        Ingress::Ip("192.0.2.2"),
+        Ingress::Ip("169.254.1.1"),
+    ];
+    cluster.set_ingress(&namespace, "web", &both).await;
+    let uid = headless(&cluster, &target, &object).await;
+    slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.1", "192.0.2.2"])).await;
+    slice_holds(&cluster, &target, &ipv6, Some(&["2001:db8::1"])).await;
+
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    let named = external_target(&cluster, &target, &object, "a.example.com").await;
+    assert_eq!(named.metadata.uid.as_deref(), Some(&*uid), "the object stays the same");
+    slice_holds(&cluster, &target, &ipv4, None).await;
+    slice_holds(&cluster, &target, &ipv6, None).await;
+
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.9")]).await;
+    assert_eq!(headless(&cluster, &target, &object).await, uid);
+    slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
+    slice_holds(&cluster, &target, &ipv6, None).await;
+    assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await, "192.0.2.9");
+
+    // What somebody does to them by hand is repaired.
+    let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
+    api.delete(&ipv4, &Default::default()).await.unwrap();
+    slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
+
+    cluster.delete_service(&namespace, "web").await;
+    slice_holds(&cluster, &target, &ipv4, None).await;
+    assert!(cluster.get_service(&target, &object).await.is_none());
+}
+
+#[tokio::test]
+async fn a_restart_over_addresses_writes_nothing_and_a_blank_status_keeps_them() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let object = format!("web-{namespace}-ext");
+    let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    headless(&cluster, &target, &object).await;
+    linker.kill();
+    let before = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
+
+    cluster.set_ingress(&namespace, "web", &[]).await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await, "192.0.2.1");
+    let after = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
+    assert_eq!(before, after);
+}
+
+#[tokio::test]
+async fn a_hand_made_cluster_ip_object_of_ours_becomes_headless() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let object = format!("web-{namespace}-ext");
+    let by_hand = json!({
+        "metadata": {"name": object, "labels": {
+            "app.kubernetes.io/managed-by": "lb-linker-operator",
+            "original-service-name": "web", "original-service-namespace": namespace}},
+        "spec": {"ports": [{"port": 1}], "selector": {"app": "web"}},
+    });
+    let made = cluster.create_service(&target, by_hand).await;
+    assert!(made.spec.unwrap().cluster_ip.unwrap().starts_with("10."));
+    let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    assert_eq!(Some(headless(&cluster, &target, &object).await), made.metadata.uid);
+}
+
+#[tokio::test]
+async fn addresses_can_be_written_as_the_earlier_operator_did() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let args = ["--upstream", "none", "--ip-targets", "external-name"];
+    let _linker = Linker::in_cluster(plane, &target, &args);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("2001:db8::1"), Ingress::Ip("192.0.2.1")]).await;
+    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "192.0.2.1").await;
+}
