@@ -39,6 +39,7 @@ pub struct Findings {
 /// # Errors
 /// If the flags can't be used at all.
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunError> {
+    flags.validate()?;
     flags.upstreams()?;
     for zone in &flags.zones {
         Zone::new(zone, Vec::new())

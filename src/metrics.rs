@@ -37,8 +37,8 @@ pub struct Metrics {
     pub dns_duration: HistogramVec,
     /// Questions whose answering panicked.
     pub panics: IntCounter,
-    /// DNS requests that were dropped because too many were in flight, by `proto`.
-    pub dns_dropped: IntCounterVec,
+    /// TCP connections that were refused because there were too many.
+    pub tcp_refused: IntCounter,
 }
 
 impl Metrics {
@@ -89,12 +89,9 @@ impl Metrics {
                 &["server", "zone", "view"],
             )?,
             panics: IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?,
-            dns_dropped: IntCounterVec::new(
-                Opts::new(
-                    "lb_linker_dns_dropped_total",
-                    "DNS requests dropped because too many were in flight.",
-                ),
-                &["proto"],
+            tcp_refused: IntCounter::new(
+                "lb_linker_dns_tcp_refused_total",
+                "TCP connections that were refused because there were too many.",
             )?,
             registry,
         };
@@ -113,7 +110,7 @@ impl Metrics {
         registry.register(Box::new(metrics.dns_responses.clone()))?;
         registry.register(Box::new(metrics.dns_duration.clone()))?;
         registry.register(Box::new(metrics.panics.clone()))?;
-        registry.register(Box::new(metrics.dns_dropped.clone()))?;
+        registry.register(Box::new(metrics.tcp_refused.clone()))?;
         Ok(metrics)
     }
 

@@ -5,14 +5,15 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hickory_proto::rr::Name;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, Flags};
 use crate::dns::handler::Handler;
@@ -109,7 +110,9 @@ fn hint(error: &io::Error) -> &'static str {
 /// # Errors
 /// If it can't start, or a DNS listener dies.
 pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> {
+    flags.validate()?;
     let upstreams = flags.upstreams()?;
+    raise_file_limit();
     let metrics = Arc::new(Metrics::new()?);
     let source = Source::open(&flags).await?;
     let departed = if source.keeper().is_some() { Departed::Kept } else { Departed::Dropped };
@@ -138,6 +141,15 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> 
         }
         Some(Ok((address, why))) => Err(RunError::Dead { address, why }),
         Some(Err(panic)) => Err(RunError::Dead { address: flags.listen[0], why: panic.to_string() }),
+    }
+}
+
+/// Each TCP client and each question to an upstream is a file. Go programs raise the limit, too.
+fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        warn!("the limit of open files can't be raised: {error}");
     }
 }
 
@@ -263,8 +275,10 @@ fn start_dns(
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
-    let addresses: Vec<_> =
-        flags.listen.iter().map(|listen| listen.ip()).filter(|ip| !ip.is_unspecified()).collect();
+    let mut addresses: Vec<IpAddr> = flags.listen.iter().map(|listen| listen.ip().to_canonical()).collect();
+    addresses.retain(|ip| !ip.is_unspecified());
+    addresses.sort();
+    addresses.dedup();
     let zones: Arc<[Zone]> = flags
         .zones
         .iter()

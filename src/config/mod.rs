@@ -3,13 +3,14 @@
 mod selector;
 mod values;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 use kube::core::Selector;
+use nix::net::if_::if_nametoindex;
 
 use crate::store::host_text;
 use crate::sync::desired::IpTargets;
@@ -234,6 +235,17 @@ pub enum ConfigError {
         /// Why.
         why: String,
     },
+    /// A zone inside another one.
+    #[error("--zone {inner}: it lies in --zone {outer}, whose names it would hide")]
+    NestedZones {
+        /// The inner zone.
+        inner: String,
+        /// The outer zone.
+        outer: String,
+    },
+    /// One address twice.
+    #[error("--listen {0} is given twice")]
+    ListenTwice(SocketAddr),
     /// An upstream is ourselves.
     #[error(
         "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"
@@ -269,6 +281,29 @@ impl Flags {
             }
         }
         Ok(servers)
+    }
+
+    /// Checks what no flag can know alone.
+    ///
+    /// # Errors
+    /// If zones lie in each other, or an address is given twice.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (i, outer) in self.zones.iter().enumerate() {
+            for (j, inner) in self.zones.iter().enumerate() {
+                if i != j && outer.zone_of(inner) {
+                    return Err(ConfigError::NestedZones {
+                        inner: host_text(inner),
+                        outer: host_text(outer),
+                    });
+                }
+            }
+        }
+        for (i, address) in self.listen.iter().enumerate() {
+            if address.port() != 0 && self.listen[..i].contains(address) {
+                return Err(ConfigError::ListenTwice(*address));
+            }
+        }
+        Ok(())
     }
 
     /// Returns which Services become links.
@@ -328,12 +363,30 @@ fn value_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
+/// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood
+/// is passed over.
 fn nameservers(path: &PathBuf) -> Result<Vec<SocketAddr>, String> {
-    let text = std::fs::read(path).map_err(|error| error.to_string())?;
-    let config = resolv_conf::Config::parse(&text).map_err(|error| error.to_string())?;
-    let servers: Vec<SocketAddr> =
-        config.nameservers.iter().map(|server| SocketAddr::new(server.into(), DNS_PORT)).collect();
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let servers: Vec<SocketAddr> = text
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("nameserver"))
+        .filter(|rest| rest.starts_with(char::is_whitespace))
+        .filter_map(|rest| nameserver(rest.split_whitespace().next()?))
+        .collect();
     if servers.is_empty() { Err("it names no nameserver".to_owned()) } else { Ok(servers) }
+}
+
+/// Parses `192.0.2.1`, `2001:db8::1` or `fe80::1%eth0`.
+fn nameserver(text: &str) -> Option<SocketAddr> {
+    let (address, scope) =
+        text.split_once('%').map_or((text, None), |(address, scope)| (address, Some(scope)));
+    match (address.parse().ok()?, scope) {
+        (IpAddr::V6(ip), Some(scope)) => {
+            let scope = scope.parse().ok().or_else(|| if_nametoindex(scope).ok())?;
+            Some(SocketAddrV6::new(ip, DNS_PORT, 0, scope).into())
+        }
+        (ip, _) => Some(SocketAddr::new(ip, DNS_PORT)),
+    }
 }
 
 /// Whether what is sent to `upstream` arrives at `listen`.
@@ -372,11 +425,12 @@ mod tests {
     #[test]
     fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right() {
         for (arguments, sentence) in [
-            (["--zone", "a..b"], "error: invalid value 'a..b' for '--zone <ZONE>': not a DNS name"),
-            (
-                ["--zone", "."],
-                "error: invalid value '.' for '--zone <ZONE>': the root can't be a zone of ours",
-            ),
+            (["--zone", "a..b"], "error: invalid value 'a..b' for '--zone <ZONE>': not a zone's name"),
+            (["--zone", "."], "error: invalid value '.' for '--zone <ZONE>': not a zone's name"),
+            (["--zone", ""], "error: invalid value '' for '--zone <ZONE>': not a zone's name"),
+            (["--zone", "lb.internal,"], "error: invalid value '' for '--zone <ZONE>': not a zone's name"),
+            (["--zone", "*.a"], "error: invalid value '*.a' for '--zone <ZONE>': not a zone's name"),
+            (["--upstream", "127.0.0.1:0"], "error: invalid value '127.0.0.1:0' for '--upstream"),
             (
                 ["--listen", "dns:53"],
                 "error: invalid value 'dns:53' for '--listen <ADDRESS:PORT>': not an address and port such as 127.0.0.1:53, [::1]:53 or :53",
@@ -417,10 +471,11 @@ mod tests {
         let upstream = format!("--upstream={}", file.path().display());
         let error = flags(&[&upstream]).upstreams().unwrap_err().to_string();
         assert!(error.contains("names no nameserver") && error.contains("none"), "{error}");
-        writeln!(file, "search example.\nnameserver 192.0.2.1\nnameserver 2001:db8::1\noptions ndots:5")
+        writeln!(file, "search example.\nnameserver 192.0.2.1\nnameserver 2001:db8::1\noptions ndots:5 unheard-of\nnameserver what\nsurprise\nnameservers 192.0.2.9\nnameserver fe80::1%7")
             .unwrap();
         let servers = flags(&[&upstream]).upstreams().unwrap();
-        assert_eq!(servers, ["192.0.2.1:53".parse().unwrap(), "[2001:db8::1]:53".parse().unwrap()]);
+        let shown: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["192.0.2.1:53", "[2001:db8::1]:53", "[fe80::1%7]:53"]);
         let missing = flags(&["--upstream=/nonexistent/resolv.conf"]).upstreams().unwrap_err().to_string();
         assert!(missing.starts_with("--upstream /nonexistent/resolv.conf: No such file"), "{missing}");
     }
@@ -438,6 +493,18 @@ mod tests {
         }
         assert!(flags(&["--listen=:5301", "--upstream=127.0.0.1:5302"]).upstreams().is_ok());
         assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());
+    }
+
+    #[test]
+    fn zones_in_each_other_and_addresses_given_twice_are_refused() {
+        let wrong = |arguments: &[&str]| flags(arguments).validate().unwrap_err().to_string();
+        assert_eq!(
+            wrong(&["--zone=lb.internal,a.lb.internal"]),
+            "--zone a.lb.internal: it lies in --zone lb.internal, whose names it would hide"
+        );
+        assert!(wrong(&["--zone=lb.internal,LB.internal."]).contains("lies in"));
+        assert_eq!(wrong(&["--listen=:53,[::]:53"]), "--listen [::]:53 is given twice");
+        assert!(flags(&["--zone=lb.internal,blb.internal", "--listen=:53,127.0.0.1:54"]).validate().is_ok());
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl FromStr for UpstreamSpec {
             Ok(Self::None)
         } else if let Ok(ip) = text.parse::<IpAddr>() {
             Ok(Self::Server(SocketAddr::new(ip, DNS_PORT)))
-        } else if let Ok(address) = text.parse() {
+        } else if let Some(address) = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0) {
             Ok(Self::Server(address))
         } else if text.contains('/') {
             Ok(Self::File(text.into()))
@@ -64,13 +64,18 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("not an address and port such as 127.0.0.1:53, [::1]:53 or :53")
 }
 
-/// Parses the origin of a zone.
+/// Parses the origin of a zone: host name characters only, and room for the names below it.
 pub(super) fn zone(text: &str) -> Result<Name, &'static str> {
-    let mut name = Name::from_ascii(text.to_ascii_lowercase())
-        .map_err(|_| "not a DNS name: 1 to 63 characters between dots, 253 in all")?;
-    if name.is_root() {
-        return Err("the root can't be a zone of ours");
+    const WRONG: &str =
+        "not a zone's name: letters, digits, hyphens and underscores, 1 to 63 between dots, 120 in all";
+    /// A Service's name and a namespace's, with their lengths, leave that much.
+    const ROOM: usize = 120;
+    let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > ROOM || !text.chars().all(allowed) {
+        return Err(WRONG);
     }
+    let mut name = Name::from_ascii(text).map_err(|_| WRONG)?;
     name.set_fqdn(true);
     Ok(name)
 }

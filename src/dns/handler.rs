@@ -1,19 +1,23 @@
 //! From a decoded request to its response: the zones first, then the upstream.
 
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures::FutureExt;
-use hickory_proto::op::{Edns, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Edns, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_server::net::xfer::Protocol;
 use hickory_server::server::Request;
-use tracing::error;
+use tracing::{debug, error};
 
 use super::acl::may_recurse;
-use super::upstream::{Question, Upstream, UpstreamError};
-use super::wire::{Ede, MAX_UDP, Response, encode, format_error, limit};
-use super::zone::{TTL, Zone};
+use super::chase::{End, follow};
+use super::unmapped;
+use super::upstream::{Purpose, Question, Upstream, UpstreamError};
+use super::wire::{Ede, MAX_UDP, Response, Screened, encode, format_error, limit, screen, server_failure};
+use super::zone::Zone;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
@@ -36,25 +40,40 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// Answers a request that [`super::wire::screen`] has let through, in wire form.
-    pub async fn answer(&self, request: &Request) -> Vec<u8> {
-        let started = Instant::now();
-        let [query] = request.queries.queries() else { return format_error(request.as_slice()) };
-        let query = query.original();
-        // One question that hits a defect of ours must not end the listener for all.
-        let answering = AssertUnwindSafe(self.respond(request, query)).catch_unwind();
-        let response = answering.await.unwrap_or_else(|_| {
-            error!("answering {} {} panicked", query.name(), query.query_type());
+    /// Answers a message from a client; `None` where silence is right.
+    pub async fn answer(&self, message: Vec<u8>, client: SocketAddr, protocol: Protocol) -> Option<Vec<u8>> {
+        match screen(&message) {
+            Screened::Silence => return None,
+            Screened::Reply(bytes) => return Some(bytes),
+            Screened::Question => {}
+        }
+        // One message that hits a defect of ours, or of the decoder, must not end the listener.
+        let answering = self.answer_question(&message, client, protocol);
+        let answer = AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
+            error!("answering a question of {client} panicked: {message:02x?}");
             self.metrics.panics.inc();
-            server_failure(request)
+            server_failure(&message)
         });
-        self.count(request, query, response.metadata.response_code, started);
+        Some(answer)
+    }
+
+    async fn answer_question(&self, message: &[u8], client: SocketAddr, protocol: Protocol) -> Vec<u8> {
+        let started = Instant::now();
+        let request = match Request::from_bytes(message.to_vec(), unmapped(client), protocol) {
+            Ok(request) => request,
+            Err(error) => {
+                debug!("a message from {client} can't be decoded: {error}");
+                return format_error(message);
+            }
+        };
+        let [query] = request.queries.queries() else { return format_error(message) };
+        let query = query.original();
+        let response = self.respond(&request, query).await;
+        self.count(&request, query, response.metadata.response_code, started);
         let edns = request.edns.as_ref().map(|asked| response_edns(asked, response.ede));
-        let size = limit(request, request.protocol());
-        encode(&response, query, edns.as_ref(), size).unwrap_or_else(|error| {
+        encode(&response, query, edns.as_ref(), limit(&request, protocol)).unwrap_or_else(|error| {
             error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
-            // The question was decoded, so it can be encoded.
-            encode(&server_failure(request), query, edns.as_ref(), size).unwrap_or_default()
+            server_failure(message)
         })
     }
 
@@ -69,14 +88,9 @@ impl Handler {
 
     async fn respond(&self, request: &Request, query: &Query) -> Response {
         let mut response = Response::new(Metadata::response_from_request(&request.metadata));
-        response.metadata.authentic_data = false;
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
             // RFC 6891 section 6.1.3.
             response.metadata.response_code = ResponseCode::BADVERS;
-            return response;
-        }
-        if request.metadata.op_code != OpCode::Query {
-            response.metadata.response_code = ResponseCode::NotImp;
             return response;
         }
         let transfer = matches!(query.query_type(), RecordType::AXFR | RecordType::IXFR);
@@ -111,25 +125,61 @@ impl Handler {
         mut question: Question,
     ) {
         response.metadata.authoritative = true;
-        for _ in 0..MAX_LOOKUPS {
-            let Some((zone, relative)) = self.zone_of(question.query.name()) else {
-                if let Some(upstream) = upstream.filter(|_| question.recursion_desired) {
-                    chase(response, upstream, &question).await;
+        let mut seen: Vec<Name> = Vec::new();
+        while !seen.contains(question.query.name()) && seen.len() < MAX_LOOKUPS {
+            let name = question.query.name().clone();
+            let next = match self.zone_of(&name) {
+                Some((zone, relative)) => {
+                    let answer = zone.answer(&self.store, &name, &relative, question.query.query_type());
+                    response.metadata.response_code = answer.rcode;
+                    response.ede = answer.ede;
+                    response.answers.extend(answer.answers);
+                    response.authorities = answer.authorities;
+                    response.additionals = answer.additionals;
+                    answer.chase
                 }
-                return;
+                None => match upstream.filter(|_| question.recursion_desired) {
+                    Some(upstream) => self.chase(response, upstream, &question).await,
+                    None => None,
+                },
             };
-            let answer =
-                zone.answer(&self.store, question.query.name(), &relative, question.query.query_type());
-            response.metadata.response_code = answer.rcode;
-            response.ede = answer.ede;
-            response.answers.extend(answer.answers);
-            response.authorities = answer.authorities;
-            response.additionals = answer.additionals;
-            let Some(target) = answer.chase else { return };
-            question.query.set_name(target);
+            let Some(next) = next else { return };
+            seen.push(name);
+            question.query.set_name(next);
         }
         response.metadata.response_code = ResponseCode::ServFail;
         response.ede = Some(Ede::LOOP);
+    }
+
+    /// Adds what the upstream knows of a target; returns the name of ours that it leads back to, if
+    /// it does. The response code is the last of the chain (RFC 6604 section 3).
+    async fn chase(&self, response: &mut Response, upstream: &Upstream, question: &Question) -> Option<Name> {
+        let answer = match upstream.ask(question, Purpose::Chase).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                response.metadata.response_code = ResponseCode::ServFail;
+                response.ede = Some(ede(error));
+                return None;
+            }
+        };
+        if answer.metadata.response_code == ResponseCode::Refused {
+            // The upstream doesn't want to: the client may know somebody who does.
+            return None;
+        }
+        let Query { name, query_type, .. } = &question.query;
+        let followed = follow(&answer, name, *query_type, |name| self.zone_of(name).is_some());
+        response.answers.extend(followed.answers);
+        response.authorities = followed.authorities;
+        response.metadata.truncation |= answer.metadata.truncation;
+        match followed.end {
+            End::Here(rcode) => response.metadata.response_code = rcode,
+            End::Leads(name) => return Some(name),
+            End::Lame => {
+                response.metadata.response_code = ResponseCode::ServFail;
+                response.ede = Some(Ede::UPSTREAM_FAILED);
+            }
+        }
+        None
     }
 
     fn count(&self, request: &Request, query: &Query, rcode: ResponseCode, started: Instant) {
@@ -149,71 +199,44 @@ impl Handler {
     }
 }
 
-fn server_failure(request: &Request) -> Response {
-    let mut metadata = Metadata::response_from_request(&request.metadata);
-    metadata.response_code = ResponseCode::ServFail;
-    Response::new(metadata)
-}
-
 /// Passes the question on and the answer back as it is.
 async fn forward(response: &mut Response, upstream: Option<&Upstream>, question: &Question) {
     let Some(upstream) = upstream else {
         response.metadata.response_code = ResponseCode::Refused;
         return;
     };
-    match upstream.ask(question).await {
+    match upstream.ask(question, Purpose::Forward).await {
         Ok(answer) => {
-            let Metadata { id, recursion_desired, .. } = response.metadata;
-            response.metadata = answer.metadata;
-            response.metadata.id = id;
-            response.metadata.recursion_desired = recursion_desired;
-            response.metadata.truncation = false;
+            let Metadata { authoritative, recursion_available, authentic_data, truncation, .. } =
+                answer.metadata;
+            let rcode = answer.metadata.response_code;
+            // A client without EDNS can't see the upper bits, and would take the rest for its own.
+            let expressible = rcode.high() == 0 || question.dnssec_ok.is_some();
+            response.metadata.response_code = if expressible { rcode } else { ResponseCode::ServFail };
+            response.metadata.authoritative = authoritative;
+            response.metadata.recursion_available = recursion_available;
+            response.metadata.authentic_data = authentic_data;
+            response.metadata.truncation = truncation;
             response.answers = answer.answers;
             response.authorities = answer.authorities;
             response.additionals = answer.additionals;
         }
-        Err(error) => failed(response, error),
-    }
-}
-
-/// Adds what the upstream knows of a target. The response code is the last of the chain (RFC 6604
-/// section 3).
-async fn chase(response: &mut Response, upstream: &Upstream, question: &Question) {
-    let answer = match upstream.ask(question).await {
-        Ok(answer) => answer,
-        Err(error) => return failed(response, error),
-    };
-    match answer.metadata.response_code {
-        rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
-            response.metadata.response_code = rcode;
-            let positive =
-                answer.answers.iter().any(|record| record.record_type() == question.query.query_type());
-            response.answers.extend(answer.answers);
-            if !positive {
-                response.authorities = answer.authorities;
-                // RFC 2308 section 5: caches keep the absence as long as the SOA. Absence of a
-                // name of ours must not outlive our own TTL.
-                for record in &mut response.authorities {
-                    record.ttl = record.ttl.min(TTL);
-                }
-            }
-        }
-        // The upstream doesn't want to: the client may know somebody who does.
-        ResponseCode::Refused => {}
-        _ => {
-            response.metadata.response_code = ResponseCode::ServFail;
-            response.ede = Some(Ede::NO_UPSTREAM);
+        Err(error) => {
+            response.metadata.response_code = match error {
+                // As CoreDNS's forward does at its limit.
+                UpstreamError::Busy => ResponseCode::Refused,
+                UpstreamError::NoAnswer => ResponseCode::ServFail,
+            };
+            response.ede = Some(ede(error));
         }
     }
 }
 
-fn failed(response: &mut Response, error: UpstreamError) {
-    response.metadata.response_code = match error {
-        // As CoreDNS's forward does at its limit.
-        UpstreamError::Busy if response.answers.is_empty() => ResponseCode::Refused,
-        _ => ResponseCode::ServFail,
-    };
-    response.ede = Some(Ede::NO_UPSTREAM);
+fn ede(error: UpstreamError) -> Ede {
+    match error {
+        UpstreamError::Busy => Ede::BUSY,
+        UpstreamError::NoAnswer => Ede::NO_UPSTREAM,
+    }
 }
 
 fn response_edns(asked: &Edns, ede: Option<Ede>) -> Edns {
@@ -263,5 +286,68 @@ fn rcode_label(rcode: ResponseCode) -> String {
         ResponseCode::Refused => "REFUSED".to_owned(),
         ResponseCode::BADVERS => "BADVERS".to_owned(),
         other => u16::from(other).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::Message;
+
+    use super::*;
+    use crate::store::{Departed, Ingress, Observed, ServiceKey};
+
+    fn handler() -> Handler {
+        let store = Store::new(Departed::Kept);
+        let name = |text| Name::from_ascii(text).unwrap();
+        let link = Observed {
+            key: ServiceKey::new("default", "web"),
+            uid: "u".into(),
+            created: None,
+            resource_version: Some(1),
+            ingress: Ingress { hostnames: vec![name("a.example.")], addresses: vec![] },
+            ports: vec![],
+        };
+        store.replace(None, vec![link], vec![]);
+        store.set_synced();
+        Handler {
+            zones: [Zone::new(&name("lb.internal."), vec![]).unwrap()].into(),
+            store: Arc::new(store),
+            // Nobody: a question that gets that far fails.
+            upstream: Some(Arc::new(Upstream::new(vec![]))),
+            metrics: Arc::new(Metrics::new().unwrap()),
+            server: "dns://:53".to_owned(),
+        }
+    }
+
+    async fn ask(client: &str, question: &str) -> Message {
+        let mut message = Message::query();
+        message.metadata.recursion_desired = true;
+        message.metadata.checking_disabled = true;
+        message.add_query(Query::query(Name::from_ascii(question).unwrap(), RecordType::A));
+        let client = SocketAddr::new(client.parse().unwrap(), 5353);
+        let answer = handler().answer(message.to_vec().unwrap(), client, Protocol::Udp).await.unwrap();
+        Message::from_vec(&answer).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_may_not_recurse_gets_the_zone_without_a_chase_and_nothing_else() {
+        for client in ["192.0.2.9", "::ffff:192.0.2.9", "2001:db8::9"] {
+            let answer = ask(client, "web-default.lb.internal.").await;
+            assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+            assert!(answer.metadata.authoritative && !answer.metadata.recursion_available);
+            assert_eq!(answer.answers.len(), 1, "the alias alone");
+            let answer = ask(client, "www.example.").await;
+            assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
+        }
+        let answer = ask("10.0.0.1", "www.example.").await;
+        assert_eq!(answer.metadata.response_code, ResponseCode::ServFail, "it was asked for");
+    }
+
+    #[tokio::test]
+    async fn rd_and_cd_are_repeated_and_ad_is_not() {
+        let answer = ask("10.0.0.1", "web.default.lb.internal.").await;
+        assert!(answer.metadata.recursion_desired);
+        assert!(answer.metadata.checking_disabled);
+        assert!(!answer.metadata.authentic_data);
     }
 }

@@ -1,6 +1,7 @@
 //! Answers DNS: for the links of the store with authority, for everything else by forwarding.
 
 pub mod acl;
+pub mod chase;
 pub mod handler;
 pub mod probes;
 pub mod tcp;

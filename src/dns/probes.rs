@@ -1,9 +1,9 @@
 //! `/health`, `/ready` and `/metrics`, as CoreDNS's plugins of those names serve them.
 
-use std::future::Future;
+use std::future::IntoFuture;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::{StatusCode, header};
@@ -18,6 +18,9 @@ use crate::store::Store;
 
 /// The media type of Prometheus's text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How long requests under way may take to end when lb-linker is told to stop.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Returns `/health`: the process answers. It never depends on the API server.
 pub fn health() -> Router {
@@ -51,11 +54,16 @@ pub fn metrics(metrics: Arc<Metrics>, store: Arc<Store>) -> Router {
 }
 
 /// Serves one of them until `stop`.
-pub fn serve(
-    listener: TcpListener,
-    router: Router,
-    stop: CancellationToken,
-) -> impl Future<Output = io::Result<()>> + Send {
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    async move { axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned()).await }
+pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
+    let until = stop.clone();
+    let serving = axum::serve(listener, router).with_graceful_shutdown(until.cancelled_owned());
+    // A client that has sent half a request doesn't keep us from stopping.
+    let overdue = async {
+        stop.cancelled().await;
+        tokio::time::sleep(FAREWELL).await;
+    };
+    tokio::select! {
+        served = serving.into_future() => served,
+        () = overdue => Ok(()),
+    }
 }

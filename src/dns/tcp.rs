@@ -3,10 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hickory_server::net::xfer::Protocol;
-use hickory_server::server::Request;
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::OwnedWriteHalf;
@@ -17,21 +18,30 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::bind_with;
 use super::handler::Handler;
-use super::wire::{Screened, format_error, screen};
-use super::{bind_with, unmapped};
 
-/// Connections at once.
+/// Connections at once, and never more than half of the files that the process may have open: the
+/// upstream, the API server and the probes need some too.
 const MAX_CONNECTIONS: usize = 4096;
 /// Questions of one connection that are answered at once (RFC 7766 section 6.2.1.1 asks for more
 /// than one); then it is read no further until one is done.
-const MAX_PIPELINED: usize = 128;
+const MAX_PIPELINED: usize = 32;
+/// Questions of all connections that are answered, or whose answers are read, at once. Each may
+/// hold an answer of 64 KiB.
+const MAX_IN_FLIGHT: usize = 1024;
+/// The longest question that is taken.
+const MAX_QUESTION: u16 = 4096;
 /// How long a connection may be idle (RFC 7766 section 6.2.3).
 const IDLE: Duration = Duration::from_secs(30);
 /// How long the rest of a message that has begun may take, either way.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that the kernel holds for us until they are accepted.
 const BACKLOG: i32 = 1024;
+/// How long accepting rests when there is nothing to accept with.
+const REST: Duration = Duration::from_millis(100);
+/// How often that is said.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// Opens a socket for DNS over TCP.
 ///
@@ -57,8 +67,12 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// # Errors
 /// If the listener is broken.
 pub async fn serve(listener: TcpListener, handler: Arc<Handler>, stop: CancellationToken) -> io::Result<()> {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let files = getrlimit(Resource::RLIMIT_NOFILE)
+        .map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS.min(files / 2)));
+    let in_flight = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
     let mut connections = JoinSet::new();
+    let mut said: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -68,80 +82,94 @@ pub async fn serve(listener: TcpListener, handler: Arc<Handler>, stop: Cancellat
         match accepted {
             Ok((stream, client)) => {
                 let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-                    handler.metrics.dns_dropped.with_label_values(&["tcp"]).inc();
+                    handler.metrics.tcp_refused.inc();
                     continue;
                 };
-                let connection = connection(stream, unmapped(client), Arc::clone(&handler), stop.clone());
+                let connection = Connection {
+                    client,
+                    handler: Arc::clone(&handler),
+                    in_flight: Arc::clone(&in_flight),
+                    stop: stop.clone(),
+                };
                 connections.spawn(async move {
-                    if let Err(error) = connection.await {
+                    if let Err(error) = connection.serve(stream).await {
                         debug!("TCP: connection of {client}: {error}");
                     }
                     drop(place);
                 });
             }
-            // The client has gone before we came.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            Err(error) if out_of_files(&error) => {
-                warn!("TCP: no connection can be accepted: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+            Err(error) if is_fatal(&error) => return Err(error),
+            // The client, the network or the firewall has thought better of it (accept(2)), or
+            // there are no files or memory for more.
+            Err(error) => {
+                if said.is_none_or(|said| said.elapsed() > QUIET) {
+                    warn!("TCP: a connection can't be accepted: {error}");
+                    said = Some(Instant::now());
+                }
+                tokio::time::sleep(REST).await;
             }
-            Err(error) => return Err(error),
         }
     }
     while connections.join_next().await.is_some() {}
     Ok(())
 }
 
-fn out_of_files(error: &io::Error) -> bool {
-    use nix::errno::Errno;
-    [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM]
+/// Whether the listener itself is at fault.
+fn is_fatal(error: &io::Error) -> bool {
+    [Errno::EBADF, Errno::EINVAL, Errno::ENOTSOCK, Errno::EFAULT]
         .iter()
         .any(|errno| error.raw_os_error() == Some(*errno as i32))
 }
 
-async fn connection(
-    stream: TcpStream,
+/// What a connection needs.
+struct Connection {
     client: SocketAddr,
     handler: Arc<Handler>,
+    in_flight: Arc<Semaphore>,
     stop: CancellationToken,
-) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let (reader, writer) = stream.into_split();
-    let mut reader = BufReader::new(reader);
-    let (sender, answers) = mpsc::channel(MAX_PIPELINED);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(write(writer, answers));
-    let reply = Reply { answers: sender };
-    let outcome = loop {
-        while tasks.try_join_next().is_some() {}
-        if reply.answers.is_closed() {
-            break Ok(());
-        }
-        // The writer is one of the tasks.
-        if tasks.len() > MAX_PIPELINED {
-            tasks.join_next().await;
-            continue;
-        }
-        let message = tokio::select! {
-            message = read(&mut reader) => match message {
-                Ok(Some(message)) => message,
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(error),
-            },
-            () = stop.cancelled() => break Ok(()),
-        };
-        match screen(&message) {
-            Screened::Silence => break Ok(()),
-            Screened::Reply(bytes) => reply.send(bytes).await,
-            Screened::Question => {
-                tasks.spawn(answer(Arc::clone(&handler), message, client, reply.clone()));
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let (reader, writer) = stream.into_split();
+        let mut reader = BufReader::with_capacity(512, reader);
+        let (sender, answers) = mpsc::channel(1);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(write(writer, answers));
+        let outcome = loop {
+            while tasks.try_join_next().is_some() {}
+            // The writer is one of the tasks, and gone when the client doesn't read.
+            if sender.is_closed() {
+                break Ok(());
             }
-        }
-    };
-    // The writer ends when the last answer is written.
-    drop(reply);
-    while tasks.join_next().await.is_some() {}
-    outcome
+            if tasks.len() > MAX_PIPELINED {
+                tasks.join_next().await;
+                continue;
+            }
+            let message = tokio::select! {
+                message = read(&mut reader) => match message {
+                    Ok(Some(message)) => message,
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error),
+                },
+                () = self.stop.cancelled() => break Ok(()),
+            };
+            let Ok(permit) = Arc::clone(&self.in_flight).acquire_owned().await else { break Ok(()) };
+            let (handler, client, sender) = (Arc::clone(&self.handler), self.client, sender.clone());
+            tasks.spawn(async move {
+                if let Some(answer) = handler.answer(message, client, Protocol::Tcp).await {
+                    // A closed channel means that the client has gone.
+                    let _ = sender.send(answer).await;
+                }
+                drop(permit);
+            });
+        };
+        // The writer ends when the last answer is written.
+        drop(sender);
+        while tasks.join_next().await.is_some() {}
+        outcome
+    }
 }
 
 /// Reads one message; `None` at the end of the connection or after too long a silence.
@@ -151,8 +179,15 @@ async fn read(reader: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Option<Vec
         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Ok(length) => length?,
     };
-    let mut message = vec![0; usize::from(length)];
-    timeout(PATIENCE, reader.read_exact(&mut message)).await??;
+    if length > MAX_QUESTION {
+        return Err(io::Error::other(format!("a question of {length} bytes")));
+    }
+    // What is announced isn't there yet: memory is taken as it comes.
+    let mut message = Vec::new();
+    let read = timeout(PATIENCE, reader.take(length.into()).read_to_end(&mut message)).await??;
+    if read < usize::from(length) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     Ok(Some(message))
 }
 
@@ -165,28 +200,5 @@ async fn write(mut writer: OwnedWriteHalf, mut answers: mpsc::Receiver<Vec<u8>>)
         if !matches!(timeout(PATIENCE, writer.write_all(&framed)).await, Ok(Ok(()))) {
             return;
         }
-    }
-}
-
-async fn answer(handler: Arc<Handler>, message: Vec<u8>, client: SocketAddr, reply: Reply) {
-    match Request::from_bytes(message.clone(), client, Protocol::Tcp) {
-        Ok(request) => reply.send(handler.answer(&request).await).await,
-        Err(error) => {
-            debug!("TCP: a message from {client} can't be decoded: {error}");
-            reply.send(format_error(&message)).await;
-        }
-    }
-}
-
-/// Hands the answer to the connection's writer.
-#[derive(Clone, Debug)]
-struct Reply {
-    answers: mpsc::Sender<Vec<u8>>,
-}
-
-impl Reply {
-    async fn send(&self, bytes: Vec<u8>) {
-        // A closed channel means that the client has gone.
-        let _ = self.answers.send(bytes).await;
     }
 }

@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use hickory_server::net::xfer::Protocol;
-use hickory_server::server::Request;
 use nix::cmsg_space;
 use nix::libc;
 use nix::sys::socket::{
@@ -20,12 +19,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::bind_with;
 use super::handler::Handler;
-use super::wire::{Screened, format_error, screen};
-use super::{bind_with, unmapped};
 
-/// Questions that wait for an upstream at once. Each holds some kilobytes.
-const MAX_WAITING: usize = 4096;
 /// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
@@ -78,22 +74,12 @@ pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationT
         };
         while waiting.try_join_next().is_some() {}
         let reply = Reply { socket: Arc::clone(&socket), peer };
-        match screen(&buffer[..length]) {
-            Screened::Silence => {}
-            Screened::Reply(bytes) => reply.send(&bytes),
-            Screened::Question => {
-                let message = buffer[..length].to_vec();
-                let mut answering = Box::pin(answer(Arc::clone(&handler), message, reply));
-                // What we know is answered here and now; only who waits for an upstream gets a
-                // task, and there is a bound to those.
-                if futures::poll!(&mut answering).is_pending() {
-                    if waiting.len() < MAX_WAITING {
-                        waiting.spawn(answering);
-                    } else {
-                        handler.metrics.dns_dropped.with_label_values(&["udp"]).inc();
-                    }
-                }
-            }
+        let message = buffer[..length].to_vec();
+        let mut answering = Box::pin(answer(Arc::clone(&handler), message, reply));
+        // What we know is answered here and now; only who waits for an upstream gets a task, and
+        // the upstream's own bound is the bound of those.
+        if futures::poll!(&mut answering).is_pending() {
+            waiting.spawn(answering);
         }
     }
     while waiting.join_next().await.is_some() {}
@@ -101,12 +87,8 @@ pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationT
 }
 
 async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
-    match Request::from_bytes(message.clone(), unmapped(reply.peer.address), Protocol::Udp) {
-        Ok(request) => reply.send(&handler.answer(&request).await),
-        Err(error) => {
-            debug!("UDP: a message from {} can't be decoded: {error}", reply.peer.address);
-            reply.send(&format_error(&message));
-        }
+    if let Some(bytes) = handler.answer(message, reply.peer.address, Protocol::Udp).await {
+        reply.send(&bytes);
     }
 }
 

@@ -2,7 +2,7 @@
 //! and how large an answer may be.
 
 use hickory_proto::ProtoError;
-use hickory_proto::op::{Edns, Header, HeaderCounts, Metadata, Query};
+use hickory_proto::op::{Edns, Header, HeaderCounts, Message, Metadata, Query};
 use hickory_proto::rr::Record;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
@@ -31,6 +31,10 @@ impl Ede {
     pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
     /// The target's name can't be resolved because no upstream answers.
     pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
+    /// The target's name can't be resolved because the upstream can't.
+    pub const UPSTREAM_FAILED: Self = Self { code: 0, text: "the upstream can't resolve the target" };
+    /// The bound on questions to the upstream is reached.
+    pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
     /// A CNAME leads back to itself.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 
@@ -80,6 +84,12 @@ pub fn format_error(message: &[u8]) -> Vec<u8> {
     refusal(message, 1)
 }
 
+/// Returns the answer to a message that hit a defect of ours: SERVFAIL.
+#[must_use]
+pub fn server_failure(message: &[u8]) -> Vec<u8> {
+    refusal(message, 2)
+}
+
 fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
     let question = question(message);
     let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len));
@@ -113,6 +123,53 @@ fn question(message: &[u8]) -> Option<&[u8]> {
         }
     }
     message.get(HEADER..at + 4)
+}
+
+/// What came back to a question of ours.
+#[derive(Debug)]
+pub enum Reply {
+    /// An answer, or an error that a server has.
+    Answer(Box<Message>),
+    /// An answer that didn't fit; it may be cut in the middle of a record.
+    Truncated(Option<Box<Message>>),
+    /// An answer to our question that can't be decoded.
+    Garbled,
+    /// Not an answer to our question.
+    Foreign,
+}
+
+/// Looks at what came back to a question that was sent as `asked`: id and question have to match
+/// (RFC 5452 section 9.1); address and port the kernel has seen to.
+#[must_use]
+pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
+    let is_answer = reply.len() >= HEADER
+        && reply[..2] == asked[..2]
+        // QR set, opcode 0.
+        && reply[2] & 0xf8 == 0x80;
+    if !is_answer {
+        return Reply::Foreign;
+    }
+    let same_question = match (question(asked), question(reply)) {
+        (Some(asked), Some(repeated)) => {
+            // RFC 4343: the case of the name may differ; type and class are numbers.
+            let name = asked.len() - 4;
+            asked.len() == repeated.len()
+                && asked[..name].eq_ignore_ascii_case(&repeated[..name])
+                && asked[name..] == repeated[name..]
+        }
+        // Some servers leave the question out of an error.
+        (_, None) => reply[4..6] == [0, 0] && reply[3] & 0x0f != 0,
+        _ => false,
+    };
+    if !same_question {
+        return Reply::Foreign;
+    }
+    let message = Message::from_vec(reply).ok().map(Box::new);
+    match message {
+        _ if reply[2] & 0x02 != 0 => Reply::Truncated(message),
+        Some(message) => Reply::Answer(message),
+        None => Reply::Garbled,
+    }
 }
 
 /// A response before it is encoded.
@@ -169,7 +226,8 @@ pub fn encode(
     let (answers, cut) = emit(&mut encoder, &response.answers)?;
     metadata.truncation |= cut;
     let (authorities, cut) = if cut { (0, true) } else { emit(&mut encoder, &response.authorities)? };
-    metadata.truncation |= cut;
+    // RFC 2181 section 9: beside an answer they may be missing.
+    metadata.truncation |= cut && answers == 0;
     let (mut additionals, _) = if cut { (0, true) } else { emit(&mut encoder, &response.additionals)? };
     if let Some(edns) = edns {
         let mut edns = edns.clone();
@@ -202,7 +260,7 @@ fn opt_size(edns: &Edns) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{Message, MessageType, OpCode};
+    use hickory_proto::op::{MessageType, OpCode};
     use hickory_proto::rr::rdata::A;
     use hickory_proto::rr::{Name, RData, RecordType};
 
@@ -239,6 +297,47 @@ mod tests {
         two[5] = 2;
         let Screened::Reply(reply) = screen(&two) else { panic!() };
         assert_eq!(reply, [0x12, 0x34, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn replies_are_told_apart() {
+        let asked = query("a.example.");
+        let mut answer = asked.clone();
+        answer[2] |= 0x80;
+        let with = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut reply = answer.clone();
+            change(&mut reply);
+            match reply_to(&asked, &reply) {
+                Reply::Answer(_) => "answer",
+                Reply::Truncated(Some(_)) => "truncated",
+                Reply::Truncated(None) => "cut",
+                Reply::Garbled => "garbled",
+                Reply::Foreign => "foreign",
+            }
+        };
+        assert_eq!(with(&|_| {}), "answer");
+        assert_eq!(with(&|reply| reply[13] = b'A'), "answer", "another case");
+        assert_eq!(with(&|reply| reply[2] |= 2), "truncated");
+        let cut = |reply: &mut Vec<u8>| {
+            reply[2] |= 2;
+            reply[7] = 1;
+            reply.extend([0xc0, 12, 0]);
+        };
+        assert_eq!(with(&cut), "cut", "TC in the middle of a record");
+        assert_eq!(with(&|reply| reply[7] = 1), "garbled");
+        assert_eq!(with(&|reply| reply[0] ^= 1), "foreign", "id");
+        assert_eq!(with(&|reply| reply[2] &= 0x7f), "foreign", "a question");
+        assert_eq!(with(&|reply| reply[2] |= 0x10), "foreign", "opcode");
+        assert_eq!(with(&|reply| reply[13] = b'b'), "foreign", "name");
+        assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "foreign", "type");
+        let bare = |rcode| {
+            move |reply: &mut Vec<u8>| {
+                reply.truncate(12);
+                (reply[5], reply[3]) = (0, rcode);
+            }
+        };
+        assert_eq!(with(&bare(2)), "answer", "SERVFAIL without the question");
+        assert_eq!(with(&bare(0)), "foreign");
     }
 
     #[test]

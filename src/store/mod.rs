@@ -7,7 +7,7 @@ mod allotment;
 mod link;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -58,6 +58,8 @@ pub struct Store {
     /// are listed.
     last_targets: DashMap<ServiceKey, Target>,
     serial: AtomicU64,
+    /// Whether the serial is a resourceVersion.
+    versioned: AtomicBool,
     departed: Departed,
 }
 
@@ -83,6 +85,7 @@ impl Store {
             holders_known: watch::Sender::new(false),
             last_targets: DashMap::new(),
             serial: AtomicU64::new(0),
+            versioned: AtomicBool::new(false),
             departed,
         }
     }
@@ -101,9 +104,8 @@ impl Store {
         if &*link.uid != uid || link.is_gone() {
             return None;
         }
-        let change = self.depart(&mut allotment, &link);
-        self.advance_serial(resource_version, change.is_some());
-        change
+        self.advance_serial(resource_version);
+        self.depart(&mut allotment, &link)
     }
 
     /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
@@ -216,9 +218,10 @@ impl Store {
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             key,
         };
-        let change = (known.as_deref() != Some(&link)).then(|| self.put(allotment, known, link));
-        self.advance_serial(resource_version, change.is_some());
-        change
+        if resource_version.is_some() {
+            self.advance_serial(resource_version);
+        }
+        (known.as_deref() != Some(&link)).then(|| self.put(allotment, known, link))
     }
 
     fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Option<Change> {
@@ -310,6 +313,7 @@ impl Store {
     fn publish(&self, before: Option<Arc<Link>>, after: Option<Arc<Link>>) -> Change {
         let key = before.as_ref().or(after.as_ref()).map(|link| link.key.clone());
         let change = Change { key: key.unwrap_or_else(|| ServiceKey::new("", "")), before, after };
+        self.advance_serial(None);
         // Without a subscriber nobody needs to know.
         let _ = self.feed.send(change.clone());
         change
@@ -317,12 +321,13 @@ impl Store {
 
     /// The zone's serial is the newest resourceVersion applied, alike on all replicas; a source
     /// without versions counts on from the clock, so that a restart never goes back.
-    fn advance_serial(&self, resource_version: Option<u64>, changed: bool) {
+    fn advance_serial(&self, resource_version: Option<u64>) {
         match resource_version {
             Some(version) => {
+                self.versioned.store(true, Ordering::Relaxed);
                 self.serial.fetch_max(version, Ordering::Relaxed);
             }
-            None if changed => {
+            None if !self.versioned.load(Ordering::Relaxed) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
                 let last = self.serial.load(Ordering::Relaxed);
                 self.serial.store(now.max(last + 1), Ordering::Relaxed);

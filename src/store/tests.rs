@@ -198,9 +198,18 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
     store.apply(at(5));
     assert_eq!(store.serial(), 7);
 
+    // What happens without a version of its own doesn't lead away from them.
+    store.apply(Observed { resource_version: Some((1 << 32) + 8), ..seen("a", "gone", "2", &[]) });
+    store.delete(&ServiceKey::new("a", "gone"), "2", Some((1 << 32) + 9));
+    store.forget(&ServiceKey::new("a", "gone"));
+    assert_eq!(store.serial(), 9);
+
     let clock = Store::new(Departed::Kept);
     clock.apply(seen("a", "b", "", &["a.example."]));
     let first = clock.serial();
     clock.apply(seen("a", "b", "", &["b.example."]));
-    assert!(clock.serial() > first && first > 1_700_000_000);
+    let second = clock.serial();
+    assert!(second > first && first > 1_700_000_000);
+    clock.replace(None, vec![], vec![]);
+    assert!(clock.serial() > second, "a removal is a change");
 }

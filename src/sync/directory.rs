@@ -11,6 +11,9 @@ use tokio::sync::mpsc;
 /// have been quiet for this long.
 const SETTLE: Duration = Duration::from_millis(50);
 
+/// The longest time that changes are waited out.
+const RESTLESS: Duration = Duration::from_millis(500);
+
 /// Why a directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
@@ -60,7 +63,9 @@ pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>
     Ok(futures::stream::unfold((watcher, receiver, true), |(watcher, mut receiver, first)| async move {
         if !first {
             receiver.recv().await?;
-            while tokio::time::timeout(SETTLE, receiver.recv()).await.is_ok() {}
+            let settled = async { while tokio::time::timeout(SETTLE, receiver.recv()).await.is_ok() {} };
+            // Where it is never quiet, it is read all the same.
+            let _ = tokio::time::timeout(RESTLESS, settled).await;
         }
         Some(((), (watcher, receiver, false)))
     }))

@@ -120,7 +120,8 @@ struct Reconciler {
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, Option<String>>,
     conflicts: BTreeMap<ServiceKey, String>,
-    trouble: Trouble,
+    /// What keeps objects of a kind from being written by a verb, or (`None`) all.
+    troubles: HashMap<Option<(&'static str, Kind)>, Trouble>,
 }
 
 impl Reconciler {
@@ -139,7 +140,7 @@ impl Reconciler {
             wanted: HashMap::new(),
             outdated: HashMap::new(),
             conflicts: BTreeMap::new(),
-            trouble: Trouble::default(),
+            troubles: HashMap::new(),
         }
     }
 
@@ -344,7 +345,11 @@ impl Reconciler {
         match result {
             Ok(after) => {
                 self.backoff.remove(&key);
-                self.trouble.over("external targets can be written again");
+                for kind in [None, Some((write.verb(), id.kind))] {
+                    if let Some(mut trouble) = self.troubles.remove(&kind) {
+                        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
+                    }
+                }
                 self.log_write(&object, &write, after.as_ref());
                 self.change_object(&id, |objects| match after {
                     Some(after) => objects.apply(after),
@@ -369,7 +374,9 @@ impl Reconciler {
                 }
             }
             Err(WriteError::Everywhere { code, message }) => {
-                self.trouble.report(code, message);
+                // Without an answer it isn't about the kind.
+                let kind = (code != 0).then_some((write.verb(), id.kind));
+                self.troubles.entry(kind).or_default().report(code, message);
                 self.retry(key, None);
             }
             Err(WriteError::Other { message, retry_after }) => {

@@ -130,13 +130,14 @@ impl Keeper {
             Self::Directory(directory) => return (0, directory.write(write).await),
         };
         let created = matches!(write, Write::Create(_));
+        let doing = format!("{} {}s in namespace {namespace}", write.verb(), write.id().kind);
         let sent = match write.id().kind {
             Kind::Service => send::<Service>(&Api::namespaced(client, namespace), write).await,
             Kind::EndpointSlice => send::<EndpointSlice>(&Api::namespaced(client, namespace), write).await,
         };
         match sent {
             Ok(object) => (if created { 201 } else { 200 }, Ok(object)),
-            Err(error) => (WriteError::code(&error), Err(sort(error, created, namespace))),
+            Err(error) => (WriteError::code(&error), Err(sort(error, created, &doing))),
         }
     }
 }
@@ -170,19 +171,18 @@ where
     }
 }
 
-fn sort(error: kube::Error, created: bool, namespace: &str) -> WriteError {
-    let doing = format!("write external targets in namespace {namespace}");
+fn sort(error: kube::Error, created: bool, doing: &str) -> WriteError {
     let code = WriteError::code(&error);
     match &error {
         kube::Error::Api(status) => match code {
             409 => WriteError::Conflict,
             404 if !created => WriteError::Gone,
-            403 => WriteError::Everywhere { code, message: explain(&error, &doing, ABSENT) },
+            403 => WriteError::Everywhere { code, message: explain(&error, doing, ABSENT) },
             404 => WriteError::Everywhere {
                 code,
                 message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
             },
-            401 => WriteError::Everywhere { code, message: explain(&error, &doing, "") },
+            401 => WriteError::Everywhere { code, message: explain(&error, doing, "") },
             // RFC 9110 section 10.2.3; the API server repeats it in the body.
             _ => WriteError::Other {
                 retry_after: status
@@ -193,7 +193,7 @@ fn sort(error: kube::Error, created: bool, namespace: &str) -> WriteError {
                 message: format!("the API server answered {code} {}", status.message),
             },
         },
-        _ => WriteError::Everywhere { code, message: explain(&error, &doing, "") },
+        _ => WriteError::Everywhere { code, message: explain(&error, doing, "") },
     }
 }
 

@@ -1,6 +1,6 @@
 //! Questions and whole answers, over real UDP and TCP, with a real CoreDNS as the upstream.
 
-use hickory_proto::op::{Message, OpCode, Query};
+use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
@@ -342,21 +342,19 @@ async fn a_truncated_answer_of_the_upstream_is_asked_for_by_tcp() {
     assert_eq!(short(fixture.linker.dns, "other.example. A").await, "192.0.2.2");
 }
 
+fn error(asked: &Message, rcode: ResponseCode) -> Message {
+    let mut answer = Message::error_msg(asked.metadata.id, OpCode::Query, rcode);
+    answer.add_queries(asked.queries.clone());
+    answer
+}
+
 #[tokio::test]
 async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
-    let failing = FaultyUpstream::start(|asked, _| {
-        vec![Message::error_msg(asked.metadata.id, OpCode::Query, hickory_proto::op::ResponseCode::ServFail)]
-            .into_iter()
-            .map(|mut answer| {
-                answer.add_queries(asked.queries.clone());
-                answer
-            })
-            .collect()
-    })
-    .await;
+    let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
+    let refusing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::Refused)]).await;
     let good = FaultyUpstream::start(|asked, _| vec![address(asked, 9)]).await;
-    for bad in [silent.address, failing.address] {
+    for bad in [silent.address, failing.address, refusing.address] {
         let upstreams = format!("{bad},{}", good.address);
         let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
         // Which one is asked first is left to chance.
@@ -367,4 +365,101 @@ async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
             );
         }
     }
+    // "I can't" says more than "I won't".
+    let upstreams = format!("{},{}", failing.address, refusing.address);
+    let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
+    for _ in 0..8 {
+        let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+        assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    }
+}
+
+#[tokio::test]
+async fn a_good_answer_that_comes_late_is_better_than_an_error_at_once() {
+    let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
+    let slow = FaultyUpstream::start(|asked, _| {
+        std::thread::sleep(Duration::from_millis(700));
+        vec![address(asked, 9)]
+    })
+    .await;
+    let upstreams = format!("{},{}", failing.address, slow.address);
+    let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
+    for _ in 0..4 {
+        assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_doesnt_know_edns_is_asked_without() {
+    let old = FaultyUpstream::start(|asked, _| {
+        if asked.edns.is_some() { vec![error(asked, ResponseCode::FormErr)] } else { vec![address(asked, 9)] }
+    })
+    .await;
+    let fixture = with_upstream(&LINKS, old.address).await;
+    assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
+    assert_eq!(short(fixture.linker.dns, "other.example. A").await, "192.0.2.9");
+}
+
+#[tokio::test]
+async fn an_error_without_the_question_is_an_answer_all_the_same() {
+    let terse = FaultyUpstream::start(|asked, _| {
+        vec![Message::error_msg(asked.metadata.id, OpCode::Query, ResponseCode::ServFail)]
+    })
+    .await;
+    let fixture = with_upstream(&LINKS, terse.address).await;
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(ede(&answer), Some(0), "the upstream has answered: {}", show(&answer));
+}
+
+#[tokio::test]
+async fn nothing_but_the_chain_is_taken_from_an_upstream() {
+    let liar = FaultyUpstream::start(|asked, _| {
+        let mut answer = address(asked, 9);
+        for name in ["web-default.lb.internal.", "www.bank.example."] {
+            let lie = RData::A(A::new(192, 0, 2, 66));
+            answer.add_answer(Record::from_rdata(Name::from_ascii(name).unwrap(), 60, lie.clone()));
+            answer.add_authority(Record::from_rdata(Name::from_ascii(name).unwrap(), 60, lie));
+        }
+        vec![answer]
+    })
+    .await;
+    let fixture = with_upstream(&LINKS, liar.address).await;
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(
+        show(&answer),
+        "No Error aa rd ra | a.example.com. 60 IN A 192.0.2.9, web-default.lb.internal. 5 IN CNAME a.example.com. |  | "
+    );
+}
+
+#[tokio::test]
+async fn a_chain_that_comes_back_into_the_zone_is_answered_from_the_zone() {
+    let upstream = CoreDns::cloud().await;
+    let fixture = with_upstream(
+        &[("home", "{hostname: back.example.com}"), ("web", "{hostname: a.example.com}")],
+        upstream.address,
+    )
+    .await;
+    let answer = ask_udp(fixture.linker.dns, &query("home-default.lb.internal. A")).await;
+    assert_eq!(
+        show(&answer),
+        "No Error aa rd ra | a.example.com. 60 IN A 192.0.2.10, back.example.com. 60 IN CNAME web-default.lb.internal., \
+         home-default.lb.internal. 5 IN CNAME back.example.com., web-default.lb.internal. 5 IN CNAME a.example.com. |  | "
+    );
+}
+
+#[tokio::test]
+async fn the_upper_bits_of_an_rcode_arent_lost() {
+    let cookie = FaultyUpstream::start(|asked, _| {
+        let mut answer = error(asked, ResponseCode::BADCOOKIE);
+        answer.edns = Some(hickory_proto::op::Edns::new());
+        vec![answer]
+    })
+    .await;
+    let fixture = with_upstream(&LINKS, cookie.address).await;
+    let answer = ask_udp(fixture.linker.dns, &query("other.example. A")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::BADCOOKIE);
+    let mut plain = query("other.example. A");
+    plain.edns = None;
+    let answer = ask_udp(fixture.linker.dns, &plain).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
 }

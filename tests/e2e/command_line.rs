@@ -33,7 +33,7 @@ fn bad_input_ends_the_program_with_one_sentence_and_exit_code_2() {
         .unwrap();
     let manifests = ["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"];
     for (args, sentence) in [
-        ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a DNS name".to_owned()),
+        ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a zone's name".to_owned()),
         ([none, &["--delete-delay", "soon"]].concat(), "'soon' for '--delete-delay <DURATION>'".to_owned()),
         (
             [none, &["--kubeconfig", "/nonexistent"]].concat(),

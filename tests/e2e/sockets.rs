@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use hickory_proto::op::Message;
-use tokio::net::UdpSocket;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use crate::harness::dns::{answers, ask_tcp, query, show};
+use crate::harness::dns::{query, show};
 use crate::harness::linker::Linker;
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,7 +32,10 @@ async fn ask_at(server: SocketAddr) {
 async fn answers_leave_from_the_address_that_was_asked() {
     let directory = tempfile::tempdir().unwrap();
     for (listen, ask) in [
-        ("[::]:0", &["127.0.0.1", "127.0.0.2", "127.8.9.10", "::1"][..]),
+        (
+            "[::]:0",
+            if has_ipv6() { &["127.0.0.1", "127.0.0.2", "127.8.9.10", "::1"][..] } else { &["127.0.0.2"] },
+        ),
         ("0.0.0.0:0", &["127.0.0.1", "127.0.0.2"][..]),
         ("127.0.0.3:0", &["127.0.0.3"][..]),
     ] {
@@ -51,12 +55,18 @@ async fn answers_leave_from_the_address_that_was_asked() {
     }
 }
 
+fn has_ipv6() -> bool {
+    std::net::UdpSocket::bind("[::1]:0").is_ok()
+}
+
 #[tokio::test]
-async fn one_address_is_as_good_as_another() {
+async fn neither_half_a_request_nor_half_a_question_keeps_it_from_stopping() {
     let directory = tempfile::tempdir().unwrap();
-    let linker = listening_on("127.0.0.1:0", &directory);
+    let mut linker = listening_on("127.0.0.1:0", &directory);
     linker.ready().await;
-    answers(linker.dns, "default.lb.internal. A", "Non-Existent Domain").await;
-    let answer = ask_tcp(linker.dns, &query("default.lb.internal. A")).await;
-    assert!(show(&answer).starts_with("Non-Existent Domain"));
+    let mut probe = TcpStream::connect(linker.health).await.unwrap();
+    probe.write_all(b"GET /hea").await.unwrap();
+    let mut question = TcpStream::connect(linker.dns).await.unwrap();
+    question.write_all(&[0, 40, 1, 2, 3]).await.unwrap();
+    assert!(linker.stop().success());
 }

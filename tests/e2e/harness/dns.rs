@@ -30,7 +30,7 @@ pub fn query(question: &str) -> Message {
     message
 }
 
-/// Sends bytes by UDP and returns what comes back, or nothing within a second.
+/// Sends bytes by UDP and returns what comes back, or nothing if `patience` ends first.
 pub async fn send_udp(server: SocketAddr, bytes: &[u8], patience: Duration) -> Option<Vec<u8>> {
     let any = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
     let socket = UdpSocket::bind(any).await.unwrap();

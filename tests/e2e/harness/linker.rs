@@ -24,7 +24,8 @@ pub struct Linker {
     /// Where it answers DNS.
     pub dns: SocketAddr,
     metrics: SocketAddr,
-    health: SocketAddr,
+    /// Where `/health` is.
+    pub health: SocketAddr,
     ready: SocketAddr,
 }
 

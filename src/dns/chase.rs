@@ -1,0 +1,215 @@
+//! What of an upstream's answer belongs to the question about a target: a pure function.
+//!
+//! We give it on with AA set, so nothing else may slip in (RFC 5452 section 6, RFC 2181 section
+//! 5.4.1).
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+
+use super::zone::TTL;
+
+/// The part of an answer that belongs to a question.
+#[derive(Debug, PartialEq)]
+pub struct Followed {
+    /// The chain from the name that was asked for, in order.
+    pub answers: Vec<Record>,
+    /// What proves that there is nothing at the end of the chain.
+    pub authorities: Vec<Record>,
+    /// Where the chain stands.
+    pub end: End,
+}
+
+/// Where a chain stands.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// At records of the type that was asked for, or where it is known that there are none.
+    Here(ResponseCode),
+    /// At a name that isn't the upstream's to answer for.
+    Leads(Name),
+    /// Nowhere: a referral, or an error.
+    Lame,
+}
+
+/// Follows the chain from `name` through an upstream's answer to a question of type `qtype`.
+///
+/// `ours` says which names lie in our own zones: those are never taken from somebody else.
+#[must_use]
+pub fn follow(answer: &Message, name: &Name, qtype: RecordType, ours: impl Fn(&Name) -> bool) -> Followed {
+    let mut owner = name.clone();
+    let mut answers: Vec<Record> = Vec::new();
+    let mut seen = vec![owner.clone()];
+    let mut positive = false;
+    loop {
+        let here = |record: &&Record| record.dns_class == DNSClass::IN && record.name == owner;
+        let of_type = |record: &&Record| {
+            let found = record.record_type();
+            found == qtype || found == RecordType::RRSIG || qtype == RecordType::ANY
+        };
+        let found: Vec<&Record> = answer.answers.iter().filter(here).filter(of_type).collect();
+        positive = positive || found.iter().any(|record| record.record_type() != RecordType::RRSIG);
+        answers.extend(found.into_iter().cloned());
+        let alias = answer.answers.iter().filter(here).find_map(|record| match &record.data {
+            RData::CNAME(target) if !positive => Some((record, &target.0)),
+            _ => None,
+        });
+        let Some((record, target)) = alias else { break };
+        // RFC 6672 section 3.1: the DNAME that the CNAME was made from.
+        let dname = |record: &&Record| {
+            record.record_type() == RecordType::DNAME && record.name.zone_of(&owner) && record.name != owner
+        };
+        answers.extend(answer.answers.iter().filter(dname).cloned());
+        answers.push(record.clone());
+        owner = target.clone();
+        if ours(&owner) {
+            return Followed { answers, authorities: Vec::new(), end: End::Leads(owner) };
+        }
+        if seen.contains(&owner) {
+            return Followed { answers, authorities: Vec::new(), end: End::Lame };
+        }
+        seen.push(owner.clone());
+    }
+    let authorities = if positive { Vec::new() } else { proof(answer, &owner) };
+    let end = match answer.metadata.response_code {
+        rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
+            let referral = !positive
+                && rcode == ResponseCode::NoError
+                && authorities.is_empty()
+                && answer.authorities.iter().any(|record| record.record_type() == RecordType::NS);
+            // RFC 2308 section 2.2.1: without an SOA and with NS records it is no NODATA.
+            if referral { End::Lame } else { End::Here(rcode) }
+        }
+        _ => End::Lame,
+    };
+    for record in &mut answers {
+        record.ttl = plain_ttl(record.ttl);
+    }
+    Followed { answers, authorities, end }
+}
+
+/// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
+/// the absence as long as the SOA. Absence behind a name of ours must not outlive our own TTL.
+fn proof(answer: &Message, owner: &Name) -> Vec<Record> {
+    let soa = answer
+        .authorities
+        .iter()
+        .find(|record| record.record_type() == RecordType::SOA && record.name.zone_of(owner));
+    let Some(soa) = soa else { return Vec::new() };
+    let belongs = |record: &&Record| {
+        let denies = matches!(record.record_type(), RecordType::NSEC | RecordType::NSEC3 | RecordType::RRSIG);
+        *record == soa || denies && soa.name.zone_of(&record.name)
+    };
+    let mut proof: Vec<Record> = answer.authorities.iter().filter(belongs).cloned().collect();
+    for record in &mut proof {
+        record.ttl = plain_ttl(record.ttl).min(TTL);
+    }
+    proof
+}
+
+/// RFC 2181 section 8: a TTL with the top bit set is zero.
+fn plain_ttl(ttl: u32) -> u32 {
+    if i32::try_from(ttl).is_ok() { ttl } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::OpCode;
+    use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
+
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::from_ascii(text).unwrap()
+    }
+
+    /// `name type data`, as far as these tests need it.
+    fn record(text: &str) -> Record {
+        let [owner, kind, data] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+        let data = match kind {
+            "A" => RData::A(data.parse::<A>().unwrap()),
+            "CNAME" => RData::CNAME(CNAME(name(data))),
+            "NS" => RData::NS(NS(name(data))),
+            "SOA" => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
+            _ => panic!("{text}"),
+        };
+        Record::from_rdata(name(owner), 3600, data)
+    }
+
+    fn follow_a(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> String {
+        let mut message = Message::error_msg(1, OpCode::Query, rcode);
+        message.add_answers(answers.iter().map(|text| record(text)));
+        message.add_authorities(authorities.iter().map(|text| record(text)));
+        let ours = |name: &Name| self::name("lb.internal.").zone_of(name);
+        let followed = follow(&message, &name("t.example."), RecordType::A, ours);
+        let list = |records: &[Record]| {
+            records
+                .iter()
+                .map(|record| format!("{} {}", record.name, record.record_type()))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        format!("{:?} | {} | {}", followed.end, list(&followed.answers), list(&followed.authorities))
+    }
+
+    #[test]
+    fn the_chain_is_followed_and_nothing_else_taken() {
+        let ok = ResponseCode::NoError;
+        let nx = ResponseCode::NXDomain;
+        for (rcode, answers, authorities, expected) in [
+            (
+                ok,
+                &["t.example. A 192.0.2.1"][..],
+                &["example. NS ns.example."][..],
+                "Here(NoError) | t.example. A | ",
+            ),
+            (
+                ok,
+                &["c.example. A 192.0.2.1", "t.example. CNAME c.example."],
+                &[],
+                "Here(NoError) | t.example. CNAME, c.example. A | ",
+            ),
+            (
+                ok,
+                &["t.example. A 192.0.2.1", "web.lb.internal. A 192.0.2.6", "www.bank.example. A 192.0.2.6"],
+                &[],
+                "Here(NoError) | t.example. A | ",
+            ),
+            (
+                ok,
+                &["www.bank.example. A 192.0.2.6"],
+                &["example. SOA ns.example."],
+                "Here(NoError) |  | example. SOA",
+            ),
+            (
+                nx,
+                &[],
+                &["lb.internal. SOA ns.evil.", "bank.example. NS ns.evil.", "example. SOA ns.example."],
+                "Here(NXDomain) |  | example. SOA",
+            ),
+            (nx, &[], &[], "Here(NXDomain) |  | "),
+            (ok, &[], &["com. NS ns.com."], "Lame |  | "),
+            (
+                ok,
+                &["t.example. CNAME web.lb.internal.", "web.lb.internal. A 192.0.2.6"],
+                &[],
+                "Leads(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
+            ),
+            (
+                ok,
+                &["t.example. CNAME u.example.", "u.example. CNAME t.example."],
+                &[],
+                "Lame | t.example. CNAME, u.example. CNAME | ",
+            ),
+            (ResponseCode::ServFail, &[], &[], "Lame |  | "),
+        ] {
+            assert_eq!(follow_a(rcode, answers, authorities), expected, "{answers:?} {authorities:?}");
+        }
+    }
+
+    #[test]
+    fn absence_lives_no_longer_than_our_own_records() {
+        let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
+        message.add_authority(record("example. SOA ns.example."));
+        let followed = follow(&message, &name("t.example."), RecordType::A, |_| false);
+        assert_eq!(followed.authorities[0].ttl, TTL);
+    }
+}
