@@ -56,11 +56,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return complain(&error.to_string(), FAILED),
     };
-    match cli.command {
+    let code = match cli.command {
         None => runtime.block_on(start(cli.flags)),
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
-    }
+    };
+    // A file system that doesn't answer must not keep us.
+    runtime.shutdown_background();
+    code
 }
 
 async fn start(flags: Flags) -> ExitCode {

@@ -26,6 +26,7 @@ use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
+use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
 use crate::sync::{SyncError, reconcile, supervise};
@@ -155,7 +156,7 @@ fn raise_file_limit() {
 
 /// Where the links come from.
 enum Source {
-    Cluster { client: kube::Client, keeper: Keeper },
+    Cluster { client: kube::Client, outage: Outage, keeper: Keeper },
     Manifests { keeper: Option<Keeper> },
 }
 
@@ -177,8 +178,9 @@ impl Source {
         }
         let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         let namespace = flags.target_namespace.clone();
-        let keeper = Keeper::Namespace { client: client.clone(), namespace };
-        Ok(Self::Cluster { client, keeper })
+        let outage = Outage::default();
+        let keeper = Keeper::Namespace { client: client.clone(), outage: outage.clone(), namespace };
+        Ok(Self::Cluster { client, outage, keeper })
     }
 
     fn keeper(&self) -> Option<&Keeper> {
@@ -215,8 +217,9 @@ impl Source {
         }
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
-            Self::Cluster { client, .. } => {
-                let source = ClusterSource { client, selection, store, metrics: Arc::clone(&metrics) };
+            Self::Cluster { client, outage, .. } => {
+                let source =
+                    ClusterSource { client, outage, selection, store, metrics: Arc::clone(&metrics) };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())
@@ -224,7 +227,13 @@ impl Source {
             }
             Self::Manifests { .. } => {
                 let directory = flags.manifests.clone().unwrap_or_default();
-                let source = ManifestSource { directory, selection, store, metrics: Arc::clone(&metrics) };
+                let source = ManifestSource {
+                    directory,
+                    selection,
+                    store,
+                    metrics: Arc::clone(&metrics),
+                    files: Arc::default(),
+                };
                 let until = stop.clone();
                 tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())

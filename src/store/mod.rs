@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use tokio::sync::{broadcast, watch};
 
 use crate::names;
@@ -21,6 +21,9 @@ pub use link::{Change, Ingress, Link, Observed, Port, ServiceKey, State, Target,
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
 const FEED_CAPACITY: usize = 1024;
+
+/// The rank of a link whose Service was never seen: the last.
+const NEVER: i64 = i64::MAX;
 
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +60,8 @@ pub struct Store {
     /// What the external targets point at that an earlier process has left, until all Services
     /// are listed.
     last_targets: DashMap<ServiceKey, Target>,
+    /// Services that exist and can't be read.
+    unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
     /// Whether the serial is a resourceVersion.
     versioned: AtomicBool,
@@ -84,6 +89,7 @@ impl Store {
             synced: watch::Sender::new(false),
             holders_known: watch::Sender::new(false),
             last_targets: DashMap::new(),
+            unreadable: DashSet::new(),
             serial: AtomicU64::new(0),
             versioned: AtomicBool::new(false),
             departed,
@@ -96,16 +102,25 @@ impl Store {
         self.apply_one(&mut allotment, observed)
     }
 
+    /// Takes over that a Service exists though it can't be read: what is known of it stays.
+    pub fn set_unreadable(&self, key: &ServiceKey) {
+        self.unreadable.insert(key.clone());
+    }
+
     /// Takes over that a Service is gone, or left the selection. A `uid` that isn't the link's
     /// means another, earlier Service of that name, and changes nothing.
     pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<Change> {
         let mut allotment = self.write();
-        let link = self.get(key)?;
+        let was_unreadable = self.unreadable.remove(key).is_some();
+        let Some(link) = self.get(key) else {
+            // Nobody could say what it was, but its external target may still be there.
+            return was_unreadable.then(|| self.publish(key, None, None));
+        };
         if &*link.uid != uid || link.is_gone() {
             return None;
         }
         self.advance_serial(resource_version);
-        self.depart(&mut allotment, &link)
+        Some(self.depart(&mut allotment, &link))
     }
 
     /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
@@ -119,12 +134,17 @@ impl Store {
         unreadable: Vec<ServiceKey>,
     ) -> Vec<Change> {
         let mut allotment = self.write();
-        let listed: HashSet<ServiceKey> =
-            list.iter().map(|observed| observed.key.clone()).chain(unreadable).collect();
+        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace == *namespace);
+        self.unreadable.retain(|key| !within(key));
+        let mut listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
+        for key in unreadable {
+            self.unreadable.insert(key.clone());
+            listed.insert(key);
+        }
         let absent: Vec<Arc<Link>> = self
             .links
             .iter()
-            .filter(|link| namespace.is_none_or(|namespace| *link.key.namespace == *namespace))
+            .filter(|link| within(&link.key))
             .filter(|link| !listed.contains(&link.key) && !link.is_gone())
             .map(|link| Arc::clone(&link))
             .collect();
@@ -133,7 +153,7 @@ impl Store {
             changes.extend(self.apply_one(&mut allotment, observed));
         }
         for link in absent {
-            changes.extend(self.depart(&mut allotment, &link));
+            changes.push(self.depart(&mut allotment, &link));
         }
         changes
     }
@@ -160,25 +180,23 @@ impl Store {
     }
 
     /// Adds a link for a Service that was gone before this process could see it, because its
-    /// external target still stands. Returns nothing if the link is known.
+    /// external target still stands. It keeps the names that it holds, and comes last for all
+    /// others. Returns nothing if there is a link, or a Service that can't be read.
     pub fn insert_gone(&self, key: &ServiceKey) -> Option<Change> {
         let mut allotment = self.write();
-        if self.links.contains_key(key) {
+        if self.links.contains_key(key) || self.unreadable.contains(key) {
             return None;
         }
-        Some(self.put(
-            &mut allotment,
-            None,
-            Link {
-                key: key.clone(),
-                uid: Box::default(),
-                created: None,
-                target: None,
-                ports: Box::default(),
-                state: State::Gone(Instant::now()),
-                external_target: Box::default(),
-            },
-        ))
+        let ghost = Link {
+            key: key.clone(),
+            uid: Box::default(),
+            created: Some(NEVER),
+            target: None,
+            ports: Box::default(),
+            state: State::Gone(Instant::now()),
+            external_target: Box::default(),
+        };
+        Some(self.put(&mut allotment, None, ghost))
     }
 
     /// Forgets a link whose Service is gone: its names are free from here on.
@@ -197,6 +215,7 @@ impl Store {
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
         let Observed { key, uid, created, resource_version, ingress, ports } = observed;
+        self.unreadable.remove(&key);
         let known = self.get(&key);
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
@@ -211,7 +230,10 @@ impl Store {
         let link = Link {
             uid,
             // A load balancer that is deleted and recreated keeps its place for its names.
-            created: known.as_ref().map_or(created, |link| link.created),
+            created: known
+                .as_ref()
+                .filter(|link| link.created != Some(NEVER))
+                .map_or(created, |link| link.created),
             target,
             ports: if addresses { ports.into() } else { Box::default() },
             state,
@@ -224,12 +246,12 @@ impl Store {
         (known.as_deref() != Some(&link)).then(|| self.put(allotment, known, link))
     }
 
-    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Option<Change> {
+    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
         match self.departed {
-            Departed::Dropped => Some(self.remove(allotment, link)),
+            Departed::Dropped => self.remove(allotment, link),
             Departed::Kept => {
                 let gone = Link { target: None, state: State::Gone(Instant::now()), ..Link::clone(link) };
-                Some(self.put(allotment, Some(Arc::clone(link)), gone))
+                self.put(allotment, Some(Arc::clone(link)), gone)
             }
         }
     }
@@ -237,11 +259,14 @@ impl Store {
     /// Stores a link under its names. A new one takes its place among those that want them.
     fn put(&self, allotment: &mut Allotment, before: Option<Arc<Link>>, mut link: Link) -> Change {
         let mut reallotted = Vec::new();
-        if before.is_none() {
-            (link.external_target, reallotted) = allotment.add(&link.key, link.created);
-            if dotted_name(&link.key).is_some() {
-                self.count_below(&link.key, 1);
-            }
+        if before.as_ref().is_none_or(|before| before.created != link.created) {
+            reallotted = allotment.remove(&link.key);
+            let (own, changes) = allotment.add(&link.key, link.created);
+            link.external_target = own;
+            reallotted.extend(changes);
+        }
+        if before.is_none() && dotted_name(&link.key).is_some() {
+            self.count_below(&link.key, 1);
         }
         let link = Arc::new(link);
         self.links.insert(link.key.clone(), Arc::clone(&link));
@@ -251,7 +276,7 @@ impl Store {
         if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
             self.set_owner(label, Some(Arc::clone(&link)));
         }
-        let change = self.publish(before, Some(link));
+        let change = self.publish(&Arc::clone(&link).key, before, Some(link));
         self.carry_out(allotment, reallotted);
         change
     }
@@ -265,7 +290,7 @@ impl Store {
             self.count_below(&link.key, -1);
         }
         self.links.remove(&link.key);
-        self.publish(Some(Arc::clone(link)), None)
+        self.publish(&link.key, Some(Arc::clone(link)), None)
     }
 
     /// Gives names that have changed hands to their new owners.
@@ -310,9 +335,8 @@ impl Store {
         }
     }
 
-    fn publish(&self, before: Option<Arc<Link>>, after: Option<Arc<Link>>) -> Change {
-        let key = before.as_ref().or(after.as_ref()).map(|link| link.key.clone());
-        let change = Change { key: key.unwrap_or_else(|| ServiceKey::new("", "")), before, after };
+    fn publish(&self, key: &ServiceKey, before: Option<Arc<Link>>, after: Option<Arc<Link>>) -> Change {
+        let change = Change { key: key.clone(), before, after };
         self.advance_serial(None);
         // Without a subscriber nobody needs to know.
         let _ = self.feed.send(change.clone());

@@ -115,6 +115,35 @@ fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
 }
 
 #[test]
+fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
+    let store = Store::new(Departed::Kept);
+    let ghost = ServiceKey::new("z", "x-y");
+    let object = |key: &ServiceKey| store.get(key).unwrap().external_target.clone();
+    store.apply(Observed { created: Some(5), ..seen("y-z", "x", "1", &["a.example."]) });
+    store.insert_gone(&ghost).unwrap();
+    assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
+    assert_eq!(&*object(&ServiceKey::new("y-z", "x")), "x-y-z-ext");
+    assert_eq!(*object(&ghost), *names::external_target_hashed("z", "x-y", 8));
+    // It comes back, and is the older one.
+    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "2", &["b.example."]) });
+    assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
+    assert_eq!(&*object(&ghost), "x-y-z-ext");
+    assert_eq!(*object(&ServiceKey::new("y-z", "x")), *names::external_target_hashed("y-z", "x", 8));
+}
+
+#[test]
+fn a_service_that_cant_be_read_isnt_gone() {
+    let store = Store::new(Departed::Kept);
+    let key = ServiceKey::new("default", "web");
+    store.replace(None, vec![], vec![key.clone()]);
+    assert!(store.insert_gone(&key).is_none());
+    let mut feed = store.subscribe();
+    store.delete(&key, "1", None);
+    assert_eq!(feed.try_recv().unwrap().key, key, "its external target has to be looked at");
+    assert!(store.insert_gone(&key).is_some());
+}
+
+#[test]
 fn a_living_service_is_never_forgotten() {
     let store = Store::new(Departed::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));

@@ -205,6 +205,8 @@ pub fn merge_patch(desired: &Object, only: &Precondition) -> Value {
                 "clusterIP": cluster_ip,
                 "ports": (!ports.is_empty()).then_some(ports),
                 "selector": null,
+                // Only a LoadBalancer may have them; the other fields of one go by themselves.
+                "loadBalancerSourceRanges": null,
             });
             if cluster_ip.is_none() {
                 spec["clusterIPs"] = Value::Null;

@@ -1,11 +1,13 @@
 //! Noticing that files in a directory have changed.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// Editors and ConfigMap mounts touch a file several times for one change: it is read when they
 /// have been quiet for this long.
@@ -44,7 +46,7 @@ impl DirectoryError {
 }
 
 /// Returns a stream that yields once at the start and once after each burst of changes in
-/// `directory`.
+/// `directory`. It ends when another directory, or none, has taken its place.
 ///
 /// # Errors
 /// If the directory isn't there or can't be watched.
@@ -60,13 +62,27 @@ pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>
         })
         .map_err(failed)?;
     watcher.watch(directory, RecursiveMode::NonRecursive).map_err(failed)?;
-    Ok(futures::stream::unfold((watcher, receiver, true), |(watcher, mut receiver, first)| async move {
-        if !first {
-            receiver.recv().await?;
-            let settled = async { while tokio::time::timeout(SETTLE, receiver.recv()).await.is_ok() {} };
-            // Where it is never quiet, it is read all the same.
-            let _ = tokio::time::timeout(RESTLESS, settled).await;
-        }
-        Some(((), (watcher, receiver, false)))
-    }))
+    let watched = Watched { path: directory.to_owned(), inode: inode(directory), watcher, notices: receiver };
+    let later = futures::stream::unfold(watched, |mut watched| async move {
+        watched.notices.recv().await?;
+        let settled = async { while let Ok(Some(())) = timeout(SETTLE, watched.notices.recv()).await {} };
+        // Where it is never quiet, it is read all the same.
+        let _ = timeout(RESTLESS, settled).await;
+        (inode(&watched.path) == watched.inode).then_some(((), watched))
+    });
+    Ok(futures::stream::once(std::future::ready(())).chain(later))
+}
+
+struct Watched {
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+    /// Lives as long as the notices are wanted.
+    #[expect(dead_code, reason = "dropping it ends the watch")]
+    watcher: RecommendedWatcher,
+    notices: mpsc::Receiver<()>,
+}
+
+/// Which directory it is: the watch is on that, not on its name.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }

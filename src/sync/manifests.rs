@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
 use serde::Deserialize;
@@ -34,6 +34,8 @@ pub struct ManifestSource {
     pub store: Arc<Store>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// The files as they were read last, also by a run of this source before.
+    pub files: Arc<Mutex<Files>>,
 }
 
 impl ManifestSource {
@@ -43,20 +45,27 @@ impl ManifestSource {
     /// If the directory can't be read or watched any more.
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
-        let mut files = Files::default();
         let mut complaints = Complaints::default();
         while changes.next().await.is_some() {
-            let directory = self.directory.clone();
-            files = tokio::task::spawn_blocking(move || files.read(&directory)).await??;
-            for sentence in files.errors.drain(..).chain(files.notices.drain(..)) {
-                warn!("{sentence}");
-            }
+            let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
+            let read = move || files.lock().unwrap_or_else(PoisonError::into_inner).read(&directory);
+            let read = tokio::task::spawn_blocking(read).await?;
+            // The lock isn't kept while anything is waited for.
+            let (list, unread) = {
+                let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+                for sentence in
+                    std::mem::take(&mut files.errors).into_iter().chain(std::mem::take(&mut files.notices))
+                {
+                    warn!("{sentence}");
+                }
+                (files.services(&self.selection, &mut complaints), files.unread())
+            };
+            read?;
             names_settled(&self.store).await;
             // What can't be read yet may hold anything: nothing is gone because it isn't seen.
-            if !self.store.is_synced() && files.unread() {
+            if !self.store.is_synced() && unread {
                 continue;
             }
-            let list = files.services(&self.selection, &mut complaints);
             let changes = self.store.replace(None, list, Vec::new());
             if self.store.is_synced() {
                 log_changes(&self.metrics, changes);
@@ -68,6 +77,9 @@ impl ManifestSource {
         Err(SyncError::WatchEnded)
     }
 }
+
+/// The largest file that is read, in bytes: more is no manifest.
+const MAX_FILE: u64 = 64 << 20;
 
 /// What a look at all manifests of a directory found.
 #[derive(Debug)]
@@ -85,14 +97,15 @@ pub struct Checked {
 /// # Errors
 /// If the directory can't be read.
 pub fn check(directory: &Path, selection: &Selection) -> Result<Checked, DirectoryError> {
-    let files = Files::default().read(directory)?;
+    let mut files = Files::default();
+    files.read(directory)?;
     let services = files.services(selection, &mut Complaints::default()).len();
     Ok(Checked { services, errors: files.errors, notices: files.notices })
 }
 
 /// The files as they were read last.
 #[derive(Debug, Default)]
-struct Files {
+pub struct Files {
     by_name: BTreeMap<PathBuf, File>,
     twice: BTreeSet<String>,
     /// What couldn't be understood at the last look, with file, line and column.
@@ -112,11 +125,12 @@ struct File {
 
 impl Files {
     /// Looks at the directory again. A file that can't be read or understood keeps what it had.
-    fn read(mut self, directory: &Path) -> Result<Self, DirectoryError> {
+    fn read(&mut self, directory: &Path) -> Result<(), DirectoryError> {
+        let paths = manifest_files(directory)?;
         let mut before = std::mem::take(&mut self.by_name);
-        for path in manifest_files(directory)? {
+        for path in paths {
             let mut file = before.remove(&path).unwrap_or_default();
-            match std::fs::read(&path) {
+            match read_file(&path) {
                 Ok(content) if content == file.content => {}
                 Ok(content) => {
                     match parse(&path, &content) {
@@ -132,7 +146,7 @@ impl Files {
             self.by_name.insert(path, file);
         }
         self.report_twice();
-        Ok(self)
+        Ok(())
     }
 
     /// Returns whether there is a file that has never been understood.
@@ -170,7 +184,8 @@ impl Files {
             .flat_map(|file| &file.services)
             .filter(|service| seen.insert(service.key()))
             .filter(|service| selection.selects(service))
-            .map(|service| observe(service, complaints))
+            // A version that kubectl has exported doesn't say when the file was changed.
+            .map(|service| Observed { resource_version: None, ..observe(service, complaints) })
             .collect()
     }
 }
@@ -189,12 +204,20 @@ fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, DirectoryError> {
         let path = entry.map_err(DirectoryError::at(directory))?.path();
         let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
         let known = path.extension().is_some_and(|end| EXTENSIONS.iter().any(|known| end == *known));
-        if known && !hidden && !path.is_dir() {
+        // A pipe would be read for ever.
+        if known && !hidden && path.is_file() {
             files.push(path);
         }
     }
     files.sort();
     Ok(files)
+}
+
+fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    if std::fs::metadata(path)?.len() > MAX_FILE {
+        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
+    }
+    std::fs::read(path)
 }
 
 /// One YAML document, whatever it is.
@@ -236,6 +259,10 @@ impl List {
 /// # Errors
 /// One sentence that begins with file, line and column.
 fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
+    if let Err(error) = std::str::from_utf8(content) {
+        let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
+        return Err(format!("{}:{line}:1: this line isn't UTF-8", path.display()));
+    }
     let at = |error: serde_saphyr::Error| located(&path.display().to_string(), &error);
     let place = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
     let mut found = Vec::new();

@@ -19,7 +19,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
@@ -43,6 +43,29 @@ pub enum SyncError {
     Panic(#[from] tokio::task::JoinError),
 }
 
+/// Pauses that double, with jitter, from a first to a longest one.
+#[derive(Debug)]
+struct Pauses {
+    backoff: ExponentialBackoff,
+    longest: Duration,
+}
+
+impl Pauses {
+    fn new((first, longest): (Duration, Duration)) -> Self {
+        let builder = ExponentialBuilder::default()
+            .with_min_delay(first)
+            .with_max_delay(longest)
+            .with_jitter()
+            .without_max_times();
+        Self { backoff: builder.build(), longest }
+    }
+
+    fn next(&mut self) -> Duration {
+        // The jitter comes on top.
+        self.backoff.next().unwrap_or(self.longest).min(self.longest)
+    }
+}
+
 /// Runs a sync task and starts it again, after a growing pause, whenever it fails or panics: DNS
 /// goes on meanwhile. Returns when the task ends without an error, or at `stop`.
 pub async fn supervise<F>(
@@ -53,12 +76,7 @@ pub async fn supervise<F>(
 ) where
     F: Future<Output = Result<(), SyncError>> + Send + 'static,
 {
-    let builder = ExponentialBuilder::default()
-        .with_min_delay(RESTART.0)
-        .with_max_delay(RESTART.1)
-        .with_jitter()
-        .without_max_times();
-    let mut pauses = builder.build();
+    let mut pauses = Pauses::new(RESTART);
     loop {
         let started = std::time::Instant::now();
         let failure = match tokio::spawn(task()).await {
@@ -68,9 +86,9 @@ pub async fn supervise<F>(
         };
         // Who ran well for a while starts anew.
         if started.elapsed() > RESTART.1 * 2 {
-            pauses = builder.build();
+            pauses = Pauses::new(RESTART);
         }
-        let pause = pauses.next().unwrap_or(RESTART.1);
+        let pause = pauses.next();
         metrics.sync_restarts.with_label_values(&[name]).inc();
         error!("{name} stopped: {failure}; it starts again in {pause:.1?}, DNS goes on meanwhile");
         tokio::select! {
@@ -87,6 +105,9 @@ fn log_changes(metrics: &Metrics, changes: impl IntoIterator<Item = Change>) {
 }
 
 fn log_change(metrics: &Metrics, change: &Change) {
+    if change.before.is_none() && change.after.is_none() {
+        return;
+    }
     if change.before.is_some() && change.retargeted().is_some() {
         metrics.target_changes.inc();
     }

@@ -82,12 +82,14 @@ impl Objects {
         }
     }
 
-    /// Takes over from the answer to a write of ours that an object is gone.
-    pub fn removed_by_us(&mut self, id: &ObjectId) {
-        if let Some(object) = self.take(id)
-            && !object.uid().is_empty()
-        {
-            self.deleted.insert(object.uid().to_owned(), id.clone());
+    /// Takes over from the answer to a write of ours that the object with this uid is gone. Another
+    /// one may have its name by now.
+    pub fn removed_by_us(&mut self, id: &ObjectId, uid: &str) {
+        if self.by_id.get(id).is_some_and(|object| object.uid() == uid) {
+            self.take(id);
+            if !uid.is_empty() {
+                self.deleted.insert(uid.to_owned(), id.clone());
+            }
         }
     }
 
@@ -168,7 +170,9 @@ mod tests {
     fn a_late_event_doesnt_bring_back_what_we_deleted() {
         let mut objects = Objects::default();
         objects.apply(object("a", "1", 5, "web"));
-        objects.removed_by_us(&id("a"));
+        objects.removed_by_us(&id("a"), "another");
+        assert!(objects.get(&id("a")).is_some(), "it was another object");
+        objects.removed_by_us(&id("a"), "1");
         objects.apply(object("a", "1", 6, "web"));
         assert!(objects.get(&id("a")).is_none());
         objects.apply(object("a", "2", 8, "web"));

@@ -16,6 +16,8 @@ use super::writer::{ObjectEvent, WriteError};
 
 /// The ending of the files' names.
 const EXTENSION: &str = "yaml";
+/// The ending of a file's name while it is written.
+const PARTIAL: &str = "lb-linker-partial";
 
 /// A directory with one file for each external target. Files without lb-linker's labels belong to
 /// somebody else.
@@ -30,8 +32,21 @@ impl OutputDirectory {
     /// # Errors
     /// If it can't be made.
     pub fn open(path: PathBuf) -> Result<Self, DirectoryError> {
-        std::fs::create_dir_all(&path).map_err(DirectoryError::at(&path))?;
-        Ok(Self { path })
+        let directory = Self { path };
+        directory.prepare()?;
+        Ok(directory)
+    }
+
+    /// Makes the directory, and removes what a crash may have left half-written.
+    fn prepare(&self) -> Result<(), DirectoryError> {
+        std::fs::create_dir_all(&self.path).map_err(DirectoryError::at(&self.path))?;
+        for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
+            let path = entry.map_err(DirectoryError::at(&self.path))?.path();
+            if path.extension().is_some_and(|end| end == PARTIAL) {
+                std::fs::remove_file(&path).map_err(DirectoryError::at(&path))?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the path of the file for an object; no two kinds share a name.
@@ -40,22 +55,23 @@ impl OutputDirectory {
         self.path.join(format!("{object}.{EXTENSION}"))
     }
 
-    /// Follows the files; each round of events is a complete list of each kind.
+    /// Follows the files; each round of events is a complete list of each kind. Ends when the
+    /// directory can't be followed any more.
     pub fn events(&self) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let directory = self.clone();
-        let changes = changes(&self.path).map_err(|error| warn!("{error}")).ok();
-        futures::stream::iter(changes).flatten().flat_map(move |()| {
-            let objects = directory.list().map_err(|error| warn!("{error}")).ok();
-            let listed = objects.map(|objects| {
+        let changes = self.prepare().and_then(|()| changes(&self.path));
+        let changes = changes.map_err(|error| warn!("{error}")).ok();
+        let lists = futures::stream::iter(changes).flatten().map(move |()| directory.list());
+        lists.scan((), |(), list| std::future::ready(list.map_err(|error| warn!("{error}")).ok())).flat_map(
+            |objects: Vec<Object>| {
                 let (services, slices) =
                     objects.into_iter().partition(|object| object.kind() == Kind::Service);
-                [
+                futures::stream::iter([
                     ObjectEvent::Listed(Kind::Service, services),
                     ObjectEvent::Listed(Kind::EndpointSlice, slices),
-                ]
-            });
-            futures::stream::iter(listed.into_iter().flatten())
-        })
+                ])
+            },
+        )
     }
 
     fn list(&self) -> Result<Vec<Object>, DirectoryError> {
@@ -100,7 +116,7 @@ impl OutputDirectory {
             Write::Create(desired) | Write::Change { desired, .. } => {
                 let text = serde_saphyr::to_string(&desired).map_err(|error| failed(&error))?;
                 // Readers see the old file or the new one, never half of one.
-                let partial = self.path.join(format!(".{name}.partial"));
+                let partial = self.path.join(format!(".{name}.{PARTIAL}"));
                 std::fs::write(&partial, text).map_err(|error| failed(&error))?;
                 std::fs::rename(&partial, &path).map_err(|error| failed(&error))?;
                 Ok(read(&path))

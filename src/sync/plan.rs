@@ -51,6 +51,15 @@ impl Write {
         }
     }
 
+    /// Returns the uid of the object that the write is meant for, or nothing.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        match self {
+            Self::Create(_) => "",
+            Self::Change { only, .. } | Self::Delete { only, .. } => only.uid.as_deref().unwrap_or_default(),
+        }
+    }
+
     /// Returns the version of the object that the write is meant for.
     #[must_use]
     pub fn resource_version(&self) -> Option<&str> {
@@ -124,9 +133,12 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: Policy, now: Instant) 
         Some(desired) => service_step(link, desired, actual.named, ours),
         None => ours.map_or(Step::Done, |ours| remove(&ours.clone().into())),
     };
+    // What the link had under another name goes when the new one stands, and not before.
+    let stands =
+        desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
     let leftovers = || {
-        let former = actual.other_services.first().map(|service| Object::from((*service).clone()));
-        former.as_ref().map_or(Step::Done, remove)
+        let former = actual.other_services.first().filter(|_| stands);
+        former.map_or(Step::Done, |service| remove(&(*service).clone().into()))
     };
     // Addresses first, then the Service that leads to them; away from them the other way round. So
     // the name always leads somewhere.

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use futures::StreamExt;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -24,14 +23,19 @@ use super::selection::Selection;
 use super::service::Service;
 use super::trouble::Trouble;
 use super::writer::{Keeper, ObjectEvent, WriteError};
-use super::{SyncError, log_change};
+use super::{Pauses, SyncError, log_change};
 use crate::metrics::Metrics;
-use crate::store::{ServiceKey, Store};
+use crate::store::{Change, Link, ServiceKey, Store};
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
 /// The first and the longest pause after a failed write of a link.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Writes of one link that follow each other though nothing has changed, until somebody else is
+/// suspected; the pauses from then on; and how long it must have been quiet to forget it.
+const REPAIRS: u32 = 5;
+const REPAIR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+const PEACE: Duration = Duration::from_secs(120);
 /// How long writes under way may take to end when lb-linker is told to stop.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// The farthest moment a timer is set for: the timer wheel ends at some two years.
@@ -76,7 +80,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
         tokio::select! {
             () = stop.cancelled() => break,
             change = feed.recv() => match change {
-                Ok(change) => reconciler.queue(&change.key),
+                Ok(change) => reconciler.heed(&change),
                 Err(RecvError::Lagged(_)) => reconciler.queue_all(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
@@ -101,6 +105,23 @@ struct Written {
     result: Result<Option<Object>, WriteError>,
 }
 
+/// Writes for a link as it is now.
+#[derive(Debug)]
+struct Repairs {
+    link: Arc<Link>,
+    number: u32,
+    last: Instant,
+    pauses: Pauses,
+    due: Option<Instant>,
+}
+
+impl Repairs {
+    fn new(link: &Arc<Link>) -> Self {
+        let link = Arc::clone(link);
+        Self { link, number: 0, last: Instant::now(), pauses: Pauses::new(REPAIR), due: None }
+    }
+}
+
 struct Reconciler {
     settings: Settings,
     objects: Objects,
@@ -113,15 +134,18 @@ struct Reconciler {
     writes: JoinSet<Written>,
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
-    backoff: HashMap<ServiceKey, ExponentialBackoff>,
+    backoff: HashMap<ServiceKey, Pauses>,
+    repairs: HashMap<ServiceKey, Repairs>,
     /// Which link wants the Service of a name.
     wanted: HashMap<String, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, Option<String>>,
     conflicts: BTreeMap<ServiceKey, String>,
-    /// What keeps objects of a kind from being written by a verb, or (`None`) all.
-    troubles: HashMap<Option<(&'static str, Kind)>, Trouble>,
+    /// What keeps objects of a kind from being written by a verb.
+    troubles: HashMap<(&'static str, Kind), Trouble>,
+    /// Whether the last write had no answer.
+    unanswered: bool,
 }
 
 impl Reconciler {
@@ -137,10 +161,12 @@ impl Reconciler {
             timers: DelayQueue::new(),
             timer_of: HashMap::new(),
             backoff: HashMap::new(),
+            repairs: HashMap::new(),
             wanted: HashMap::new(),
             outdated: HashMap::new(),
             conflicts: BTreeMap::new(),
             troubles: HashMap::new(),
+            unanswered: false,
         }
     }
 
@@ -156,9 +182,11 @@ impl Reconciler {
             ObjectEvent::Unseen => self.settings.store.set_holders_known(),
             ObjectEvent::Applied(object) => {
                 let id = object.id();
+                self.outdated.remove(&id);
                 self.change_object(&id, |objects| objects.apply(object));
             }
             ObjectEvent::Deleted { id, uid } => {
+                self.outdated.remove(&id);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
             }
         }
@@ -183,7 +211,33 @@ impl Reconciler {
         self.settings.store.set_holders_known();
         if was_listed {
             self.adopt_departed();
+            self.resume();
             self.queue_all();
+        }
+    }
+
+    /// Takes over what the store says of a link.
+    fn heed(&mut self, change: &Change) {
+        if let (Some(before), Some(after)) = (&change.before, &change.after)
+            && before.external_target != after.external_target
+        {
+            let (before, after) = (&before.external_target, &after.external_target);
+            info!("link {}: its external target is {after} from now on, not {before}", change.key);
+            self.wanted.remove(&**before);
+        }
+        if change.retargeted().is_some() {
+            // What failed was about the old target.
+            self.stop_timer(&change.key);
+            self.backoff.remove(&change.key);
+        }
+        self.queue(&change.key);
+    }
+
+    /// Ends all pauses: what caused them is over.
+    fn resume(&mut self) {
+        for key in std::mem::take(&mut self.backoff).into_keys() {
+            self.stop_timer(&key);
+            self.queue(&key);
         }
     }
 
@@ -274,6 +328,14 @@ impl Reconciler {
         self.stop_timer(&key);
         let Some(link) = self.settings.store.get(&key) else {
             self.clear_conflict(&key);
+            self.repairs.remove(&key);
+            self.backoff.remove(&key);
+            // Who has left an object behind is looked at once more, as somebody who is gone.
+            if self.objects.of_link(&key).any(|object| written_by_us(object.meta()))
+                && self.settings.selection.watches(&key.namespace)
+            {
+                self.settings.store.insert_gone(&key);
+            }
             return;
         };
         self.wanted.insert(link.external_target.to_string(), key.clone());
@@ -309,17 +371,21 @@ impl Reconciler {
             }
             Step::Wait(due) => self.start_timer(key, due.saturating_duration_since(now)),
             Step::Conflict { object, why } => self.set_conflict(&key, &object.name, &why),
-            Step::Write(write) => self.start(key, write),
+            Step::Write(write) => self.start(&link, write),
         }
     }
 
-    fn start(&mut self, key: ServiceKey, write: Write) {
-        let id = write.id();
+    fn start(&mut self, link: &Arc<Link>, write: Write) {
+        let (key, id) = (link.key.clone(), write.id());
         if let Some(outdated) = self.outdated.get(&id) {
             if *outdated == self.version_of(&id) {
                 return;
             }
             self.outdated.remove(&id);
+        }
+        if let Some(pause) = self.repair_too_soon(link, &id) {
+            self.start_timer(key, pause);
+            return;
         }
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
@@ -327,6 +393,31 @@ impl Reconciler {
             let (code, result) = keeper.write(write.clone()).await;
             Written { key, write, code, result }
         });
+    }
+
+    /// Counts writes that follow each other though the link stays the same. Somebody else, an
+    /// admission policy perhaps, wants it otherwise: then we write ever more seldom.
+    fn repair_too_soon(&mut self, link: &Arc<Link>, id: &ObjectId) -> Option<Duration> {
+        let repairs = self.repairs.entry(link.key.clone()).or_insert_with(|| Repairs::new(link));
+        if !Arc::ptr_eq(&repairs.link, link) || repairs.last.elapsed() > PEACE {
+            *repairs = Repairs::new(link);
+        }
+        if let Some(pause) = repairs.due.and_then(|due| due.checked_duration_since(Instant::now())) {
+            return Some(pause);
+        }
+        repairs.number += 1;
+        repairs.last = Instant::now();
+        if repairs.number > REPAIRS {
+            let pause = repairs.pauses.next();
+            repairs.due = Some(Instant::now() + pause);
+            let object = self.settings.keeper.describe(&id.name);
+            warn!(
+                "external target {object} of link {}: somebody else, or an admission policy, changes what is \
+                 written; it is written again, and then not before {pause:.0?} have passed",
+                link.key
+            );
+        }
+        None
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
@@ -345,21 +436,24 @@ impl Reconciler {
         match result {
             Ok(after) => {
                 self.backoff.remove(&key);
-                for kind in [None, Some((write.verb(), id.kind))] {
-                    if let Some(mut trouble) = self.troubles.remove(&kind) {
-                        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
-                    }
+                let mut over = std::mem::take(&mut self.unanswered);
+                if let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) {
+                    trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
+                    over = true;
+                }
+                if over {
+                    self.resume();
                 }
                 self.log_write(&object, &write, after.as_ref());
                 self.change_object(&id, |objects| match after {
                     Some(after) => objects.apply(after),
-                    None => objects.removed_by_us(&id),
+                    None => objects.removed_by_us(&id, write.uid()),
                 });
                 self.queue(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 self.backoff.remove(&key);
-                self.change_object(&id, |objects| objects.removed_by_us(&id));
+                self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
                 self.queue(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
@@ -373,11 +467,13 @@ impl Reconciler {
                     self.queue(&key);
                 }
             }
-            Err(WriteError::Everywhere { code, message }) => {
-                // Without an answer it isn't about the kind.
-                let kind = (code != 0).then_some((write.verb(), id.kind));
-                self.troubles.entry(kind).or_default().report(code, message);
+            Err(WriteError::Unanswered) => {
+                self.unanswered = true;
                 self.retry(key, None);
+            }
+            Err(WriteError::Everywhere { code, message, retry_after }) => {
+                self.troubles.entry((write.verb(), id.kind)).or_default().report(code, message);
+                self.retry(key, retry_after);
             }
             Err(WriteError::Other { message, retry_after }) => {
                 let pause = self.retry(key.clone(), retry_after);
@@ -404,15 +500,8 @@ impl Reconciler {
     }
 
     fn retry(&mut self, key: ServiceKey, at_least: Option<Duration>) -> Duration {
-        let backoff = self.backoff.entry(key.clone()).or_insert_with(|| {
-            ExponentialBuilder::default()
-                .with_min_delay(RETRY.0)
-                .with_max_delay(RETRY.1)
-                .with_jitter()
-                .without_max_times()
-                .build()
-        });
-        let pause = backoff.next().unwrap_or(RETRY.1).max(at_least.unwrap_or_default());
+        let pauses = self.backoff.entry(key.clone()).or_insert_with(|| Pauses::new(RETRY));
+        let pause = pauses.next().max(at_least.unwrap_or_default());
         self.start_timer(key, pause);
         pause
     }

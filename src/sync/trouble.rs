@@ -1,8 +1,10 @@
 //! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kube::runtime::watcher::{self, Event};
 use tracing::{info, warn};
 
 use crate::store::ServiceKey;
@@ -30,8 +32,9 @@ pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
 }
 
 /// Returns what is at the bottom of an error: "Connection refused" says more than what is on top.
-fn root_cause(error: &kube::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
+#[must_use]
+pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
@@ -49,10 +52,9 @@ pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
     format!("{place}:{line}:{column}: {message}")
 }
 
-/// Returns the `kube::Error` inside a watch's error, where there is one.
-#[must_use]
-pub fn explain_watch(error: &kube::runtime::watcher::Error, what: &str, right: &str) -> String {
-    use kube::runtime::watcher::Error;
+/// Returns one sentence about a watch of `what` that failed.
+fn explain_watch(error: &watcher::Error, what: &str, right: &str) -> String {
+    use watcher::Error;
     match error {
         Error::InitialListFailed(error) => explain(error, &format!("list {what}"), right),
         Error::WatchStartFailed(error) | Error::WatchFailed(error) => {
@@ -68,8 +70,8 @@ pub fn explain_watch(error: &kube::runtime::watcher::Error, what: &str, right: &
 
 /// Returns the HTTP code behind a watch's error; 0 if there was no answer.
 #[must_use]
-pub fn watch_code(error: &kube::runtime::watcher::Error) -> u16 {
-    use kube::runtime::watcher::Error;
+pub fn watch_code(error: &watcher::Error) -> u16 {
+    use watcher::Error;
     match error {
         Error::InitialListFailed(kube::Error::Api(status))
         | Error::WatchStartFailed(kube::Error::Api(status))
@@ -138,6 +140,65 @@ impl Trouble {
     pub fn over(&mut self, sentence: &str) {
         if self.now.take().is_some() {
             info!("{sentence}");
+        }
+    }
+}
+
+/// An API server that can't be reached: said once for all who talk to it.
+#[derive(Clone, Debug, Default)]
+pub struct Outage(Arc<Mutex<Trouble>>);
+
+impl Outage {
+    /// Logs that a request had no answer.
+    pub fn report(&self, cause: &str) {
+        self.lock().report(0, format!("the API server can't be reached: {cause}"));
+    }
+
+    /// Logs that a request had an answer, if that is news.
+    pub fn over(&self) {
+        self.lock().over("the API server answers again");
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Trouble> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Trouble with one watch.
+#[derive(Debug)]
+pub struct WatchTrouble {
+    outage: Outage,
+    own: Trouble,
+    what: String,
+    hint: &'static str,
+}
+
+impl WatchTrouble {
+    /// Returns a watch of `what` without trouble; `hint` says what to do about a missing right.
+    #[must_use]
+    pub fn new(outage: Outage, what: String, hint: &'static str) -> Self {
+        Self { outage, own: Trouble::default(), what, hint }
+    }
+
+    /// Returns the event, or logs what is wrong with the watch.
+    pub fn unless_failed<K>(&mut self, event: watcher::Result<Event<K>>) -> Option<Event<K>> {
+        match event {
+            Ok(Event::Init) => Some(Event::Init),
+            Ok(event) => {
+                self.outage.over();
+                self.own.over(&format!("the {} can be followed again", self.what));
+                Some(event)
+            }
+            Err(error) => {
+                match watch_code(&error) {
+                    0 => self.outage.report(&root_cause(&error)),
+                    code => {
+                        self.outage.over();
+                        self.own.report(code, explain_watch(&error, &self.what, self.hint));
+                    }
+                }
+                None
+            }
         }
     }
 }

@@ -7,15 +7,14 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
-use super::trouble::{Complaints, Trouble, explain_watch, watch_code};
-use super::{SyncError, log_changes, log_first_list};
+use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
+use super::{Pauses, SyncError, log_changes, log_first_list};
 use crate::metrics::Metrics;
 use crate::store::{Change, Observed, ServiceKey, Store};
 
@@ -25,6 +24,8 @@ const PAGE_SIZE: u32 = 100;
 /// 5 s later, which keeps it below a minute.
 const WATCH_SECONDS: u32 = 50;
 
+/// The first and the longest pause after an error of a watch.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// How long links wait for it to be known who holds which name.
 const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -33,6 +34,8 @@ const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
 pub struct ClusterSource {
     /// The client.
     pub client: Client,
+    /// Where it is said that the API server is away.
+    pub outage: Outage,
     /// Which Services become links.
     pub selection: Arc<Selection>,
     /// Where the links go.
@@ -52,7 +55,29 @@ where
 {
     let config =
         watcher::Config::default().page_size(PAGE_SIZE).timeout(WATCH_SECONDS).fields(fields).labels(labels);
-    watcher::watcher(api, config).default_backoff().boxed()
+    let watch =
+        Watch { events: watcher::watcher(api, config).boxed(), pauses: Pauses::new(RETRY), pause: None };
+    futures::stream::unfold(watch, |mut watch| async move {
+        if let Some(pause) = watch.pause.take() {
+            tokio::time::sleep(pause).await;
+        }
+        let event = watch.events.next().await?;
+        match &event {
+            // Too old a version to go on from: a new list says all, and needs no rest.
+            Err(error) if watch_code(error) == 410 => {}
+            Err(_) => watch.pause = Some(watch.pauses.next()),
+            Ok(Event::Init) => {}
+            Ok(_) => watch.pauses = Pauses::new(RETRY),
+        }
+        Some((event, watch))
+    })
+    .boxed()
+}
+
+struct Watch<K> {
+    events: Events<K>,
+    pauses: Pauses,
+    pause: Option<Duration>,
 }
 
 /// One of the watches: of a namespace, or of all.
@@ -61,7 +86,18 @@ struct Scope {
     namespace: Option<String>,
     list: List,
     listed: bool,
-    trouble: Trouble,
+    trouble: WatchTrouble,
+}
+
+impl Scope {
+    fn new(namespace: Option<String>, outage: Outage) -> Self {
+        let what = match &namespace {
+            Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
+            None => "LoadBalancer Services in all namespaces".to_owned(),
+        };
+        let trouble = WatchTrouble::new(outage, what, "lb-linker needs the ClusterRole of deploy/");
+        Self { namespace, list: List::default(), listed: false, trouble }
+    }
 }
 
 impl ClusterSource {
@@ -72,9 +108,10 @@ impl ClusterSource {
     pub async fn run(self) -> Result<(), SyncError> {
         let namespaces = &self.selection.namespaces;
         let mut scopes: Vec<Scope> = if namespaces.is_empty() {
-            vec![Scope::new(None)]
+            vec![Scope::new(None, self.outage.clone())]
         } else {
-            namespaces.iter().map(|namespace| Scope::new(Some(namespace.clone()))).collect()
+            let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
+            namespaces.iter().map(scope).collect()
         };
         let watches = scopes.iter().enumerate().map(|(number, scope)| {
             self.watch(scope.namespace.as_deref()).map(move |event| (number, event)).boxed()
@@ -83,7 +120,7 @@ impl ClusterSource {
         let mut complaints = Complaints::default();
         while let Some((number, event)) = events.next().await {
             let scope = &mut scopes[number];
-            let Some(event) = scope.unless_failed(event) else { continue };
+            let Some(event) = scope.trouble.unless_failed(event) else { continue };
             self.metrics.watch_events.inc();
             match event {
                 Event::Init => scope.list = List::default(),
@@ -130,41 +167,14 @@ impl ClusterSource {
     }
 
     fn applied(&self, object: DeserializeGuard<Service>, complaints: &mut Complaints) {
-        let Some(service) = readable(object, complaints) else { return };
+        let key = key_of(&object);
+        let Some(service) = readable(object, complaints) else { return self.store.set_unreadable(&key) };
         let change = if self.selection.selects(&service) {
             self.store.apply(observe(&service, complaints))
         } else {
             self.store.delete(&service.key(), service.uid(), service.version())
         };
         log_changes(&self.metrics, change);
-    }
-}
-
-impl Scope {
-    fn new(namespace: Option<String>) -> Self {
-        Self { namespace, list: List::default(), listed: false, trouble: Trouble::default() }
-    }
-
-    /// Returns the event, or says what is wrong with the watch.
-    fn unless_failed<T>(&mut self, event: watcher::Result<Event<T>>) -> Option<Event<T>> {
-        let place = match &self.namespace {
-            Some(namespace) => format!("namespace {namespace}"),
-            None => "all namespaces".to_owned(),
-        };
-        match event {
-            Err(error) => {
-                let what = format!("LoadBalancer Services in {place}");
-                let sentence = explain_watch(&error, &what, "lb-linker needs the ClusterRole of deploy/");
-                self.trouble.report(watch_code(&error), sentence);
-                None
-            }
-            Ok(event) => {
-                if !matches!(event, Event::Init) {
-                    self.trouble.over(&format!("the LoadBalancer Services in {place} can be followed again"));
-                }
-                Some(event)
-            }
-        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::plan::Write;
 use super::service::Service;
-use super::trouble::{Complaints, Trouble, explain, explain_watch, watch_code};
+use super::trouble::{Complaints, Outage, WatchTrouble, explain, root_cause};
 use super::watch::{Events, guarded, readable};
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
@@ -51,14 +51,18 @@ pub enum WriteError {
     /// The object is gone.
     #[error("the object is gone")]
     Gone,
-    /// Every object has the same trouble: the API server is away, the namespace or the right is
-    /// missing.
+    /// There was no answer, which has been logged.
+    #[error("no answer")]
+    Unanswered,
+    /// Every object of that kind has the same trouble: the namespace or the right is missing.
     #[error("{message}")]
     Everywhere {
-        /// The HTTP code; 0 if there was no answer.
+        /// The HTTP code.
         code: u16,
         /// One sentence.
         message: String,
+        /// When the API server asks to be left alone until then.
+        retry_after: Option<Duration>,
     },
     /// Anything else.
     #[error("{message}")]
@@ -87,6 +91,8 @@ pub enum Keeper {
     Namespace {
         /// The client.
         client: Client,
+        /// Where it is said that the API server is away.
+        outage: Outage,
         /// The target namespace.
         namespace: String,
     },
@@ -99,13 +105,13 @@ impl Keeper {
     #[must_use]
     pub fn events(&self) -> BoxStream<'static, ObjectEvent> {
         match self {
-            Self::Namespace { client, namespace } => {
+            Self::Namespace { client, outage, namespace } => {
                 let services = guarded::<Service>(Api::namespaced(client.clone(), namespace), "", "");
                 let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
                 let slices = guarded::<EndpointSlice>(Api::namespaced(client.clone(), namespace), "", &ours);
                 futures::stream::select(
-                    namespace_events(services, Kind::Service, namespace.clone()),
-                    namespace_events(slices, Kind::EndpointSlice, namespace.clone()),
+                    namespace_events(services, Kind::Service, namespace, outage.clone()),
+                    namespace_events(slices, Kind::EndpointSlice, namespace, outage.clone()),
                 )
                 .boxed()
             }
@@ -125,8 +131,8 @@ impl Keeper {
     /// Carries out one write. Returns the object as it is afterwards, or nothing if it is gone,
     /// and the HTTP code for the metrics.
     pub async fn write(&self, write: Write) -> (u16, Result<Option<Object>, WriteError>) {
-        let (client, namespace) = match self {
-            Self::Namespace { client, namespace } => (client.clone(), namespace),
+        let (client, outage, namespace) = match self {
+            Self::Namespace { client, outage, namespace } => (client.clone(), outage, namespace),
             Self::Directory(directory) => return (0, directory.write(write).await),
         };
         let created = matches!(write, Write::Create(_));
@@ -136,7 +142,14 @@ impl Keeper {
             Kind::EndpointSlice => send::<EndpointSlice>(&Api::namespaced(client, namespace), write).await,
         };
         match sent {
-            Ok(object) => (if created { 201 } else { 200 }, Ok(object)),
+            Ok(object) => {
+                outage.over();
+                (if created { 201 } else { 200 }, Ok(object))
+            }
+            Err(error) if WriteError::code(&error) == 0 => {
+                outage.report(&root_cause(&error));
+                (0, Err(WriteError::Unanswered))
+            }
             Err(error) => (WriteError::code(&error), Err(sort(error, created, &doing))),
         }
     }
@@ -173,51 +186,50 @@ where
 
 fn sort(error: kube::Error, created: bool, doing: &str) -> WriteError {
     let code = WriteError::code(&error);
-    match &error {
-        kube::Error::Api(status) => match code {
-            409 => WriteError::Conflict,
-            404 if !created => WriteError::Gone,
-            403 => WriteError::Everywhere { code, message: explain(&error, doing, ABSENT) },
-            404 => WriteError::Everywhere {
-                code,
-                message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
-            },
-            401 => WriteError::Everywhere { code, message: explain(&error, doing, "") },
-            // RFC 9110 section 10.2.3; the API server repeats it in the body.
-            _ => WriteError::Other {
-                retry_after: status
-                    .details
-                    .as_ref()
-                    .filter(|details| details.retry_after_seconds > 0)
-                    .map(|details| Duration::from_secs(details.retry_after_seconds.into())),
-                message: format!("the API server answered {code} {}", status.message),
-            },
+    let everywhere = |hint, retry_after| WriteError::Everywhere {
+        code,
+        message: explain(&error, doing, hint),
+        retry_after,
+    };
+    let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
+    // Where the API server sends a Status, it repeats RFC 9110's Retry-After there.
+    let retry_after = status
+        .details
+        .as_ref()
+        .map(|details| details.retry_after_seconds)
+        .filter(|seconds| *seconds > 0)
+        .map(|seconds| Duration::from_secs(seconds.into()));
+    match code {
+        409 => WriteError::Conflict,
+        404 if !created => WriteError::Gone,
+        404 => WriteError::Everywhere {
+            code,
+            message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
+            retry_after,
         },
-        _ => WriteError::Everywhere { code, message: explain(&error, doing, "") },
+        // A missing right, in RBAC's words; quotas and admission say 403 of single objects.
+        403 if status.message.contains(" cannot ") => everywhere(ABSENT, retry_after),
+        401 | 429 | 500.. => everywhere("", retry_after),
+        _ => WriteError::Other {
+            message: format!("the API server answered {code} {}", status.message),
+            retry_after,
+        },
     }
 }
 
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     events: Events<K>,
     kind: Kind,
-    namespace: String,
-) -> impl Stream<Item = ObjectEvent> + Send {
-    let mut trouble = Trouble::default();
+    namespace: &str,
+    outage: Outage,
+) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
+    let mut trouble = WatchTrouble::new(outage, format!("{kind}s in namespace {namespace}"), ABSENT);
     let mut complaints = Complaints::default();
     let mut list = Vec::new();
     events.filter_map(move |event| {
-        let event = match event {
-            Ok(event) => event,
-            Err(error) => {
-                let what = format!("{kind}s in namespace {namespace}");
-                let sentence = explain_watch(&error, &what, ABSENT);
-                trouble.report(watch_code(&error), sentence);
-                return std::future::ready(Some(ObjectEvent::Unseen));
-            }
+        let Some(event) = trouble.unless_failed(event) else {
+            return std::future::ready(Some(ObjectEvent::Unseen));
         };
-        if !matches!(event, Event::Init) {
-            trouble.over(&format!("the {kind}s in namespace {namespace} can be read again"));
-        }
         std::future::ready(match event {
             Event::Init => {
                 list = Vec::new();

@@ -127,7 +127,7 @@ async fn an_api_server_that_goes_away_and_comes_back_is_followed_again() {
     answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.com.").await;
 
     plane.kill_apiserver();
-    linker.line("can't watch LoadBalancer Services in all namespaces").await;
+    linker.line("the API server can't be reached").await;
     assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "a.example.com.");
     assert_eq!(linker.get_ready().0, 200, "ready doesn't depend on the API server");
 

@@ -166,3 +166,40 @@ async fn only_files_with_our_labels_are_written_or_removed() {
     left.sort();
     assert_eq!(left, ["notes.yaml", "theirs-default-ext.yaml"]);
 }
+
+#[tokio::test]
+async fn directories_that_are_replaced_are_followed_again() {
+    let root = tempfile::tempdir().unwrap();
+    let (directory, output) = (root.path().join("manifests"), root.path().join("output"));
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("a.yaml"), service("a", "a.example")).unwrap();
+    fs::write(directory.join("b.yaml"), service("b", "b.example")).unwrap();
+    let linker = start(&directory, Some(&output));
+    let object = output.join("a-default-ext.yaml");
+    eventually("the external target", || async { object.exists().then_some(()) }).await;
+
+    fs::remove_dir_all(&output).unwrap();
+    eventually("the external target again", || async { object.exists().then_some(()) }).await;
+
+    // Another directory takes the place of the first; one of its files is broken and keeps what it had.
+    let next = root.path().join("next");
+    fs::create_dir(&next).unwrap();
+    fs::write(next.join("a.yaml"), service("a", "c.example")).unwrap();
+    fs::write(next.join("b.yaml"), "broken: [").unwrap();
+    fs::rename(&directory, root.path().join("former")).unwrap();
+    fs::rename(&next, &directory).unwrap();
+    answers(linker.dns, "a-default.lb.internal. CNAME", "c.example.").await;
+    assert_eq!(short(linker.dns, "b-default.lb.internal. CNAME").await, "b.example.");
+}
+
+#[tokio::test]
+async fn a_pipe_among_the_manifests_holds_up_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("pipe.yaml");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::write(directory.path().join("web.yaml"), service("web", "a.example")).unwrap();
+    let mut linker = start(directory.path(), None);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "a.example.");
+    assert!(linker.stop().success());
+}

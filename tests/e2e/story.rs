@@ -197,3 +197,34 @@ async fn of_two_links_that_want_one_name_the_holder_keeps_it_through_recreation_
     answers(linker.dns, &question, "c.example.com.").await;
     external_target(&cluster, &target, &hashed, "b.example.com").await;
 }
+
+#[tokio::test]
+async fn what_is_left_of_a_service_takes_no_name_from_a_living_one_after_a_restart() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let z = cluster.create_namespace("z").await;
+    let y_z = format!("y-{z}");
+    plane.kubectl(&["create", "namespace", &y_z]);
+    let args = ["--upstream", "none", "--delete-delay", "1h"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    let shared = format!("x-y-{z}-ext");
+    let hashed = lb_linker::names::external_target_hashed(&y_z, "x", 8);
+    cluster.create_load_balancer(&z, "x-y").await;
+    cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("a.example.com")]).await;
+    let before = external_target(&cluster, &target, &shared, "a.example.com").await;
+    cluster.create_load_balancer(&y_z, "x").await;
+    cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("b.example.com")]).await;
+    external_target(&cluster, &target, &hashed, "b.example.com").await;
+    linker.kill();
+    cluster.delete_service(&y_z, "x").await;
+    // Even the status of the other one is blank at this moment.
+    cluster.set_ingress(&z, "x-y", &[]).await;
+
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    linker.line(&format!("link {y_z}/x: its Service is gone, its external target is still there")).await;
+    answers(linker.dns, &format!("x-y-{z}.lb.internal. CNAME"), "a.example.com.").await;
+    cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("c.example.com")]).await;
+    let after = external_target(&cluster, &target, &shared, "c.example.com").await;
+    assert_eq!(before.metadata.uid, after.metadata.uid);
+    external_target(&cluster, &target, &hashed, "b.example.com").await;
+}

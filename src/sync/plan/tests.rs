@@ -124,7 +124,8 @@ fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
                     "original-service-name": "web", "original-service-namespace": "default"}},
                 "spec": {"type": "ExternalName", "externalName": "a.example",
-                    "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null},
+                    "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null,
+                    "loadBalancerSourceRanges": null},
             })
         );
     }
@@ -185,12 +186,17 @@ fn an_object_that_is_being_deleted_is_waited_for() {
 fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands() {
     let mut former = object("a.example.");
     former.metadata.name = Some("former".into());
-    let with = |named| {
+    let with = |named: Option<&Service>| {
         let actual = Actual { named, other_services: &[&former], ..Default::default() };
         show(next_step(&host("a.example."), actual, HEADLESS_POLICY, Instant::now()))
     };
     assert_eq!(with(None), "create Service web-default-ext");
     assert_eq!(with(Some(&object("a.example."))), "delete Service former");
+    let mut leaving = object("a.example.");
+    leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    assert_eq!(with(Some(&leaving)), "Done");
+    let pending = Actual { other_services: &[&former], ..Default::default() };
+    assert_eq!(next_step(&link(None), pending, HEADLESS_POLICY, Instant::now()), Step::Done, "pending");
 }
 
 #[test]

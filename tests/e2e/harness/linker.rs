@@ -38,8 +38,12 @@ pub fn run_to_end<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output 
 /// The program without anything that the environment of the tests would add.
 fn bare() -> Command {
     let mut command = Command::new(PROGRAM);
-    for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "RUST_LOG", "https_proxy", "HTTPS_PROXY"] {
-        command.env_remove(name);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let ours = text.starts_with("LB_LINKER_") || text.to_ascii_lowercase().ends_with("_proxy");
+        if ours || ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "RUST_LOG"].contains(&&*text) {
+            command.env_remove(&name);
+        }
     }
     command
 }
