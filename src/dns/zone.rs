@@ -207,9 +207,8 @@ mod tests {
         Zone::new(&name("LB.internal."), vec!["192.0.2.53".parse().unwrap()]).unwrap()
     }
 
-    fn store() -> Store {
-        let store = Store::new(Departed::Kept);
-        let link = |namespace, service, hostnames: &[&str], ips: &[&str]| Observed {
+    fn link(namespace: &str, service: &str, hostnames: &[&str], ips: &[&str]) -> Observed {
+        Observed {
             key: ServiceKey::new(namespace, service),
             uid: "u".into(),
             created: None,
@@ -219,7 +218,11 @@ mod tests {
                 addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
             },
             ports: vec![],
-        };
+        }
+    }
+
+    fn store() -> Store {
+        let store = Store::new(Departed::Kept);
         store.replace(
             None,
             vec![
@@ -324,14 +327,7 @@ mod tests {
             assert_eq!(ask(&store, question), not_ready);
         }
         assert!(ask(&store, "deleted.lb.internal. A").starts_with("NXDomain"), "never depends on links");
-        store.apply(Observed {
-            key: ServiceKey::new("default", "web"),
-            uid: "u".into(),
-            created: None,
-            resource_version: None,
-            ingress: Ingress { hostnames: vec![name("a.example.")], addresses: vec![] },
-            ports: vec![],
-        });
+        store.apply(link("default", "web", &["a.example."], &[]));
         assert!(ask(&store, "web-default.lb.internal. CNAME").starts_with("NoError | web-default"));
         assert_eq!(ask(&store, "default.lb.internal. A"), not_ready);
     }
@@ -352,14 +348,7 @@ mod tests {
                         }
                     }
                 });
-                store.apply(Observed {
-                    key: ServiceKey::new("default", "web"),
-                    uid: "u".into(),
-                    created: None,
-                    resource_version: None,
-                    ingress: Ingress { hostnames: vec![name("a.example.")], addresses: vec![] },
-                    ports: vec![],
-                });
+                store.apply(link("default", "web", &["a.example."], &[]));
                 store.set_synced();
                 assert_eq!(asking.join().unwrap(), ResponseCode::NoError);
             });

@@ -7,6 +7,7 @@ pub mod manifests;
 pub mod object;
 pub mod objects;
 pub mod output;
+mod pace;
 pub mod plan;
 pub mod reconcile;
 pub mod selection;

@@ -12,35 +12,25 @@ use futures::StreamExt;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::time::{DelayQueue, delay_queue};
 use tracing::{debug, info, warn};
 
 use super::desired::{labelled_for, points_at, written_by_us};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
+use super::pace::{Clearance, Pace};
 use super::plan::{Actual, Policy, Step, Write, next_step};
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::Trouble;
 use super::writer::{Keeper, ObjectEvent, WriteError};
-use super::{Pauses, SyncError, log_change};
+use super::{SyncError, log_change};
 use crate::metrics::Metrics;
 use crate::store::{Change, Link, ServiceKey, Store};
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
-/// The first and the longest pause after a failed write of a link.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Writes of one link that follow each other though nothing has changed, until somebody else is
-/// suspected; the pauses from then on; and how long it must have been quiet to forget it.
-const REPAIRS: u32 = 5;
-const REPAIR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-const PEACE: Duration = Duration::from_secs(120);
 /// How long writes under way may take to end when lb-linker is told to stop.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// The farthest moment a timer is set for: the timer wheel ends at some two years.
-const FARTHEST: Duration = Duration::from_secs(24 * 3600);
-
 /// What the reconciler needs.
 #[derive(Clone)]
 pub struct Settings {
@@ -85,7 +75,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
-            Some(due) = reconciler.timers.next() => reconciler.due(due.into_inner()),
+            key = reconciler.pace.due() => reconciler.queue(&key),
             Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
         }
     }
@@ -105,23 +95,6 @@ struct Written {
     result: Result<Option<Object>, WriteError>,
 }
 
-/// Writes for a link as it is now.
-#[derive(Debug)]
-struct Repairs {
-    link: Arc<Link>,
-    number: u32,
-    last: Instant,
-    pauses: Pauses,
-    due: Option<Instant>,
-}
-
-impl Repairs {
-    fn new(link: &Arc<Link>) -> Self {
-        let link = Arc::clone(link);
-        Self { link, number: 0, last: Instant::now(), pauses: Pauses::new(REPAIR), due: None }
-    }
-}
-
 struct Reconciler {
     settings: Settings,
     objects: Objects,
@@ -132,10 +105,7 @@ struct Reconciler {
     /// Links with a write under way, and whether they changed meanwhile.
     in_flight: HashMap<ServiceKey, bool>,
     writes: JoinSet<Written>,
-    timers: DelayQueue<ServiceKey>,
-    timer_of: HashMap<ServiceKey, delay_queue::Key>,
-    backoff: HashMap<ServiceKey, Pauses>,
-    repairs: HashMap<ServiceKey, Repairs>,
+    pace: Pace,
     /// Which link wants the Service of a name.
     wanted: HashMap<String, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
@@ -158,10 +128,7 @@ impl Reconciler {
             queued: HashSet::new(),
             in_flight: HashMap::new(),
             writes: JoinSet::new(),
-            timers: DelayQueue::new(),
-            timer_of: HashMap::new(),
-            backoff: HashMap::new(),
-            repairs: HashMap::new(),
+            pace: Pace::default(),
             wanted: HashMap::new(),
             outdated: HashMap::new(),
             conflicts: BTreeMap::new(),
@@ -227,16 +194,15 @@ impl Reconciler {
         }
         if change.retargeted().is_some() {
             // What failed was about the old target.
-            self.stop_timer(&change.key);
-            self.backoff.remove(&change.key);
+            self.pace.stop_waiting(&change.key);
+            self.pace.succeeded(&change.key);
         }
         self.queue(&change.key);
     }
 
     /// Ends all pauses: what caused them is over.
     fn resume(&mut self) {
-        for key in std::mem::take(&mut self.backoff).into_keys() {
-            self.stop_timer(&key);
+        for key in self.pace.resume() {
             self.queue(&key);
         }
     }
@@ -304,11 +270,6 @@ impl Reconciler {
         }
     }
 
-    fn due(&mut self, key: ServiceKey) {
-        self.timer_of.remove(&key);
-        self.queue(&key);
-    }
-
     // === what is done ===
 
     /// Looks at queued links and starts writes, as many as may be under way.
@@ -317,7 +278,7 @@ impl Reconciler {
             let Some(key) = self.queue.pop_front() else { break };
             self.queued.remove(&key);
             // A link that waits after a failed write is looked at when its time comes.
-            if self.backoff.contains_key(&key) && self.timer_of.contains_key(&key) {
+            if self.pace.rests(&key) {
                 continue;
             }
             self.look_at(key);
@@ -325,11 +286,10 @@ impl Reconciler {
     }
 
     fn look_at(&mut self, key: ServiceKey) {
-        self.stop_timer(&key);
+        self.pace.stop_waiting(&key);
         let Some(link) = self.settings.store.get(&key) else {
             self.clear_conflict(&key);
-            self.repairs.remove(&key);
-            self.backoff.remove(&key);
+            self.pace.forget(&key);
             // Who has left an object behind is looked at once more, as somebody who is gone.
             if self.objects.of_link(&key).any(|object| written_by_us(object.meta()))
                 && self.settings.selection.watches(&key.namespace)
@@ -359,7 +319,7 @@ impl Reconciler {
             self.clear_conflict(&key);
         }
         if !matches!(step, Step::Write(_)) {
-            self.backoff.remove(&key);
+            self.pace.succeeded(&key);
         }
         match step {
             Step::Done => {}
@@ -369,7 +329,7 @@ impl Reconciler {
                     log_change(&self.settings.metrics, &change);
                 }
             }
-            Step::Wait(due) => self.start_timer(key, due.saturating_duration_since(now)),
+            Step::Wait(due) => self.pace.wait(key, due.saturating_duration_since(now)),
             Step::Conflict { object, why } => self.set_conflict(&key, &object.name, &why),
             Step::Write(write) => self.start(&link, write),
         }
@@ -383,9 +343,14 @@ impl Reconciler {
             }
             self.outdated.remove(&id);
         }
-        if let Some(pause) = self.repair_too_soon(link, &id) {
-            self.start_timer(key, pause);
-            return;
+        match self.pace.clear(link) {
+            Clearance::Go => {}
+            Clearance::Later(pause) => return self.pace.wait(key, pause),
+            Clearance::Warily(pause) => warn!(
+                "external target {} of link {key}: somebody else, or an admission policy, changes what is \
+                 written; it is written again, and then not before {pause:.0?} have passed",
+                self.settings.keeper.describe(&id.name)
+            ),
         }
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
@@ -393,31 +358,6 @@ impl Reconciler {
             let (code, result) = keeper.write(write.clone()).await;
             Written { key, write, code, result }
         });
-    }
-
-    /// Counts writes that follow each other though the link stays the same. Somebody else, an
-    /// admission policy perhaps, wants it otherwise: then we write ever more seldom.
-    fn repair_too_soon(&mut self, link: &Arc<Link>, id: &ObjectId) -> Option<Duration> {
-        let repairs = self.repairs.entry(link.key.clone()).or_insert_with(|| Repairs::new(link));
-        if !Arc::ptr_eq(&repairs.link, link) || repairs.last.elapsed() > PEACE {
-            *repairs = Repairs::new(link);
-        }
-        if let Some(pause) = repairs.due.and_then(|due| due.checked_duration_since(Instant::now())) {
-            return Some(pause);
-        }
-        repairs.number += 1;
-        repairs.last = Instant::now();
-        if repairs.number > REPAIRS {
-            let pause = repairs.pauses.next();
-            repairs.due = Some(Instant::now() + pause);
-            let object = self.settings.keeper.describe(&id.name);
-            warn!(
-                "external target {object} of link {}: somebody else, or an admission policy, changes what is \
-                 written; it is written again, and then not before {pause:.0?} have passed",
-                link.key
-            );
-        }
-        None
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
@@ -435,7 +375,7 @@ impl Reconciler {
         let object = self.settings.keeper.describe(&id.name);
         match result {
             Ok(after) => {
-                self.backoff.remove(&key);
+                self.pace.succeeded(&key);
                 let mut over = std::mem::take(&mut self.unanswered);
                 if let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) {
                     trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
@@ -452,7 +392,7 @@ impl Reconciler {
                 self.queue(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
-                self.backoff.remove(&key);
+                self.pace.succeeded(&key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
                 self.queue(&key);
             }
@@ -469,14 +409,14 @@ impl Reconciler {
             }
             Err(WriteError::Unanswered) => {
                 self.unanswered = true;
-                self.retry(key, None);
+                self.pace.failed(&key, None);
             }
             Err(WriteError::Everywhere { code, message, retry_after }) => {
                 self.troubles.entry((write.verb(), id.kind)).or_default().report(code, message);
-                self.retry(key, retry_after);
+                self.pace.failed(&key, retry_after);
             }
             Err(WriteError::Other { message, retry_after }) => {
-                let pause = self.retry(key.clone(), retry_after);
+                let pause = self.pace.failed(&key, retry_after);
                 warn!("external target {object} of link {key}: {message}; next try in {pause:.1?}");
             }
         }
@@ -496,25 +436,6 @@ impl Reconciler {
                 info!("external target {object}: removed")
             }
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
-        }
-    }
-
-    fn retry(&mut self, key: ServiceKey, at_least: Option<Duration>) -> Duration {
-        let pauses = self.backoff.entry(key.clone()).or_insert_with(|| Pauses::new(RETRY));
-        let pause = pauses.next().max(at_least.unwrap_or_default());
-        self.start_timer(key, pause);
-        pause
-    }
-
-    fn start_timer(&mut self, key: ServiceKey, pause: Duration) {
-        self.stop_timer(&key);
-        let timer = self.timers.insert(key.clone(), pause.min(FARTHEST));
-        self.timer_of.insert(key, timer);
-    }
-
-    fn stop_timer(&mut self, key: &ServiceKey) {
-        if let Some(timer) = self.timer_of.remove(key) {
-            self.timers.remove(&timer);
         }
     }
 

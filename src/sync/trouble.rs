@@ -98,6 +98,12 @@ impl Complaints {
         }
     }
 
+    /// Returns what is wrong with a Service, as it was said last.
+    #[must_use]
+    pub fn of(&self, key: &ServiceKey) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
     /// Forgets the Services of which `known` says that there are none.
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
         self.0.retain(|key, _| known(key));

@@ -229,3 +229,27 @@ pub(super) fn observe(service: &Service, complaints: &mut Complaints) -> Observe
 fn key_of<K: Resource>(object: &DeserializeGuard<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_that_cant_be_decoded_is_reported_by_name_and_stops_no_other() {
+        let list: Vec<DeserializeGuard<Service>> = serde_json::from_str(
+            r#"[{"metadata": {"namespace": "default", "name": "broken"}, "spec": {"type": 5}},
+                {"metadata": {"namespace": "default", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]"#,
+        )
+        .unwrap();
+        let mut complaints = Complaints::default();
+        let keys: Vec<String> = list.iter().map(|object| key_of(object).to_string()).collect();
+        assert_eq!(keys, ["default/broken", "default/whole"]);
+        let readable: Vec<Service> =
+            list.into_iter().filter_map(|object| readable(object, &mut complaints)).collect();
+        assert_eq!(readable.len(), 1);
+        assert!(readable[0].is_living_load_balancer());
+        assert!(
+            complaints.of(&ServiceKey::new("default", "broken")).unwrap().starts_with("it can't be read")
+        );
+    }
+}

@@ -1,0 +1,119 @@
+use std::io::Write;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+fn flags(arguments: &[&str]) -> Flags {
+    Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags
+}
+
+fn wrong(arguments: &[&str]) -> String {
+    let Err(error) = Cli::try_parse_from([&["lb-linker"], arguments].concat()) else {
+        panic!("{arguments:?} should be refused")
+    };
+    error.to_string().lines().next().unwrap().to_owned()
+}
+
+#[test]
+fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right() {
+    for (arguments, sentence) in [
+        (["--zone", "a..b"], "error: invalid value 'a..b' for '--zone <ZONE>': not a zone's name"),
+        (["--zone", "."], "error: invalid value '.' for '--zone <ZONE>': not a zone's name"),
+        (["--zone", ""], "error: invalid value '' for '--zone <ZONE>': not a zone's name"),
+        (["--zone", "lb.internal,"], "error: invalid value '' for '--zone <ZONE>': not a zone's name"),
+        (["--zone", "*.a"], "error: invalid value '*.a' for '--zone <ZONE>': not a zone's name"),
+        (["--upstream", "127.0.0.1:0"], "error: invalid value '127.0.0.1:0' for '--upstream"),
+        (
+            ["--listen", "dns:53"],
+            "error: invalid value 'dns:53' for '--listen <ADDRESS:PORT>': not an address and port such as 127.0.0.1:53, [::1]:53 or :53",
+        ),
+        (
+            ["--delete-delay", "ten"],
+            "error: invalid value 'ten' for '--delete-delay <DURATION>': not a duration such as 0s, 90s, 10m or 1h30m",
+        ),
+        (
+            ["--delete-delay", "-5s"],
+            "error: invalid value '-5s' for '--delete-delay <DURATION>': not a duration such as 0s, 90s, 10m or 1h30m",
+        ),
+        (
+            ["--target-namespace", "A_b"],
+            "error: invalid value 'A_b' for '--target-namespace <NAME>': not a namespace's name: lower-case letters, digits and hyphens, 63 at most",
+        ),
+        (
+            ["--upstream", "8.8.8"],
+            "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
+        ),
+    ] {
+        let said = wrong(&[&format!("{}={}", arguments[0], arguments[1])]);
+        assert!(said.starts_with(sentence), "{said}");
+    }
+}
+
+#[test]
+fn short_forms_of_addresses_are_understood() {
+    let flags = flags(&["--listen=:5353", "--upstream=192.0.2.1,[2001:db8::1]:54,2001:db8::2"]);
+    assert_eq!(flags.listen, ["[::]:5353".parse().unwrap()]);
+    let upstreams: Vec<String> = flags.upstreams().unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(upstreams, ["192.0.2.1:53", "[2001:db8::1]:54", "[2001:db8::2]:53"]);
+}
+
+#[test]
+fn a_resolv_conf_gives_its_name_servers_or_says_what_is_wrong() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let upstream = format!("--upstream={}", file.path().display());
+    let error = flags(&[&upstream]).upstreams().unwrap_err().to_string();
+    assert!(error.contains("names no nameserver") && error.contains("none"), "{error}");
+    writeln!(file, "search example.\nnameserver 192.0.2.1\nnameserver 2001:db8::1\noptions ndots:5 unheard-of\nnameserver what\nsurprise\nnameservers 192.0.2.9\nnameserver fe80::1%7")
+        .unwrap();
+    let servers = flags(&[&upstream]).upstreams().unwrap();
+    let shown: Vec<String> = servers.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["192.0.2.1:53", "[2001:db8::1]:53", "[fe80::1%7]:53"]);
+    let missing = flags(&["--upstream=/nonexistent/resolv.conf"]).upstreams().unwrap_err().to_string();
+    assert!(missing.starts_with("--upstream /nonexistent/resolv.conf: No such file"), "{missing}");
+}
+
+#[test]
+fn an_upstream_that_is_ourselves_is_refused() {
+    for (listen, upstream) in [
+        ("127.0.0.1:5301", "127.0.0.1:5301"),
+        (":5301", "127.0.0.1:5301"),
+        ("0.0.0.0:53", "127.0.0.53"),
+        (":53", "::1"),
+    ] {
+        let flags = flags(&[&format!("--listen={listen}"), &format!("--upstream={upstream}")]);
+        assert!(matches!(flags.upstreams(), Err(ConfigError::Ourselves { .. })), "{listen} {upstream}");
+    }
+    assert!(flags(&["--listen=:5301", "--upstream=127.0.0.1:5302"]).upstreams().is_ok());
+    assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());
+}
+
+#[test]
+fn zones_in_each_other_and_addresses_given_twice_are_refused() {
+    let wrong = |arguments: &[&str]| flags(arguments).validate().unwrap_err().to_string();
+    assert_eq!(
+        wrong(&["--zone=lb.internal,a.lb.internal"]),
+        "--zone a.lb.internal: it lies in --zone lb.internal, whose names it would hide"
+    );
+    assert!(wrong(&["--zone=lb.internal,LB.internal."]).contains("lies in"));
+    assert_eq!(wrong(&["--listen=:53,[::]:53"]), "--listen [::]:53 is given twice");
+    assert!(flags(&["--zone=lb.internal,blb.internal", "--listen=:53,127.0.0.1:54"]).validate().is_ok());
+}
+
+#[test]
+fn none_stands_alone() {
+    assert_eq!(flags(&["--upstream=none"]).upstreams().unwrap(), []);
+    assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));
+}
+
+#[test]
+fn manifests_and_a_cluster_exclude_each_other() {
+    assert!(wrong(&["--manifests=d", "--kubeconfig=k"]).contains("cannot be used with"));
+    assert!(wrong(&["--output=d"]).contains("required"));
+}

@@ -1,0 +1,195 @@
+//! When links are looked at again: after a failed write, at the end of a delay, and ever more
+//! seldom where somebody else wants it otherwise.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use tokio_util::time::{DelayQueue, delay_queue};
+
+use super::Pauses;
+use crate::store::{Link, ServiceKey};
+
+/// The first and the longest pause after a failed write of a link.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Writes for one link that follow each other though it stays the same, until somebody else is
+/// suspected: more than it ever takes.
+const REPAIRS: u32 = 8;
+/// The first and the longest pause between writes from then on.
+const REPAIR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// How long it must have been quiet for all that to be forgotten.
+const PEACE: Duration = Duration::from_secs(120);
+/// The farthest moment a timer is set for: the timer wheel ends at some two years.
+const FARTHEST: Duration = Duration::from_secs(24 * 3600);
+
+/// When links are looked at again.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    timers: DelayQueue<ServiceKey>,
+    timer_of: HashMap<ServiceKey, delay_queue::Key>,
+    failures: HashMap<ServiceKey, Pauses>,
+    repairs: HashMap<ServiceKey, Repairs>,
+}
+
+/// Writes for a link as it is now.
+#[derive(Debug)]
+struct Repairs {
+    link: Arc<Link>,
+    number: u32,
+    last: Instant,
+    pauses: Pauses,
+    due: Option<Instant>,
+}
+
+/// Whether a write may go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Clearance {
+    /// It may.
+    Go,
+    /// It may, but the next one not before this has passed: somebody else undoes them.
+    Warily(Duration),
+    /// Not before this has passed.
+    Later(Duration),
+}
+
+impl Pace {
+    /// Waits for the next link whose time has come.
+    pub(super) async fn due(&mut self) -> ServiceKey {
+        let Some(due) = self.timers.next().await else { return std::future::pending().await };
+        let key = due.into_inner();
+        self.timer_of.remove(&key);
+        key
+    }
+
+    /// Has a link looked at after `pause`, and not at an earlier moment that was set before.
+    pub(super) fn wait(&mut self, key: ServiceKey, pause: Duration) {
+        self.stop_waiting(&key);
+        let timer = self.timers.insert(key.clone(), pause.min(FARTHEST));
+        self.timer_of.insert(key, timer);
+    }
+
+    /// Forgets the moment that a link waits for.
+    pub(super) fn stop_waiting(&mut self, key: &ServiceKey) {
+        if let Some(timer) = self.timer_of.remove(key) {
+            self.timers.remove(&timer);
+        }
+    }
+
+    /// Has a link looked at again after a failed write, and returns when.
+    pub(super) fn failed(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
+        let pauses = self.failures.entry(key.clone()).or_insert_with(|| Pauses::new(RETRY));
+        let pause = pauses.next().max(at_least.unwrap_or_default());
+        self.wait(key.clone(), pause);
+        pause
+    }
+
+    /// Returns whether a link rests after a failed write.
+    pub(super) fn rests(&self, key: &ServiceKey) -> bool {
+        self.failures.contains_key(key) && self.timer_of.contains_key(key)
+    }
+
+    /// Forgets that writes of a link have failed.
+    pub(super) fn succeeded(&mut self, key: &ServiceKey) {
+        self.failures.remove(key);
+    }
+
+    /// Forgets everything about a link.
+    pub(super) fn forget(&mut self, key: &ServiceKey) {
+        self.stop_waiting(key);
+        self.failures.remove(key);
+        self.repairs.remove(key);
+    }
+
+    /// Ends all rests after failures, and returns whose.
+    pub(super) fn resume(&mut self) -> Vec<ServiceKey> {
+        let keys: Vec<ServiceKey> = std::mem::take(&mut self.failures).into_keys().collect();
+        for key in &keys {
+            self.stop_waiting(key);
+        }
+        keys
+    }
+
+    /// Counts a write that is about to go out for a link as it is now. Where many follow each other,
+    /// somebody else, an admission policy perhaps, undoes them: then they get ever more seldom.
+    pub(super) fn clear(&mut self, link: &Arc<Link>) -> Clearance {
+        let now = Instant::now();
+        let repairs = self.repairs.entry(link.key.clone()).or_insert_with(|| Repairs::new(link));
+        if !Arc::ptr_eq(&repairs.link, link) || repairs.last.elapsed() > PEACE {
+            *repairs = Repairs::new(link);
+        }
+        if let Some(pause) = repairs.due.and_then(|due| due.checked_duration_since(now)) {
+            return Clearance::Later(pause);
+        }
+        repairs.number += 1;
+        repairs.last = now;
+        if repairs.number <= REPAIRS {
+            return Clearance::Go;
+        }
+        let pause = repairs.pauses.next();
+        repairs.due = Some(now + pause);
+        Clearance::Warily(pause)
+    }
+}
+
+impl Repairs {
+    fn new(link: &Arc<Link>) -> Self {
+        let link = Arc::clone(link);
+        Self { link, number: 0, last: Instant::now(), pauses: Pauses::new(REPAIR), due: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::State;
+
+    fn link() -> Arc<Link> {
+        Arc::new(Link {
+            key: ServiceKey::new("default", "web"),
+            uid: "u".into(),
+            created: None,
+            target: None,
+            ports: [].into(),
+            state: State::Live,
+            external_target: "web-default-ext".into(),
+        })
+    }
+
+    #[tokio::test]
+    async fn writes_for_a_link_that_stays_the_same_get_ever_more_seldom() {
+        let mut pace = Pace::default();
+        let same = link();
+        for _ in 0..REPAIRS {
+            assert_eq!(pace.clear(&same), Clearance::Go);
+        }
+        let Clearance::Warily(pause) = pace.clear(&same) else { panic!() };
+        assert!(pause >= REPAIR.0 && pause <= REPAIR.1);
+        assert!(matches!(pace.clear(&same), Clearance::Later(_)));
+        assert_eq!(pace.clear(&link()), Clearance::Go, "a new target is written at once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_after_failures_grow_to_their_bound_and_end_together() {
+        let mut pace = Pace::default();
+        let key = link().key.clone();
+        let pauses: Vec<Duration> = (0..12).map(|_| pace.failed(&key, None)).collect();
+        assert!(pauses[0] < Duration::from_secs(2));
+        assert!(pauses.iter().all(|pause| *pause <= RETRY.1));
+        assert_eq!(pauses[11], RETRY.1);
+        assert!(pace.failed(&key, Some(Duration::from_secs(50))) >= Duration::from_secs(50));
+        assert!(pace.rests(&key));
+        assert_eq!(pace.resume(), std::slice::from_ref(&key));
+        assert!(!pace.rests(&key));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_is_due_when_its_time_has_come() {
+        let mut pace = Pace::default();
+        let key = link().key.clone();
+        pace.wait(key.clone(), Duration::from_secs(600));
+        let before = tokio::time::Instant::now();
+        assert_eq!(pace.due().await, key);
+        assert!(before.elapsed() >= Duration::from_secs(600));
+    }
+}
