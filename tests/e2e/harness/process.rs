@@ -1,12 +1,12 @@
 //! Child processes that never outlive the test process, however that ends, and ports for them.
 
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
@@ -68,7 +68,18 @@ impl Process {
         if self.ended().is_none() {
             let pid = Pid::from_raw(self.id().try_into().expect("process ids fit"));
             kill(pid, signal).expect("a child of ours can be signalled");
+            // Its threads stop one after the other.
+            while signal == Signal::SIGSTOP && self.ended().is_none() && !self.is_stopped() {
+                thread::sleep(Duration::from_millis(1));
+            }
         }
+    }
+
+    /// Whether every thread is stopped: `T` is the third field of its stat, after a name in parentheses.
+    fn is_stopped(&self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.id())).into_iter().flatten().flatten();
+        let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+        stats.into_iter().all(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
     }
 
     /// How it ended, if it has.
