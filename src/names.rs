@@ -11,7 +11,11 @@ pub const HASH_DIGITS: [usize; 3] = [8, 16, 32];
 
 /// The domains below each zone that no link may claim: the zone's own name servers, and the name
 /// that stands for "deleted".
-pub const RESERVED: [&str; 2] = ["dns", "deleted"];
+pub const RESERVED: [&str; 2] = ["dns", DELETED];
+
+/// The label below each zone that never exists: where the external target of a deleted Service may
+/// point.
+pub const DELETED: &str = "deleted";
 
 /// Returns the name of a link's external target: `<service>-<namespace>-ext`.
 ///

@@ -12,9 +12,10 @@ use hickory_proto::rr::Name;
 use kube::core::Selector;
 use nix::net::if_::if_nametoindex;
 
+use crate::names;
 use crate::store::host_text;
 use crate::sync::desired::IpTargets;
-use crate::sync::plan::Policy;
+use crate::sync::plan::{OnDelete, Policy};
 use crate::sync::selection::Selection;
 use selector::selector;
 pub use values::UpstreamSpec;
@@ -96,7 +97,18 @@ pub struct Flags {
     )]
     pub selection: SelectionMode,
 
-    /// How long an external target outlives its Service: a load balancer that is recreated
+    /// What becomes of the external target of a Service that is gone
+    #[arg(
+        long,
+        value_name = "WHAT",
+        env = "LB_LINKER_ON_DELETE",
+        default_value = "delete",
+        value_enum,
+        help_heading = "External targets"
+    )]
+    pub on_delete: OnDelete,
+
+    /// With --on-delete delete: how long an external target outlives its Service; a load balancer that is recreated
     /// meanwhile keeps it
     #[arg(
         long,
@@ -320,7 +332,13 @@ impl Flags {
     /// Returns what the user has decided about external targets.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        Policy { delete_delay: self.delete_delay, ip_targets: self.ip_targets }
+        let zone = self.zones.first().map(host_text).unwrap_or_default();
+        Policy {
+            on_delete: self.on_delete,
+            delete_delay: self.delete_delay,
+            tombstone: format!("{}.{zone}", names::DELETED),
+            ip_targets: self.ip_targets,
+        }
     }
 
     /// Returns the flags with their values in force, for people to read.
@@ -344,6 +362,7 @@ impl Flags {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }
         flags.extend([
+            ("--on-delete", value_name(&self.on_delete)),
             ("--delete-delay", values::duration_text(self.delete_delay)),
             ("--ip-targets", value_name(&self.ip_targets)),
             ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),

@@ -72,6 +72,15 @@ impl Desired {
     }
 }
 
+impl Desired {
+    /// Returns what there should be for a link whose Service is gone and leaves a name that doesn't
+    /// exist.
+    #[must_use]
+    pub fn tombstone(link: &Link, name: &str) -> Self {
+        Self { service: Some(external_name(link, name)), slices: Vec::new() }
+    }
+}
+
 /// Returns whether an EndpointSlice may hold an address: the API server refuses the whole slice for
 /// one that it can't.
 #[must_use]

@@ -101,34 +101,57 @@ pub struct Actual<'a> {
     pub slices: &'a [&'a EndpointSlice],
 }
 
+/// What becomes of the external target of a Service that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnDelete {
+    /// It is removed, some time after its Service.
+    Delete,
+    /// It stays as it is until the load balancer comes back.
+    Retain,
+    /// It points at `deleted.<zone>`, which doesn't exist, until the load balancer comes back.
+    Tombstone,
+}
+
 /// What the user has decided.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Policy {
-    /// How long an external target outlives its Service.
+    /// What becomes of external targets.
+    pub on_delete: OnDelete,
+    /// How long an external target outlives its Service, where it is removed.
     pub delete_delay: Duration,
+    /// `deleted.<zone>`: the API server refuses an empty name.
+    pub tombstone: String,
     /// How addresses are shown.
     pub ip_targets: IpTargets,
 }
 
 /// Decides the next step for a link.
 #[must_use]
-pub fn next_step(link: &Link, actual: Actual<'_>, policy: Policy, now: Instant) -> Step {
+pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
     let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
-    if let State::Gone(since) = link.state {
-        // EndpointSlices go after their Service, so that none is left behind.
-        let service = ours.or(actual.other_services.first().copied()).cloned().map(Object::from);
-        let slice = || actual.slices.first().map(|slice| Object::from((*slice).clone()));
-        let Some(object) = service.or_else(slice) else { return Step::Forget };
-        return match since.checked_add(policy.delete_delay) {
-            Some(due) if due > now => Step::Wait(due),
-            Some(_) => remove(&object),
-            // A delay past the end of the clock: never.
-            None => Step::Done,
-        };
-    }
-    // Only a new target or the end of the Service replaces the last one.
-    let Some(target) = &link.target else { return Step::Done };
-    let desired = Desired::of(link, target, policy.ip_targets);
+    let desired = match (link.state, &link.target) {
+        (State::Gone(since), _) => {
+            // EndpointSlices go after their Service, so that none is left behind.
+            let service = ours.or(actual.other_services.first().copied()).cloned().map(Object::from);
+            let slice = || actual.slices.first().map(|slice| Object::from((*slice).clone()));
+            let Some(object) = service.or_else(slice) else { return Step::Forget };
+            match policy.on_delete {
+                OnDelete::Retain => return Step::Done,
+                OnDelete::Tombstone if ours.is_some() => Desired::tombstone(link, &policy.tombstone),
+                OnDelete::Tombstone | OnDelete::Delete => {
+                    return match since.checked_add(policy.delete_delay) {
+                        Some(due) if due > now => Step::Wait(due),
+                        Some(_) => remove(&object),
+                        // A delay past the end of the clock: never.
+                        None => Step::Done,
+                    };
+                }
+            }
+        }
+        // Only a new target or the end of the Service replaces the last one.
+        (_, None) => return Step::Done,
+        (_, Some(target)) => Desired::of(link, target, policy.ip_targets),
+    };
     let service = || match &desired.service {
         Some(desired) => service_step(link, desired, actual.named, ours),
         None => ours.map_or(Step::Done, |ours| remove(&ours.clone().into())),

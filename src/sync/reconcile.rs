@@ -220,7 +220,10 @@ impl Reconciler {
         let Some(object) = self.objects.get(id) else { return };
         if let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) {
             let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
-            if let Some(target) = points_at(service, slices) {
+            let target = points_at(service, slices);
+            // Where a tombstone leads is nobody's target.
+            if let Some(target) = target.filter(|target| target.to_string() != self.settings.policy.tombstone)
+            {
                 self.settings.store.set_last_target(&holder, target);
             }
         }
@@ -314,7 +317,7 @@ impl Reconciler {
             slices: &slices,
         };
         let now = Instant::now();
-        let step = next_step(&link, actual, self.settings.policy, now);
+        let step = next_step(&link, actual, &self.settings.policy, now);
         if !matches!(step, Step::Conflict { .. }) {
             self.clear_conflict(&key);
         }

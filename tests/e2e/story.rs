@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::dns::{CoreDns, answers};
+use crate::harness::dns::{CoreDns, answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
 
@@ -227,4 +227,36 @@ async fn what_is_left_of_a_service_takes_no_name_from_a_living_one_after_a_resta
     let after = external_target(&cluster, &target, &shared, "c.example.com").await;
     assert_eq!(before.metadata.uid, after.metadata.uid);
     external_target(&cluster, &target, &hashed, "b.example.com").await;
+}
+
+#[tokio::test]
+async fn what_a_deleted_load_balancer_leaves_can_be_retained_or_point_nowhere() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("kept").await;
+    let (object, question) = (format!("web-{namespace}-ext"), format!("web-{namespace}.lb.internal. CNAME"));
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--on-delete", "retain"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    let first = external_target(&cluster, &target, &object, "a.example.com").await;
+    cluster.delete_service(&namespace, "web").await;
+    answers(linker.dns, &question, "No Error").await;
+    let retained = external_target(&cluster, &target, &object, "a.example.com").await;
+    assert_eq!(retained.metadata.resource_version, first.metadata.resource_version);
+    drop(linker);
+
+    // The next run thinks otherwise.
+    let args = ["--upstream", "none", "--on-delete", "tombstone"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    external_target(&cluster, &target, &object, "deleted.lb.internal").await;
+    answers(linker.dns, &question, "No Error").await;
+    answers(linker.dns, "deleted.lb.internal. A", "Non-Existent Domain").await;
+    // Where a tombstone leads isn't a target that comes back with the Service.
+    drop(linker);
+    cluster.create_load_balancer(&namespace, "web").await;
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, &question).await, "No Error");
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+    let last = external_target(&cluster, &target, &object, "b.example.com").await;
+    assert_eq!(last.metadata.uid, first.metadata.uid);
 }

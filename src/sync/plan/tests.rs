@@ -9,7 +9,15 @@ use crate::store::{Port, ServiceKey, Target};
 use crate::sync::desired::merge_patch;
 
 const DELAY: Duration = Duration::from_secs(600);
-const HEADLESS_POLICY: Policy = Policy { delete_delay: DELAY, ip_targets: IpTargets::Headless };
+
+fn policy() -> Policy {
+    Policy {
+        on_delete: OnDelete::Delete,
+        delete_delay: DELAY,
+        tombstone: "deleted.lb.internal".to_owned(),
+        ip_targets: IpTargets::Headless,
+    }
+}
 
 fn link(target: Option<Target>) -> Link {
     Link {
@@ -44,7 +52,7 @@ fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-fn service(link: &Link, policy: Policy) -> Service {
+fn service(link: &Link, policy: &Policy) -> Service {
     let desired = Desired::of(link, link.target.as_ref().unwrap(), policy.ip_targets);
     stored(&desired.service.unwrap())
 }
@@ -55,11 +63,11 @@ fn slices(link: &Link) -> Vec<EndpointSlice> {
 }
 
 fn object(host_name: &str) -> Service {
-    service(&host(host_name), HEADLESS_POLICY)
+    service(&host(host_name), &policy())
 }
 
 fn step(link: &Link, named: Option<&Service>) -> Step {
-    next_step(link, Actual { named, ..Default::default() }, HEADLESS_POLICY, Instant::now())
+    next_step(link, Actual { named, ..Default::default() }, &policy(), Instant::now())
 }
 
 /// A step in a few words: verb, kind, name.
@@ -157,19 +165,16 @@ fn a_gone_service_takes_its_objects_along_after_the_delay() {
     let (there, slices) = (object("a.example."), slices(&ips(&["192.0.2.1"])));
     let slices: Vec<&EndpointSlice> = slices.iter().collect();
     let at = |named, slices, now_| {
-        show(next_step(&gone(now), Actual { named, slices, ..Default::default() }, HEADLESS_POLICY, now_))
+        show(next_step(&gone(now), Actual { named, slices, ..Default::default() }, &policy(), now_))
     };
     assert_eq!(at(Some(&there), &slices, now), format!("Wait({:?})", now + DELAY));
     assert_eq!(at(Some(&there), &slices, now + DELAY), "delete Service web-default-ext");
     assert_eq!(at(None, &slices, now + DELAY), "delete EndpointSlice web-default-ext-ipv4");
     assert_eq!(at(None, &[], now), "Forget");
 
-    let Step::Write(Write::Delete { only, .. }) = next_step(
-        &gone(now),
-        Actual { named: Some(&there), ..Default::default() },
-        HEADLESS_POLICY,
-        now + DELAY,
-    ) else {
+    let Step::Write(Write::Delete { only, .. }) =
+        next_step(&gone(now), Actual { named: Some(&there), ..Default::default() }, &policy(), now + DELAY)
+    else {
         panic!()
     };
     assert_eq!((only.uid.as_deref(), only.resource_version.as_deref()), (Some("o"), Some("7")));
@@ -188,7 +193,7 @@ fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands(
     former.metadata.name = Some("former".into());
     let with = |named: Option<&Service>| {
         let actual = Actual { named, other_services: &[&former], ..Default::default() };
-        show(next_step(&host("a.example."), actual, HEADLESS_POLICY, Instant::now()))
+        show(next_step(&host("a.example."), actual, &policy(), Instant::now()))
     };
     assert_eq!(with(None), "create Service web-default-ext");
     assert_eq!(with(Some(&object("a.example."))), "delete Service former");
@@ -196,7 +201,7 @@ fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands(
     leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     assert_eq!(with(Some(&leaving)), "Done");
     let pending = Actual { other_services: &[&former], ..Default::default() };
-    assert_eq!(next_step(&link(None), pending, HEADLESS_POLICY, Instant::now()), Step::Done, "pending");
+    assert_eq!(next_step(&link(None), pending, &policy(), Instant::now()), Step::Done, "pending");
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn addresses_are_a_headless_service_with_a_slice_for_each_family() {
 /// Carries out step after step, as the reconciler does, and returns them all.
 fn run(
     link: &Link,
-    policy: Policy,
+    policy: &Policy,
     named: &mut Option<Service>,
     there: &mut Vec<EndpointSlice>,
 ) -> Vec<String> {
@@ -253,7 +258,7 @@ fn run(
 #[test]
 fn hostname_and_addresses_follow_each_other_in_place_and_the_name_always_leads_somewhere() {
     let (mut named, mut there) = (None, Vec::new());
-    let mut next = |link: &Link| run(link, HEADLESS_POLICY, &mut named, &mut there);
+    let mut next = |link: &Link| run(link, &policy(), &mut named, &mut there);
     assert_eq!(next(&host("a.example.")), ["create Service web-default-ext"]);
     assert_eq!(
         next(&ips(&["192.0.2.1", "2001:db8::1"])),
@@ -278,32 +283,57 @@ fn hostname_and_addresses_follow_each_other_in_place_and_the_name_always_leads_s
 #[test]
 fn an_allocated_cluster_ip_is_left_by_way_of_an_external_name() {
     let link = ips(&["192.0.2.1"]);
-    let mut allocated = service(&link, HEADLESS_POLICY);
+    let mut allocated = service(&link, &policy());
     allocated.spec.cluster_ip = Some("10.0.0.7".into());
     let (mut named, mut there) = (Some(allocated), slices(&link));
-    let steps = run(&link, HEADLESS_POLICY, &mut named, &mut there);
+    let steps = run(&link, &policy(), &mut named, &mut there);
     assert_eq!(steps, ["patch Service web-default-ext", "patch Service web-default-ext"]);
     assert_eq!(named.unwrap().spec.cluster_ip.as_deref(), Some("None"));
 }
 
 #[test]
 fn addresses_can_be_an_external_name_or_nothing_instead() {
-    let as_name = Policy { ip_targets: IpTargets::ExternalName, ..HEADLESS_POLICY };
-    let skip = Policy { ip_targets: IpTargets::Skip, ..HEADLESS_POLICY };
+    let as_name = Policy { ip_targets: IpTargets::ExternalName, ..policy() };
+    let skip = Policy { ip_targets: IpTargets::Skip, ..policy() };
     let both = ips(&["2001:db8::1", "192.0.2.1"]);
-    assert_eq!(service(&both, as_name).spec.external_name.as_deref(), Some("192.0.2.1"));
+    assert_eq!(service(&both, &as_name).spec.external_name.as_deref(), Some("192.0.2.1"));
     let (mut named, mut there) = (None, Vec::new());
-    assert_eq!(run(&both, as_name, &mut named, &mut there), ["create Service web-default-ext"]);
+    assert_eq!(run(&both, &as_name, &mut named, &mut there), ["create Service web-default-ext"]);
     // The policy changes: what was written before goes.
-    assert_eq!(run(&both, skip, &mut named, &mut there), ["delete Service web-default-ext"]);
-    run(&both, HEADLESS_POLICY, &mut named, &mut there);
+    assert_eq!(run(&both, &skip, &mut named, &mut there), ["delete Service web-default-ext"]);
+    run(&both, &policy(), &mut named, &mut there);
     assert_eq!(
-        run(&both, skip, &mut named, &mut there),
+        run(&both, &skip, &mut named, &mut there),
         [
             "delete Service web-default-ext",
             "delete EndpointSlice web-default-ext-ipv4",
             "delete EndpointSlice web-default-ext-ipv6"
         ]
     );
-    assert_eq!(run(&ips(&["2001:db8::1"]), as_name, &mut named, &mut there), [""; 0], "no IPv4 address");
+    assert_eq!(run(&ips(&["2001:db8::1"]), &as_name, &mut named, &mut there), [""; 0], "no IPv4 address");
+}
+
+#[test]
+fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
+    let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
+    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let long_gone = gone(Instant::now());
+    let (mut named, mut there) = (None, Vec::new());
+    run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
+    assert_eq!(run(&long_gone, &retain, &mut named, &mut there), [""; 0]);
+    assert_eq!(
+        run(&long_gone, &tombstone, &mut named, &mut there),
+        ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+    assert_eq!(named.as_ref().unwrap().spec.external_name.as_deref(), Some("deleted.lb.internal"));
+    // It comes back, pending first.
+    assert_eq!(run(&link(None), &tombstone, &mut named, &mut there), [""; 0]);
+    assert_eq!(
+        run(&host("b.example."), &tombstone, &mut named, &mut there),
+        ["patch Service web-default-ext"]
+    );
+    // Somebody removes the object by hand: there is nothing left to keep.
+    for policy in [retain, tombstone] {
+        assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), Step::Forget);
+    }
 }
