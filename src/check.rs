@@ -14,6 +14,7 @@ use crate::dns::zone::Zone;
 use crate::run::RunError;
 use crate::sync::client::connect;
 use crate::sync::manifests;
+use crate::sync::plan::SyncMode;
 use crate::sync::trouble::explain;
 
 /// How long the API server may take to answer about one right.
@@ -93,9 +94,14 @@ async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
         .into_iter()
         .flat_map(|namespace| ["list", "watch"].map(|verb| Right { verb, resource: SERVICES, namespace }));
     let namespace = Some(&*flags.target_namespace);
-    let write = [SERVICES, ENDPOINT_SLICES].into_iter().flat_map(|resource| {
-        ["list", "watch", "create", "patch", "delete"].map(|verb| Right { verb, resource, namespace })
-    });
+    let verbs: &[&str] = match flags.sync {
+        SyncMode::On => &["list", "watch", "create", "patch", "delete"],
+        SyncMode::Plan => &["list", "watch"],
+        SyncMode::Off => &[],
+    };
+    let write = [SERVICES, ENDPOINT_SLICES]
+        .into_iter()
+        .flat_map(|resource| verbs.iter().map(move |verb| Right { verb, resource, namespace }));
     for right in read.chain(write) {
         match tokio::time::timeout(PATIENCE, ask(&api, &right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),

@@ -15,7 +15,7 @@ use nix::net::if_::if_nametoindex;
 use crate::names;
 use crate::store::host_text;
 use crate::sync::desired::IpTargets;
-use crate::sync::plan::{OnDelete, Policy};
+use crate::sync::plan::{OnDelete, Policy, SyncMode};
 use crate::sync::selection::Selection;
 use selector::selector;
 pub use values::UpstreamSpec;
@@ -96,6 +96,17 @@ pub struct Flags {
         help_heading = "Selection"
     )]
     pub selection: SelectionMode,
+
+    /// What is done about external targets: the writes are made, only logged, or not even thought of
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "LB_LINKER_SYNC",
+        default_value = "on",
+        value_enum,
+        help_heading = "External targets"
+    )]
+    pub sync: SyncMode,
 
     /// What becomes of the external target of a Service that is gone
     #[arg(
@@ -334,6 +345,7 @@ impl Flags {
     pub fn policy(&self) -> Policy {
         let zone = self.zones.first().map(host_text).unwrap_or_default();
         Policy {
+            sync: self.sync,
             on_delete: self.on_delete,
             delete_delay: self.delete_delay,
             tombstone: format!("{}.{zone}", names::DELETED),
@@ -362,6 +374,7 @@ impl Flags {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }
         flags.extend([
+            ("--sync", value_name(&self.sync)),
             ("--on-delete", value_name(&self.on_delete)),
             ("--delete-delay", values::duration_text(self.delete_delay)),
             ("--ip-targets", value_name(&self.ip_targets)),

@@ -77,13 +77,10 @@ impl Handler {
         })
     }
 
-    /// Returns the zone that a name is in, the longest one if zones are nested, and the name
-    /// relative to it.
+    /// Returns the zone that a name is in, and the name relative to it. Zones don't lie in each
+    /// other.
     fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
-        self.zones
-            .iter()
-            .filter_map(|zone| Some((zone, zone.relative(name)?)))
-            .min_by_key(|(_, relative)| relative.len())
+        self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
     }
 
     async fn respond(&self, request: &Request, query: &Query) -> Response {

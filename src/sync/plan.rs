@@ -6,7 +6,7 @@ use super::desired::{
     Desired, HEADLESS, IpTargets, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, Precondition, labelled_for,
     service_differs, slice_differs,
 };
-use super::object::{EndpointSlice, Object, ObjectId};
+use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service};
 use crate::store::{Link, State};
 
@@ -112,9 +112,22 @@ pub enum OnDelete {
     Tombstone,
 }
 
+/// What is done about the writes that are decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SyncMode {
+    /// They are made.
+    On,
+    /// They are written to the log, and not made.
+    Plan,
+    /// Nothing: only DNS is answered.
+    Off,
+}
+
 /// What the user has decided.
 #[derive(Clone, Debug)]
 pub struct Policy {
+    /// What is done about writes.
+    pub sync: SyncMode,
     /// What becomes of external targets.
     pub on_delete: OnDelete,
     /// How long an external target outlives its Service, where it is removed.
@@ -177,6 +190,45 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
         unwanted.map_or(Step::Done, |slice| remove(&(*slice).clone().into()))
     };
     first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
+}
+
+/// Returns all the writes that would follow each other for a link.
+#[must_use]
+pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Vec<Write> {
+    let mut named = actual.named.cloned();
+    let mut others: Vec<Service> = actual.other_services.iter().map(|service| (*service).clone()).collect();
+    let mut slices: Vec<EndpointSlice> = actual.slices.iter().map(|slice| (*slice).clone()).collect();
+    let mut writes: Vec<Write> = Vec::new();
+    loop {
+        let (other_services, slice_refs): (Vec<_>, Vec<_>) =
+            (others.iter().collect(), slices.iter().collect());
+        let actual = Actual { named: named.as_ref(), other_services: &other_services, slices: &slice_refs };
+        let Step::Write(write) = next_step(link, actual, policy, now) else { return writes };
+        if writes.contains(&write) {
+            return writes;
+        }
+        match &write {
+            Write::Create(Object::Service(made)) | Write::Change { desired: Object::Service(made), .. } => {
+                named = Some((**made).clone());
+            }
+            Write::Create(Object::EndpointSlice(made))
+            | Write::Change { desired: Object::EndpointSlice(made), .. } => {
+                slices.retain(|slice| slice.metadata.name != made.metadata.name);
+                slices.push((**made).clone());
+            }
+            Write::Delete { id, .. } => {
+                let is_it = |name: &Option<String>| name.as_ref() == Some(&id.name);
+                match id.kind {
+                    Kind::EndpointSlice => slices.retain(|slice| !is_it(&slice.metadata.name)),
+                    Kind::Service => {
+                        others.retain(|service| !is_it(&service.metadata.name));
+                        named.take_if(|service| is_it(&service.metadata.name));
+                    }
+                }
+            }
+        }
+        writes.push(write);
+    }
 }
 
 fn first_of(steps: [&dyn Fn() -> Step; 4]) -> Step {

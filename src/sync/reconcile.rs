@@ -18,7 +18,7 @@ use super::desired::{labelled_for, points_at, written_by_us};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
 use super::pace::{Clearance, Pace};
-use super::plan::{Actual, Policy, Step, Write, next_step};
+use super::plan::{Actual, Policy, Step, SyncMode, Write, all_writes, next_step};
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::Trouble;
@@ -116,6 +116,8 @@ struct Reconciler {
     troubles: HashMap<(&'static str, Kind), Trouble>,
     /// Whether the last write had no answer.
     unanswered: bool,
+    /// With `--sync plan`, what has been said last.
+    planned: HashMap<ServiceKey, Vec<Write>>,
 }
 
 impl Reconciler {
@@ -134,6 +136,7 @@ impl Reconciler {
             conflicts: BTreeMap::new(),
             troubles: HashMap::new(),
             unanswered: false,
+            planned: HashMap::new(),
         }
     }
 
@@ -146,7 +149,13 @@ impl Reconciler {
     fn observe(&mut self, event: ObjectEvent) {
         match event {
             ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
-            ObjectEvent::Unseen => self.settings.store.set_holders_known(),
+            ObjectEvent::Unseen => {
+                self.settings.store.set_holders_known();
+                if self.settings.policy.sync == SyncMode::Off {
+                    // Without the right to look, what isn't kept needn't be waited for.
+                    self.listed.extend([Kind::Service, Kind::EndpointSlice]);
+                }
+            }
             ObjectEvent::Applied(object) => {
                 let id = object.id();
                 self.outdated.remove(&id);
@@ -293,6 +302,7 @@ impl Reconciler {
         let Some(link) = self.settings.store.get(&key) else {
             self.clear_conflict(&key);
             self.pace.forget(&key);
+            self.planned.remove(&key);
             // Who has left an object behind is looked at once more, as somebody who is gone.
             if self.objects.of_link(&key).any(|object| written_by_us(object.meta()))
                 && self.settings.selection.watches(&key.namespace)
@@ -324,6 +334,10 @@ impl Reconciler {
         if !matches!(step, Step::Write(_)) {
             self.pace.succeeded(&key);
         }
+        if matches!(step, Step::Write(_)) && self.settings.policy.sync != SyncMode::On {
+            let writes = all_writes(&link, actual, &self.settings.policy, now);
+            return self.plan(key, writes);
+        }
         match step {
             Step::Done => {}
             Step::Forget => {
@@ -336,6 +350,26 @@ impl Reconciler {
             Step::Conflict { object, why } => self.set_conflict(&key, &object.name, &why),
             Step::Write(write) => self.start(&link, write),
         }
+    }
+
+    /// Says which writes would be made, once.
+    fn plan(&mut self, key: ServiceKey, writes: Vec<Write>) {
+        if self.settings.policy.sync == SyncMode::Off || self.planned.get(&key) == Some(&writes) {
+            return;
+        }
+        for write in &writes {
+            let id = write.id();
+            let object = self.settings.keeper.describe(&id.name);
+            let (verb, kind) = (write.verb(), id.kind);
+            match write {
+                Write::Create(Object::Service(service))
+                | Write::Change { desired: Object::Service(service), .. } => {
+                    info!("plan for link {key}: {verb} {kind} {object} → {}", aim(service));
+                }
+                _ => info!("plan for link {key}: {verb} {kind} {object}"),
+            }
+        }
+        self.planned.insert(key, writes);
     }
 
     fn start(&mut self, link: &Arc<Link>, write: Write) {

@@ -236,3 +236,47 @@ spec: {policyName: stubborn}
         .count();
     assert!(writes <= 12, "{writes} writes");
 }
+
+#[tokio::test]
+async fn a_plan_says_what_it_would_write_and_writes_nothing() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("plan").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--sync", "plan"]);
+    let object = format!("{target}/web-{namespace}-ext");
+    linker.line(&format!("plan for link {namespace}/web: create EndpointSlice {object}-ipv4")).await;
+    linker.line(&format!("plan for link {namespace}/web: create Service {object} → its addresses")).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    linker.line(&format!("plan for link {namespace}/web: create Service {object} → a.example.com")).await;
+    answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
+    assert!(cluster.get_service(&target, &format!("web-{namespace}-ext")).await.is_none());
+}
+
+#[tokio::test]
+async fn with_sync_off_dns_needs_no_right_but_to_read_load_balancers() {
+    let (plane, cluster, _) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("off").await;
+    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "reader"]);
+    let subject = format!("--serviceaccount={namespace}:reader");
+    plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
+    let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "reader");
+    // A target namespace that it knows nothing of.
+    let args = [
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--upstream",
+        "none",
+        "--sync",
+        "off",
+        "--target-namespace",
+        "elsewhere",
+    ];
+    let linker = Linker::start(args);
+    let question = format!("web-{namespace}.lb.internal. CNAME");
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    answers(linker.dns, &question, "a.example.com.").await;
+    cluster.delete_service(&namespace, "web").await;
+    answers(linker.dns, &question, "Non-Existent Domain").await;
+}

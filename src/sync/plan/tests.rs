@@ -12,6 +12,7 @@ const DELAY: Duration = Duration::from_secs(600);
 
 fn policy() -> Policy {
     Policy {
+        sync: SyncMode::On,
         on_delete: OnDelete::Delete,
         delete_delay: DELAY,
         tombstone: "deleted.lb.internal".to_owned(),
@@ -224,19 +225,26 @@ fn addresses_are_a_headless_service_with_a_slice_for_each_family() {
     assert_eq!(slices.as_array().unwrap().len(), 2);
 }
 
-/// Carries out step after step, as the reconciler does, and returns them all.
+/// Carries out step after step, as the reconciler does, and returns them all. What is planned has to
+/// be the same.
 fn run(
     link: &Link,
     policy: &Policy,
     named: &mut Option<Service>,
     there: &mut Vec<EndpointSlice>,
 ) -> Vec<String> {
+    let slices: Vec<EndpointSlice> = there.clone();
+    let slices: Vec<&EndpointSlice> = slices.iter().collect();
+    let before = named.clone();
+    let actual = Actual { named: before.as_ref(), slices: &slices, ..Default::default() };
+    let planned = all_writes(link, actual, policy, Instant::now());
+    let planned: Vec<String> = planned.into_iter().map(|write| show(Step::Write(write))).collect();
     let mut steps = Vec::new();
     loop {
         let slices: Vec<&EndpointSlice> = there.iter().collect();
         let actual = Actual { named: named.as_ref(), slices: &slices, ..Default::default() };
         let step = next_step(link, actual, policy, Instant::now());
-        let Step::Write(write) = step.clone() else { return steps };
+        let Step::Write(write) = step.clone() else { break };
         steps.push(show(step));
         assert!(steps.len() < 10, "{steps:?}");
         match write {
@@ -253,6 +261,8 @@ fn run(
             }
         }
     }
+    assert_eq!(planned, steps);
+    steps
 }
 
 #[test]
