@@ -10,6 +10,7 @@ pub mod output;
 mod pace;
 pub mod plan;
 pub mod reconcile;
+mod report;
 pub mod selection;
 pub mod service;
 pub mod trouble;

@@ -4,7 +4,7 @@
 //! its object closer is made. At most one write per link is under way, and one link's trouble
 //! holds up no other.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,16 @@ use futures::StreamExt;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::desired::{labelled_for, points_at, written_by_us};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
 use super::pace::{Clearance, Pace};
 use super::plan::{Actual, Policy, Step, SyncMode, Write, all_writes, next_step};
+use super::report::Report;
 use super::selection::Selection;
 use super::service::Service;
-use super::trouble::Trouble;
 use super::writer::{Keeper, ObjectEvent, WriteError};
 use super::{SyncError, log_change};
 use crate::metrics::Metrics;
@@ -54,7 +54,6 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     let mut feed = settings.store.subscribe();
     let mut events = settings.keeper.events();
     let mut reconciler = Reconciler::new(settings);
-    reconciler.count_conflicts();
     // Nothing is written before both lists are complete.
     loop {
         tokio::select! {
@@ -111,17 +110,14 @@ struct Reconciler {
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, Option<String>>,
-    conflicts: BTreeMap<ServiceKey, String>,
-    /// What keeps objects of a kind from being written by a verb.
-    troubles: HashMap<(&'static str, Kind), Trouble>,
+    report: Report,
     /// Whether the last write had no answer.
     unanswered: bool,
-    /// With `--sync plan`, what has been said last.
-    planned: HashMap<ServiceKey, Vec<Write>>,
 }
 
 impl Reconciler {
     fn new(settings: Settings) -> Self {
+        let report = Report::new(settings.keeper.clone(), Arc::clone(&settings.metrics));
         Self {
             settings,
             objects: Objects::default(),
@@ -133,10 +129,8 @@ impl Reconciler {
             pace: Pace::default(),
             wanted: HashMap::new(),
             outdated: HashMap::new(),
-            conflicts: BTreeMap::new(),
-            troubles: HashMap::new(),
+            report,
             unanswered: false,
-            planned: HashMap::new(),
         }
     }
 
@@ -300,9 +294,8 @@ impl Reconciler {
     fn look_at(&mut self, key: ServiceKey) {
         self.pace.stop_waiting(&key);
         let Some(link) = self.settings.store.get(&key) else {
-            self.clear_conflict(&key);
+            self.report.forget(&key);
             self.pace.forget(&key);
-            self.planned.remove(&key);
             // Who has left an object behind is looked at once more, as somebody who is gone.
             if self.objects.of_link(&key).any(|object| written_by_us(object.meta()))
                 && self.settings.selection.watches(&key.namespace)
@@ -329,15 +322,19 @@ impl Reconciler {
         let now = Instant::now();
         let step = next_step(&link, actual, &self.settings.policy, now);
         if !matches!(step, Step::Conflict { .. }) {
-            self.clear_conflict(&key);
+            self.report.no_conflict(&key);
         }
         if !matches!(step, Step::Write(_)) {
             self.pace.succeeded(&key);
         }
-        if matches!(step, Step::Write(_)) && self.settings.policy.sync != SyncMode::On {
-            let writes = all_writes(&link, actual, &self.settings.policy, now);
-            return self.plan(key, writes);
-        }
+        let step = match (step, self.settings.policy.sync) {
+            (Step::Write(_), SyncMode::Off) => Step::Done,
+            (Step::Write(_), SyncMode::Plan) => {
+                self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
+                Step::Done
+            }
+            (step, _) => step,
+        };
         match step {
             Step::Done => {}
             Step::Forget => {
@@ -347,29 +344,9 @@ impl Reconciler {
                 }
             }
             Step::Wait(due) => self.pace.wait(key, due.saturating_duration_since(now)),
-            Step::Conflict { object, why } => self.set_conflict(&key, &object.name, &why),
+            Step::Conflict { object, why } => self.report.conflict(&key, &object.name, &why),
             Step::Write(write) => self.start(&link, write),
         }
-    }
-
-    /// Says which writes would be made, once.
-    fn plan(&mut self, key: ServiceKey, writes: Vec<Write>) {
-        if self.settings.policy.sync == SyncMode::Off || self.planned.get(&key) == Some(&writes) {
-            return;
-        }
-        for write in &writes {
-            let id = write.id();
-            let object = self.settings.keeper.describe(&id.name);
-            let (verb, kind) = (write.verb(), id.kind);
-            match write {
-                Write::Create(Object::Service(service))
-                | Write::Change { desired: Object::Service(service), .. } => {
-                    info!("plan for link {key}: {verb} {kind} {object} → {}", aim(service));
-                }
-                _ => info!("plan for link {key}: {verb} {kind} {object}"),
-            }
-        }
-        self.planned.insert(key, writes);
     }
 
     fn start(&mut self, link: &Arc<Link>, write: Write) {
@@ -383,11 +360,7 @@ impl Reconciler {
         match self.pace.clear(link) {
             Clearance::Go => {}
             Clearance::Later(pause) => return self.pace.wait(key, pause),
-            Clearance::Warily(pause) => warn!(
-                "external target {} of link {key}: somebody else, or an admission policy, changes what is \
-                 written; it is written again, and then not before {pause:.0?} have passed",
-                self.settings.keeper.describe(&id.name)
-            ),
+            Clearance::Warily(pause) => self.report.undone(&key, &write, pause),
         }
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
@@ -405,23 +378,14 @@ impl Reconciler {
         let Written { key, write, code, result } = written;
         let id = write.id();
         let changed = self.in_flight.remove(&key).unwrap_or(false);
-        if matches!(self.settings.keeper, Keeper::Namespace { .. }) {
-            let labels = [write.verb(), &id.kind.to_string(), &code.to_string()];
-            self.settings.metrics.api_writes.with_label_values(&labels).inc();
-        }
-        let object = self.settings.keeper.describe(&id.name);
+        self.report.count(&write, code);
         match result {
             Ok(after) => {
                 self.pace.succeeded(&key);
-                let mut over = std::mem::take(&mut self.unanswered);
-                if let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) {
-                    trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
-                    over = true;
-                }
-                if over {
+                let unanswered = std::mem::take(&mut self.unanswered);
+                if self.report.written(&write, after.as_ref()) || unanswered {
                     self.resume();
                 }
-                self.log_write(&object, &write, after.as_ref());
                 self.change_object(&id, |objects| match after {
                     Some(after) => objects.apply(after),
                     None => objects.removed_by_us(&id, write.uid()),
@@ -449,58 +413,13 @@ impl Reconciler {
                 self.pace.failed(&key, None);
             }
             Err(WriteError::Everywhere { code, message, retry_after }) => {
-                self.troubles.entry((write.verb(), id.kind)).or_default().report(code, message);
+                self.report.trouble(&write, code, message);
                 self.pace.failed(&key, retry_after);
             }
             Err(WriteError::Other { message, retry_after }) => {
                 let pause = self.pace.failed(&key, retry_after);
-                warn!("external target {object} of link {key}: {message}; next try in {pause:.1?}");
+                self.report.failed(&key, &write, &message, pause);
             }
         }
     }
-
-    /// One line for an external target; its EndpointSlices are part of it.
-    fn log_write(&self, object: &str, write: &Write, after: Option<&Object>) {
-        let service = after.and_then(|after| after.as_service());
-        match (write, service) {
-            (Write::Create(_), Some(service)) => {
-                info!("external target {object}: created → {}", aim(service))
-            }
-            (Write::Change { .. }, Some(service)) => {
-                info!("external target {object}: changed → {}", aim(service))
-            }
-            (Write::Delete { id, .. }, _) if id.kind == Kind::Service => {
-                info!("external target {object}: removed")
-            }
-            _ => debug!("EndpointSlice {object}: {}", write.verb()),
-        }
-    }
-
-    fn set_conflict(&mut self, key: &ServiceKey, object: &str, why: &str) {
-        let sentence = format!(
-            "external target {} of link {key} is left alone: {why}; rename or delete it, or label it",
-            self.settings.keeper.describe(object)
-        );
-        if self.conflicts.get(key) != Some(&sentence) {
-            warn!("{sentence}");
-            self.conflicts.insert(key.clone(), sentence);
-        }
-        self.count_conflicts();
-    }
-
-    fn clear_conflict(&mut self, key: &ServiceKey) {
-        if self.conflicts.remove(key).is_some() {
-            info!("link {key}: the name of its external target is free now, or not needed");
-            self.count_conflicts();
-        }
-    }
-
-    fn count_conflicts(&self) {
-        self.settings.metrics.conflicts.set(i64::try_from(self.conflicts.len()).unwrap_or(i64::MAX));
-    }
-}
-
-/// What an external target leads to, for the log.
-fn aim(service: &Service) -> &str {
-    service.spec.external_name.as_deref().unwrap_or("its addresses")
 }
