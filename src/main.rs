@@ -19,8 +19,9 @@ const FAILED: u8 = 1;
 /// Exit code for flags and files that can't be used.
 const BAD_INPUT: u8 = 2;
 
-/// kube's own warnings repeat on every retry what lb-linker says once, in a sentence.
-const DEFAULT_LOG: &str = "info,kube_client=off,kube_runtime=off";
+/// kube's own warnings repeat on every retry what lb-linker says once, in a sentence; hickory's can
+/// be caused by anybody who sends a packet.
+const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off";
 
 /// Keeps names in step with load balancers: watches LoadBalancer Services, keeps an ExternalName
 /// Service for each, and answers DNS for them.

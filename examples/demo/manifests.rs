@@ -1,5 +1,6 @@
 //! The manifests that lb-linker reads and the external targets that it writes, as the demo sees them.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io;
@@ -7,8 +8,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::screen::Row;
+
 /// The manifests that every demo begins with.
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/manifests");
+
+/// The label that ties an EndpointSlice to its Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// A LoadBalancer Service of a manifest.
 #[derive(Clone, Debug)]
@@ -32,10 +38,12 @@ pub struct Ingress {
     pub ip: Option<String>,
 }
 
-/// A Service, or a List of them.
+/// A Service, a List of them, or an EndpointSlice.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Object {
+    kind: String,
+    endpoints: Vec<Endpoint>,
     metadata: Metadata,
     spec: Spec,
     status: Status,
@@ -47,6 +55,13 @@ struct Object {
 struct Metadata {
     name: String,
     namespace: String,
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Endpoint {
+    addresses: Vec<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -128,21 +143,33 @@ pub fn replace(file: &Path, old: &str, new: &str) -> Result<(), Box<dyn Error>> 
     Ok(fs::rename(partial, file)?)
 }
 
-/// Returns the external targets in `directory`: name and `spec.externalName`, by name.
+/// Returns the external targets in `directory`, by name: each with its `spec.externalName`, or with
+/// the addresses of its EndpointSlices.
 ///
 /// # Errors
 /// If a file can't be read or understood.
-pub fn external_targets(directory: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>> {
-    let mut targets = Vec::new();
+pub fn external_targets(directory: &Path) -> Result<Vec<Row>, Box<dyn Error>> {
+    let mut objects = Vec::new();
     for file in files(directory)? {
         match read(&file) {
-            Ok(object) => targets.push((object.metadata.name, object.spec.external_name)),
+            Ok(object) => objects.push(object),
             // Removed since the directory was listed.
             Err(_) if !file.exists() => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(targets)
+    let (slices, services): (Vec<Object>, Vec<Object>) =
+        objects.into_iter().partition(|object| object.kind == "EndpointSlice");
+    let leads_to = |service: &Object| {
+        if !service.spec.external_name.is_empty() {
+            return vec![service.spec.external_name.clone()];
+        }
+        let behind = slices
+            .iter()
+            .filter(|slice| slice.metadata.labels.get(SERVICE_NAME) == Some(&service.metadata.name));
+        behind.flat_map(|slice| &slice.endpoints).flat_map(|endpoint| endpoint.addresses.clone()).collect()
+    };
+    Ok(services.iter().map(|service| (service.metadata.name.clone(), leads_to(service))).collect())
 }
 
 /// Returns the files of a directory that aren't hidden, by name; none if it isn't there.

@@ -144,10 +144,7 @@ impl Stage {
 
     /// Reads the external targets, and asks the questions of the expected picture.
     async fn look(&self, expected: &Picture) -> Result<Picture, Box<dyn Error>> {
-        let mut targets: Vec<Row> = manifests::external_targets(&self.targets())?
-            .into_iter()
-            .map(|(name, host)| (name, vec![host]))
-            .collect();
+        let mut targets: Vec<Row> = manifests::external_targets(&self.targets())?;
         targets.sort();
         let mut answers = Vec::new();
         for (question, _) in &expected.answers {

@@ -23,7 +23,7 @@ const NEW_PART: &str = "9c1e7";
 
 // The heads of tables.
 const SERVICES: [&str; 2] = ["SERVICE", "LOAD BALANCER"];
-const TARGETS: [&str; 2] = ["EXTERNAL TARGET", "EXTERNAL NAME"];
+const TARGETS: [&str; 2] = ["EXTERNAL TARGET", "LEADS TO"];
 const ANSWERS: [&str; 2] = ["QUESTION", "ANSWER"];
 
 /// A load balancer, and what has to be seen of it.
@@ -82,7 +82,8 @@ async fn load_balancers_get_names(stage: &mut Stage) -> Result<Vec<Link>, Box<dy
     screen.say("In manifests/, a copy of examples/manifests, stand these load balancers:\n")?;
     screen.table(SERVICES, &services(&links), None)?;
     screen.say(
-        "\nFor each hostname lb-linker keeps an ExternalName Service, here a file in external-targets/:\n",
+        "\nFor each lb-linker keeps an external target, here as files in external-targets/: an ExternalName\n\
+         Service for a hostname, a headless Service with EndpointSlices for addresses:\n",
     )?;
     screen.table(TARGETS, &seen.targets, None)?;
     screen.say("\nOne of them as it is written:\n")?;
@@ -242,7 +243,10 @@ fn picture(links: &[Link]) -> Picture {
             Expected::Hostname(host, _) | Expected::Leaving(host) => {
                 Some((link.external_target(), vec![host.clone()]))
             }
-            Expected::Addresses(_) | Expected::Left => None,
+            Expected::Addresses(ips) => {
+                Some((link.external_target(), ips.iter().map(ToString::to_string).collect()))
+            }
+            Expected::Left => None,
         })
         .collect();
     targets.sort();

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hickory_server::net::xfer::Protocol;
@@ -27,7 +28,7 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Questions of one connection that are answered at once (RFC 7766 section 6.2.1.1 asks for more
 /// than one); then it is read no further until one is done.
 const MAX_PIPELINED: usize = 32;
-/// Questions of all connections that are answered, or whose answers are read, at once. Each may
+/// Questions of all connections that wait for an upstream, or whose answers are read then. Each may
 /// hold an answer of 64 KiB.
 const MAX_IN_FLIGHT: usize = 1024;
 /// The longest question that is taken.
@@ -155,11 +156,20 @@ impl Connection {
                 },
                 () = self.stop.cancelled() => break Ok(()),
             };
-            let Ok(permit) = Arc::clone(&self.in_flight).acquire_owned().await else { break Ok(()) };
-            let (handler, client, sender) = (Arc::clone(&self.handler), self.client, sender.clone());
-            tasks.spawn(async move {
-                if let Some(answer) = handler.answer(message, client, Protocol::Tcp).await {
+            let (handler, client) = (Arc::clone(&self.handler), self.client);
+            let mut answering = Box::pin(async move { handler.answer(message, client, Protocol::Tcp).await });
+            // What we know is answered here and now, and waits for nobody but its reader.
+            if let Poll::Ready(answer) = futures::poll!(&mut answering) {
+                if let Some(answer) = answer {
                     // A closed channel means that the client has gone.
+                    let _ = sender.send(answer).await;
+                }
+                continue;
+            }
+            let Ok(permit) = Arc::clone(&self.in_flight).acquire_owned().await else { break Ok(()) };
+            let sender = sender.clone();
+            tasks.spawn(async move {
+                if let Some(answer) = answering.await {
                     let _ = sender.send(answer).await;
                 }
                 drop(permit);

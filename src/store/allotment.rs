@@ -127,6 +127,7 @@ impl Allotment {
         let concerned: Vec<ServiceKey> = [before.as_ref(), holder].into_iter().flatten().cloned().collect();
         let labels: Vec<Box<[u8]>> = concerned.iter().filter_map(label).collect();
         let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
+        let displaced = self.object_winner(object).cloned();
         match holder {
             Some(holder) => self.holders.insert(object.into(), holder.clone()),
             None => self.holders.remove(object),
@@ -137,6 +138,7 @@ impl Allotment {
         }
         let mut dirty = concerned;
         dirty.extend(self.object_winner(object).cloned());
+        dirty.extend(displaced);
         dirty.retain(|key| self.created.contains_key(key));
         self.settle(dirty, &mut changes);
         changes
@@ -307,7 +309,12 @@ mod tests {
             let mut holders: HashMap<Box<str>, ServiceKey> = HashMap::new();
             for step in 0..120 {
                 let key = &keys[random.random_range(0..keys.len())];
-                if known.objects.contains_key(key) {
+                if random.random_bool(0.1) {
+                    // A write for somebody who has lost the name meanwhile, or a label set by hand.
+                    let name = first_choice(&keys[random.random_range(0..keys.len())]);
+                    known.take(allotment.set_holder(&name, Some(key)));
+                    holders.insert(name, key.clone());
+                } else if known.objects.contains_key(key) {
                     if random.random_bool(0.5) {
                         // Its object is removed, and then it is forgotten.
                         for (name, _) in holders.extract_if(|_, holder| holder == key) {

@@ -25,6 +25,17 @@ const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by"
 /// `spec.type` and `spec.clusterIP` of a headless Service.
 pub(super) const HEADLESS: (&str, &str) = ("ClusterIP", "None");
 
+/// What the names of EndpointSlices end in.
+pub const IPV4: &str = "ipv4";
+/// What the names of EndpointSlices end in.
+pub const IPV6: &str = "ipv6";
+
+/// Returns the name of an external target's EndpointSlice for a family.
+#[must_use]
+pub fn slice_name(external_target: &str, family: &str) -> String {
+    format!("{external_target}-{family}")
+}
+
 /// How a link whose target is addresses is shown in the target namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IpTargets {
@@ -58,7 +69,7 @@ impl Desired {
                 alone(ipv4.map(|ip| external_name(link, &ip.to_string())))
             }
             (Target::Addresses(ips), IpTargets::Headless) => {
-                let families = [("ipv4", "IPv4", true), ("ipv6", "IPv6", false)];
+                let families = [(IPV4, "IPv4", true), (IPV6, "IPv6", false)];
                 let slices = families.map(|(end, address_type, ipv4)| {
                     let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4 && fits_slice(**ip));
                     slice(link, end, address_type, ips)
@@ -124,7 +135,7 @@ fn slice<'a>(
     address_type: &str,
     ips: impl Iterator<Item = &'a IpAddr>,
 ) -> EndpointSlice {
-    let mut metadata = metadata(link, &format!("{}-{end}", link.external_target));
+    let mut metadata = metadata(link, &slice_name(&link.external_target, end));
     let labels = metadata.labels.get_or_insert_default();
     labels.insert(SERVICE_NAME.into(), link.external_target.to_string());
     labels.insert(SLICE_MANAGED_BY.0.into(), SLICE_MANAGED_BY.1.into());

@@ -2,10 +2,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::event::ModifyKind;
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -15,6 +18,9 @@ const SETTLE: Duration = Duration::from_millis(50);
 
 /// The longest time that changes are waited out.
 const RESTLESS: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether it is still the same directory.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Why a directory can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -54,32 +60,60 @@ pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>
     // One unread notice is enough: all files are looked at.
     let (sender, receiver) = mpsc::channel(1);
     let failed = |source| DirectoryError::Watch { path: directory.to_owned(), source };
+    let watched = directory.to_owned();
+    let replaced = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&replaced);
     let mut watcher: RecommendedWatcher =
         notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            if !event.is_ok_and(|event| event.kind.is_access()) {
+            let Ok(event) = event else {
+                let _ = sender.try_send(());
+                return;
+            };
+            if event.paths.contains(&watched) && (event.kind.is_remove() || is_rename(event.kind)) {
+                flag.store(true, Ordering::Relaxed);
+            }
+            if !event.kind.is_access() {
                 let _ = sender.try_send(());
             }
         })
         .map_err(failed)?;
     watcher.watch(directory, RecursiveMode::NonRecursive).map_err(failed)?;
-    let watched = Watched { path: directory.to_owned(), inode: inode(directory), watcher, notices: receiver };
+    let watched =
+        Watched { path: directory.to_owned(), inode: inode(directory), replaced, watcher, notices: receiver };
     let later = futures::stream::unfold(watched, |mut watched| async move {
-        watched.notices.recv().await?;
+        // A link to a directory can be pointed elsewhere without a notice.
+        while timeout(LOOK, watched.notices.recv()).await.is_err() {
+            if watched.is_elsewhere() {
+                return None;
+            }
+        }
         let settled = async { while let Ok(Some(())) = timeout(SETTLE, watched.notices.recv()).await {} };
         // Where it is never quiet, it is read all the same.
         let _ = timeout(RESTLESS, settled).await;
-        (inode(&watched.path) == watched.inode).then_some(((), watched))
+        (!watched.is_elsewhere()).then_some(((), watched))
     });
     Ok(futures::stream::once(std::future::ready(())).chain(later))
+}
+
+fn is_rename(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Modify(ModifyKind::Name(_)))
 }
 
 struct Watched {
     path: PathBuf,
     inode: Option<(u64, u64)>,
+    /// Whether it has been removed or renamed: the next one may have the same inode.
+    replaced: Arc<AtomicBool>,
     /// Lives as long as the notices are wanted.
     #[expect(dead_code, reason = "dropping it ends the watch")]
     watcher: RecommendedWatcher,
     notices: mpsc::Receiver<()>,
+}
+
+impl Watched {
+    fn is_elsewhere(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode
+    }
 }
 
 /// Which directory it is: the watch is on that, not on its name.

@@ -1,6 +1,7 @@
 //! The source of links without a cluster: Services in YAML or JSON files of a directory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -53,10 +54,11 @@ impl ManifestSource {
             // The lock isn't kept while anything is waited for.
             let (list, unread) = {
                 let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-                for sentence in
-                    std::mem::take(&mut files.errors).into_iter().chain(std::mem::take(&mut files.notices))
-                {
-                    warn!("{sentence}");
+                for broken in std::mem::take(&mut files.errors) {
+                    warn!("{broken}");
+                }
+                for notice in std::mem::take(&mut files.notices) {
+                    warn!("{notice}");
                 }
                 (files.services(&self.selection, &mut complaints), files.unread())
             };
@@ -100,7 +102,8 @@ pub fn check(directory: &Path, selection: &Selection) -> Result<Checked, Directo
     let mut files = Files::default();
     files.read(directory)?;
     let services = files.services(selection, &mut Complaints::default()).len();
-    Ok(Checked { services, errors: files.errors, notices: files.notices })
+    let errors = files.errors.into_iter().map(|broken| broken.error).collect();
+    Ok(Checked { services, errors, notices: files.notices })
 }
 
 /// The files as they were read last.
@@ -109,7 +112,7 @@ pub struct Files {
     by_name: BTreeMap<PathBuf, File>,
     twice: BTreeSet<String>,
     /// What couldn't be understood at the last look, with file, line and column.
-    errors: Vec<String>,
+    errors: Vec<Broken>,
     /// What was passed over at the last look and not before.
     notices: Vec<String>,
 }
@@ -135,13 +138,16 @@ impl Files {
                 Ok(content) => {
                     match parse(&path, &content) {
                         Ok(services) => (file.services, file.good) = (services, true),
-                        Err(error) => self.errors.push(kept(&error, &file)),
+                        Err(error) => self.errors.push(Broken { error, good: file.good }),
                     }
                     file.content = content;
                 }
                 // Gone since the directory was listed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => self.errors.push(kept(&format!("{}: {error}", path.display()), &file)),
+                Err(error) => {
+                    let error = format!("{}: {error}", path.display());
+                    self.errors.push(Broken { error, good: file.good });
+                }
             }
             self.by_name.insert(path, file);
         }
@@ -190,11 +196,18 @@ impl Files {
     }
 }
 
-fn kept(what: &str, file: &File) -> String {
-    if file.good {
-        format!("{what}; its last good content stays in force")
-    } else {
-        format!("{what}; the file is passed over")
+/// What is wrong with a file, and whether it has been right before.
+#[derive(Debug)]
+struct Broken {
+    error: String,
+    good: bool,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let consequence =
+            if self.good { "its last good content stays in force" } else { "the file is passed over" };
+        write!(f, "{}; {consequence}", self.error)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::store::{Link, ServiceKey};
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Writes for one link that follow each other though it stays the same, until somebody else is
 /// suspected: more than it ever takes.
-const REPAIRS: u32 = 8;
+const REPAIRS: u32 = 10;
 /// The first and the longest pause between writes from then on.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 /// How long it must have been quiet for all that to be forgotten.
@@ -40,17 +40,6 @@ struct Repairs {
     last: Instant,
     pauses: Pauses,
     due: Option<Instant>,
-}
-
-/// Whether a write may go out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clearance {
-    /// It may.
-    Go,
-    /// It may, but the next one not before this has passed: somebody else undoes them.
-    Warily(Duration),
-    /// Not before this has passed.
-    Later(Duration),
 }
 
 impl Pace {
@@ -110,25 +99,29 @@ impl Pace {
         keys
     }
 
-    /// Counts a write that is about to go out for a link as it is now. Where many follow each other,
-    /// somebody else, an admission policy perhaps, undoes them: then they get ever more seldom.
-    pub(super) fn clear(&mut self, link: &Arc<Link>) -> Clearance {
-        let now = Instant::now();
+    /// Returns how long a write for a link as it is now has to wait, because somebody else undoes
+    /// them.
+    pub(super) fn not_before(&self, link: &Arc<Link>) -> Option<Duration> {
+        let repairs = self.repairs.get(&link.key).filter(|repairs| Arc::ptr_eq(&repairs.link, link))?;
+        repairs.due?.checked_duration_since(Instant::now())
+    }
+
+    /// Counts a write that was made for a link as it is now. Where many follow each other, somebody
+    /// else, an admission policy perhaps, undoes them: then they get ever more seldom, and the pause
+    /// before the next one is returned.
+    pub(super) fn made(&mut self, link: &Arc<Link>) -> Option<Duration> {
         let repairs = self.repairs.entry(link.key.clone()).or_insert_with(|| Repairs::new(link));
         if !Arc::ptr_eq(&repairs.link, link) || repairs.last.elapsed() > PEACE {
             *repairs = Repairs::new(link);
         }
-        if let Some(pause) = repairs.due.and_then(|due| due.checked_duration_since(now)) {
-            return Clearance::Later(pause);
-        }
         repairs.number += 1;
-        repairs.last = now;
+        repairs.last = Instant::now();
         if repairs.number <= REPAIRS {
-            return Clearance::Go;
+            return None;
         }
         let pause = repairs.pauses.next();
-        repairs.due = Some(now + pause);
-        Clearance::Warily(pause)
+        repairs.due = Some(Instant::now() + pause);
+        Some(pause)
     }
 }
 
@@ -161,12 +154,15 @@ mod tests {
         let mut pace = Pace::default();
         let same = link();
         for _ in 0..REPAIRS {
-            assert_eq!(pace.clear(&same), Clearance::Go);
+            assert_eq!(pace.made(&same), None);
+            assert_eq!(pace.not_before(&same), None);
         }
-        let Clearance::Warily(pause) = pace.clear(&same) else { panic!() };
+        let pause = pace.made(&same).unwrap();
         assert!(pause >= REPAIR.0 && pause <= REPAIR.1);
-        assert!(matches!(pace.clear(&same), Clearance::Later(_)));
-        assert_eq!(pace.clear(&link()), Clearance::Go, "a new target is written at once");
+        assert!(pace.not_before(&same).unwrap() <= pause);
+        assert_eq!(pace.not_before(&link()), None, "a new target is written at once");
+        assert_eq!(pace.made(&link()), None);
+        assert_eq!(pace.not_before(&same), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::desired::{
     Desired, HEADLESS, IpTargets, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, Precondition, labelled_for,
-    service_differs, slice_differs,
+    service_differs, slice_differs, written_by_us,
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service};
@@ -99,6 +99,8 @@ pub struct Actual<'a> {
     pub other_services: &'a [&'a Service],
     /// EndpointSlices that are labelled for the link.
     pub slices: &'a [&'a EndpointSlice],
+    /// EndpointSlices of the names that the link wants, labelled for somebody else or nobody.
+    pub strange_slices: &'a [&'a EndpointSlice],
 }
 
 /// What becomes of the external target of a Service that is gone.
@@ -179,7 +181,7 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
     // Addresses first, then the Service that leads to them; away from them the other way round. So
     // the name always leads somewhere.
     let wanted_slices = || {
-        let step = |desired| slice_step(desired, actual.slices);
+        let step = |desired| slice_step(desired, actual);
         desired.slices.iter().map(step).find(|step| *step != Step::Done).unwrap_or(Step::Done)
     };
     let unwanted_slices = || {
@@ -202,7 +204,8 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
     loop {
         let (other_services, slice_refs): (Vec<_>, Vec<_>) =
             (others.iter().collect(), slices.iter().collect());
-        let actual = Actual { named: named.as_ref(), other_services: &other_services, slices: &slice_refs };
+        let actual =
+            Actual { named: named.as_ref(), other_services: &other_services, slices: &slice_refs, ..actual };
         let Step::Write(write) = next_step(link, actual, policy, now) else { return writes };
         if writes.contains(&write) {
             return writes;
@@ -261,21 +264,34 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
     Step::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
 }
 
-fn slice_step(desired: &EndpointSlice, actual: &[&EndpointSlice]) -> Step {
-    let Some(ours) = actual.iter().find(|slice| slice.metadata.name == desired.metadata.name) else {
-        return Step::Write(Write::Create(desired.clone().into()));
+fn slice_step(desired: &EndpointSlice, actual: Actual<'_>) -> Step {
+    let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
+    let ours = actual.slices.iter().find(same_name);
+    let stranger = actual.strange_slices.iter().find(same_name);
+    let there = match (ours, stranger) {
+        (Some(ours), _) => ours,
+        // One of ours that has lost its labels.
+        (None, Some(lost)) if written_by_us(&lost.metadata) && labelled_for(&lost.metadata).is_none() => lost,
+        (None, Some(stranger)) => {
+            let object = Object::from((*stranger).clone()).id();
+            return Step::Conflict {
+                object,
+                why: "an EndpointSlice of somebody else has its name".to_owned(),
+            };
+        }
+        (None, None) => return Step::Write(Write::Create(desired.clone().into())),
     };
-    if ours.metadata.deletion_timestamp.is_some() {
+    if there.metadata.deletion_timestamp.is_some() {
         return Step::Done;
     }
-    if ours.address_type != desired.address_type {
+    if there.address_type != desired.address_type {
         // It can't be changed.
-        return remove(&(*ours).clone().into());
+        return remove(&(*there).clone().into());
     }
-    if !slice_differs(ours, desired) {
+    if !slice_differs(there, desired) {
         return Step::Done;
     }
-    Step::Write(Write::Change { desired: desired.clone().into(), only: Precondition::of(&ours.metadata) })
+    Step::Write(Write::Change { desired: desired.clone().into(), only: Precondition::of(&there.metadata) })
 }
 
 fn remove(object: &Object) -> Step {

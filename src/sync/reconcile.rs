@@ -14,10 +14,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::desired::{labelled_for, points_at, written_by_us};
+use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
-use super::pace::{Clearance, Pace};
+use super::pace::Pace;
 use super::plan::{Actual, Policy, Step, SyncMode, Write, all_writes, next_step};
 use super::report::Report;
 use super::selection::Selection;
@@ -105,8 +105,8 @@ struct Reconciler {
     in_flight: HashMap<ServiceKey, bool>,
     writes: JoinSet<Written>,
     pace: Pace,
-    /// Which link wants the Service of a name.
-    wanted: HashMap<String, ServiceKey>,
+    /// Which link wants an object of a name.
+    wanted: HashMap<ObjectId, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, Option<String>>,
@@ -193,7 +193,7 @@ impl Reconciler {
         {
             let (before, after) = (&before.external_target, &after.external_target);
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
-            self.wanted.remove(&**before);
+            self.no_longer_wants(&change.key, before);
         }
         if change.retargeted().is_some() {
             // What failed was about the old target.
@@ -246,7 +246,7 @@ impl Reconciler {
             return;
         }
         let labelled = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
-        let wanted = self.wanted.get(&id.name).filter(|_| id.kind == Kind::Service).cloned();
+        let wanted = self.wanted.get(id).cloned();
         for key in [labelled, wanted].into_iter().flatten() {
             self.queue(&key);
         }
@@ -258,6 +258,14 @@ impl Reconciler {
         for key in self.objects.links().filter(|key| self.settings.selection.watches(&key.namespace)) {
             if let Some(change) = store.insert_gone(key) {
                 info!("link {}: its Service is gone, its external target is still there", change.key);
+            }
+        }
+    }
+
+    fn no_longer_wants(&mut self, key: &ServiceKey, external_target: &str) {
+        for id in object_ids(external_target) {
+            if self.wanted.get(&id) == Some(key) {
+                self.wanted.remove(&id);
             }
         }
     }
@@ -304,7 +312,9 @@ impl Reconciler {
             }
             return;
         };
-        self.wanted.insert(link.external_target.to_string(), key.clone());
+        let ids = object_ids(&link.external_target);
+        let named: Vec<Arc<Object>> = ids.iter().filter_map(|id| self.objects.get(id).cloned()).collect();
+        self.wanted.extend(ids.map(|id| (id, key.clone())));
         let objects: Vec<Arc<Object>> = self.objects.of_link(&key).cloned().collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
@@ -313,9 +323,14 @@ impl Reconciler {
             .filter(|service| service.metadata.name.as_deref() != Some(&*link.external_target))
             .filter(|service| written_by_us(&service.metadata))
             .collect();
-        let named = self.objects.get(&ObjectId::service(&link.external_target)).cloned();
+        let strangers: Vec<&EndpointSlice> = named
+            .iter()
+            .filter_map(|object| object.as_slice())
+            .filter(|slice| labelled_for(&slice.metadata).as_ref() != Some(&key))
+            .collect();
         let actual = Actual {
-            named: named.as_ref().and_then(|object| object.as_service()),
+            named: named.iter().find_map(|object| object.as_service()),
+            strange_slices: &strangers,
             other_services: &others,
             slices: &slices,
         };
@@ -338,7 +353,7 @@ impl Reconciler {
         match step {
             Step::Done => {}
             Step::Forget => {
-                self.wanted.remove(&*link.external_target);
+                self.no_longer_wants(&key, &link.external_target);
                 if let Some(change) = self.settings.store.forget(&key) {
                     log_change(&self.settings.metrics, &change);
                 }
@@ -357,10 +372,8 @@ impl Reconciler {
             }
             self.outdated.remove(&id);
         }
-        match self.pace.clear(link) {
-            Clearance::Go => {}
-            Clearance::Later(pause) => return self.pace.wait(key, pause),
-            Clearance::Warily(pause) => self.report.undone(&key, &write, pause),
+        if let Some(pause) = self.pace.not_before(link) {
+            return self.pace.wait(key, pause);
         }
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
@@ -382,6 +395,11 @@ impl Reconciler {
         match result {
             Ok(after) => {
                 self.pace.succeeded(&key);
+                if let Some(link) = self.settings.store.get(&key)
+                    && let Some(pause) = self.pace.made(&link)
+                {
+                    self.report.undone(&key, &write, pause);
+                }
                 let unanswered = std::mem::take(&mut self.unanswered);
                 if self.report.written(&write, after.as_ref()) || unanswered {
                     self.resume();
@@ -401,11 +419,10 @@ impl Reconciler {
                 // Somebody was faster. The watch says how the object is now, and unless it has
                 // done so already nothing is tried before.
                 let sent = write.resource_version().map(ToOwned::to_owned);
-                if self.version_of(&id) == sent {
-                    self.outdated.insert(id, sent);
-                }
                 if changed {
                     self.queue(&key);
+                } else if self.version_of(&id) == sent {
+                    self.outdated.insert(id, sent);
                 }
             }
             Err(WriteError::Unanswered) => {
@@ -422,4 +439,10 @@ impl Reconciler {
             }
         }
     }
+}
+
+/// The objects that an external target of this name may consist of.
+fn object_ids(external_target: &str) -> [ObjectId; 3] {
+    let slice = |end| ObjectId { kind: Kind::EndpointSlice, name: slice_name(external_target, end) };
+    [ObjectId::service(external_target), slice(IPV4), slice(IPV6)]
 }

@@ -113,38 +113,37 @@ impl Complaints {
 /// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end.
 #[derive(Debug, Default)]
 pub struct Trouble {
-    now: Option<Current>,
+    /// By HTTP code: several may take turns.
+    said: HashMap<u16, Said>,
 }
 
 #[derive(Debug)]
-struct Current {
-    code: u16,
-    logged: Instant,
+struct Said {
+    at: Instant,
     unsaid: u64,
 }
 
 impl Trouble {
     /// Logs `sentence`, unless trouble with the same HTTP code was logged less than a minute ago.
     pub fn report(&mut self, code: u16, sentence: String) {
-        let mut unsaid = 0;
-        if let Some(current) = self.now.as_mut().filter(|current| current.code == code) {
-            if current.logged.elapsed() < QUIET {
-                current.unsaid += 1;
+        match self.said.get_mut(&code) {
+            Some(said) if said.at.elapsed() < QUIET => {
+                said.unsaid += 1;
                 return;
             }
-            unsaid = current.unsaid;
+            Some(Said { unsaid: 1.., .. }) => {
+                let unsaid = self.said[&code].unsaid;
+                warn!("{sentence}; retrying, and {unsaid} times since this was last said");
+            }
+            _ => warn!("{sentence}; retrying"),
         }
-        if unsaid == 0 {
-            warn!("{sentence}; retrying");
-        } else {
-            warn!("{sentence}; retrying, and {unsaid} times since this was last said");
-        }
-        self.now = Some(Current { code, logged: Instant::now(), unsaid: 0 });
+        self.said.insert(code, Said { at: Instant::now(), unsaid: 0 });
     }
 
     /// Logs that the trouble is over, if there was any.
     pub fn over(&mut self, sentence: &str) {
-        if self.now.take().is_some() {
+        if !self.said.is_empty() {
+            self.said.clear();
             info!("{sentence}");
         }
     }

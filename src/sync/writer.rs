@@ -10,8 +10,9 @@ use kube::core::Request;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use tower::timeout::error::Elapsed;
 
-use super::desired::{FIELD_MANAGER, MANAGED_BY, merge_patch};
+use super::desired::{FIELD_MANAGER, merge_patch};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::plan::Write;
@@ -57,7 +58,7 @@ pub enum WriteError {
     /// Every object of that kind has the same trouble: the namespace or the right is missing.
     #[error("{message}")]
     Everywhere {
-        /// The HTTP code.
+        /// The HTTP code; 0 if there was no answer in time.
         code: u16,
         /// One sentence.
         message: String,
@@ -107,8 +108,7 @@ impl Keeper {
         match self {
             Self::Namespace { client, outage, namespace } => {
                 let services = guarded::<Service>(Api::namespaced(client.clone(), namespace), "", "");
-                let ours = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
-                let slices = guarded::<EndpointSlice>(Api::namespaced(client.clone(), namespace), "", &ours);
+                let slices = guarded::<EndpointSlice>(Api::namespaced(client.clone(), namespace), "", "");
                 futures::stream::select(
                     namespace_events(services, Kind::Service, namespace, outage.clone()),
                     namespace_events(slices, Kind::EndpointSlice, namespace, outage.clone()),
@@ -145,6 +145,11 @@ impl Keeper {
             Ok(object) => {
                 outage.over();
                 (if created { 201 } else { 200 }, Ok(object))
+            }
+            Err(kube::Error::Service(error)) if error.is::<Elapsed>() => {
+                // Others may well be answered: an admission webhook can be slow, too.
+                let message = format!("can't {doing}: the API server hasn't answered in time");
+                (0, Err(WriteError::Everywhere { code: 0, message, retry_after: None }))
             }
             Err(error) if WriteError::code(&error) == 0 => {
                 outage.report(&root_cause(&error));

@@ -124,3 +124,35 @@ async fn addresses_can_be_written_as_the_earlier_operator_did() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("2001:db8::1"), Ingress::Ip("192.0.2.1")]).await;
     external_target(&cluster, &target, &format!("web-{namespace}-ext"), "192.0.2.1").await;
 }
+
+#[tokio::test]
+async fn an_endpoint_slice_of_somebody_else_is_reported_until_its_name_is_free() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let object = format!("web-{namespace}-ext");
+    let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
+    let theirs: EndpointSlice = serde_json::from_value(json!({
+        "metadata": {"name": format!("{object}-ipv4")}, "addressType": "IPv4",
+        "endpoints": [{"addresses": ["192.0.2.66"]}]}))
+    .unwrap();
+    api.create(&Default::default(), &theirs).await.unwrap();
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    linker
+        .line(&format!("external target {target}/{object}-ipv4 of link {namespace}/web is left alone"))
+        .await;
+    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
+    slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.66"])).await;
+
+    api.delete(&format!("{object}-ipv4"), &Default::default()).await.unwrap();
+    slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
+    headless(&cluster, &target, &object).await;
+
+    // Our own, without its labels and with another address.
+    let stolen = json!({"metadata": {"labels": {"original-service-name": null}}, "endpoints": [{"addresses": ["192.0.2.66"]}]});
+    api.patch(&format!("{object}-ipv4"), &Default::default(), &kube::api::Patch::Merge(stolen))
+        .await
+        .unwrap();
+    slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
+}

@@ -190,6 +190,12 @@ async fn directories_that_are_replaced_are_followed_again() {
     fs::rename(&next, &directory).unwrap();
     answers(linker.dns, "a-default.lb.internal. CNAME", "c.example.").await;
     assert_eq!(short(linker.dns, "b-default.lb.internal. CNAME").await, "b.example.");
+
+    // One that may well have the same inode.
+    fs::remove_dir_all(&directory).unwrap();
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("a.yaml"), service("a", "d.example")).unwrap();
+    answers(linker.dns, "a-default.lb.internal. CNAME", "d.example.").await;
 }
 
 #[tokio::test]

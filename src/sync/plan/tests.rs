@@ -347,3 +347,21 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
         assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), Step::Forget);
     }
 }
+
+#[test]
+fn an_endpoint_slice_of_somebody_else_is_a_conflict_and_one_that_lost_its_labels_is_ours() {
+    let link = ips(&["192.0.2.1"]);
+    let mut slice = slices(&link).remove(0);
+    slice.metadata.labels = None;
+    let with = |slice: &EndpointSlice| {
+        show(next_step(
+            &link,
+            Actual { strange_slices: &[slice], ..Default::default() },
+            &policy(),
+            Instant::now(),
+        ))
+    };
+    assert_eq!(with(&slice), "conflict: an EndpointSlice of somebody else has its name");
+    slice.metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
+    assert_eq!(with(&slice), "patch EndpointSlice web-default-ext-ipv4");
+}
