@@ -21,7 +21,7 @@ const BAD_INPUT: u8 = 2;
 
 /// kube's own warnings repeat on every retry what lb-linker says once, in a sentence; hickory's can
 /// be caused by anybody who sends a packet.
-const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off";
+const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
 /// Keeps names in step with load balancers: watches LoadBalancer Services, keeps an ExternalName
 /// Service for each, and answers DNS for them.

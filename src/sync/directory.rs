@@ -57,10 +57,12 @@ impl DirectoryError {
 /// # Errors
 /// If the directory isn't there or can't be watched.
 pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>, DirectoryError> {
+    // Events name their paths in full.
+    let directory = std::path::absolute(directory).map_err(DirectoryError::at(directory))?;
     // One unread notice is enough: all files are looked at.
     let (sender, receiver) = mpsc::channel(1);
-    let failed = |source| DirectoryError::Watch { path: directory.to_owned(), source };
-    let watched = directory.to_owned();
+    let failed = |source| DirectoryError::Watch { path: directory.clone(), source };
+    let watched = directory.clone();
     let replaced = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&replaced);
     let mut watcher: RecommendedWatcher =
@@ -77,9 +79,8 @@ pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>
             }
         })
         .map_err(failed)?;
-    watcher.watch(directory, RecursiveMode::NonRecursive).map_err(failed)?;
-    let watched =
-        Watched { path: directory.to_owned(), inode: inode(directory), replaced, watcher, notices: receiver };
+    watcher.watch(&directory, RecursiveMode::NonRecursive).map_err(failed)?;
+    let watched = Watched { inode: inode(&directory), path: directory, replaced, watcher, notices: receiver };
     let later = futures::stream::unfold(watched, |mut watched| async move {
         // A link to a directory can be pointed elsewhere without a notice.
         while timeout(LOOK, watched.notices.recv()).await.is_err() {
@@ -119,4 +120,24 @@ impl Watched {
 /// Which directory it is: the watch is on that, not on its name.
 fn inode(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_that_is_removed_and_made_again_is_another_one() {
+        // Named as somebody types it: relative to where they are.
+        let parent = tempfile::tempdir_in(".").unwrap();
+        let directory = Path::new(".").join(parent.path().file_name().unwrap()).join("watched");
+        std::fs::create_dir(&directory).unwrap();
+        let mut changes = Box::pin(changes(&directory).unwrap());
+        assert_eq!(changes.next().await, Some(()));
+        std::fs::write(directory.join("file"), "text").unwrap();
+        assert_eq!(changes.next().await, Some(()));
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::create_dir(&directory).unwrap();
+        assert_eq!(changes.next().await, None);
+    }
 }
