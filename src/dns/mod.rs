@@ -11,6 +11,12 @@ pub mod wire;
 pub mod zone;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+/// How long a listener rests when there are no files or memory for more.
+const REST: Duration = Duration::from_millis(100);
 
 /// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like
 /// `::ffff:192.0.2.1` (RFC 4291 section 2.5.5.2).
@@ -35,8 +41,19 @@ fn bind_with<S>(address: SocketAddr, bind: impl Fn(SocketAddr) -> std::io::Resul
 }
 
 fn ipv6_is_off(error: &std::io::Error) -> bool {
-    use nix::errno::Errno;
-    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(*errno as i32))
+    is_one_of(error, &[Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL])
+}
+
+/// Whether the socket itself is at fault; everything else passes.
+fn is_fatal(error: &std::io::Error) -> bool {
+    is_one_of(error, &[Errno::EBADF, Errno::EINVAL, Errno::ENOTSOCK, Errno::EFAULT])
+}
+
+/// Whether there are no files or memory for more just now.
+fn is_shortage(error: &std::io::Error) -> bool {
+    is_one_of(error, &[Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM])
+}
+
+fn is_one_of(error: &std::io::Error, errnos: &[Errno]) -> bool {
+    errnos.iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
 }

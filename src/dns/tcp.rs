@@ -7,7 +7,6 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hickory_server::net::xfer::Protocol;
-use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
@@ -19,8 +18,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::bind_with;
 use super::handler::Handler;
+use super::{REST, bind_with, is_fatal, is_shortage};
 
 /// Connections at once, and never more than half of the files that the process may have open: the
 /// upstream, the API server and the probes need some too.
@@ -39,8 +38,6 @@ const IDLE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that the kernel holds for us until they are accepted.
 const BACKLOG: i32 = 1024;
-/// How long accepting rests when there is nothing to accept with.
-const REST: Duration = Duration::from_millis(100);
 /// How often that is said.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -100,26 +97,19 @@ pub async fn serve(listener: TcpListener, handler: Arc<Handler>, stop: Cancellat
                 });
             }
             Err(error) if is_fatal(&error) => return Err(error),
-            // The client, the network or the firewall has thought better of it (accept(2)), or
-            // there are no files or memory for more.
-            Err(error) => {
+            Err(error) if is_shortage(&error) => {
                 if said.is_none_or(|said| said.elapsed() > QUIET) {
                     warn!("TCP: a connection can't be accepted: {error}");
                     said = Some(Instant::now());
                 }
                 tokio::time::sleep(REST).await;
             }
+            // The client, the network or the firewall has thought better of it (accept(2)).
+            Err(error) => debug!("TCP: a connection can't be accepted: {error}"),
         }
     }
     while connections.join_next().await.is_some() {}
     Ok(())
-}
-
-/// Whether the listener itself is at fault.
-fn is_fatal(error: &io::Error) -> bool {
-    [Errno::EBADF, Errno::EINVAL, Errno::ENOTSOCK, Errno::EFAULT]
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(*errno as i32))
 }
 
 /// What a connection needs.

@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::bind_with;
 use super::handler::Handler;
+use super::{REST, bind_with, is_fatal, is_shortage};
 
 /// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
@@ -63,12 +63,15 @@ pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationT
         let (length, peer) = tokio::select! {
             received = receive(&socket, &mut buffer) => match received {
                 Ok(received) => received,
+                Err(error) if is_fatal(&error) => return Err(error),
                 // An earlier answer of ours found nobody (ICMP), or memory is short just now.
-                Err(error) if passes(&error) => {
+                Err(error) => {
                     debug!("UDP: {error}");
+                    if is_shortage(&error) {
+                        tokio::time::sleep(REST).await;
+                    }
                     continue;
                 }
-                Err(error) => return Err(error),
             },
             () = stop.cancelled() => break,
         };
@@ -90,14 +93,6 @@ async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
     if let Some(bytes) = handler.answer(message, reply.peer.address, Protocol::Udp).await {
         reply.send(&bytes);
     }
-}
-
-fn passes(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable, OutOfMemory};
-    matches!(
-        error.kind(),
-        ConnectionRefused | HostUnreachable | Interrupted | NetworkUnreachable | OutOfMemory
-    ) || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 /// Who asked, and which address of ours.
