@@ -303,6 +303,7 @@ mod tests {
             resource_version: Some(1),
             ingress: Ingress { hostnames: vec![name("a.example.")], addresses: vec![] },
             ports: vec![],
+            ttl: None,
         };
         store.replace(None, vec![link], vec![]);
         store.set_synced();

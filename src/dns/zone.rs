@@ -91,16 +91,16 @@ impl Zone {
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
         match (relative, found) {
             (b"", _) => self.apex(store, name, qtype, &mut answer),
-            (b"\x02ns\x03dns", _) => answer.answers = addresses(name, &self.addresses, qtype),
+            (b"\x02ns\x03dns", _) => answer.answers = addresses(name, TTL, &self.addresses, qtype),
             (_, Found::Nothing) => answer.rcode = ResponseCode::NXDomain,
             (_, Found::EmptyNonTerminal) => {}
-            (_, Found::Link(link)) => match &link.target {
-                None => {}
-                Some(Target::Addresses(ips)) => answer.answers = addresses(name, ips, qtype),
+            (_, Found::Link(link)) => match (&link.target, link.ttl.unwrap_or(TTL)) {
+                (None, _) => {}
+                (Some(Target::Addresses(ips)), ttl) => answer.answers = addresses(name, ttl, ips, qtype),
                 // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who
                 // asks for it by name (RFC 8482 for ANY) doesn't want what is behind it.
-                Some(Target::Hostname(host)) => {
-                    answer.answers.push(record(name, RData::CNAME(CNAME(host.clone()))));
+                (Some(Target::Hostname(host)), ttl) => {
+                    answer.answers.push(record(name, ttl, RData::CNAME(CNAME(host.clone()))));
                     if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
                         answer.chase = Some(host.clone());
                     }
@@ -122,9 +122,9 @@ impl Zone {
                 answer.answers.push(soa);
             }
             RecordType::NS => {
-                answer.answers.push(record(name, RData::NS(NS(self.name_server.clone()))));
+                answer.answers.push(record(name, TTL, RData::NS(NS(self.name_server.clone()))));
                 for qtype in [RecordType::A, RecordType::AAAA] {
-                    answer.additionals.extend(addresses(&self.name_server, &self.addresses, qtype));
+                    answer.additionals.extend(addresses(&self.name_server, TTL, &self.addresses, qtype));
                 }
             }
             _ => {}
@@ -142,7 +142,7 @@ impl Zone {
             expire,
             TTL,
         );
-        record(&self.origin, RData::SOA(soa))
+        record(&self.origin, TTL, RData::SOA(soa))
     }
 }
 
@@ -170,13 +170,13 @@ fn is_reserved(relative: &[u8]) -> bool {
     std::str::from_utf8(last).is_ok_and(names::is_reserved)
 }
 
-fn record(name: &Name, data: RData) -> Record {
-    Record::from_rdata(name.clone(), TTL, data)
+fn record(name: &Name, ttl: u32, data: RData) -> Record {
+    Record::from_rdata(name.clone(), ttl, data)
 }
 
 /// Returns the addresses as records of the type that was asked for; of ANY the first family that
 /// there is (RFC 8482 section 4.1).
-fn addresses(name: &Name, ips: &[IpAddr], qtype: RecordType) -> Vec<Record> {
+fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType) -> Vec<Record> {
     let of_type = |qtype| -> Vec<Record> {
         ips.iter()
             .filter_map(|ip| match (ip, qtype) {
@@ -184,7 +184,7 @@ fn addresses(name: &Name, ips: &[IpAddr], qtype: RecordType) -> Vec<Record> {
                 (IpAddr::V6(ip), RecordType::AAAA) => Some(RData::AAAA(AAAA(*ip))),
                 _ => None,
             })
-            .map(|data| record(name, data))
+            .map(|data| record(name, ttl, data))
             .collect()
     };
     if qtype != RecordType::ANY {
@@ -218,6 +218,7 @@ mod tests {
                 addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
             },
             ports: vec![],
+            ttl: None,
         }
     }
 
@@ -317,6 +318,19 @@ mod tests {
         for question in ["lb.internal. SOA", "lb.internal. ANY"] {
             assert_eq!(ask(&store, question), format!("NoError | {SOA_RECORD} |  | "));
         }
+    }
+
+    #[test]
+    fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
+        let store = store();
+        store.apply(Observed { ttl: Some(60), ..link("default", "host", &["a.example."], &[]) });
+        store.apply(Observed { ttl: Some(0), ..link("default", "six", &[], &["2001:db8::6"]) });
+        assert_eq!(
+            ask(&store, "host-default.lb.internal. CNAME"),
+            "NoError | host-default.lb.internal. 60 IN CNAME a.example. |  | "
+        );
+        assert!(ask(&store, "six-default.lb.internal. AAAA").contains(" 0 IN AAAA 2001:db8::6"));
+        assert_eq!(ask(&store, "six-default.lb.internal. A"), format!("NoError |  | {SOA_RECORD} | "));
     }
 
     #[test]

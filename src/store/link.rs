@@ -70,6 +70,8 @@ pub struct Observed {
     pub ingress: Ingress,
     /// `spec.ports`.
     pub ports: Vec<Port>,
+    /// The TTL that the Service wants for its records, in seconds.
+    pub ttl: Option<u32>,
 }
 
 /// The entries of `status.loadBalancer.ingress` that DNS can carry, in their order.
@@ -156,6 +158,8 @@ pub struct Link {
     pub target: Option<Target>,
     /// The Service's ports, where the target is addresses.
     pub ports: Box<[Port]>,
+    /// The TTL that the Service wants for its records, in seconds.
+    pub ttl: Option<u32>,
     /// Where the link stands.
     pub state: State,
     /// The name of the external target that belongs to this link and no other.

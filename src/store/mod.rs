@@ -193,6 +193,7 @@ impl Store {
             created: Some(NEVER),
             target: None,
             ports: Box::default(),
+            ttl: None,
             state: State::Gone(Instant::now()),
             external_target: Box::default(),
         };
@@ -214,7 +215,7 @@ impl Store {
     }
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { key, uid, created, resource_version, ingress, ports } = observed;
+        let Observed { key, uid, created, resource_version, ingress, ports, ttl } = observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
         // A recreated Service starts anew: its predecessor's target isn't its own.
@@ -236,6 +237,7 @@ impl Store {
                 .map_or(created, |link| link.created),
             target,
             ports: if addresses { ports.into() } else { Box::default() },
+            ttl,
             state,
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             key,

@@ -13,6 +13,7 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
             addresses: vec![],
         },
         ports: vec![],
+        ttl: None,
     }
 }
 

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
-use crate::store::{Change, Store};
+use crate::store::{Change, Link, Store};
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -107,13 +107,16 @@ fn log_changes(metrics: &Metrics, changes: impl IntoIterator<Item = Change>) {
 }
 
 fn log_change(metrics: &Metrics, change: &Change) {
-    if change.before.is_none() && change.after.is_none() {
-        return;
-    }
-    if change.before.is_some() && change.retargeted().is_some() {
+    let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
+    let retargeted = change.retargeted().is_some();
+    if change.before.is_some() && retargeted {
         metrics.target_changes.inc();
     }
-    info!("{change}");
+    if retargeted || state(&change.before) != state(&change.after) {
+        info!("{change}");
+    } else {
+        debug!("link {}: another TTL, other ports or another name", change.key);
+    }
 }
 
 /// The first list is news about lb-linker, not about the links: one line of each would bury

@@ -144,6 +144,7 @@ mod tests {
             created: None,
             target: None,
             ports: [].into(),
+            ttl: None,
             state: State::Live,
             external_target: "web-default-ext".into(),
         })

@@ -106,14 +106,19 @@ pub struct IngressEntry {
     pub ip: Option<String>,
 }
 
-/// An entry of `status.loadBalancer.ingress` that can't be served, and why.
+/// What of a Service can't be served, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the load balancer's {field} {value:?} can't be served: {why}")]
+#[error("{field} {value:?} can't be served: {why}")]
 pub struct Unusable {
     field: &'static str,
     value: String,
     why: String,
 }
+
+/// The annotation for the TTL of a link's records, in seconds.
+const TTL: &str = "linker.hsj.com/ttl";
+/// The longest TTL that a Service may want: whoever has cached a target asks again after that.
+const MAX_TTL: u32 = 3600;
 
 // === impl Service ===
 
@@ -159,10 +164,22 @@ impl Service {
         self.spec.type_.as_deref() == Some(LOAD_BALANCER) && self.metadata.deletion_timestamp.is_none()
     }
 
-    /// Returns what the store needs to know, and the ingress entries that can't be served.
+    /// Returns what the store needs to know, and what of it can't be served.
     #[must_use]
     pub fn observe(&self) -> (Observed, Vec<Unusable>) {
-        let (ingress, unusable) = usable(&self.status.load_balancer.ingress);
+        let (ingress, mut unusable) = usable(&self.status.load_balancer.ingress);
+        let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
+            Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
+            _ => {
+                let why = format!("not a number of seconds from 0 to {MAX_TTL}");
+                unusable.push(Unusable {
+                    field: "annotation linker.hsj.com/ttl",
+                    value: text.to_owned(),
+                    why,
+                });
+                None
+            }
+        });
         let observed = Observed {
             key: self.key(),
             uid: self.uid().into(),
@@ -170,6 +187,7 @@ impl Service {
             resource_version: self.version(),
             ingress,
             ports: self.spec.ports.clone(),
+            ttl,
         };
         (observed, unusable)
     }
@@ -183,7 +201,11 @@ fn usable(entries: &[IngressEntry]) -> (Ingress, Vec<Unusable>) {
             match host_name(host) {
                 Ok(name) if !ingress.hostnames.contains(&name) => ingress.hostnames.push(name),
                 Ok(_) => {}
-                Err(why) => unusable.push(Unusable { field: "hostname", value: host.to_owned(), why }),
+                Err(why) => unusable.push(Unusable {
+                    field: "the load balancer's hostname",
+                    value: host.to_owned(),
+                    why,
+                }),
             }
         }
         if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
@@ -191,7 +213,7 @@ fn usable(entries: &[IngressEntry]) -> (Ingress, Vec<Unusable>) {
                 Ok(ip) if !ingress.addresses.contains(&ip) => ingress.addresses.push(ip),
                 Ok(_) => {}
                 Err(_) => unusable.push(Unusable {
-                    field: "ip",
+                    field: "the load balancer's ip",
                     value: text.to_owned(),
                     why: "not an IPv4 or IPv6 address".to_owned(),
                 }),
@@ -326,5 +348,19 @@ mod tests {
         assert!(service.is_living_load_balancer());
         service.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
         assert!(!service.is_living_load_balancer());
+    }
+
+    #[test]
+    fn a_ttl_from_0_to_3600_seconds_is_taken_from_its_annotation() {
+        for (text, expected) in
+            [("0", Some(0)), ("3600", Some(3600)), ("3601", None), ("5m", None), ("-1", None)]
+        {
+            let service: Service =
+                serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
+                    .unwrap();
+            let (observed, unusable) = service.observe();
+            assert_eq!(observed.ttl, expected, "{text}");
+            assert_eq!(unusable.len(), usize::from(expected.is_none()));
+        }
     }
 }

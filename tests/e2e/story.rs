@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::dns::{CoreDns, answers, short};
+use crate::harness::dns::{CoreDns, answers, ask_udp, query, short};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
 
@@ -259,4 +259,26 @@ async fn what_a_deleted_load_balancer_leaves_can_be_retained_or_point_nowhere() 
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
     let last = external_target(&cluster, &target, &object, "b.example.com").await;
     assert_eq!(last.metadata.uid, first.metadata.uid);
+}
+
+#[tokio::test]
+async fn a_load_balancer_says_how_long_its_records_live() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("ttl").await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    let question = query(&format!("web-{namespace}.lb.internal. CNAME"));
+    let ttl = || async { ask_udp(linker.dns, &question).await.answers.first().map(|record| record.ttl) };
+    eventually("the zone's TTL", || async { (ttl().await == Some(5)).then_some(()) }).await;
+    let annotate = |value: &'static str| {
+        let patch = serde_json::json!({"metadata": {"annotations": {"linker.hsj.com/ttl": value}}});
+        cluster.patch_service(&namespace, "web", patch)
+    };
+    annotate("60").await;
+    eventually("its own TTL", || async { (ttl().await == Some(60)).then_some(()) }).await;
+    annotate("soon").await;
+    let line = linker.line(&format!("Service {namespace}/web: annotation linker.hsj.com/ttl \"soon\"")).await;
+    assert!(line.contains("not a number of seconds from 0 to 3600"), "{line}");
+    assert_eq!(ttl().await, Some(5));
 }

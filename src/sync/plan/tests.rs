@@ -28,6 +28,7 @@ fn link(target: Option<Target>) -> Link {
         target,
         ports: [Port { name: Some("http".into()), protocol: "TCP".into(), port: 80, app_protocol: None }]
             .into(),
+        ttl: None,
         state: State::Live,
         external_target: "web-default-ext".into(),
     }
