@@ -42,39 +42,55 @@ pub struct Handler {
 impl Handler {
     /// Answers a message from a client; `None` where silence is right.
     pub async fn answer(&self, message: Vec<u8>, client: SocketAddr, protocol: Protocol) -> Option<Vec<u8>> {
-        match screen(&message) {
-            Screened::Silence => return None,
-            Screened::Reply(bytes) => return Some(bytes),
-            Screened::Question => {}
-        }
         // One message that hits a defect of ours, or of the decoder, must not end the listener.
-        let answering = self.answer_question(&message, client, protocol);
-        let answer = AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
-            error!("answering a question of {client} panicked: {message:02x?}");
+        let answering = AssertUnwindSafe(self.screen_and_answer(&message, client, protocol)).catch_unwind();
+        answering.await.unwrap_or_else(|_| {
+            error!("answering a message of {client} panicked: {message:02x?}");
             self.metrics.panics.inc();
             server_failure(&message)
-        });
-        Some(answer)
+        })
     }
 
-    async fn answer_question(&self, message: &[u8], client: SocketAddr, protocol: Protocol) -> Vec<u8> {
+    async fn screen_and_answer(
+        &self,
+        message: &[u8],
+        client: SocketAddr,
+        protocol: Protocol,
+    ) -> Option<Vec<u8>> {
+        match screen(message) {
+            Screened::Silence => None,
+            Screened::Reply(bytes) => Some(bytes),
+            Screened::Question => self.answer_question(message, client, protocol).await,
+        }
+    }
+
+    async fn answer_question(
+        &self,
+        message: &[u8],
+        client: SocketAddr,
+        protocol: Protocol,
+    ) -> Option<Vec<u8>> {
         let started = Instant::now();
         let request = match Request::from_bytes(message.to_vec(), unmapped(client), protocol) {
             Ok(request) => request,
             Err(error) => {
                 debug!("a message from {client} can't be decoded: {error}");
-                return format_error(message);
+                return Some(format_error(message));
             }
         };
-        let [query] = request.queries.queries() else { return format_error(message) };
+        let [query] = request.queries.queries() else { return Some(format_error(message)) };
         let query = query.original();
         let response = self.respond(&request, query).await;
         self.count(&request, query, response.metadata.response_code, started);
         let edns = request.edns.as_ref().map(|asked| response_edns(asked, response.ede));
-        encode(&response, query, edns.as_ref(), limit(&request, protocol)).unwrap_or_else(|error| {
-            error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
-            server_failure(message)
-        })
+        let encoded = encode(&response, query, edns.as_ref(), limit(&request, protocol));
+        encoded.map_or_else(
+            |error| {
+                error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
+                server_failure(message)
+            },
+            Some,
+        )
     }
 
     /// Returns the zone that a name is in, and the name relative to it. Zones don't lie in each

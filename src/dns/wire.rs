@@ -17,6 +17,10 @@ const MIN_UDP: u16 = 512;
 /// (DNS flag day 2020).
 pub const MAX_UDP: u16 = 1232;
 
+/// An OPT record without options (RFC 6891 section 6.1.2): the root, type 41, [`MAX_UDP`], rcode,
+/// version and flags zero, no data.
+const OPT: [u8; 11] = [0, 0, 41, (MAX_UDP >> 8) as u8, (MAX_UDP & 0xff) as u8, 0, 0, 0, 0, 0, 0];
+
 /// An Extended DNS Error (RFC 8914).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ede {
@@ -65,11 +69,17 @@ pub fn screen(message: &[u8]) -> Screened {
     if message.len() < HEADER || message[2] & 0x80 != 0 {
         return Screened::Silence;
     }
-    if (message[2] >> 3) & 0x0f != 0 {
-        return Screened::Reply(refusal(message, NOTIMP));
-    }
     let count = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
     let (questions, answers, authorities, additionals) = (count(4), count(6), count(8), count(10));
+    if (message[2] >> 3) & 0x0f != 0 {
+        let mut reply = refusal(message, NOTIMP);
+        // RFC 6891 section 6.1.1: who sends OPT gets OPT, or takes us for older than we are.
+        if questions == 1 && Message::from_vec(message).is_ok_and(|message| message.edns.is_some()) {
+            reply[11] = 1;
+            reply.extend_from_slice(&OPT);
+        }
+        return Screened::Reply(reply);
+    }
     // More than one question has no meaning (RFC 9619); the rest is what CoreDNS lets through.
     if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
         return Screened::Reply(refusal(message, FORMERR));
@@ -84,10 +94,10 @@ pub fn format_error(message: &[u8]) -> Vec<u8> {
     refusal(message, 1)
 }
 
-/// Returns the answer to a message that hit a defect of ours: SERVFAIL.
+/// Returns the answer to a message that hit a defect of ours: SERVFAIL, if it has a header at all.
 #[must_use]
-pub fn server_failure(message: &[u8]) -> Vec<u8> {
-    refusal(message, 2)
+pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
+    (message.len() >= HEADER).then(|| refusal(message, 2))
 }
 
 fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
@@ -292,6 +302,13 @@ mod tests {
         // QR, the opcode and RD; NOTIMP; one question and nothing else.
         assert_eq!(reply[..12], [0x12, 0x34, 0xa1, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(reply[12..], asked[12..]);
+
+        let mut with_edns = Message::from_vec(&asked).unwrap();
+        with_edns.set_edns(Edns::new());
+        let mut notify = with_edns.to_vec().unwrap();
+        notify[2] |= 4 << 3;
+        let Screened::Reply(reply) = screen(&notify) else { panic!() };
+        assert_eq!(Message::from_vec(&reply).unwrap().max_payload(), MAX_UDP, "OPT for OPT");
 
         let mut two = asked.clone();
         two[5] = 2;
