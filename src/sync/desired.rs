@@ -81,9 +81,7 @@ impl Desired {
             }
         }
     }
-}
 
-impl Desired {
     /// Returns what there should be for a link whose Service is gone and leaves a name that doesn't
     /// exist.
     #[must_use]
@@ -161,7 +159,7 @@ fn metadata(link: &Link, name: &str) -> ObjectMeta {
     }
 }
 
-/// Returns whether an object carries every label that it should.
+/// Returns whether an object lacks a label that it should carry.
 fn lacks_labels(actual: &ObjectMeta, desired: &ObjectMeta) -> bool {
     let has = |key, value| actual.labels.as_ref().and_then(|labels| labels.get(key)) == Some(value);
     !desired.labels.iter().flatten().all(|(key, value)| has(key, value))

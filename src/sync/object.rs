@@ -131,6 +131,12 @@ impl ObjectId {
     pub fn service(name: &str) -> Self {
         Self { kind: Kind::Service, name: name.to_owned() }
     }
+
+    /// Returns the id of the object of this kind with these metadata.
+    #[must_use]
+    pub fn of(kind: Kind, metadata: &ObjectMeta) -> Self {
+        Self { kind, name: metadata.name.clone().unwrap_or_default() }
+    }
 }
 
 /// An object of the target namespace.
@@ -147,7 +153,7 @@ impl Object {
     /// Returns which object it is.
     #[must_use]
     pub fn id(&self) -> ObjectId {
-        ObjectId { kind: self.kind(), name: self.meta().name.clone().unwrap_or_default() }
+        ObjectId::of(self.kind(), self.meta())
     }
 
     /// Returns its kind.

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::desired::{
     Desired, HEADLESS, IpTargets, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, Precondition, labelled_for,
     service_differs, slice_differs, written_by_us,
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
-use super::service::{EXTERNAL_NAME, Service};
+use super::service::{EXTERNAL_NAME, Service, Spec};
 use crate::store::{Link, State};
 
 /// One write to the target namespace.
@@ -147,16 +149,17 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
     let desired = match (link.state, &link.target) {
         (State::Gone(since), _) => {
             // EndpointSlices go after their Service, so that none is left behind.
-            let service = ours.or(actual.other_services.first().copied()).cloned().map(Object::from);
-            let slice = || actual.slices.first().map(|slice| Object::from((*slice).clone()));
-            let Some(object) = service.or_else(slice) else { return Step::Forget };
+            let service = ours.or(actual.other_services.first().copied());
+            let service = service.map(|service| (Kind::Service, &service.metadata));
+            let slice = || actual.slices.first().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+            let Some((kind, metadata)) = service.or_else(slice) else { return Step::Forget };
             match policy.on_delete {
                 OnDelete::Retain => return Step::Done,
                 OnDelete::Tombstone if ours.is_some() => Desired::tombstone(link, &policy.tombstone),
                 OnDelete::Tombstone | OnDelete::Delete => {
                     return match since.checked_add(policy.delete_delay) {
                         Some(due) if due > now => Step::Wait(due),
-                        Some(_) => remove(&object),
+                        Some(_) => remove(kind, metadata),
                         // A delay past the end of the clock: never.
                         None => Step::Done,
                     };
@@ -169,14 +172,14 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
     };
     let service = || match &desired.service {
         Some(desired) => service_step(link, desired, actual.named, ours),
-        None => ours.map_or(Step::Done, |ours| remove(&ours.clone().into())),
+        None => ours.map_or(Step::Done, |ours| remove(Kind::Service, &ours.metadata)),
     };
     // What the link had under another name goes when the new one stands, and not before.
     let stands =
         desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
     let leftovers = || {
         let former = actual.other_services.first().filter(|_| stands);
-        former.map_or(Step::Done, |service| remove(&(*service).clone().into()))
+        former.map_or(Step::Done, |service| remove(Kind::Service, &service.metadata))
     };
     // Addresses first, then the Service that leads to them; away from them the other way round. So
     // the name always leads somewhere.
@@ -189,7 +192,7 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
             desired.slices.iter().any(|desired| desired.metadata.name == slice.metadata.name)
         };
         let unwanted = actual.slices.iter().find(|slice| !wanted(slice));
-        unwanted.map_or(Step::Done, |slice| remove(&(*slice).clone().into()))
+        unwanted.map_or(Step::Done, |slice| remove(Kind::EndpointSlice, &slice.metadata))
     };
     first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
 }
@@ -255,7 +258,7 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
     let allocated = ours.spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != HEADLESS.1);
     if allocated && desired.spec.cluster_ip.is_some() {
         // An address that was allocated can't become `None`: only by way of ExternalName.
-        desired.spec = super::service::Spec {
+        desired.spec = Spec {
             type_: Some(EXTERNAL_NAME.into()),
             external_name: Some(format!("{}.invalid", link.external_target)),
             ..Default::default()
@@ -273,9 +276,8 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>) -> Step {
         // One of ours that has lost its labels.
         (None, Some(lost)) if written_by_us(&lost.metadata) && labelled_for(&lost.metadata).is_none() => lost,
         (None, Some(stranger)) => {
-            let object = Object::from((*stranger).clone()).id();
             return Step::Conflict {
-                object,
+                object: ObjectId::of(Kind::EndpointSlice, &stranger.metadata),
                 why: "an EndpointSlice of somebody else has its name".to_owned(),
             };
         }
@@ -286,7 +288,7 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>) -> Step {
     }
     if there.address_type != desired.address_type {
         // It can't be changed.
-        return remove(&(*there).clone().into());
+        return remove(Kind::EndpointSlice, &there.metadata);
     }
     if !slice_differs(there, desired) {
         return Step::Done;
@@ -294,11 +296,11 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>) -> Step {
     Step::Write(Write::Change { desired: desired.clone().into(), only: Precondition::of(&there.metadata) })
 }
 
-fn remove(object: &Object) -> Step {
-    if object.is_terminating() {
+fn remove(kind: Kind, metadata: &ObjectMeta) -> Step {
+    if metadata.deletion_timestamp.is_some() {
         return Step::Done;
     }
-    Step::Write(Write::Delete { id: object.id(), only: Precondition::of(object.meta()) })
+    Step::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
 fn stranger(object: &Service) -> String {

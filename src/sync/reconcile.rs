@@ -31,6 +31,7 @@ use crate::store::{Change, Link, ServiceKey, Store};
 const MAX_WRITES: usize = 16;
 /// How long writes under way may take to end when lb-linker is told to stop.
 const FAREWELL: Duration = Duration::from_secs(5);
+
 /// What the reconciler needs.
 #[derive(Clone)]
 pub struct Settings {
