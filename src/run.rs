@@ -199,9 +199,6 @@ impl Source {
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
-        if self.keeper().is_none() {
-            store.set_holders_known();
-        }
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
@@ -214,6 +211,9 @@ impl Source {
             tasks.spawn(supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
                 reconcile::run(settings.clone(), reconciler_stop.clone())
             }));
+        } else {
+            // Nothing is kept, so no external target has a holder to wait for.
+            store.set_holders_known();
         }
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
