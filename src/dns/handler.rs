@@ -80,8 +80,10 @@ impl Handler {
         };
         let [query] = request.queries.queries() else { return Some(format_error(message)) };
         let query = query.original();
-        let response = self.respond(&request, query).await;
-        self.count(&request, query, response.metadata.response_code, started);
+        let found = self.zone_of(query.name());
+        let zone = found.as_ref().map(|(zone, _)| *zone);
+        let response = self.respond(&request, query, found).await;
+        self.count(&request, query, zone, response.metadata.response_code, started);
         let edns = request.edns.as_ref().map(|asked| response_edns(asked, response.ede));
         let encoded = encode(&response, query, edns.as_ref(), limit(&request, protocol));
         encoded.map_or_else(
@@ -99,7 +101,7 @@ impl Handler {
         self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
     }
 
-    async fn respond(&self, request: &Request, query: &Query) -> Response {
+    async fn respond(&self, request: &Request, query: &Query, zone: Option<(&Zone, Vec<u8>)>) -> Response {
         let mut response = Response::new(Metadata::response_from_request(&request.metadata));
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
             // RFC 6891 section 6.1.3.
@@ -121,8 +123,8 @@ impl Handler {
             authentic_data: request.metadata.authentic_data,
             dnssec_ok: request.edns.as_ref().map(|edns| edns.flags().dnssec_ok),
         };
-        if self.zone_of(query.name()).is_some() {
-            self.answer_with_authority(&mut response, upstream, question).await;
+        if zone.is_some() {
+            self.answer_with_authority(&mut response, upstream, question, zone).await;
         } else {
             forward(&mut response, upstream, &question).await;
         }
@@ -136,12 +138,13 @@ impl Handler {
         response: &mut Response,
         upstream: Option<&Upstream>,
         mut question: Question,
+        mut zone: Option<(&Zone, Vec<u8>)>,
     ) {
         response.metadata.authoritative = true;
         let mut seen: Vec<Name> = Vec::new();
         while !seen.contains(question.query.name()) && seen.len() < MAX_LOOKUPS {
             let name = question.query.name().clone();
-            let next = match self.zone_of(&name) {
+            let next = match zone {
                 Some((zone, relative)) => {
                     let answer = zone.answer(&self.store, &name, &relative, question.query.query_type());
                     response.metadata.response_code = answer.rcode;
@@ -157,6 +160,7 @@ impl Handler {
                 },
             };
             let Some(next) = next else { return };
+            zone = self.zone_of(&next);
             seen.push(name);
             question.query.set_name(next);
         }
@@ -195,10 +199,17 @@ impl Handler {
         None
     }
 
-    fn count(&self, request: &Request, query: &Query, rcode: ResponseCode, started: Instant) {
+    fn count(
+        &self,
+        request: &Request,
+        query: &Query,
+        zone: Option<&Zone>,
+        rcode: ResponseCode,
+        started: Instant,
+    ) {
         // An unmatched name is in CoreDNS's root block, or dropped where there is none.
-        let (zone, plugin) = match (self.zone_of(query.name()), &self.upstream) {
-            (Some((zone, _)), _) => (zone.origin().to_ascii(), "lb_linker"),
+        let (zone, plugin) = match (zone, &self.upstream) {
+            (Some(zone), _) => (zone.origin().to_ascii(), "lb_linker"),
             (None, Some(_)) => (".".to_owned(), "forward"),
             (None, None) => ("dropped".to_owned(), ""),
         };
