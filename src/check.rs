@@ -51,7 +51,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
     if let Some(directory) = &flags.manifests {
-        let checked = manifests::check(directory, &flags.selection())
+        let checked = manifests::check(directory, &flags.selection(), &flags.admission())
             .map_err(|source| RunError::Directory { flag: "manifests", source })?;
         findings.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         findings.lines.extend(checked.notices);

@@ -25,6 +25,10 @@ pub struct Metrics {
     pub api_writes: IntCounterVec,
     /// Links whose external target's name is taken by an object that isn't ours.
     pub conflicts: IntGauge,
+    /// External targets that would be removed if there hadn't been so many before.
+    pub deletes_held: IntGauge,
+    /// Links of which a target isn't followed.
+    targets_refused: IntGauge,
     /// Events that the watch of LoadBalancer Services delivered.
     pub watch_events: IntCounter,
     /// Sync tasks that ended and were started again, by `task`.
@@ -60,6 +64,14 @@ impl Metrics {
             conflicts: IntGauge::new(
                 "lb_linker_conflicts",
                 "Links whose external target's name is taken by an object of somebody else.",
+            )?,
+            deletes_held: IntGauge::new(
+                "lb_linker_deletes_held",
+                "External targets whose removal is held back by --max-deletes.",
+            )?,
+            targets_refused: IntGauge::new(
+                "lb_linker_targets_refused",
+                "Links whose Service names a target that isn't followed.",
             )?,
             watch_events: IntCounter::new(
                 "lb_linker_watch_events_total",
@@ -104,6 +116,8 @@ impl Metrics {
         registry.register(Box::new(metrics.target_changes.clone()))?;
         registry.register(Box::new(metrics.api_writes.clone()))?;
         registry.register(Box::new(metrics.conflicts.clone()))?;
+        registry.register(Box::new(metrics.deletes_held.clone()))?;
+        registry.register(Box::new(metrics.targets_refused.clone()))?;
         registry.register(Box::new(metrics.watch_events.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;
         registry.register(Box::new(metrics.dns_requests.clone()))?;
@@ -120,7 +134,9 @@ impl Metrics {
     /// If a metric can't be written, which only a defect of ours can cause.
     pub fn render(&self, store: &Arc<Store>) -> Result<String, prometheus::Error> {
         let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("gone", 0)];
+        let mut refused = 0;
         for link in store.links() {
+            refused += i64::from(link.refused);
             let state = match (link.state, &link.target) {
                 (State::Live, Some(_)) => 0,
                 (State::Live, None) => 1,
@@ -129,6 +145,7 @@ impl Metrics {
             };
             count[state].1 += 1;
         }
+        self.targets_refused.set(refused);
         for (state, number) in count {
             self.links.with_label_values(&[state]).set(number);
         }

@@ -164,7 +164,7 @@ impl Source {
     async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
             // Whoever starts lb-linker is there to read it; later a broken file keeps what it had.
-            let checked = manifests::check(manifests, &flags.selection())
+            let checked = manifests::check(manifests, &flags.selection(), &flags.admission())
                 .map_err(|source| RunError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
                 return Err(RunError::Manifest(error));
@@ -199,11 +199,13 @@ impl Source {
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
+        let admission = Arc::new(flags.admission());
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
                 keeper: keeper.clone(),
                 selection: Arc::clone(&selection),
+                admission: Arc::clone(&admission),
                 policy: flags.policy(),
                 metrics: Arc::clone(metrics),
             };
@@ -218,8 +220,14 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
-                let source =
-                    ClusterSource { client, outage, selection, store, metrics: Arc::clone(&metrics) };
+                let source = ClusterSource {
+                    client,
+                    outage,
+                    selection,
+                    admission,
+                    store,
+                    metrics: Arc::clone(&metrics),
+                };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())
@@ -230,6 +238,7 @@ impl Source {
                 let source = ManifestSource {
                     directory,
                     selection,
+                    admission,
                     store,
                     metrics: Arc::clone(&metrics),
                     files: Arc::default(),
@@ -305,11 +314,13 @@ fn start_dns(
         if through.is_empty() { "are refused".to_owned() } else { format!("through {}", through.join(" ")) },
     );
     let upstream = (!upstreams.is_empty()).then(|| Arc::new(Upstream::new(upstreams)));
+    let targets = Arc::new(flags.admission().targets);
     for (address, udp, tcp) in sockets {
         info!("DNS on {address}, by UDP and TCP");
         let handler = Arc::new(Handler {
             zones: Arc::clone(&zones),
             store: Arc::clone(store),
+            targets: Arc::clone(&targets),
             upstream: upstream.clone(),
             metrics: Arc::clone(metrics),
             server: server_label(address),

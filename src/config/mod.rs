@@ -1,5 +1,6 @@
 //! The flags, their defaults, and what they mean together.
 
+mod admission;
 mod selector;
 mod values;
 
@@ -14,12 +15,15 @@ use nix::net::if_::if_nametoindex;
 
 use crate::names;
 use crate::store::host_text;
+use crate::sync::admission::Admission;
+use crate::sync::brakes::MaxDeletes;
 use crate::sync::desired::IpTargets;
 use crate::sync::plan::{OnDelete, Policy, SyncMode};
 use crate::sync::selection::Selection;
+pub use admission::AdmissionFlags;
 use selector::selector;
 pub use values::UpstreamSpec;
-use values::{delay, dns_label, listen, zone};
+use values::{delay, dns_label, listen, max_deletes, zone};
 
 /// The port of DNS (RFC 1035 section 4.2).
 const DNS_PORT: u16 = 53;
@@ -141,6 +145,21 @@ pub struct Flags {
         help_heading = "External targets"
     )]
     pub ip_targets: IpTargets,
+
+    /// How many external targets may be removed in ten minutes: a number, or "unlimited" [default: 10,
+    /// or a fifth of them, whichever is more]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "LB_LINKER_MAX_DELETES",
+        value_parser = max_deletes,
+        help_heading = "External targets"
+    )]
+    pub max_deletes: Option<MaxDeletes>,
+
+    /// What of Services' wishes is granted
+    #[command(flatten)]
+    pub admission: AdmissionFlags,
 
     /// Work without a cluster: read Services from the YAML and JSON files in this directory, and
     /// again whenever they change
@@ -340,6 +359,12 @@ impl Flags {
         }
     }
 
+    /// Returns what of Services' wishes is granted.
+    #[must_use]
+    pub fn admission(&self) -> Admission {
+        self.admission.admission(&self.zones)
+    }
+
     /// Returns what the user has decided about external targets.
     #[must_use]
     pub fn policy(&self) -> Policy {
@@ -349,6 +374,7 @@ impl Flags {
             on_delete: self.on_delete,
             delete_delay: self.delete_delay,
             tombstone: format!("{}.{zone}", names::DELETED),
+            max_deletes: self.max_deletes.unwrap_or_default(),
             ip_targets: self.ip_targets,
         }
     }
@@ -377,7 +403,11 @@ impl Flags {
             ("--sync", value_name(&self.sync)),
             ("--on-delete", value_name(&self.on_delete)),
             ("--delete-delay", values::duration_text(self.delete_delay)),
+            ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
             ("--ip-targets", value_name(&self.ip_targets)),
+        ]);
+        flags.extend(self.admission.effective());
+        flags.extend([
             ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),
             ("--listen", list(&self.listen)),
             ("--upstream", list(&self.upstream)),

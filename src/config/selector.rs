@@ -55,14 +55,18 @@ fn expression(text: &str) -> Option<Expression> {
     Some(Expression::Exists(key(text)?))
 }
 
-/// `[prefix/]name`: a DNS name, and a label name.
 fn key(text: &str) -> Option<String> {
     let text = text.trim();
+    is_label_key(text).then(|| text.to_owned())
+}
+
+/// Returns whether this is the key of a label or annotation, `[prefix/]name`: a DNS name, and a
+/// label's name.
+pub(super) fn is_label_key(text: &str) -> bool {
     let (prefix, name) = text.rsplit_once('/').unwrap_or(("", text));
     let prefix_is_right = prefix.len() <= 253
         && prefix.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(c));
-    (prefix_is_right && !name.is_empty() && is_label_text(name) && !text.starts_with('/'))
-        .then(|| text.to_owned())
+    prefix_is_right && !name.is_empty() && is_label_text(name) && !text.starts_with('/')
 }
 
 fn value(text: &str) -> Option<String> {

@@ -7,11 +7,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hickory_proto::rr::Name;
+use ipnet::IpNet;
 use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
 use super::DNS_PORT;
+use super::selector::is_label_key;
 use crate::names;
+use crate::sync::brakes::MaxDeletes;
 
 /// One value of `--upstream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +81,48 @@ pub(super) fn zone(text: &str) -> Result<Name, &'static str> {
     let mut name = Name::from_ascii(text).map_err(|_| WRONG)?;
     name.set_fqdn(true);
     Ok(name)
+}
+
+/// Parses a domain.
+pub(super) fn domain(text: &str) -> Result<Name, &'static str> {
+    const WRONG: &str = "not a domain such as cloud.example";
+    let mut name =
+        Name::from_ascii(text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase()).map_err(|_| WRONG)?;
+    if name.is_root() || name.is_wildcard() {
+        return Err(WRONG);
+    }
+    name.set_fqdn(true);
+    Ok(name)
+}
+
+/// Parses a network, or a single address.
+pub(super) fn net(text: &str) -> Result<IpNet, &'static str> {
+    text.parse()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+        .map(|net| net.trunc())
+        .map_err(|_| "not a network such as 192.0.2.0/24 or 2001:db8::/32")
+}
+
+/// Parses the key of an annotation.
+pub(super) fn annotation(text: &str) -> Result<String, &'static str> {
+    if is_label_key(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("not the key of an annotation such as external-dns.alpha.kubernetes.io/hostname")
+    }
+}
+
+/// Parses the name of a namespace, or `*` for all.
+pub(super) fn namespace_or_all(text: &str) -> Result<String, &'static str> {
+    if text == "*" { Ok(text.to_owned()) } else { dns_label(text) }
+}
+
+/// Parses a number, or `unlimited`.
+pub(super) fn max_deletes(text: &str) -> Result<MaxDeletes, &'static str> {
+    if text == "unlimited" {
+        return Ok(MaxDeletes::Unlimited);
+    }
+    text.parse().map(MaxDeletes::Number).map_err(|_| "neither a number nor \"unlimited\"")
 }
 
 /// Parses a duration of zero or more.

@@ -7,6 +7,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::zone::TTL;
+use crate::targets::TargetPolicy;
 
 /// The part of an answer that belongs to a question.
 #[derive(Debug, PartialEq)]
@@ -84,6 +85,18 @@ pub fn follow(answer: &Message, name: &Name, qtype: RecordType, ours: impl Fn(&N
         record.ttl = plain_ttl(record.ttl);
     }
     Followed { answers, authorities, end }
+}
+
+/// Drops the addresses that no target may have: whoever owns a hostname in the cloud could lead
+/// clients to themselves, or into the cluster. Returns whether there were any.
+pub fn drop_refused(answers: &mut Vec<Record>, targets: &TargetPolicy) -> bool {
+    let before = answers.len();
+    answers.retain(|record| match &record.data {
+        RData::A(ip) => targets.check_address(ip.0.into()).is_ok(),
+        RData::AAAA(ip) => targets.check_address(ip.0.into()).is_ok(),
+        _ => true,
+    });
+    answers.len() < before
 }
 
 /// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
@@ -203,6 +216,16 @@ mod tests {
         ] {
             assert_eq!(follow_a(rcode, answers, authorities), expected, "{answers:?} {authorities:?}");
         }
+    }
+
+    #[test]
+    fn addresses_that_no_target_may_have_are_dropped() {
+        let mut answers = ["t.example. CNAME u.example.", "u.example. A 127.0.0.1", "u.example. A 192.0.2.1"]
+            .map(record)
+            .to_vec();
+        assert!(drop_refused(&mut answers, &TargetPolicy::default()));
+        assert_eq!(answers.len(), 2);
+        assert!(!drop_refused(&mut answers, &TargetPolicy::default()));
     }
 
     #[test]

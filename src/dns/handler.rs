@@ -13,13 +13,14 @@ use hickory_server::server::Request;
 use tracing::{debug, error};
 
 use super::acl::may_recurse;
-use super::chase::{End, follow};
+use super::chase::{End, drop_refused, follow};
 use super::unmapped;
 use super::upstream::{Purpose, Question, Upstream, UpstreamError};
 use super::wire::{Ede, MAX_UDP, Response, Screened, encode, format_error, limit, screen, server_failure};
 use super::zone::Zone;
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::targets::TargetPolicy;
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
 const MAX_LOOKUPS: usize = 8;
@@ -31,6 +32,8 @@ pub struct Handler {
     pub zones: Arc<[Zone]>,
     /// The links.
     pub store: Arc<Store>,
+    /// Which addresses behind a link's target are given.
+    pub targets: Arc<TargetPolicy>,
     /// Who resolves everything else; nobody with `--upstream none`.
     pub upstream: Option<Arc<Upstream>>,
     /// What is counted.
@@ -184,7 +187,10 @@ impl Handler {
             return None;
         }
         let Query { name, query_type, .. } = &question.query;
-        let followed = follow(&answer, name, *query_type, |name| self.zone_of(name).is_some());
+        let mut followed = follow(&answer, name, *query_type, |name| self.zone_of(name).is_some());
+        if drop_refused(&mut followed.answers, &self.targets) {
+            response.ede = Some(Ede::FILTERED);
+        }
         response.answers.extend(followed.answers);
         response.authorities = followed.authorities;
         response.metadata.truncation |= answer.metadata.truncation;
@@ -318,7 +324,7 @@ mod tests {
     use hickory_proto::op::Message;
 
     use super::*;
-    use crate::store::{Departed, Ingress, Observed, ServiceKey};
+    use crate::store::{Departed, Ingress, Observed, ServiceKey, Wishes};
 
     fn handler() -> Handler {
         let store = Store::new(Departed::Kept);
@@ -330,13 +336,15 @@ mod tests {
             resource_version: Some(1),
             ingress: Ingress { hostnames: vec![name("a.example.")], addresses: vec![] },
             ports: vec![],
-            ttl: None,
+            wishes: Wishes::default(),
+            refused: false,
         };
         store.replace(None, vec![link], vec![]);
         store.set_synced();
         Handler {
             zones: [Zone::new(&name("lb.internal."), vec![]).unwrap()].into(),
             store: Arc::new(store),
+            targets: Arc::default(),
             // Nobody: a question that gets that far fails.
             upstream: Some(Arc::new(Upstream::new(vec![]))),
             metrics: Arc::new(Metrics::new().unwrap()),

@@ -20,6 +20,8 @@ const TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
 #[derive(Clone, Debug)]
 pub struct Zone {
     origin: Name,
+    /// The origin as the store's index writes names.
+    wire: Box<[u8]>,
     name_server: Name,
     hostmaster: Name,
     /// The addresses of `ns.dns.<zone>`.
@@ -52,7 +54,8 @@ impl Zone {
         let mut origin = origin.to_lowercase();
         origin.set_fqdn(true);
         let below = |labels: &str| Name::from_ascii(labels)?.append_domain(&origin);
-        Ok(Self { name_server: below("ns.dns")?, hostmaster: below("hostmaster")?, origin, addresses })
+        let wire = names::wire(origin.iter()).unwrap_or_default().into();
+        Ok(Self { name_server: below("ns.dns")?, hostmaster: below("hostmaster")?, wire, origin, addresses })
     }
 
     /// Returns the zone's origin.
@@ -83,7 +86,7 @@ impl Zone {
         let found = match relative {
             b"" | b"\x03dns" | b"\x02ns\x03dns" => Found::EmptyNonTerminal,
             _ if reserved => Found::Nothing,
-            relative => store.find(relative),
+            relative => store.find(relative, &self.wire),
         };
         if !synced && !reserved && !matches!(found, Found::Link(_)) {
             return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
@@ -94,7 +97,7 @@ impl Zone {
             (b"\x02ns\x03dns", _) => answer.answers = addresses(name, TTL, &self.addresses, qtype),
             (_, Found::Nothing) => answer.rcode = ResponseCode::NXDomain,
             (_, Found::EmptyNonTerminal) => {}
-            (_, Found::Link(link)) => match (&link.target, link.ttl.unwrap_or(TTL)) {
+            (_, Found::Link(link)) => match (&link.target, link.wishes.ttl.unwrap_or(TTL)) {
                 (None, _) => {}
                 (Some(Target::Addresses(ips)), ttl) => answer.answers = addresses(name, ttl, ips, qtype),
                 // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who
@@ -197,7 +200,7 @@ fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType) -> Vec<Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Departed, Ingress, Observed, ServiceKey};
+    use crate::store::{Departed, Ingress, Observed, ServiceKey, Wishes};
 
     fn name(text: &str) -> Name {
         Name::from_ascii(text).unwrap()
@@ -218,8 +221,13 @@ mod tests {
                 addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
             },
             ports: vec![],
-            ttl: None,
+            wishes: Wishes::default(),
+            refused: false,
         }
+    }
+
+    fn with_ttl(ttl: u32, link: Observed) -> Observed {
+        Observed { wishes: Wishes { ttl: Some(ttl), ..Default::default() }, ..link }
     }
 
     fn store() -> Store {
@@ -323,8 +331,8 @@ mod tests {
     #[test]
     fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
         let store = store();
-        store.apply(Observed { ttl: Some(60), ..link("default", "host", &["a.example."], &[]) });
-        store.apply(Observed { ttl: Some(0), ..link("default", "six", &[], &["2001:db8::6"]) });
+        store.apply(with_ttl(60, link("default", "host", &["a.example."], &[])));
+        store.apply(with_ttl(0, link("default", "six", &[], &["2001:db8::6"])));
         assert_eq!(
             ask(&store, "host-default.lb.internal. CNAME"),
             "NoError | host-default.lb.internal. 60 IN CNAME a.example. |  | "

@@ -9,18 +9,19 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
 use super::ServiceKey;
+use super::extras::Extras;
 use crate::names;
 
 /// A link's place in the queue for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    created: i64,
-    key: ServiceKey,
+pub(super) struct Rank {
+    pub(super) created: i64,
+    pub(super) key: ServiceKey,
 }
 
 /// For each name the links that want it, the oldest first.
 #[derive(Debug)]
-struct Claims<N>(HashMap<N, BTreeSet<Rank>>);
+pub(super) struct Claims<N>(HashMap<N, BTreeSet<Rank>>);
 
 impl<N> Default for Claims<N> {
     fn default() -> Self {
@@ -29,11 +30,13 @@ impl<N> Default for Claims<N> {
 }
 
 impl<N: Clone + Eq + Hash> Claims<N> {
-    fn add(&mut self, name: &N, rank: Rank) {
+    /// Puts a link into the queue for a name.
+    pub(super) fn add(&mut self, name: &N, rank: Rank) {
         self.0.entry(name.clone()).or_default().insert(rank);
     }
 
-    fn remove(&mut self, name: &N, rank: &Rank) {
+    /// Takes a link out of the queue for a name.
+    pub(super) fn remove(&mut self, name: &N, rank: &Rank) {
         if let Some(claimants) = self.0.get_mut(name) {
             claimants.remove(rank);
             if claimants.is_empty() {
@@ -43,7 +46,7 @@ impl<N: Clone + Eq + Hash> Claims<N> {
     }
 
     /// Returns whose name it is: the claimant that holds it, else the first.
-    fn winner(&self, name: &N, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
+    pub(super) fn winner(&self, name: &N, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
         let claimants = self.0.get(name)?;
         // Nearly always there is just one.
         let holder = if claimants.len() > 1 { claimants.iter().find(|rank| holds(&rank.key)) } else { None };
@@ -70,6 +73,8 @@ pub(super) struct Allotment {
     losers: HashMap<ServiceKey, Vec<Box<str>>>,
     /// By object name the link that it is labelled for.
     holders: HashMap<Box<str>, ServiceKey>,
+    /// Further names, which links ask for.
+    pub(super) extras: Extras,
 }
 
 impl Allotment {

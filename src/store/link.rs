@@ -70,8 +70,29 @@ pub struct Observed {
     pub ingress: Ingress,
     /// `spec.ports`.
     pub ports: Vec<Port>,
-    /// The TTL that the Service wants for its records, in seconds.
+    /// What the Service asks for in annotations.
+    pub wishes: Wishes,
+    /// Whether the Service names a target that isn't followed.
+    pub refused: bool,
+}
+
+/// What a Service asks for in annotations, as far as it may.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// The TTL of its records, in seconds.
     pub ttl: Option<u32>,
+    /// Further DNS names: absolute, lower-case, without the trailing dot; the first label may be `*`.
+    pub hostnames: Box<[Box<str>]>,
+    /// The namespaces whose Services may follow it; `*` for all.
+    pub allow_from: Box<[Box<str>]>,
+}
+
+impl Wishes {
+    /// Returns whether Services of another namespace may follow this one.
+    #[must_use]
+    pub fn allows(&self, namespace: &str) -> bool {
+        self.allow_from.iter().any(|allowed| &**allowed == "*" || **allowed == *namespace)
+    }
 }
 
 /// The entries of `status.loadBalancer.ingress` that DNS can carry, in their order.
@@ -138,7 +159,7 @@ pub fn host_text(name: &Name) -> String {
 pub enum State {
     /// The Service exists and says what its target is, or that it has none yet.
     Live,
-    /// The Service exists but its status went blank: the last target is kept.
+    /// The Service exists but names no target that can be followed any more: the last one is kept.
     Stale,
     /// The Service is gone since then; the link holds its names until its external target is gone.
     Gone(Instant),
@@ -158,8 +179,12 @@ pub struct Link {
     pub target: Option<Target>,
     /// The Service's ports, where the target is addresses.
     pub ports: Box<[Port]>,
-    /// The TTL that the Service wants for its records, in seconds.
-    pub ttl: Option<u32>,
+    /// What the Service asks for in annotations.
+    pub wishes: Wishes,
+    /// Those of the DNS names it asks for that it has: another link may have come first.
+    pub hostnames: Box<[Box<str>]>,
+    /// Whether the Service names a target that isn't followed.
+    pub refused: bool,
     /// Where the link stands.
     pub state: State,
     /// The name of the external target that belongs to this link and no other.
@@ -203,7 +228,12 @@ impl fmt::Display for Change {
             Some(Link { state: State::Gone(_), .. }) => "gone".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
             Some(Link { target: Some(target), state: State::Stale, .. }) => {
-                format!("{target} (kept: the Service's status is blank)")
+                let why = if self.after.as_ref().is_some_and(|link| link.refused) {
+                    "the Service's new one isn't followed"
+                } else {
+                    "the Service's status is blank"
+                };
+                format!("{target} (kept: {why})")
             }
             Some(Link { target: Some(target), .. }) => target.to_string(),
         };

@@ -4,10 +4,11 @@
 //! wait for a writer that changes another name; writers take turns.
 
 mod allotment;
+mod extras;
 mod link;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +17,8 @@ use tokio::sync::{broadcast, watch};
 
 use crate::names;
 use allotment::{Allotment, Reallotted, label};
-pub use link::{Change, Ingress, Link, Observed, Port, ServiceKey, State, Target, host_text};
+use extras::Passed;
+pub use link::{Change, Ingress, Link, Observed, Port, ServiceKey, State, Target, Wishes, host_text};
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
@@ -52,6 +54,10 @@ pub struct Store {
     links: DashMap<ServiceKey, Arc<Link>>,
     /// By name relative to the zone, as [`names::wire`] writes it.
     names: DashMap<Box<[u8]>, NameEntry>,
+    /// The further names that links ask for, by absolute name in wire form.
+    extras: DashMap<Box<[u8]>, NameEntry>,
+    /// How many of them there are: mostly none, and then nobody needs to look.
+    extras_count: AtomicUsize,
     /// Who has which name; whoever writes holds it.
     allotment: Mutex<Allotment>,
     feed: broadcast::Sender<Change>,
@@ -84,6 +90,8 @@ impl Store {
         Self {
             links: DashMap::new(),
             names: DashMap::new(),
+            extras: DashMap::new(),
+            extras_count: AtomicUsize::new(0),
             allotment: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
@@ -121,6 +129,37 @@ impl Store {
         }
         self.advance_serial(resource_version);
         Some(self.depart(&mut allotment, &link))
+    }
+
+    /// Returns how many living links there are in a namespace, or in all, and how many of them a
+    /// list lacks.
+    #[must_use]
+    pub fn compare(
+        &self,
+        namespace: Option<&str>,
+        list: &[Observed],
+        unreadable: &[ServiceKey],
+    ) -> (usize, usize) {
+        let listed: HashSet<&ServiceKey> =
+            list.iter().map(|observed| &observed.key).chain(unreadable).collect();
+        let (mut known, mut missing) = (0, 0);
+        for link in self.links.iter() {
+            if !link.is_gone() && namespace.is_none_or(|namespace| *link.key.namespace == *namespace) {
+                known += 1;
+                missing += usize::from(!listed.contains(&link.key));
+            }
+        }
+        (known, missing)
+    }
+
+    /// Takes over a list that may not be complete: what isn't in it stays as it was. Returns what
+    /// changed.
+    pub fn apply_all(&self, list: Vec<Observed>, unreadable: Vec<ServiceKey>) -> Vec<Change> {
+        let mut allotment = self.write();
+        for key in unreadable {
+            self.unreadable.insert(key);
+        }
+        list.into_iter().filter_map(|observed| self.apply_one(&mut allotment, observed)).collect()
     }
 
     /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
@@ -193,7 +232,9 @@ impl Store {
             created: Some(NEVER),
             target: None,
             ports: Box::default(),
-            ttl: None,
+            wishes: Wishes::default(),
+            hostnames: Box::default(),
+            refused: false,
             state: State::Gone(Instant::now()),
             external_target: Box::default(),
         };
@@ -207,15 +248,18 @@ impl Store {
         Some(self.remove(&mut allotment, &link))
     }
 
-    /// Takes over which link an external target is labelled for: the holder of a name keeps it.
-    pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>) {
+    /// Takes over which link an external target is labelled for, and which further names are noted
+    /// on it: the holder of a name keeps it.
+    pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
         let mut allotment = self.write();
         let reallotted = allotment.set_holder(object, holder);
         self.carry_out(&mut allotment, reallotted);
+        let passed = allotment.extras.note(object, holder.map(|holder| (holder, hostnames)));
+        self.pass_on(&mut allotment, passed);
     }
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { key, uid, created, resource_version, ingress, ports, ttl } = observed;
+        let Observed { key, uid, created, resource_version, ingress, ports, wishes, refused } = observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
         // A recreated Service starts anew: its predecessor's target isn't its own.
@@ -237,7 +281,9 @@ impl Store {
                 .map_or(created, |link| link.created),
             target,
             ports: if addresses { ports.into() } else { Box::default() },
-            ttl,
+            wishes,
+            hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
+            refused,
             state,
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             key,
@@ -267,9 +313,17 @@ impl Store {
             link.external_target = own;
             reallotted.extend(changes);
         }
-        if before.is_none() && dotted_name(&link.key).is_some() {
-            self.count_below(&link.key, 1);
+        if before.is_none()
+            && let Some(dotted) = dotted_name(&link.key)
+        {
+            count_below(&self.names, &dotted, 1);
         }
+        let asks = |link: &Link| (link.created, link.wishes.hostnames.clone());
+        let mut passed = Vec::new();
+        if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
+            passed = allotment.extras.ask(&link.key, link.created, &link.wishes.hostnames);
+        }
+        link.hostnames = allotment.extras.names_of(&link.key);
         let link = Arc::new(link);
         self.links.insert(link.key.clone(), Arc::clone(&link));
         if let Some(dotted) = dotted_name(&link.key) {
@@ -278,8 +332,12 @@ impl Store {
         if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
             self.set_owner(label, Some(Arc::clone(&link)));
         }
+        for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
+            self.set_extra(name, Some(Arc::clone(&link)));
+        }
         let change = self.publish(&Arc::clone(&link).key, before, Some(link));
         self.carry_out(allotment, reallotted);
+        self.pass_on(allotment, passed);
         change
     }
 
@@ -287,11 +345,13 @@ impl Store {
     fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
         let reallotted = allotment.remove(&link.key);
         self.carry_out(allotment, reallotted);
+        let passed = allotment.extras.ask(&link.key, None, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_owner(dotted, None);
-            self.count_below(&link.key, -1);
+            self.set_owner(dotted.clone(), None);
+            count_below(&self.names, &dotted, -1);
         }
         self.links.remove(&link.key);
+        self.pass_on(allotment, passed);
         self.publish(&link.key, Some(Arc::clone(link)), None)
     }
 
@@ -313,27 +373,44 @@ impl Store {
         }
     }
 
-    fn set_owner(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
-        let mut entry = self.names.entry(name).or_default();
-        entry.link = link;
-        let unused = entry.link.is_none() && entry.below == 0;
-        let name = entry.key().clone();
-        drop(entry);
-        if unused {
-            self.names.remove(&name);
+    /// Gives further names that have changed hands to their new owners.
+    fn pass_on(&self, allotment: &mut Allotment, passed: Vec<Passed>) {
+        for Passed { name, from, to } in passed {
+            if to.is_none() {
+                self.set_extra(name, None);
+            }
+            // Who has got it first: nobody shall find it missing.
+            for link in [to, from].into_iter().flatten().filter_map(|key| self.get(&key)) {
+                if link.hostnames != allotment.extras.names_of(&link.key) {
+                    let again = Link::clone(&link);
+                    self.put(allotment, Some(link), again);
+                }
+            }
         }
     }
 
-    /// Counts a name below the domain of the link's namespace.
-    fn count_below(&self, key: &ServiceKey, step: isize) {
-        let Some(domain) = names::wire([key.namespace.as_bytes()]) else { return };
-        let mut entry = self.names.entry(domain.into()).or_default();
-        entry.below = entry.below.saturating_add_signed(step);
-        let unused = entry.link.is_none() && entry.below == 0;
-        let name = entry.key().clone();
-        drop(entry);
-        if unused {
-            self.names.remove(&name);
+    fn set_owner(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        change_entry(&self.names, name, |entry| entry.link = link);
+    }
+
+    fn set_extra(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        let is_owned = link.is_some();
+        let mut was_owned = false;
+        let change = |entry: &mut NameEntry| {
+            was_owned = entry.link.is_some();
+            entry.link = link;
+        };
+        change_entry(&self.extras, name.clone(), change);
+        match (was_owned, is_owned) {
+            (false, true) => {
+                count_below(&self.extras, &name, 1);
+                self.extras_count.fetch_add(1, Ordering::Release);
+            }
+            (true, false) => {
+                count_below(&self.extras, &name, -1);
+                self.extras_count.fetch_sub(1, Ordering::Release);
+            }
+            _ => {}
         }
     }
 
@@ -383,13 +460,38 @@ impl Store {
         self.links.iter().map(|link| Arc::clone(&link)).collect()
     }
 
-    /// Looks up a DNS name, relative to the zone and as [`names::wire`] writes it.
+    /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`names::wire`]
+    /// writes them. A Service's own names come before those that are asked for.
     #[must_use]
-    pub fn find(&self, name: &[u8]) -> Found {
-        match self.names.get(name) {
-            None => Found::Nothing,
-            Some(entry) => entry.link.clone().map_or(Found::EmptyNonTerminal, Found::Link),
+    pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
+        let own = find_in(&self.names, name);
+        if matches!(own, Found::Link(_)) || self.extras_count.load(Ordering::Acquire) == 0 {
+            return own;
         }
+        match find_in(&self.extras, &[name, origin].concat()) {
+            Found::Nothing => {}
+            found => return found,
+        }
+        if own == Found::EmptyNonTerminal { own } else { self.find_wildcard(name, origin) }
+    }
+
+    /// Looks for the wildcard that stands directly below the closest name that exists (RFC 4592
+    /// section 3.3.1).
+    fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Found {
+        let mut rest = name;
+        while let Some(parent) = parent(rest) {
+            let absolute = [parent, origin].concat();
+            if let Found::Link(link) = find_in(&self.extras, &[b"\x01*", &*absolute].concat()) {
+                return Found::Link(link);
+            }
+            if find_in(&self.names, parent) != Found::Nothing
+                || find_in(&self.extras, &absolute) != Found::Nothing
+            {
+                return Found::Nothing;
+            }
+            rest = parent;
+        }
+        Found::Nothing
     }
 
     /// Subscribes to the changes from now on. Who falls behind is told so by the channel and has
@@ -423,6 +525,40 @@ impl Store {
     pub fn serial(&self) -> u32 {
         self.serial.load(Ordering::Relaxed) as u32
     }
+}
+
+/// Changes what an index knows of a name.
+fn change_entry(index: &DashMap<Box<[u8]>, NameEntry>, name: Box<[u8]>, change: impl FnOnce(&mut NameEntry)) {
+    let mut entry = index.entry(name).or_default();
+    change(&mut entry);
+    let unused = entry.link.is_none() && entry.below == 0;
+    let name = entry.key().clone();
+    drop(entry);
+    if unused {
+        index.remove(&name);
+    }
+}
+
+/// Counts a name below all the domains that it stands in.
+fn count_below(index: &DashMap<Box<[u8]>, NameEntry>, name: &[u8], step: isize) {
+    let mut rest = name;
+    while let Some(domain) = parent(rest).filter(|domain| !domain.is_empty()) {
+        change_entry(index, domain.into(), |entry| entry.below = entry.below.saturating_add_signed(step));
+        rest = domain;
+    }
+}
+
+fn find_in(index: &DashMap<Box<[u8]>, NameEntry>, name: &[u8]) -> Found {
+    match index.get(name) {
+        None => Found::Nothing,
+        Some(entry) => entry.link.clone().map_or(Found::EmptyNonTerminal, Found::Link),
+    }
+}
+
+/// Returns the domain directly above a name in wire form.
+fn parent(name: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = name.split_first()?;
+    rest.get(usize::from(*length)..)
 }
 
 /// `<service>.<namespace>`: no two links can want the same one.

@@ -13,12 +13,13 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
             addresses: vec![],
         },
         ports: vec![],
-        ttl: None,
+        wishes: Wishes::default(),
+        refused: false,
     }
 }
 
 fn find(store: &Store, labels: &[&str]) -> Found {
-    store.find(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
+    store.find(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap(), b"\x02lb\x08internal")
 }
 
 fn target(store: &Store, labels: &[&str]) -> Option<String> {
@@ -86,12 +87,12 @@ fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_
 #[test]
 fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
     let store = Store::new(Departed::Kept);
-    store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")));
+    store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     let mut feed = store.subscribe();
-    store.set_holder("x-y-z-ext", None);
+    store.set_holder("x-y-z-ext", None, &[]);
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     let mut renamed: Vec<String> = std::iter::from_fn(|| feed.try_recv().ok())
         .map(|change| format!("{} {}", change.key, change.after.unwrap().external_target))
@@ -242,4 +243,86 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
     assert!(second > first && first > 1_700_000_000);
     clock.replace(None, vec![], vec![]);
     assert!(clock.serial() > second, "a removal is a change");
+}
+
+/// What a name of the zone `lb.internal` leads to: a Service's name, `.` for an empty non-terminal, or nothing.
+fn leads(store: &Store, name: &str) -> String {
+    match find(store, &name.split('.').collect::<Vec<_>>()) {
+        Found::Link(link) => link.key.name.to_string(),
+        Found::EmptyNonTerminal => ".".to_owned(),
+        Found::Nothing => String::new(),
+    }
+}
+
+fn asking(service: Observed, names: &[&str]) -> Observed {
+    let hostnames = names.iter().map(|name| Box::from(*name)).collect();
+    Observed { wishes: Wishes { hostnames, ..Default::default() }, ..service }
+}
+
+#[test]
+fn a_link_has_the_names_that_it_asks_for_below_all_others() {
+    let store = Store::new(Departed::Kept);
+    let names = ["shop.a.default.lb.internal", "*.w.lb.internal", "api.default.lb.internal"];
+    store.apply(asking(seen("default", "web", "1", &["a.example."]), &names));
+    for (name, expected) in [
+        ("shop.a.default", "web"),
+        ("a.default", "."),
+        ("x.a.default", ""),
+        ("x.shop.a.default", ""),
+        ("api.default", "web"),
+        ("w", "."),
+        ("x.w", "web"),
+        ("y.x.w", "web"),
+        ("*.w", "web"),
+        ("v", ""),
+    ] {
+        assert_eq!(leads(&store, name), expected, "{name}");
+    }
+    // The origin counts: the same name in another zone isn't asked for.
+    assert_eq!(store.find(b"\x03api\x07default", b"\x05other"), Found::Nothing);
+
+    // A Service's own names come first, and go back when it is forgotten.
+    store.apply(seen("default", "api", "2", &["b.example."]));
+    store.apply(seen("w", "x", "3", &["b.example."]));
+    assert_eq!(leads(&store, "api.default"), "api");
+    assert_eq!(leads(&store, "x.w"), "x");
+    assert_eq!(leads(&store, "y.x.w"), "", "x.w is closer than the wildcard");
+    assert_eq!(leads(&store, "y.w"), "web");
+    store.delete(&ServiceKey::new("default", "api"), "2", None);
+    assert_eq!(leads(&store, "api.default"), "api", "it holds its name until its external target is gone");
+    store.forget(&ServiceKey::new("default", "api"));
+    assert_eq!(leads(&store, "api.default"), "web");
+
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    for name in ["shop.a.default", "a.default", "x.w.x", "y.w", "api.default"] {
+        assert_eq!(leads(&store, name), "", "{name}: it asks no more");
+    }
+}
+
+#[test]
+fn a_name_that_two_links_ask_for_goes_to_the_holder_else_the_older_and_then_to_the_other() {
+    let store = Store::new(Departed::Kept);
+    let name = ["shop.lb.internal"];
+    let ask = |service, created| {
+        store.apply(Observed {
+            created: Some(created),
+            ..asking(seen("default", service, service, &["a.example."]), &name)
+        })
+    };
+    ask("young", 2);
+    assert_eq!(leads(&store, "shop"), "young");
+    ask("old", 1);
+    assert_eq!(leads(&store, "shop"), "old");
+    let has = |service| store.get(&ServiceKey::new("default", service)).unwrap().hostnames.len();
+    assert_eq!((has("old"), has("young")), (1, 0));
+
+    let young = ServiceKey::new("default", "young");
+    store.set_holder("young-default-ext", Some(&young), &name.map(Box::from));
+    assert_eq!(leads(&store, "shop"), "young");
+    assert_eq!((has("old"), has("young")), (0, 1));
+    store.delete(&young, "young", None);
+    assert_eq!(leads(&store, "shop"), "young", "a load balancer that is recreated gets its name back");
+    store.set_holder("young-default-ext", None, &[]);
+    store.forget(&young);
+    assert_eq!(leads(&store, "shop"), "old");
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
+use super::admission::HOSTNAME;
 use super::object::{Conditions, Endpoint, EndpointSlice, Object};
 use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
 use crate::store::{Link, ServiceKey, Target, host_text};
@@ -18,6 +19,8 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker
 pub const ORIGINAL_NAME: &str = "original-service-name";
 /// The label that holds the namespace of the link's Service.
 pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
+/// The annotation by which an ExternalName Service, whatever its name, follows a link.
+pub const SOURCE: &str = "linker.hsj.com/source";
 /// The label that ties an EndpointSlice to its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
@@ -71,7 +74,7 @@ impl Desired {
             (Target::Addresses(ips), IpTargets::Headless) => {
                 let families = [(IPV4, "IPv4", true), (IPV6, "IPv6", false)];
                 let slices = families.map(|(end, address_type, ipv4)| {
-                    let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4 && fits_slice(**ip));
+                    let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4);
                     slice(link, end, address_type, ips)
                 });
                 Self {
@@ -90,20 +93,9 @@ impl Desired {
     }
 }
 
-/// Returns whether an EndpointSlice may hold an address: the API server refuses the whole slice for
-/// one that it can't.
-#[must_use]
-pub fn fits_slice(ip: IpAddr) -> bool {
-    let link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
-    };
-    !(link_local || ip.is_loopback() || ip.is_multicast() || ip.is_unspecified())
-}
-
 fn external_name(link: &Link, host: &str) -> Service {
     Service {
-        metadata: metadata(link, &link.external_target),
+        metadata: service_metadata(link),
         spec: Spec {
             type_: Some(EXTERNAL_NAME.into()),
             external_name: Some(host.into()),
@@ -116,7 +108,7 @@ fn external_name(link: &Link, host: &str) -> Service {
 fn headless(link: &Link) -> Service {
     let (type_, cluster_ip) = HEADLESS;
     Service {
-        metadata: metadata(link, &link.external_target),
+        metadata: service_metadata(link),
         spec: Spec {
             type_: Some(type_.into()),
             cluster_ip: Some(cluster_ip.into()),
@@ -150,6 +142,13 @@ fn slice<'a>(
     }
 }
 
+/// The names that a link has beside its own are noted on its external target, so that it has them
+/// after a restart too.
+fn service_metadata(link: &Link) -> ObjectMeta {
+    let noted = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
+    ObjectMeta { annotations: noted.map(|noted| [noted].into()), ..metadata(link, &link.external_target) }
+}
+
 fn metadata(link: &Link, name: &str) -> ObjectMeta {
     let labels = [MANAGED_BY, (ORIGINAL_NAME, &link.key.name), (ORIGINAL_NAMESPACE, &link.key.namespace)];
     ObjectMeta {
@@ -171,7 +170,9 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
     // The API server keeps a trailing dot that somebody wrote, and writes the type where none is given.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
+    let noted = |metadata: &ObjectMeta| metadata.annotations.as_ref()?.get(HOSTNAME).cloned();
     lacks_labels(&actual.metadata, &desired.metadata)
+        || noted(&actual.metadata) != noted(&desired.metadata)
         || actual.spec.type_ != desired.spec.type_
         || name(&actual.spec) != name(&desired.spec)
         || ip(&actual.spec) != ip(&desired.spec)
@@ -216,6 +217,8 @@ pub fn merge_patch(desired: &Object, only: &Precondition) -> Value {
     });
     match desired {
         Object::Service(service) => {
+            let mut metadata = metadata;
+            metadata["annotations"] = json!({HOSTNAME: service.annotation(HOSTNAME)});
             let Spec { type_, external_name, cluster_ip, ports, .. } = &service.spec;
             let mut spec = json!({
                 "type": type_,

@@ -11,6 +11,7 @@ use serde_json::Value;
 use serde_saphyr::{Location, Spanned};
 use tracing::warn;
 
+use super::admission::Admission;
 use super::directory::{DirectoryError, changes};
 use super::selection::Selection;
 use super::service::Service;
@@ -31,6 +32,8 @@ pub struct ManifestSource {
     pub directory: PathBuf,
     /// Which Services become links.
     pub selection: Arc<Selection>,
+    /// What of their wishes is granted.
+    pub admission: Arc<Admission>,
     /// Where the links go.
     pub store: Arc<Store>,
     /// What is counted.
@@ -60,7 +63,7 @@ impl ManifestSource {
                 for notice in std::mem::take(&mut files.notices) {
                     warn!("{notice}");
                 }
-                (files.services(&self.selection, &mut complaints), files.unread())
+                (files.services(&self.selection, &self.admission, &mut complaints), files.unread())
             };
             read?;
             names_settled(&self.store).await;
@@ -98,10 +101,14 @@ pub struct Checked {
 ///
 /// # Errors
 /// If the directory can't be read.
-pub fn check(directory: &Path, selection: &Selection) -> Result<Checked, DirectoryError> {
+pub fn check(
+    directory: &Path,
+    selection: &Selection,
+    admission: &Admission,
+) -> Result<Checked, DirectoryError> {
     let mut files = Files::default();
     files.read(directory)?;
-    let services = files.services(selection, &mut Complaints::default()).len();
+    let services = files.services(selection, admission, &mut Complaints::default()).len();
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
     Ok(Checked { services, errors, notices: files.notices })
 }
@@ -183,7 +190,12 @@ impl Files {
     }
 
     /// Returns the load balancers of all files, each once.
-    fn services(&self, selection: &Selection, complaints: &mut Complaints) -> Vec<Observed> {
+    fn services(
+        &self,
+        selection: &Selection,
+        admission: &Admission,
+        complaints: &mut Complaints,
+    ) -> Vec<Observed> {
         let mut seen = BTreeSet::new();
         self.by_name
             .values()
@@ -191,7 +203,7 @@ impl Files {
             .filter(|service| seen.insert(service.key()))
             .filter(|service| selection.selects(service))
             // A version that kubectl has exported doesn't say when the file was changed.
-            .map(|service| Observed { resource_version: None, ..observe(service, complaints) })
+            .map(|service| Observed { resource_version: None, ..observe(service, admission, complaints) })
             .collect()
     }
 }

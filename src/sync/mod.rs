@@ -1,5 +1,7 @@
 //! Follows load balancers into the store, and makes the external targets match it.
 
+pub mod admission;
+pub mod brakes;
 pub mod client;
 pub mod desired;
 pub mod directory;

@@ -37,6 +37,12 @@ impl Objects {
         })
     }
 
+    /// Returns how many links have objects here.
+    #[must_use]
+    pub fn number_of_links(&self) -> usize {
+        self.by_link.len()
+    }
+
     /// Returns the ids of all objects.
     pub fn ids(&self) -> impl Iterator<Item = &ObjectId> {
         self.by_id.keys()

@@ -150,7 +150,9 @@ fn read(path: &Path) -> Option<Object> {
         adopt(&mut slice.metadata);
         return Some(slice.into());
     }
-    let mut service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
+    let service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
+    // A file without our labels is nobody's external target, whatever it says.
+    let mut service = if labelled_for(&service.metadata).is_some() { service } else { Service::default() };
     adopt(&mut service.metadata);
     Some(service.into())
 }

@@ -135,7 +135,7 @@ impl Repairs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::State;
+    use crate::store::{State, Wishes};
 
     fn link() -> Arc<Link> {
         Arc::new(Link {
@@ -144,7 +144,9 @@ mod tests {
             created: None,
             target: None,
             ports: [].into(),
-            ttl: None,
+            wishes: Wishes::default(),
+            hostnames: [].into(),
+            refused: false,
             state: State::Live,
             external_target: "web-default-ext".into(),
         })

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::brakes::MaxDeletes;
 use super::desired::{
-    Desired, HEADLESS, IpTargets, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, Precondition, labelled_for,
-    service_differs, slice_differs, written_by_us,
+    Desired, HEADLESS, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for, service_differs,
+    slice_differs, written_by_us,
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
@@ -138,6 +139,8 @@ pub struct Policy {
     pub delete_delay: Duration,
     /// `deleted.<zone>`: the API server refuses an empty name.
     pub tombstone: String,
+    /// How many external targets may be removed in a while.
+    pub max_deletes: MaxDeletes,
     /// How addresses are shown.
     pub ip_targets: IpTargets,
 }
@@ -245,9 +248,12 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
     let Some(object) = named else {
         return Step::Write(Write::Create(desired.clone().into()));
     };
-    let Some(ours) = ours else {
-        let object_id = ObjectId::service(&link.external_target);
-        return Step::Conflict { object: object_id, why: stranger(object) };
+    let ours = match (ours, stranger(object)) {
+        (Some(ours), _) => ours,
+        (None, None) => object,
+        (None, Some(why)) => {
+            return Step::Conflict { object: ObjectId::service(&link.external_target), why };
+        }
     };
     if ours.metadata.deletion_timestamp.is_some() || !service_differs(ours, desired) {
         // One that is being deleted can't be saved: the watch says when it is gone, and it is made
@@ -303,16 +309,23 @@ fn remove(kind: Kind, metadata: &ObjectMeta) -> Step {
     Step::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
-fn stranger(object: &Service) -> String {
-    match (object.label(MANAGED_BY.0), labelled_for(&object.metadata)) {
-        (_, Some(key)) => format!("it is labelled as the external target of {key}"),
-        (Some(manager), None) if manager != MANAGED_BY.1 => {
-            format!("its label {} says {manager:?}", MANAGED_BY.0)
+/// Says why an object that isn't labelled for the link that wants its name is somebody else's; an
+/// ExternalName Service that somebody has made by hand may be adopted, and what has lost our labels
+/// is taken back.
+fn stranger(object: &Service) -> Option<String> {
+    let metadata = &object.metadata;
+    let owner = metadata.owner_references.iter().flatten().next();
+    match (object.label(MANAGED_BY.0), labelled_for(metadata), owner) {
+        (_, Some(key), _) => Some(format!("it is labelled as the external target of {key}")),
+        (Some(manager), ..) if manager != MANAGED_BY.1 => {
+            Some(format!("its label {} says {manager:?}", MANAGED_BY.0))
         }
-        _ => format!(
-            "it doesn't carry the labels {}={}, {ORIGINAL_NAMESPACE} and {ORIGINAL_NAME}",
-            MANAGED_BY.0, MANAGED_BY.1
-        ),
+        (.., Some(owner)) => Some(format!("{} {} owns it (ownerReferences)", owner.kind, owner.name)),
+        _ if object.annotation(SOURCE).is_some() => {
+            Some(format!("it follows what its annotation {SOURCE} says"))
+        }
+        _ if object.spec.type_.as_deref() == Some(EXTERNAL_NAME) || written_by_us(metadata) => None,
+        _ => Some(format!("it is no {EXTERNAL_NAME} Service and doesn't carry lb-linker's labels")),
     }
 }
 

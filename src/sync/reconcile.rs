@@ -14,6 +14,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::admission::{Admission, HOSTNAME, noted_hostnames};
+use super::brakes::Removals;
 use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
@@ -25,7 +27,7 @@ use super::service::Service;
 use super::writer::{Keeper, ObjectEvent, WriteError};
 use super::{SyncError, log_change};
 use crate::metrics::Metrics;
-use crate::store::{Change, Link, ServiceKey, Store};
+use crate::store::{Change, Link, ServiceKey, Store, Target};
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
@@ -41,6 +43,8 @@ pub struct Settings {
     pub keeper: Keeper,
     /// Which Services become links: the external targets of others aren't ours to touch.
     pub selection: Arc<Selection>,
+    /// What of their wishes is granted.
+    pub admission: Arc<Admission>,
     /// What the user has decided.
     pub policy: Policy,
     /// What is counted.
@@ -91,6 +95,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
 struct Written {
     key: ServiceKey,
     write: Write,
+    removal: bool,
     code: u16,
     result: Result<Option<Object>, WriteError>,
 }
@@ -112,6 +117,7 @@ struct Reconciler {
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, Option<String>>,
     report: Report,
+    removals: Removals,
     /// Whether the last write had no answer.
     unanswered: bool,
 }
@@ -131,6 +137,7 @@ impl Reconciler {
             wanted: HashMap::new(),
             outdated: HashMap::new(),
             report,
+            removals: Removals::default(),
             unanswered: false,
         }
     }
@@ -214,8 +221,11 @@ impl Reconciler {
     /// Tells the store whom the Service of a name is labelled for.
     fn tell_holder(&self, id: &ObjectId) {
         if id.kind == Kind::Service {
-            let holder = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
-            self.settings.store.set_holder(&id.name, holder.as_ref());
+            let object = self.objects.get(id).map(|object| object.meta());
+            let holder = object.and_then(labelled_for);
+            let noted = object.and_then(|object| object.annotations.as_ref()?.get(HOSTNAME));
+            let noted = noted_hostnames(noted.map(String::as_str));
+            self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
         }
     }
 
@@ -225,9 +235,12 @@ impl Reconciler {
         if let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) {
             let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
             let target = points_at(service, slices);
-            // Where a tombstone leads is nobody's target.
-            if let Some(target) = target.filter(|target| target.to_string() != self.settings.policy.tombstone)
-            {
+            // Where a tombstone leads is nobody's target, and what isn't followed any more isn't either.
+            let followed = |target: &Target| {
+                target.to_string() != self.settings.policy.tombstone
+                    && self.settings.admission.targets.allows(&holder.namespace, target)
+            };
+            if let Some(target) = target.filter(followed) {
                 self.settings.store.set_last_target(&holder, target);
             }
         }
@@ -341,6 +354,9 @@ impl Reconciler {
             self.report.no_conflict(&key);
         }
         if !matches!(step, Step::Write(_)) {
+            self.report.not_held(&key);
+        }
+        if !matches!(step, Step::Write(_)) {
             self.pace.succeeded(&key);
         }
         let step = match (step, self.settings.policy.sync) {
@@ -365,6 +381,27 @@ impl Reconciler {
         }
     }
 
+    /// Whether a write removes an external target for good, and not one that has another name now.
+    fn is_removal(link: &Link, write: &Write) -> bool {
+        let leftover = !link.is_gone() && write.id().name != *link.external_target;
+        matches!(write, Write::Delete { id, .. } if id.kind == Kind::Service) && !leftover
+    }
+
+    /// Returns whether a removal may be made now; else the link waits for its turn.
+    fn may_remove(&mut self, link: &Link) -> bool {
+        let (max, now) = (self.settings.policy.max_deletes, Instant::now());
+        match self.removals.ask(max, self.objects.number_of_links(), now) {
+            Ok(()) => true,
+            Err(pause) => {
+                self.report.held(&link.key, max, pause);
+                if let Some(pause) = pause {
+                    self.pace.wait(link.key.clone(), pause);
+                }
+                false
+            }
+        }
+    }
+
     fn start(&mut self, link: &Arc<Link>, write: Write) {
         let (key, id) = (link.key.clone(), write.id());
         if let Some(outdated) = self.outdated.get(&id) {
@@ -376,11 +413,16 @@ impl Reconciler {
         if let Some(pause) = self.pace.not_before(link) {
             return self.pace.wait(key, pause);
         }
+        let removal = Self::is_removal(link, &write);
+        if removal && !self.may_remove(link) {
+            return;
+        }
+        self.report.not_held(&key);
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
         self.writes.spawn(async move {
             let (code, result) = keeper.write(write.clone()).await;
-            Written { key, write, code, result }
+            Written { key, write, removal, code, result }
         });
     }
 
@@ -389,7 +431,10 @@ impl Reconciler {
     }
 
     fn written(&mut self, written: Written) {
-        let Written { key, write, code, result } = written;
+        let Written { key, write, removal, code, result } = written;
+        if removal && result.is_err() {
+            self.removals.take_back();
+        }
         let id = write.id();
         let changed = self.in_flight.remove(&key).unwrap_or(false);
         self.report.count(&write, code);
@@ -402,7 +447,9 @@ impl Reconciler {
                     self.report.undone(&key, &write, pause);
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
-                if self.report.written(&write, after.as_ref()) || unanswered {
+                let adopted =
+                    self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
+                if self.report.written(&write, adopted, after.as_ref()) || unanswered {
                     self.resume();
                 }
                 self.change_object(&id, |objects| match after {

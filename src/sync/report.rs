@@ -1,11 +1,12 @@
 //! What the reconciler says to people, in the log and in metrics: each thing once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
+use super::brakes::MaxDeletes;
 use super::object::{Kind, Object};
 use super::plan::Write;
 use super::service::Service;
@@ -19,6 +20,9 @@ pub(super) struct Report {
     keeper: Keeper,
     metrics: Arc<Metrics>,
     conflicts: BTreeMap<ServiceKey, String>,
+    /// Links whose external target would be removed if there hadn't been so many before.
+    held: HashSet<ServiceKey>,
+    holding: Trouble,
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// What keeps objects of a kind from being written by a verb.
     troubles: HashMap<(&'static str, Kind), Trouble>,
@@ -28,10 +32,13 @@ impl Report {
     /// Returns a report in which nothing has been said.
     pub(super) fn new(keeper: Keeper, metrics: Arc<Metrics>) -> Self {
         metrics.conflicts.set(0);
+        metrics.deletes_held.set(0);
         Self {
             keeper,
             metrics,
             conflicts: BTreeMap::new(),
+            held: HashSet::new(),
+            holding: Trouble::default(),
             planned: HashMap::new(),
             troubles: HashMap::new(),
         }
@@ -47,12 +54,15 @@ impl Report {
 
     /// Says that a write was made: one line for an external target, of which its EndpointSlices are
     /// part. Returns whether that ends trouble with writes of its sort.
-    pub(super) fn written(&mut self, write: &Write, after: Option<&Object>) -> bool {
+    pub(super) fn written(&mut self, write: &Write, adopted: bool, after: Option<&Object>) -> bool {
         let id = write.id();
         let object = self.keeper.describe(&id.name);
         match (write, after.and_then(|after| after.as_service())) {
             (Write::Create(_), Some(service)) => {
                 info!("external target {object}: created → {}", aim(service));
+            }
+            (Write::Change { .. }, Some(service)) if adopted => {
+                info!("external target {object}: adopted → {}", aim(service));
             }
             (Write::Change { .. }, Some(service)) => {
                 info!("external target {object}: changed → {}", aim(service));
@@ -69,7 +79,7 @@ impl Report {
 
     /// Says that a write failed for a reason that all of its sort have.
     pub(super) fn trouble(&mut self, write: &Write, code: u16, sentence: String) {
-        self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
+        self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, &sentence);
     }
 
     /// Says that a write failed for a reason of its own.
@@ -127,9 +137,39 @@ impl Report {
         }
     }
 
+    /// Says that an external target isn't removed yet, because so many have been.
+    pub(super) fn held(&mut self, key: &ServiceKey, max: MaxDeletes, pause: Option<Duration>) {
+        self.held.insert(key.clone());
+        let when = match pause {
+            Some(pause) => format!("the next one follows in {:.0?}", pause),
+            None => "no other one follows".to_owned(),
+        };
+        self.holding.remind(&format!(
+            "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
+             external targets held back: {}, the latest that of {key}",
+            self.held.len()
+        ));
+        self.count_held();
+    }
+
+    /// Says that nothing of a link is held back any more.
+    pub(super) fn not_held(&mut self, key: &ServiceKey) {
+        if self.held.remove(key) {
+            self.count_held();
+            if self.held.is_empty() {
+                self.holding.over("no removals of external targets are held back any more");
+            }
+        }
+    }
+
+    fn count_held(&self) {
+        self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
+    }
+
     /// Forgets what was said of a link that is gone.
     pub(super) fn forget(&mut self, key: &ServiceKey) {
         self.no_conflict(key);
+        self.not_held(key);
         self.planned.remove(key);
     }
 

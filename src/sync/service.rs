@@ -9,12 +9,14 @@ use std::net::IpAddr;
 
 use hickory_proto::rr::Name;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::admission::{Admission, Subject, Unusable};
 pub use crate::store::Port;
-use crate::store::{Ingress, Observed, ServiceKey};
+use crate::store::{Ingress, Observed, ServiceKey, Wishes};
+use crate::targets::TargetPolicy;
 
 /// `spec.type` of a Service whose hostname lb-linker follows.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
@@ -106,17 +108,10 @@ pub struct IngressEntry {
     pub ip: Option<String>,
 }
 
-/// What of a Service can't be served, and why.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} {value:?} can't be served: {why}")]
-pub struct Unusable {
-    field: &'static str,
-    value: String,
-    why: String,
-}
-
 /// The annotation for the TTL of a link's records, in seconds.
 const TTL: &str = "linker.hsj.com/ttl";
+/// The annotation that lists the namespaces whose Services may follow a load balancer.
+const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 /// The longest TTL that a Service may want: whoever has cached a target asks again after that.
 const MAX_TTL: u32 = 3600;
 
@@ -164,59 +159,77 @@ impl Service {
         self.spec.type_.as_deref() == Some(LOAD_BALANCER) && self.metadata.deletion_timestamp.is_none()
     }
 
-    /// Returns what the store needs to know, and what of it can't be served.
+    /// Returns what the store needs to know, and what of it can't be served or isn't granted.
     #[must_use]
-    pub fn observe(&self) -> (Observed, Vec<Unusable>) {
-        let (ingress, mut unusable) = usable(&self.status.load_balancer.ingress);
+    pub fn observe(&self, admission: &Admission) -> (Observed, Vec<Unusable>) {
+        let key = self.key();
+        let (ingress, mut unusable) =
+            usable(&self.status.load_balancer.ingress, &key.namespace, &admission.targets);
+        let refused = !unusable.is_empty();
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
             _ => {
-                let why = format!("not a number of seconds from 0 to {MAX_TTL}");
                 unusable.push(Unusable {
-                    field: "annotation linker.hsj.com/ttl",
+                    subject: Subject::Other,
+                    field: format!("annotation {TTL}"),
                     value: text.to_owned(),
-                    why,
+                    why: format!("not a number of seconds from 0 to {MAX_TTL}"),
                 });
                 None
             }
         });
+        let (hostnames, refused_names) = admission.hostnames(self);
+        unusable.extend(refused_names);
+        let namespaces = self.annotation(ALLOW_FROM).unwrap_or_default().split(',').map(str::trim);
+        let wishes = Wishes {
+            ttl,
+            hostnames: hostnames.into(),
+            allow_from: namespaces.filter(|namespace| !namespace.is_empty()).map(Into::into).collect(),
+        };
         let observed = Observed {
-            key: self.key(),
+            key,
             uid: self.uid().into(),
             created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             resource_version: self.version(),
             ingress,
             ports: self.spec.ports.clone(),
-            ttl,
+            wishes,
+            refused,
         };
         (observed, unusable)
     }
 }
 
-fn usable(entries: &[IngressEntry]) -> (Ingress, Vec<Unusable>) {
+fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> (Ingress, Vec<Unusable>) {
     let mut ingress = Ingress::default();
     let mut unusable = Vec::new();
+    let mut refuse = |field: &str, value: &str, why| {
+        let (subject, field, value) = (Subject::Target, field.to_owned(), value.to_owned());
+        unusable.push(Unusable { subject, field, value, why });
+    };
     for entry in entries {
-        if let Some(host) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
-            match host_name(host) {
+        if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
+            let checked = host_name(text).and_then(|host| {
+                targets.check_host(namespace, &host).map_err(|refusal| refusal.to_string())?;
+                Ok(host)
+            });
+            match checked {
                 Ok(name) if !ingress.hostnames.contains(&name) => ingress.hostnames.push(name),
                 Ok(_) => {}
-                Err(why) => unusable.push(Unusable {
-                    field: "the load balancer's hostname",
-                    value: host.to_owned(),
-                    why,
-                }),
+                Err(why) => refuse("the load balancer's hostname", text, why),
             }
         }
         if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
-            match text.parse::<IpAddr>() {
+            let parsed = text.parse::<IpAddr>().map_err(|_| "not an IPv4 or IPv6 address".to_owned());
+            let checked = parsed.and_then(|ip| {
+                targets.check_address(ip).map_err(|refusal| refusal.to_string())?;
+                // An IPv4-mapped address is an IPv4 address, and an EndpointSlice takes no other form.
+                Ok(ip.to_canonical())
+            });
+            match checked {
                 Ok(ip) if !ingress.addresses.contains(&ip) => ingress.addresses.push(ip),
                 Ok(_) => {}
-                Err(_) => unusable.push(Unusable {
-                    field: "the load balancer's ip",
-                    value: text.to_owned(),
-                    why: "not an IPv4 or IPv6 address".to_owned(),
-                }),
+                Err(why) => refuse("the load balancer's ip", text, why),
             }
         }
     }
@@ -287,6 +300,8 @@ pub(super) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
         labels: Option<BTreeMap<String, String>>,
         annotations: Option<BTreeMap<String, String>>,
         managed_fields: Option<Vec<Manager>>,
+        owner_references: Option<Vec<OwnerReference>>,
+        finalizers: Option<Vec<String>>,
     }
 
     let slim = Slim::deserialize(deserializer)?;
@@ -299,6 +314,8 @@ pub(super) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
         deletion_timestamp: slim.deletion_timestamp,
         labels: slim.labels,
         annotations: slim.annotations,
+        owner_references: slim.owner_references,
+        finalizers: slim.finalizers,
         managed_fields: slim.managed_fields.map(|entries| {
             entries
                 .into_iter()
@@ -332,13 +349,13 @@ mod tests {
         }))
         .unwrap();
         assert!(service.is_living_load_balancer());
-        let (observed, unusable) = service.observe();
+        let (observed, unusable) = service.observe(&Admission::default());
         assert_eq!(observed.key, ServiceKey::new("default", "web"));
         assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
         assert_eq!(observed.ingress.hostnames, [Name::from_ascii("a.example.").unwrap()]);
         assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
         assert_eq!(unusable.len(), 2, "{unusable:?}");
-        assert!(unusable[0].to_string().contains("ip \"nonsense\" can't be served: not an IPv4"));
+        assert!(unusable[0].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
     }
 
     #[test]
@@ -358,8 +375,8 @@ mod tests {
             let service: Service =
                 serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
                     .unwrap();
-            let (observed, unusable) = service.observe();
-            assert_eq!(observed.ttl, expected, "{text}");
+            let (observed, unusable) = service.observe(&Admission::default());
+            assert_eq!(observed.wishes.ttl, expected, "{text}");
             assert_eq!(unusable.len(), usize::from(expected.is_none()));
         }
     }

@@ -125,19 +125,33 @@ struct Said {
 
 impl Trouble {
     /// Logs `sentence`, unless trouble with the same HTTP code was logged less than a minute ago.
-    pub fn report(&mut self, code: u16, sentence: String) {
-        match self.said.get_mut(&code) {
+    pub fn report(&mut self, code: u16, sentence: &str) {
+        match self.unsaid(code) {
+            None => {}
+            Some(0) => warn!("{sentence}; retrying"),
+            Some(unsaid) => warn!("{sentence}; retrying, and {unsaid} times since this was last said"),
+        }
+    }
+
+    /// Logs `sentence` about what is waited for, unless that was done less than a minute ago.
+    pub fn remind(&mut self, sentence: &str) {
+        if self.unsaid(0).is_some() {
+            warn!("{sentence}");
+        }
+    }
+
+    /// Returns whether it is time to say it, and how often it has been kept back.
+    fn unsaid(&mut self, code: u16) -> Option<u64> {
+        let unsaid = match self.said.get_mut(&code) {
             Some(said) if said.at.elapsed() < QUIET => {
                 said.unsaid += 1;
-                return;
+                return None;
             }
-            Some(Said { unsaid: 1.., .. }) => {
-                let unsaid = self.said[&code].unsaid;
-                warn!("{sentence}; retrying, and {unsaid} times since this was last said");
-            }
-            _ => warn!("{sentence}; retrying"),
-        }
+            Some(said) => said.unsaid,
+            None => 0,
+        };
         self.said.insert(code, Said { at: Instant::now(), unsaid: 0 });
+        Some(unsaid)
     }
 
     /// Logs that the trouble is over, if there was any.
@@ -156,7 +170,7 @@ pub struct Outage(Arc<Mutex<Trouble>>);
 impl Outage {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
-        self.lock().report(0, format!("the API server can't be reached: {cause}"));
+        self.lock().report(0, &format!("the API server can't be reached: {cause}"));
     }
 
     /// Logs that a request had an answer, if that is news.
@@ -199,7 +213,7 @@ impl WatchTrouble {
                     0 => self.outage.report(&root_cause(&error)),
                     code => {
                         self.outage.over();
-                        self.own.report(code, explain_watch(&error, &self.what, self.hint));
+                        self.own.report(code, &explain_watch(&error, &self.what, self.hint));
                     }
                 }
                 None

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
+use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+use tracing::warn;
 
+use super::admission::Admission;
+use super::brakes::{Doubt, SECOND_LOOK};
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
@@ -38,6 +42,8 @@ pub struct ClusterSource {
     pub outage: Outage,
     /// Which Services become links.
     pub selection: Arc<Selection>,
+    /// What of their wishes is granted.
+    pub admission: Arc<Admission>,
     /// Where the links go.
     pub store: Arc<Store>,
     /// What is counted.
@@ -46,6 +52,9 @@ pub struct ClusterSource {
 
 /// The events of a watch, of objects that can be decoded or not.
 pub(super) type Events<K> = BoxStream<'static, watcher::Result<Event<DeserializeGuard<K>>>>;
+
+/// The events of one of several watches, with its number.
+type Tagged = BoxStream<'static, (usize, watcher::Result<Event<DeserializeGuard<Service>>>)>;
 
 /// Watches the objects that the selectors select, guarded against undecodable ones, with growing
 /// pauses after errors.
@@ -87,6 +96,11 @@ struct Scope {
     list: List,
     listed: bool,
     trouble: WatchTrouble,
+    doubt: Doubt,
+    /// When the Services are listed again, to confirm a list that isn't believed.
+    again: Option<Instant>,
+    /// Ends the stream of events.
+    end: Option<AbortHandle>,
 }
 
 impl Scope {
@@ -96,7 +110,15 @@ impl Scope {
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
         let trouble = WatchTrouble::new(outage, what, "lb-linker needs the ClusterRole of deploy/");
-        Self { namespace, list: List::default(), listed: false, trouble }
+        Self {
+            namespace,
+            list: List::default(),
+            listed: false,
+            trouble,
+            doubt: Doubt::default(),
+            again: None,
+            end: None,
+        }
     }
 }
 
@@ -113,12 +135,24 @@ impl ClusterSource {
             let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
             namespaces.iter().map(scope).collect()
         };
-        let watches = scopes.iter().enumerate().map(|(number, scope)| {
-            self.watch(scope.namespace.as_deref()).map(move |event| (number, event)).boxed()
-        });
-        let mut events = futures::stream::select_all(watches.collect::<Vec<_>>());
+        let mut events = SelectAll::new();
+        for (number, scope) in scopes.iter_mut().enumerate() {
+            events.push(self.follow(number, scope));
+        }
         let mut complaints = Complaints::default();
-        while let Some((number, event)) = events.next().await {
+        loop {
+            let again = scopes.iter().filter_map(|scope| scope.again).min();
+            let (number, event) = tokio::select! {
+                event = events.next() => event.ok_or(SyncError::WatchEnded)?,
+                () = until(again) => {
+                    for (number, scope) in scopes.iter_mut().enumerate() {
+                        if scope.again.take_if(|at| *at <= Instant::now()).is_some() {
+                            events.push(self.follow(number, scope));
+                        }
+                    }
+                    continue;
+                }
+            };
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else { continue };
             self.metrics.watch_events.inc();
@@ -128,8 +162,8 @@ impl ClusterSource {
                 Event::InitDone => {
                     scope.listed = true;
                     names_settled(&self.store).await;
-                    let List { seen, unreadable } = std::mem::take(&mut scope.list);
-                    let changes = self.store.replace(scope.namespace.as_deref(), seen, unreadable);
+                    let list = std::mem::take(&mut scope.list);
+                    let changes = self.take_list(scope, list);
                     complaints.retain(|key| self.store.get(key).is_some());
                     self.listed(changes, scopes.iter().all(|scope| scope.listed));
                 }
@@ -144,7 +178,33 @@ impl ClusterSource {
                 }
             }
         }
-        Err(SyncError::WatchEnded)
+    }
+
+    /// Starts to list and watch anew; what was followed before isn't any more.
+    fn follow(&self, number: usize, scope: &mut Scope) -> Tagged {
+        let events = self.watch(scope.namespace.as_deref()).map(move |event| (number, event));
+        let (events, end) = abortable(events);
+        if let Some(before) = scope.end.replace(end) {
+            before.abort();
+        }
+        events.boxed()
+    }
+
+    /// Takes over a complete list; one that lacks too much stays without consequences until another
+    /// one agrees.
+    fn take_list(&self, scope: &mut Scope, List { seen, unreadable }: List) -> Vec<Change> {
+        let namespace = scope.namespace.as_deref();
+        let (known, missing) = self.store.compare(namespace, &seen, &unreadable);
+        if self.store.is_synced() && !scope.doubt.believes(known, missing, std::time::Instant::now()) {
+            warn!(
+                "{missing} of {known} load balancers are missing from the API server's new list: it isn't believed \
+                 before another one, in {SECOND_LOOK:?}, agrees; until then they stay as they were"
+            );
+            scope.again = Some(Instant::now() + SECOND_LOOK);
+            return self.store.apply_all(seen, unreadable);
+        }
+        scope.again = None;
+        self.store.replace(namespace, seen, unreadable)
     }
 
     fn watch(&self, namespace: Option<&str>) -> Events<Service> {
@@ -170,7 +230,7 @@ impl ClusterSource {
         let key = key_of(&object);
         let Some(service) = readable(object, complaints) else { return self.store.set_unreadable(&key) };
         let change = if self.selection.selects(&service) {
-            self.store.apply(observe(&service, complaints))
+            self.store.apply(observe(&service, &self.admission, complaints))
         } else {
             self.store.delete(&service.key(), service.uid(), service.version())
         };
@@ -195,11 +255,19 @@ impl List {
         let key = key_of(&object);
         match readable(object, complaints) {
             Some(service) if source.selection.selects(&service) => {
-                self.seen.push(observe(&service, complaints))
+                self.seen.push(observe(&service, &source.admission, complaints))
             }
             Some(_) => {}
             None => self.unreadable.push(key),
         }
+    }
+}
+
+/// Waits until a moment; without one, for ever.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -219,8 +287,8 @@ pub(super) fn readable<K: Resource>(object: DeserializeGuard<K>, complaints: &mu
 }
 
 /// Returns what the store needs to know of a Service, and reports what of it can't be served.
-pub(super) fn observe(service: &Service, complaints: &mut Complaints) -> Observed {
-    let (observed, unusable) = service.observe();
+pub(super) fn observe(service: &Service, admission: &Admission, complaints: &mut Complaints) -> Observed {
+    let (observed, unusable) = service.observe(admission);
     let complaint = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
     observed

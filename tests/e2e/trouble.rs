@@ -116,7 +116,9 @@ async fn an_object_of_somebody_else_is_left_alone_and_reported_until_the_name_is
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("conflict").await;
     let object = format!("web-{namespace}-ext");
-    let theirs = json!({"metadata": {"name": object}, "spec": {"type": "ExternalName", "externalName": "theirs.example"}});
+    let labels = json!({"app.kubernetes.io/managed-by": "helm"});
+    let theirs = json!({"metadata": {"name": object, "labels": labels},
+        "spec": {"type": "ExternalName", "externalName": "theirs.example"}});
     let before = cluster.create_service(&target, theirs).await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     cluster.create_load_balancer(&namespace, "web").await;
@@ -124,7 +126,7 @@ async fn an_object_of_somebody_else_is_left_alone_and_reported_until_the_name_is
     let line = linker
         .line(&format!("external target {target}/{object} of link {namespace}/web is left alone"))
         .await;
-    assert!(line.contains("doesn't carry the labels"), "{line}");
+    assert!(line.contains("managed-by says \"helm\""), "{line}");
     assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
     answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
     let after = cluster.get_service(&target, &object).await.unwrap();

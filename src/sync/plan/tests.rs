@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::{Port, ServiceKey, Target};
-use crate::sync::desired::merge_patch;
+use crate::store::{Port, ServiceKey, Target, Wishes};
+use crate::sync::desired::{ORIGINAL_NAME, merge_patch};
 
 const DELAY: Duration = Duration::from_secs(600);
 
@@ -16,6 +16,7 @@ fn policy() -> Policy {
         on_delete: OnDelete::Delete,
         delete_delay: DELAY,
         tombstone: "deleted.lb.internal".to_owned(),
+        max_deletes: MaxDeletes::Unlimited,
         ip_targets: IpTargets::Headless,
     }
 }
@@ -28,7 +29,9 @@ fn link(target: Option<Target>) -> Link {
         target,
         ports: [Port { name: Some("http".into()), protocol: "TCP".into(), port: 80, app_protocol: None }]
             .into(),
-        ttl: None,
+        wishes: Wishes::default(),
+        hostnames: [].into(),
+        refused: false,
         state: State::Live,
         external_target: "web-default-ext".into(),
     }
@@ -132,7 +135,8 @@ fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
             json!({
                 "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
-                    "original-service-name": "web", "original-service-namespace": "default"}},
+                    "original-service-name": "web", "original-service-namespace": "default"},
+                    "annotations": {"linker.hsj.com/hostname": null}},
                 "spec": {"type": "ExternalName", "externalName": "a.example",
                     "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null,
                     "loadBalancerSourceRanges": null},
@@ -148,10 +152,17 @@ fn an_object_that_isnt_ours_is_left_alone_and_named() {
         object["metadata"]["labels"][label] = value;
         serde_json::from_value::<Service>(object).unwrap()
     };
-    let mut unlabelled = object("a.example.");
-    unlabelled.metadata.labels = None;
+    let by_hand = |metadata: Value, spec: Value| {
+        serde_json::from_value::<Service>(json!({"metadata": metadata, "spec": spec})).unwrap()
+    };
+    let owned = json!([{"apiVersion": "v1", "kind": "Secret", "name": "theirs", "uid": "1"}]);
     for (object, reason) in [
-        (unlabelled, "doesn't carry"),
+        (by_hand(json!({}), json!({"type": "ClusterIP"})), "doesn't carry lb-linker's labels"),
+        (
+            by_hand(json!({"ownerReferences": owned}), json!({"type": "ExternalName"})),
+            "Secret theirs owns it",
+        ),
+        (by_hand(json!({"annotations": {SOURCE: "web"}}), json!({"type": "ExternalName"})), "follows"),
         (relabelled(MANAGED_BY.0, "helm".into()), "\"helm\""),
         (relabelled(ORIGINAL_NAME, "other".into()), "default/other"),
     ] {
@@ -159,6 +170,40 @@ fn an_object_that_isnt_ours_is_left_alone_and_named() {
         assert!(said.starts_with("conflict: ") && said.contains(reason), "{said}");
         assert_eq!(step(&gone(Instant::now()), Some(&object)), Step::Forget);
     }
+}
+
+#[test]
+fn a_hand_made_external_name_service_is_adopted_and_what_lost_its_labels_taken_back() {
+    let by_hand = json!({
+        "metadata": {"name": "web-default-ext", "uid": "o", "resourceVersion": "7", "labels": {"team": "a"}},
+        "spec": {"type": "ExternalName", "externalName": "a.example"},
+    });
+    let mut stripped = by_hand.clone();
+    stripped["spec"] = json!({"type": "ClusterIP", "clusterIP": "None", "ports": [{"port": 80}]});
+    stripped["metadata"]["managedFields"] = json!([{"manager": "lb-linker"}]);
+    let mut half = by_hand.clone();
+    half["metadata"]["labels"] = json!({MANAGED_BY.0: MANAGED_BY.1});
+    for object in [by_hand, stripped, half] {
+        let object: Service = serde_json::from_value(object).unwrap();
+        let said = show(step(&host("a.example."), Some(&object)));
+        assert!(said.contains("patch"), "{said}");
+        let mut terminating = object;
+        terminating.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(step(&host("a.example."), Some(&terminating)), Step::Done, "it can't be saved");
+    }
+}
+
+#[test]
+fn the_names_that_a_link_has_are_noted_on_its_external_target() {
+    let named = Link { hostnames: ["a.example".into(), "*.b.example".into()].into(), ..host("t.example.") };
+    let noted = service(&named, &policy());
+    assert_eq!(noted.annotation("linker.hsj.com/hostname"), Some("a.example,*.b.example"));
+    assert_eq!(step(&named, Some(&noted)), Step::Done);
+    let Step::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
+        panic!("it has none any more")
+    };
+    let patch = merge_patch(&desired, &only);
+    assert_eq!(patch["metadata"]["annotations"], json!({"linker.hsj.com/hostname": null}));
 }
 
 #[test]
@@ -208,8 +253,7 @@ fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands(
 
 #[test]
 fn addresses_are_a_headless_service_with_a_slice_for_each_family() {
-    let link =
-        ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2", "127.0.0.1", "fe80::1", "224.0.0.1", "169.254.1.1"]);
+    let link = ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2"]);
     let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
     let service = serde_json::to_value(desired.service.unwrap()).unwrap();
     let ports = json!([{"name": "http", "protocol": "TCP", "port": 80}]);

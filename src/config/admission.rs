@@ -1,0 +1,103 @@
+//! The flags that say what of Services' wishes is granted.
+
+use clap::Args;
+use hickory_proto::rr::Name;
+use ipnet::IpNet;
+
+use super::values::{annotation, domain, namespace_or_all, net};
+use crate::store::host_text;
+use crate::sync::admission::Admission;
+use crate::targets::TargetPolicy;
+
+/// What of Services' wishes is granted.
+#[derive(Clone, Debug, Args)]
+pub struct AdmissionFlags {
+    /// Annotations of load balancers that hold further DNS names, beside linker.hsj.com/hostname
+    #[arg(
+        long,
+        value_name = "KEYS",
+        env = "LB_LINKER_HOSTNAME_ANNOTATIONS",
+        value_parser = annotation,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub hostname_annotations: Vec<String>,
+
+    /// Namespaces whose load balancers may ask for any name in the zones, or "*" for all; others may ask for names
+    /// below <namespace>.<zone>
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "LB_LINKER_HOSTNAME_NAMESPACES",
+        value_parser = namespace_or_all,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub hostname_namespaces: Vec<String>,
+
+    /// Domain of the cluster's own names, which are never a target
+    #[arg(
+        long,
+        value_name = "DOMAIN",
+        env = "LB_LINKER_CLUSTER_DOMAIN",
+        default_value = "cluster.local",
+        value_parser = domain,
+        help_heading = "Names and targets"
+    )]
+    pub cluster_domain: Name,
+
+    /// Domains that targets must lie in [default: any]
+    #[arg(
+        long,
+        value_name = "DOMAINS",
+        env = "LB_LINKER_TARGET_DOMAINS",
+        value_parser = domain,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub target_domains: Vec<Name>,
+
+    /// Networks that targets' addresses must lie in, such as 192.0.2.0/24 [default: any]
+    #[arg(
+        long,
+        value_name = "NETS",
+        env = "LB_LINKER_TARGET_NETS",
+        value_parser = net,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub target_nets: Vec<IpNet>,
+}
+
+// === impl AdmissionFlags ===
+
+impl AdmissionFlags {
+    /// Returns what of Services' wishes is granted, where these are our zones.
+    pub(super) fn admission(&self, zones: &[Name]) -> Admission {
+        Admission {
+            targets: TargetPolicy {
+                zones: zones.to_vec(),
+                cluster_domain: self.cluster_domain.clone(),
+                domains: self.target_domains.clone(),
+                nets: self.target_nets.clone(),
+            },
+            hostname_annotations: self.hostname_annotations.clone(),
+            hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
+        }
+    }
+
+    /// Returns the flags with their values in force.
+    pub(super) fn effective(&self) -> Vec<(&'static str, String)> {
+        let hosts = |names: &[Name]| names.iter().map(host_text).collect::<Vec<_>>().join(",");
+        let nets: Vec<String> = self.target_nets.iter().map(ToString::to_string).collect();
+        let mut flags = vec![
+            ("--hostname-annotations", self.hostname_annotations.join(",")),
+            ("--hostname-namespaces", self.hostname_namespaces.join(",")),
+            ("--cluster-domain", host_text(&self.cluster_domain)),
+            ("--target-domains", hosts(&self.target_domains)),
+            ("--target-nets", nets.join(",")),
+        ];
+        flags.retain(|(_, value)| !value.is_empty());
+        flags
+    }
+}

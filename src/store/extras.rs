@@ -1,0 +1,245 @@
+//! Who gets a further DNS name that several links ask for.
+//!
+//! The holder wins, which is the link on whose external target the name is noted; where nobody
+//! holds it the oldest Service, then by namespace and name. So a restart, or another replica, finds
+//! the same answer.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::ServiceKey;
+use super::allotment::{Claims, Rank};
+use crate::names;
+
+/// A name in wire form.
+type Wire = Box<[u8]>;
+
+/// Which further name is whose.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    claims: Claims<Wire>,
+    asked: HashMap<ServiceKey, Asked>,
+    /// By external target: the link that it is labelled for, and the names that are noted on it.
+    noted: HashMap<Box<str>, (ServiceKey, Vec<Wire>)>,
+    holders: HashMap<Wire, BTreeSet<ServiceKey>>,
+}
+
+/// What a link asks for.
+#[derive(Debug)]
+struct Asked {
+    created: i64,
+    names: Vec<(Box<str>, Wire)>,
+}
+
+/// A name that has another owner from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Passed {
+    /// Which name.
+    pub(super) name: Wire,
+    /// Whose it was.
+    pub(super) from: Option<ServiceKey>,
+    /// Whose it is.
+    pub(super) to: Option<ServiceKey>,
+}
+
+impl Extras {
+    /// Takes over which names a link asks for; none when it is gone. Returns what changed.
+    pub(super) fn ask(&mut self, key: &ServiceKey, created: Option<i64>, names: &[Box<str>]) -> Vec<Passed> {
+        let created = created.unwrap_or(i64::MIN);
+        let before = self.asked.remove(key);
+        if before.is_none() && names.is_empty() {
+            return Vec::new();
+        }
+        let names: Vec<(Box<str>, Wire)> =
+            names.iter().filter_map(|name| Some((name.clone(), wire(name)?))).collect();
+        let concerned = before
+            .iter()
+            .flat_map(|before| &before.names)
+            .chain(&names)
+            .map(|(_, wire)| wire.clone())
+            .collect();
+        self.watching(concerned, |extras| {
+            for (_, wire) in before.iter().flat_map(|before| &before.names) {
+                let created = before.as_ref().map_or(created, |before| before.created);
+                extras.claims.remove(wire, &Rank { created, key: key.clone() });
+            }
+            for (_, wire) in &names {
+                extras.claims.add(wire, Rank { created, key: key.clone() });
+            }
+            if !names.is_empty() {
+                extras.asked.insert(key.clone(), Asked { created, names });
+            }
+        })
+    }
+
+    /// Takes over which names are noted on an external target, and for whom; nobody when it is
+    /// gone. Returns what changed.
+    pub(super) fn note(&mut self, object: &str, holder: Option<(&ServiceKey, &[Box<str>])>) -> Vec<Passed> {
+        let before = self.noted.remove(object);
+        let now: Option<(ServiceKey, Vec<Wire>)> = holder
+            .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
+            .filter(|(_, names): &(_, Vec<Wire>)| !names.is_empty());
+        let concerned = before.iter().chain(&now).flat_map(|(_, names)| names).cloned().collect();
+        self.watching(concerned, |extras| {
+            for (key, names) in before.iter() {
+                for name in names {
+                    if let Some(holders) = extras.holders.get_mut(name) {
+                        holders.remove(key);
+                        if holders.is_empty() {
+                            extras.holders.remove(name);
+                        }
+                    }
+                }
+            }
+            if let Some((key, names)) = now {
+                for name in &names {
+                    extras.holders.entry(name.clone()).or_default().insert(key.clone());
+                }
+                extras.noted.insert(object.into(), (key, names));
+            }
+        })
+    }
+
+    /// Returns the names that a link asks for and has, as it has written them.
+    pub(super) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
+        let asked = self.asked.get(key).into_iter().flat_map(|asked| &asked.names);
+        asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
+    }
+
+    #[expect(clippy::borrowed_box, reason = "the key of a map of boxes")]
+    fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
+        self.claims.winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains(key)))
+    }
+
+    /// Carries out a change, and returns what it means for these names.
+    fn watching(&mut self, names: BTreeSet<Wire>, change: impl FnOnce(&mut Self)) -> Vec<Passed> {
+        let before: Vec<(Wire, Option<ServiceKey>)> = names
+            .into_iter()
+            .map(|name| {
+                let owner = self.owner(&name).cloned();
+                (name, owner)
+            })
+            .collect();
+        change(self);
+        before
+            .into_iter()
+            .map(|(name, from)| {
+                let to = self.owner(&name).cloned();
+                Passed { name, from, to }
+            })
+            .filter(|passed| passed.from != passed.to)
+            .collect()
+    }
+}
+
+/// Returns a name as the index writes it, if DNS can carry it.
+pub(super) fn wire(name: &str) -> Option<Wire> {
+    names::wire(name.split('.').map(str::as_bytes)).map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::seq::SliceRandom;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    fn key(name: &str) -> ServiceKey {
+        ServiceKey::new("default", name)
+    }
+
+    fn names(names: &[&str]) -> Vec<Box<str>> {
+        names.iter().map(|name| Box::from(*name)).collect()
+    }
+
+    fn passed(name: &str, from: Option<&str>, to: Option<&str>) -> Passed {
+        Passed { name: wire(name).unwrap(), from: from.map(key), to: to.map(key) }
+    }
+
+    #[test]
+    fn the_oldest_has_a_name_until_it_asks_no_more() {
+        let mut extras = Extras::default();
+        let shop = names(&["shop.example", "b.example"]);
+        assert_eq!(
+            extras.ask(&key("young"), Some(2), &shop[..1]),
+            [passed("shop.example", None, Some("young"))]
+        );
+        let changes = extras.ask(&key("old"), Some(1), &shop);
+        assert_eq!(
+            changes,
+            [passed("b.example", None, Some("old")), passed("shop.example", Some("young"), Some("old"))]
+        );
+        assert_eq!(*extras.names_of(&key("old")), *shop);
+        assert!(extras.names_of(&key("young")).is_empty());
+        assert_eq!(
+            extras.ask(&key("old"), Some(1), &shop[1..]),
+            [passed("shop.example", Some("old"), Some("young"))]
+        );
+        assert_eq!(extras.ask(&key("young"), Some(2), &[]), [passed("shop.example", Some("young"), None)]);
+    }
+
+    #[test]
+    fn who_holds_a_name_keeps_it_against_an_older_one_and_a_note_alone_is_no_claim() {
+        let mut extras = Extras::default();
+        let shop = names(&["shop.example"]);
+        assert!(extras.note("young-ext", Some((&key("young"), &shop))).is_empty());
+        assert!(extras.names_of(&key("young")).is_empty());
+        extras.ask(&key("young"), Some(2), &shop);
+        assert!(extras.ask(&key("old"), Some(1), &shop).is_empty());
+        assert_eq!(*extras.names_of(&key("young")), *shop);
+        assert_eq!(extras.note("young-ext", None), [passed("shop.example", Some("young"), Some("old"))]);
+    }
+
+    #[test]
+    fn no_name_is_ever_shared_and_neither_order_nor_a_restart_changes_anything() {
+        for seed in 0..200 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let all = names(&["a.example", "b.example", "*.a.example"]);
+            let keys: Vec<ServiceKey> = ["x", "y", "z"].map(key).into();
+            let mut extras = Extras::default();
+            let (mut asked, mut noted) = (HashMap::new(), HashMap::<String, (ServiceKey, Vec<_>)>::new());
+            let mut owners: HashMap<Wire, ServiceKey> = HashMap::new();
+            for _ in 0..80 {
+                let key = keys[random.random_range(0..keys.len())].clone();
+                let changes = if random.random_bool(0.4) {
+                    // What a link has is noted on its external target, now or later.
+                    let names = extras.names_of(&key).to_vec();
+                    let object = format!("{}-ext", key.name);
+                    noted.insert(object.clone(), (key.clone(), names.clone()));
+                    extras.note(&object, Some((&key, &names)))
+                } else {
+                    let names: Vec<_> = all.iter().filter(|_| random.random_bool(0.5)).cloned().collect();
+                    let created = asked.get(&key).map_or(random.random_range(0..3), |(created, _)| *created);
+                    asked.insert(key.clone(), (created, names.clone()));
+                    extras.ask(&key, Some(created), &names)
+                };
+                for Passed { name, from, to } in changes {
+                    assert_eq!(owners.get(&name), from.as_ref(), "seed {seed}");
+                    match to {
+                        Some(to) => owners.insert(name, to),
+                        None => owners.remove(&name),
+                    };
+                }
+                let mut shown: Vec<(Wire, ServiceKey)> = Vec::new();
+                for key in &keys {
+                    shown.extend(extras.names_of(key).iter().map(|name| (wire(name).unwrap(), key.clone())));
+                }
+                assert_eq!(shown.len(), owners.len(), "seed {seed}: {shown:?} {owners:?}");
+                assert_eq!(shown.into_iter().collect::<HashMap<_, _>>(), owners, "seed {seed}");
+
+                let mut fresh = Extras::default();
+                let mut order: Vec<_> = asked.iter().collect();
+                order.shuffle(&mut random);
+                for (key, (created, names)) in order {
+                    fresh.ask(key, Some(*created), names);
+                }
+                for (object, (key, names)) in &noted {
+                    fresh.note(object, Some((key, names)));
+                }
+                for key in &keys {
+                    assert_eq!(fresh.names_of(key), extras.names_of(key), "seed {seed}");
+                }
+            }
+        }
+    }
+}

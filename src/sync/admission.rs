@@ -1,0 +1,223 @@
+//! What of a Service's wishes is granted: its target, and the DNS names that it asks for.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::service::Service;
+use crate::names;
+use crate::store::host_text;
+use crate::targets::TargetPolicy;
+
+/// The annotation with further DNS names, on a load balancer; on an external target the names that
+/// its link has.
+pub const HOSTNAME: &str = "linker.hsj.com/hostname";
+/// How many names a Service may ask for: more are a mistake, or worse.
+const MAX_NAMES: usize = 64;
+/// RFC 1035 section 3.1: 255 octets, which is 253 characters.
+const MAX_NAME: usize = 253;
+
+/// What of Services' wishes is granted.
+#[derive(Clone, Debug, Default)]
+pub struct Admission {
+    /// Which targets are followed.
+    pub targets: TargetPolicy,
+    /// Annotations with DNS names, beside our own.
+    pub hostname_annotations: Vec<String>,
+    /// The namespaces whose Services may ask for any name in the zones; `*` for all.
+    pub hostname_namespaces: BTreeSet<String>,
+}
+
+/// What a wish is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The target.
+    Target,
+    /// A DNS name.
+    Hostname,
+    /// Anything else.
+    Other,
+}
+
+/// What of a Service can't be served, or isn't granted, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// What it is about.
+    pub subject: Subject,
+    /// The field or annotation.
+    pub field: String,
+    /// What it says.
+    pub value: String,
+    /// Why that can't be served.
+    pub why: String,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} isn't served: {}", self.field, self.value, self.why)
+    }
+}
+
+// === impl Admission ===
+
+impl Admission {
+    /// Returns the DNS names that a Service asks for and may have, each once, in its order.
+    #[must_use]
+    pub fn hostnames(&self, service: &Service) -> (Vec<Box<str>>, Vec<Unusable>) {
+        let key = service.key();
+        let (mut granted, mut unusable): (Vec<Box<str>>, Vec<Unusable>) = Default::default();
+        let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
+        for annotation in annotations {
+            let Some(text) = service.annotation(annotation) else { continue };
+            for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+                let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+                if granted.iter().any(|known| **known == *lower) {
+                    continue;
+                }
+                let outcome = if granted.len() < MAX_NAMES {
+                    self.grant(&key.namespace, &lower)
+                } else {
+                    Err(format!("a Service may have {MAX_NAMES} names at most"))
+                };
+                match outcome {
+                    Ok(()) => granted.push(lower.into()),
+                    Err(why) => unusable.push(Unusable {
+                        subject: Subject::Hostname,
+                        field: format!("the DNS name in annotation {annotation}"),
+                        value: name.to_owned(),
+                        why,
+                    }),
+                }
+            }
+        }
+        (granted, unusable)
+    }
+
+    /// Checks whether a Service of a namespace may have a name, written in lower case.
+    fn grant(&self, namespace: &str, name: &str) -> Result<(), String> {
+        let labels: Vec<&str> = name.split('.').collect();
+        let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
+        if name.len() > MAX_NAME || !plain.iter().all(|label| is_name_label(label)) {
+            return Err(
+                "not a DNS name of letters, digits, hyphens and underscores, with * as a first label at most"
+                    .to_owned(),
+            );
+        }
+        let Some((zone, below)) = self.targets.zones.iter().find_map(|zone| {
+            let zone = host_text(zone);
+            let below = name.strip_suffix(&*zone)?.strip_suffix('.')?;
+            Some((zone, below))
+        }) else {
+            let zones: Vec<String> = self.targets.zones.iter().map(host_text).collect();
+            return Err(format!("it lies in none of lb-linker's zones ({})", zones.join(", ")));
+        };
+        let labels: Vec<&str> = below.split('.').collect();
+        let reserved = labels.last().is_some_and(|top| names::is_reserved(top));
+        if reserved || labels.iter().any(|label| label.starts_with('_')) {
+            return Err(format!("names below {}.{zone} are reserved", labels[labels.len() - 1]));
+        }
+        let own = labels.len() >= 2 && labels.last() == Some(&namespace);
+        let anywhere = ["*", namespace].iter().any(|allowed| self.hostname_namespaces.contains(*allowed));
+        if own || anywhere {
+            Ok(())
+        } else {
+            Err(format!(
+                "Services of namespace {namespace} may have names below {namespace}.{zone} only, unless \
+                 --hostname-namespaces lists it"
+            ))
+        }
+    }
+}
+
+/// Returns the names that are noted on an external target.
+#[must_use]
+pub fn noted_hostnames(annotation: Option<&str>) -> Vec<Box<str>> {
+    annotation.unwrap_or_default().split(',').filter(|name| !name.is_empty()).map(Into::into).collect()
+}
+
+fn is_name_label(label: &str) -> bool {
+    (1..=names::MAX_LABEL).contains(&label.len())
+        && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_')
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::Name;
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(admission: &Admission, annotations: serde_json::Value) -> (Vec<Box<str>>, Vec<Unusable>) {
+        let service =
+            json!({"metadata": {"namespace": "default", "name": "web", "annotations": annotations}});
+        admission.hostnames(&serde_json::from_value(service).unwrap())
+    }
+
+    fn admission() -> Admission {
+        let zones = ["lb.internal.", "other.example."].map(|zone| Name::from_ascii(zone).unwrap()).to_vec();
+        Admission { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
+    }
+
+    #[test]
+    fn names_below_the_own_namespace_are_granted_each_once() {
+        let text = "Shop.default.lb.internal., *.shop.default.lb.internal,,shop.default.lb.internal, \
+                    a.b.default.other.example";
+        let (names, unusable) = asked(&admission(), json!({HOSTNAME: text}));
+        let expected =
+            ["shop.default.lb.internal", "*.shop.default.lb.internal", "a.b.default.other.example"];
+        assert_eq!(names, expected.map(Box::from));
+        assert_eq!(unusable, []);
+    }
+
+    #[test]
+    fn everything_else_is_refused_by_name() {
+        for (name, why) in [
+            ("shop.other.lb.internal", "below default.lb.internal only"),
+            ("shop.lb.internal", "below default.lb.internal only"),
+            ("default.lb.internal", "below default.lb.internal only"),
+            ("*.lb.internal", "below default.lb.internal only"),
+            ("lb.internal", "none of lb-linker's zones (lb.internal, other.example)"),
+            ("xlb.internal", "none of lb-linker's zones"),
+            ("shop.example.com", "none of lb-linker's zones"),
+            ("x.dns.lb.internal", "reserved"),
+            ("deleted.lb.internal", "reserved"),
+            ("_tcp.shop.default.lb.internal", "reserved"),
+            ("a.*.default.lb.internal", "not a DNS name"),
+            ("a..default.lb.internal", "not a DNS name"),
+            ("sh op.default.lb.internal", "not a DNS name"),
+        ] {
+            let (names, unusable) = asked(&admission(), json!({HOSTNAME: name}));
+            assert!(names.is_empty(), "{name}");
+            assert!(unusable[0].to_string().contains(why), "{name}: {}", unusable[0]);
+        }
+        let long = format!("{}.default.lb.internal", "x".repeat(64));
+        assert_eq!(asked(&admission(), json!({HOSTNAME: long})).1.len(), 1);
+    }
+
+    #[test]
+    fn namespaces_that_are_listed_may_have_any_name_but_reserved_ones() {
+        for namespaces in ["default", "*"] {
+            let admission = Admission { hostname_namespaces: [namespaces.to_owned()].into(), ..admission() };
+            let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";
+            let (names, unusable) = asked(&admission, json!({HOSTNAME: text}));
+            assert_eq!(names.len(), 3, "{names:?}");
+            assert_eq!(unusable.len(), 2, "{unusable:?}");
+        }
+    }
+
+    #[test]
+    fn annotations_of_others_count_where_they_are_named() {
+        let theirs = "external-dns.alpha.kubernetes.io/hostname";
+        let annotations = json!({theirs: "b.default.lb.internal", HOSTNAME: "a.default.lb.internal"});
+        assert_eq!(asked(&admission(), annotations.clone()).0.len(), 1);
+        let admission = Admission { hostname_annotations: vec![theirs.to_owned()], ..admission() };
+        let (names, _) = asked(&admission, annotations);
+        assert_eq!(names, ["a.default.lb.internal", "b.default.lb.internal"].map(Box::from));
+    }
+
+    #[test]
+    fn a_service_may_have_so_many_names_and_no_more() {
+        let names: Vec<String> = (0..=MAX_NAMES).map(|i| format!("n{i}.default.lb.internal")).collect();
+        let (names, unusable) = asked(&admission(), json!({HOSTNAME: names.join(",")}));
+        assert_eq!((names.len(), unusable.len()), (MAX_NAMES, 1));
+    }
+}
