@@ -26,10 +26,11 @@ use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
+use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
-use crate::sync::{SyncError, reconcile, supervise};
+use crate::sync::{SyncError, follow, reconcile, supervise};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
 const PORT_TRIES: usize = 16;
@@ -220,11 +221,27 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
+                if flags.sync != SyncMode::Off {
+                    let settings = follow::Settings {
+                        store: Arc::clone(&store),
+                        client: client.clone(),
+                        outage: outage.clone(),
+                        selection: Arc::clone(&selection),
+                        policy: flags.policy(),
+                        metrics: Arc::clone(&metrics),
+                    };
+                    let until = stop.clone();
+                    let name = "the following by annotation";
+                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
+                        follow::run(settings.clone(), until.clone())
+                    }));
+                }
                 let source = ClusterSource {
                     client,
                     outage,
                     selection,
                     admission,
+                    guards: flags.finalizer,
                     store,
                     metrics: Arc::clone(&metrics),
                 };

@@ -157,6 +157,16 @@ pub struct Flags {
     )]
     pub max_deletes: Option<MaxDeletes>,
 
+    /// Put the finalizer lb-linker/finalizer on load balancers: a Service that is deleted goes only after its
+    /// external target, and waits for lb-linker; needs the rights of deploy/finalizer/
+    #[arg(
+        long,
+        env = "LB_LINKER_FINALIZER",
+        conflicts_with = "manifests",
+        help_heading = "External targets"
+    )]
+    pub finalizer: bool,
+
     /// What of Services' wishes is granted
     #[command(flatten)]
     pub admission: AdmissionFlags,
@@ -372,7 +382,9 @@ impl Flags {
         Policy {
             sync: self.sync,
             on_delete: self.on_delete,
-            delete_delay: self.delete_delay,
+            // A Service that waits for its external target isn't recreated meanwhile.
+            delete_delay: if self.finalizer { Duration::ZERO } else { self.delete_delay },
+            finalizer: self.finalizer,
             tombstone: format!("{}.{zone}", names::DELETED),
             max_deletes: self.max_deletes.unwrap_or_default(),
             ip_targets: self.ip_targets,
@@ -403,6 +415,7 @@ impl Flags {
             ("--sync", value_name(&self.sync)),
             ("--on-delete", value_name(&self.on_delete)),
             ("--delete-delay", values::duration_text(self.delete_delay)),
+            ("--finalizer", self.finalizer.to_string()),
             ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
             ("--ip-targets", value_name(&self.ip_targets)),
         ]);

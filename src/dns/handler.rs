@@ -338,6 +338,7 @@ mod tests {
             ports: vec![],
             wishes: Wishes::default(),
             refused: false,
+            guarded: false,
         };
         store.replace(None, vec![link], vec![]);
         store.set_synced();

@@ -223,6 +223,7 @@ mod tests {
             ports: vec![],
             wishes: Wishes::default(),
             refused: false,
+            guarded: false,
         }
     }
 

@@ -105,7 +105,6 @@ impl Extras {
         asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
-    #[expect(clippy::borrowed_box, reason = "the key of a map of boxes")]
     fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
         self.claims.winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains(key)))
     }

@@ -74,6 +74,8 @@ pub struct Observed {
     pub wishes: Wishes,
     /// Whether the Service names a target that isn't followed.
     pub refused: bool,
+    /// Whether the Service carries our finalizer.
+    pub guarded: bool,
 }
 
 /// What a Service asks for in annotations, as far as it may.
@@ -185,6 +187,8 @@ pub struct Link {
     pub hostnames: Box<[Box<str>]>,
     /// Whether the Service names a target that isn't followed.
     pub refused: bool,
+    /// Whether the Service carries our finalizer, which keeps it until its external target is gone.
+    pub guarded: bool,
     /// Where the link stands.
     pub state: State,
     /// The name of the external target that belongs to this link and no other.

@@ -222,23 +222,47 @@ impl Store {
     /// external target still stands. It keeps the names that it holds, and comes last for all
     /// others. Returns nothing if there is a link, or a Service that can't be read.
     pub fn insert_gone(&self, key: &ServiceKey) -> Option<Change> {
+        self.insert_departing(key, "", false)
+    }
+
+    /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
+    /// or is being deleted; `guarded` says whether it carries our finalizer. A link whose Service is
+    /// gone learns that. Returns nothing if nothing changes.
+    pub fn insert_departing(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<Change> {
         let mut allotment = self.write();
-        if self.links.contains_key(key) || self.unreadable.contains(key) {
+        if let Some(link) = self.get(key) {
+            let known = !link.is_gone() || *link.uid == *uid && link.guarded == guarded;
+            if known || uid.is_empty() {
+                return None;
+            }
+            let waiting = Link { uid: uid.into(), guarded, ..Link::clone(&link) };
+            return Some(self.put(&mut allotment, Some(link), waiting));
+        }
+        if self.unreadable.contains(key) {
             return None;
         }
         let ghost = Link {
             key: key.clone(),
-            uid: Box::default(),
+            uid: uid.into(),
             created: Some(NEVER),
             target: None,
             ports: Box::default(),
             wishes: Wishes::default(),
             hostnames: Box::default(),
             refused: false,
+            guarded,
             state: State::Gone(Instant::now()),
             external_target: Box::default(),
         };
         Some(self.put(&mut allotment, None, ghost))
+    }
+
+    /// Takes over that our finalizer has been put on the Service of a link, or taken off.
+    pub fn set_guarded(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<Change> {
+        let mut allotment = self.write();
+        let link = self.get(key).filter(|link| *link.uid == *uid && link.guarded != guarded)?;
+        let changed = Link { guarded, ..Link::clone(&link) };
+        Some(self.put(&mut allotment, Some(link), changed))
     }
 
     /// Forgets a link whose Service is gone: its names are free from here on.
@@ -259,7 +283,8 @@ impl Store {
     }
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { key, uid, created, resource_version, ingress, ports, wishes, refused } = observed;
+        let Observed { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
+            observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
         // A recreated Service starts anew: its predecessor's target isn't its own.
@@ -284,6 +309,7 @@ impl Store {
             wishes,
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
+            guarded,
             state,
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             key,

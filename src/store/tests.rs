@@ -15,6 +15,7 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
         ports: vec![],
         wishes: Wishes::default(),
         refused: false,
+        guarded: false,
     }
 }
 

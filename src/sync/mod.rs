@@ -5,6 +5,7 @@ pub mod brakes;
 pub mod client;
 pub mod desired;
 pub mod directory;
+pub mod follow;
 pub mod manifests;
 pub mod object;
 pub mod objects;

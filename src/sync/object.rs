@@ -105,12 +105,14 @@ pub enum Kind {
     Service,
     /// An EndpointSlice.
     EndpointSlice,
+    /// A load balancer itself, of which only our finalizer is written.
+    LoadBalancer,
 }
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Service => "Service",
+            Self::Service | Self::LoadBalancer => "Service",
             Self::EndpointSlice => "EndpointSlice",
         })
     }
@@ -121,7 +123,7 @@ impl fmt::Display for Kind {
 pub struct ObjectId {
     /// Its kind.
     pub kind: Kind,
-    /// Its name.
+    /// Its name; of a load balancer with its namespace.
     pub name: String,
 }
 

@@ -147,6 +147,7 @@ mod tests {
             wishes: Wishes::default(),
             hostnames: [].into(),
             refused: false,
+            guarded: false,
             state: State::Live,
             external_target: "web-default-ext".into(),
         })

@@ -11,7 +11,7 @@ use super::desired::{
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
-use crate::store::{Link, State};
+use crate::store::{Link, ServiceKey, State};
 
 /// One write to the target namespace.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,15 @@ pub enum Write {
         /// Which version of it.
         only: Precondition,
     },
+    /// Put our finalizer on a load balancer, or take it off.
+    Finalizer {
+        /// Which load balancer.
+        service: ServiceKey,
+        /// Its uid.
+        uid: Box<str>,
+        /// Whether it is put on.
+        add: bool,
+    },
 }
 
 impl Write {
@@ -41,6 +50,9 @@ impl Write {
         match self {
             Self::Create(desired) | Self::Change { desired, .. } => desired.id(),
             Self::Delete { id, .. } => id.clone(),
+            Self::Finalizer { service, .. } => {
+                ObjectId { kind: Kind::LoadBalancer, name: service.to_string() }
+            }
         }
     }
 
@@ -49,7 +61,7 @@ impl Write {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Create(_) => "create",
-            Self::Change { .. } => "patch",
+            Self::Change { .. } | Self::Finalizer { .. } => "patch",
             Self::Delete { .. } => "delete",
         }
     }
@@ -60,6 +72,7 @@ impl Write {
         match self {
             Self::Create(_) => "",
             Self::Change { only, .. } | Self::Delete { only, .. } => only.uid.as_deref().unwrap_or_default(),
+            Self::Finalizer { uid, .. } => uid,
         }
     }
 
@@ -67,7 +80,7 @@ impl Write {
     #[must_use]
     pub fn resource_version(&self) -> Option<&str> {
         match self {
-            Self::Create(_) => None,
+            Self::Create(_) | Self::Finalizer { .. } => None,
             Self::Change { only, .. } | Self::Delete { only, .. } => only.resource_version.as_deref(),
         }
     }
@@ -137,6 +150,8 @@ pub struct Policy {
     pub on_delete: OnDelete,
     /// How long an external target outlives its Service, where it is removed.
     pub delete_delay: Duration,
+    /// Whether a load balancer stays until its external target is gone.
+    pub finalizer: bool,
     /// `deleted.<zone>`: the API server refuses an empty name.
     pub tombstone: String,
     /// How many external targets may be removed in a while.
@@ -148,6 +163,23 @@ pub struct Policy {
 /// Decides the next step for a link.
 #[must_use]
 pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
+    let step = target_step(link, actual, policy, now);
+    let settled = match (&step, link.is_gone()) {
+        (Step::Done, false) | (Step::Forget, true) => true,
+        // What stays when its Service is gone is as it shall be.
+        (Step::Done, true) => policy.on_delete != OnDelete::Delete,
+        _ => false,
+    };
+    // A living Service shall carry the finalizer, one that is gone for us shall not.
+    if policy.finalizer && settled && link.guarded == link.is_gone() && !link.uid.is_empty() {
+        let (service, uid, add) = (link.key.clone(), link.uid.clone(), !link.guarded);
+        return Step::Write(Write::Finalizer { service, uid, add });
+    }
+    step
+}
+
+/// Decides the next step for a link's objects.
+fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
     let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
     let desired = match (link.state, &link.target) {
         (State::Gone(since), _) => {
@@ -225,10 +257,12 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
                 slices.retain(|slice| slice.metadata.name != made.metadata.name);
                 slices.push((**made).clone());
             }
+            Write::Finalizer { .. } => {}
             Write::Delete { id, .. } => {
                 let is_it = |name: &Option<String>| name.as_ref() == Some(&id.name);
                 match id.kind {
                     Kind::EndpointSlice => slices.retain(|slice| !is_it(&slice.metadata.name)),
+                    Kind::LoadBalancer => {}
                     Kind::Service => {
                         others.retain(|service| !is_it(&service.metadata.name));
                         named.take_if(|service| is_it(&service.metadata.name));
@@ -236,7 +270,11 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
                 }
             }
         }
+        let last = matches!(write, Write::Finalizer { .. });
         writes.push(write);
+        if last {
+            return writes;
+        }
     }
 }
 

@@ -5,14 +5,15 @@
 //! holds up no other.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::admission::{Admission, HOSTNAME, noted_hostnames};
 use super::brakes::Removals;
@@ -313,7 +314,21 @@ impl Reconciler {
         }
     }
 
+    /// Looks at a link. A defect that only one link brings to light costs only that link.
     fn look_at(&mut self, key: ServiceKey) {
+        let looked = catch_unwind(AssertUnwindSafe(|| {
+            poison(&key);
+            self.reconcile(key.clone());
+        }));
+        if looked.is_err() {
+            let pause = self.pace.failed(&key, None);
+            error!(
+                "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
+            );
+        }
+    }
+
+    fn reconcile(&mut self, key: ServiceKey) {
         self.pace.stop_waiting(&key);
         let Some(link) = self.settings.store.get(&key) else {
             self.report.forget(&key);
@@ -421,7 +436,9 @@ impl Reconciler {
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
         self.writes.spawn(async move {
-            let (code, result) = keeper.write(write.clone()).await;
+            let panicked = |_| (0, Err(WriteError::panicked()));
+            let sent = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind().await;
+            let (code, result) = sent.unwrap_or_else(panicked);
             Written { key, write, removal, code, result }
         });
     }
@@ -452,15 +469,23 @@ impl Reconciler {
                 if self.report.written(&write, adopted, after.as_ref()) || unanswered {
                     self.resume();
                 }
-                self.change_object(&id, |objects| match after {
-                    Some(after) => objects.apply(after),
-                    None => objects.removed_by_us(&id, write.uid()),
-                });
+                match (&write, after) {
+                    (Write::Finalizer { uid, add, .. }, _) => {
+                        drop(self.settings.store.set_guarded(&key, uid, *add));
+                    }
+                    (_, Some(after)) => self.change_object(&id, |objects| objects.apply(after)),
+                    (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
+                }
                 self.queue(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 self.pace.succeeded(&key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
+                self.queue(&key);
+            }
+            Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
+                // With the Service its finalizers have gone.
+                self.settings.store.set_guarded(&key, write.uid(), false);
                 self.queue(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
@@ -488,6 +513,18 @@ impl Reconciler {
         }
     }
 }
+
+/// Makes the reconciling of one link panic, for the test that shows that this stops no other.
+#[cfg(debug_assertions)]
+#[expect(clippy::panic, reason = "the purpose")]
+fn poison(key: &ServiceKey) {
+    if std::env::var("LB_LINKER_TEST_PANIC").is_ok_and(|poisoned| poisoned == key.to_string()) {
+        panic!("{key} is poisoned");
+    }
+}
+
+#[cfg(not(debug_assertions))]
+fn poison(_key: &ServiceKey) {}
 
 /// The objects that an external target of this name may consist of.
 fn object_ids(external_target: &str) -> [ObjectId; 3] {

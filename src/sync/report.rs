@@ -7,9 +7,9 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use super::brakes::MaxDeletes;
-use super::object::{Kind, Object};
+use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
-use super::service::Service;
+use super::service::{FINALIZER, Service};
 use super::trouble::Trouble;
 use super::writer::Keeper;
 use crate::metrics::Metrics;
@@ -44,6 +44,14 @@ impl Report {
         }
     }
 
+    /// Returns how an object is called in the log.
+    fn place(&self, id: &ObjectId) -> String {
+        match id.kind {
+            Kind::LoadBalancer => id.name.clone(),
+            Kind::Service | Kind::EndpointSlice => self.keeper.describe(&id.name),
+        }
+    }
+
     /// Counts a write that has ended with this HTTP code.
     pub(super) fn count(&self, write: &Write, code: u16) {
         if matches!(self.keeper, Keeper::Namespace { .. }) {
@@ -56,8 +64,14 @@ impl Report {
     /// part. Returns whether that ends trouble with writes of its sort.
     pub(super) fn written(&mut self, write: &Write, adopted: bool, after: Option<&Object>) -> bool {
         let id = write.id();
-        let object = self.keeper.describe(&id.name);
+        let object = self.place(&id);
         match (write, after.and_then(|after| after.as_service())) {
+            (Write::Finalizer { add, .. }, _) => {
+                info!(
+                    "Service {object}: finalizer {FINALIZER} {}",
+                    if *add { "put on" } else { "taken off" }
+                );
+            }
             (Write::Create(_), Some(service)) => {
                 info!("external target {object}: created → {}", aim(service));
             }
@@ -84,13 +98,13 @@ impl Report {
 
     /// Says that a write failed for a reason of its own.
     pub(super) fn failed(&self, key: &ServiceKey, write: &Write, reason: &str, pause: Duration) {
-        let object = self.keeper.describe(&write.id().name);
+        let object = self.place(&write.id());
         warn!("external target {object} of link {key}: {reason}; next try in {pause:.1?}");
     }
 
     /// Says that somebody else seems to undo the writes for a link.
     pub(super) fn undone(&self, key: &ServiceKey, write: &Write, pause: Duration) {
-        let object = self.keeper.describe(&write.id().name);
+        let object = self.place(&write.id());
         warn!(
             "external target {object} of link {key}: somebody else, or an admission policy, changes what is \
              written; it is written again, and then not before {pause:.0?} have passed"
@@ -104,7 +118,7 @@ impl Report {
         }
         for write in &writes {
             let id = write.id();
-            let (object, verb, kind) = (self.keeper.describe(&id.name), write.verb(), id.kind);
+            let (object, verb, kind) = (self.place(&id), write.verb(), id.kind);
             match write {
                 Write::Create(Object::Service(service))
                 | Write::Change { desired: Object::Service(service), .. } => {

@@ -108,6 +108,8 @@ pub struct IngressEntry {
     pub ip: Option<String>,
 }
 
+/// The finalizer of a load balancer that stays until its external target is gone.
+pub const FINALIZER: &str = "lb-linker/finalizer";
 /// The annotation for the TTL of a link's records, in seconds.
 const TTL: &str = "linker.hsj.com/ttl";
 /// The annotation that lists the namespaces whose Services may follow a load balancer.
@@ -159,6 +161,12 @@ impl Service {
         self.spec.type_.as_deref() == Some(LOAD_BALANCER) && self.metadata.deletion_timestamp.is_none()
     }
 
+    /// Returns whether the Service carries our finalizer.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER)
+    }
+
     /// Returns what the store needs to know, and what of it can't be served or isn't granted.
     #[must_use]
     pub fn observe(&self, admission: &Admission) -> (Observed, Vec<Unusable>) {
@@ -195,6 +203,7 @@ impl Service {
             ports: self.spec.ports.clone(),
             wishes,
             refused,
+            guarded: self.is_guarded(),
         };
         (observed, unusable)
     }

@@ -44,6 +44,8 @@ pub struct ClusterSource {
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
     pub admission: Arc<Admission>,
+    /// Whether Services carry our finalizer, and wait for us when they are deleted.
+    pub guards: bool,
     /// Where the links go.
     pub store: Arc<Store>,
     /// What is counted.
@@ -192,7 +194,7 @@ impl ClusterSource {
 
     /// Takes over a complete list; one that lacks too much stays without consequences until another
     /// one agrees.
-    fn take_list(&self, scope: &mut Scope, List { seen, unreadable }: List) -> Vec<Change> {
+    fn take_list(&self, scope: &mut Scope, List { seen, unreadable, departing }: List) -> Vec<Change> {
         let namespace = scope.namespace.as_deref();
         let (known, missing) = self.store.compare(namespace, &seen, &unreadable);
         if self.store.is_synced() && !scope.doubt.believes(known, missing, std::time::Instant::now()) {
@@ -204,7 +206,10 @@ impl ClusterSource {
             return self.store.apply_all(seen, unreadable);
         }
         scope.again = None;
-        self.store.replace(namespace, seen, unreadable)
+        let mut changes = self.store.replace(namespace, seen, unreadable);
+        let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
+        changes.extend(departing.into_iter().filter_map(insert));
+        changes
     }
 
     fn watch(&self, namespace: Option<&str>) -> Events<Service> {
@@ -229,12 +234,15 @@ impl ClusterSource {
     fn applied(&self, object: DeserializeGuard<Service>, complaints: &mut Complaints) {
         let key = key_of(&object);
         let Some(service) = readable(object, complaints) else { return self.store.set_unreadable(&key) };
-        let change = if self.selection.selects(&service) {
-            self.store.apply(observe(&service, &self.admission, complaints))
-        } else {
-            self.store.delete(&service.key(), service.uid(), service.version())
-        };
-        log_changes(&self.metrics, change);
+        if self.selection.selects(&service) {
+            let observed = observe(&service, &self.admission, complaints);
+            return log_changes(&self.metrics, self.store.apply(observed));
+        }
+        log_changes(&self.metrics, self.store.delete(&service.key(), service.uid(), service.version()));
+        if self.guards && service.is_guarded() {
+            // It waits for us, also where we have never known it as a load balancer.
+            log_changes(&self.metrics, self.store.insert_departing(&service.key(), service.uid(), true));
+        }
     }
 }
 
@@ -243,6 +251,8 @@ impl ClusterSource {
 struct List {
     seen: Vec<Observed>,
     unreadable: Vec<ServiceKey>,
+    /// Services that are no links and carry our finalizer, with their uid.
+    departing: Vec<(ServiceKey, Box<str>)>,
 }
 
 impl List {
@@ -256,6 +266,9 @@ impl List {
         match readable(object, complaints) {
             Some(service) if source.selection.selects(&service) => {
                 self.seen.push(observe(&service, &source.admission, complaints))
+            }
+            Some(service) if source.guards && service.is_guarded() => {
+                self.departing.push((key, service.uid().into()));
             }
             Some(_) => {}
             None => self.unreadable.push(key),
@@ -294,7 +307,7 @@ pub(super) fn observe(service: &Service, admission: &Admission, complaints: &mut
     observed
 }
 
-fn key_of<K: Resource>(object: &DeserializeGuard<K>) -> ServiceKey {
+pub(super) fn key_of<K: Resource>(object: &DeserializeGuard<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 

@@ -10,20 +10,25 @@ use kube::core::Request;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tower::timeout::error::Elapsed;
 
 use super::desired::{FIELD_MANAGER, merge_patch};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::plan::Write;
-use super::service::Service;
+use super::service::{FINALIZER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, explain, root_cause};
 use super::watch::{Events, guarded, readable};
+use crate::store::ServiceKey;
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
 /// doesn't exist.
 const ABSENT: &str =
     "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
+
+/// What grants the right to put finalizers on load balancers.
+const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
 
 /// What happened to the objects there.
 #[derive(Debug)]
@@ -76,6 +81,14 @@ pub enum WriteError {
 }
 
 impl WriteError {
+    /// A write that has panicked.
+    pub(super) fn panicked() -> Self {
+        Self::Other {
+            message: "writing it has panicked, a defect of lb-linker".to_owned(),
+            retry_after: None,
+        }
+    }
+
     /// Returns the HTTP status that the metrics show.
     fn code(error: &kube::Error) -> u16 {
         match error {
@@ -137,8 +150,14 @@ impl Keeper {
         };
         let created = matches!(write, Write::Create(_));
         let doing = format!("{} {}s in namespace {namespace}", write.verb(), write.id().kind);
+        if let Write::Finalizer { service, uid, add } = write {
+            let patch = Patch::Strategic(finalizer_patch(&uid, add));
+            return patch_elsewhere(client, outage, &service, &patch, FINALIZER_RIGHT).await;
+        }
         let sent = match write.id().kind {
-            Kind::Service => send::<Service>(&Api::namespaced(client, namespace), write).await,
+            Kind::Service | Kind::LoadBalancer => {
+                send::<Service>(&Api::namespaced(client, namespace), write).await
+            }
             Kind::EndpointSlice => send::<EndpointSlice>(&Api::namespaced(client, namespace), write).await,
         };
         match sent {
@@ -146,18 +165,60 @@ impl Keeper {
                 outage.over();
                 (if created { 201 } else { 200 }, Ok(object))
             }
-            Err(kube::Error::Service(error)) if error.is::<Elapsed>() => {
-                // Others may well be answered: an admission webhook can be slow, too.
-                let message = format!("can't {doing}: the API server hasn't answered in time");
-                (0, Err(WriteError::Everywhere { code: 0, message, retry_after: None }))
-            }
-            Err(error) if WriteError::code(&error) == 0 => {
-                outage.report(&root_cause(&error));
-                (0, Err(WriteError::Unanswered))
-            }
-            Err(error) => (WriteError::code(&error), Err(sort(error, created, &doing))),
+            Err(error) => failed(error, outage, created, &doing, ABSENT),
         }
     }
+}
+
+/// Patches a Service outside the target namespace. Returns it as it is afterwards, and the HTTP code
+/// for the metrics; `right` says what grants it.
+pub(super) async fn patch_elsewhere(
+    client: Client,
+    outage: &Outage,
+    service: &ServiceKey,
+    patch: &Patch<Value>,
+    right: &str,
+) -> (u16, Result<Option<Object>, WriteError>) {
+    let api: Api<Service> = Api::namespaced(client, &service.namespace);
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    let doing = format!("patch Services in namespace {}", service.namespace);
+    match api.patch(&service.name, &params, patch).await {
+        Ok(service) => {
+            outage.over();
+            (200, Ok(Some(service.into())))
+        }
+        Err(error) => failed(error, outage, false, &doing, right),
+    }
+}
+
+/// Sorts a request that failed, and reports that there was no answer.
+fn failed(
+    error: kube::Error,
+    outage: &Outage,
+    created: bool,
+    doing: &str,
+    right: &str,
+) -> (u16, Result<Option<Object>, WriteError>) {
+    let code = WriteError::code(&error);
+    if let kube::Error::Service(error) = &error
+        && error.is::<Elapsed>()
+    {
+        // Others may well be answered: an admission webhook can be slow, too.
+        let message = format!("can't {doing}: the API server hasn't answered in time");
+        return (0, Err(WriteError::Everywhere { code: 0, message, retry_after: None }));
+    }
+    if code == 0 {
+        outage.report(&root_cause(&error));
+        return (0, Err(WriteError::Unanswered));
+    }
+    outage.over();
+    (code, Err(sort(error, created, doing, right)))
+}
+
+/// A strategic merge patch leaves the finalizers of others alone; another uid is refused (422).
+fn finalizer_patch(uid: &str, add: bool) -> Value {
+    let key = if add { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+    json!({"metadata": {"uid": uid, key: [FINALIZER]}})
 }
 
 async fn send<K>(api: &Api<K>, write: Write) -> kube::Result<Option<Object>>
@@ -186,10 +247,12 @@ where
             let left = api.delete(&id.name, &params).await?.left().map(Into::into);
             Ok(left.filter(Object::is_terminating))
         }
+        // It belongs to another namespace.
+        Write::Finalizer { .. } => Ok(None),
     }
 }
 
-fn sort(error: kube::Error, created: bool, doing: &str) -> WriteError {
+fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteError {
     let code = WriteError::code(&error);
     let everywhere = |hint, retry_after| WriteError::Everywhere {
         code,
@@ -207,13 +270,15 @@ fn sort(error: kube::Error, created: bool, doing: &str) -> WriteError {
     match code {
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
+        // Another uid: the object that was meant is gone.
+        422 if status.message.contains("metadata.uid") && !created => WriteError::Gone,
         404 => WriteError::Everywhere {
             code,
             message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
             retry_after,
         },
         // A missing right, in RBAC's words; quotas and admission say 403 of single objects.
-        403 if status.message.contains(" cannot ") => everywhere(ABSENT, retry_after),
+        403 if status.message.contains(" cannot ") => everywhere(right, retry_after),
         401 | 429 | 500.. => everywhere("", retry_after),
         _ => WriteError::Other {
             message: format!("the API server answered {code} {}", status.message),

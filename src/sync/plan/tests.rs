@@ -15,6 +15,7 @@ fn policy() -> Policy {
         sync: SyncMode::On,
         on_delete: OnDelete::Delete,
         delete_delay: DELAY,
+        finalizer: false,
         tombstone: "deleted.lb.internal".to_owned(),
         max_deletes: MaxDeletes::Unlimited,
         ip_targets: IpTargets::Headless,
@@ -32,6 +33,7 @@ fn link(target: Option<Target>) -> Link {
         wishes: Wishes::default(),
         hostnames: [].into(),
         refused: false,
+        guarded: false,
         state: State::Live,
         external_target: "web-default-ext".into(),
     }
@@ -293,6 +295,7 @@ fn run(
         steps.push(show(step));
         assert!(steps.len() < 10, "{steps:?}");
         match write {
+            Write::Finalizer { .. } => panic!("no objects"),
             Write::Create(Object::Service(made)) => *named = Some(stored(&*made)),
             Write::Change { desired: Object::Service(made), .. } => *named = Some(stored(&*made)),
             Write::Create(Object::EndpointSlice(made)) => there.push(stored(&*made)),

@@ -1,0 +1,206 @@
+//! What an ExternalName Service that follows a link should say: pure functions.
+
+use super::super::desired::{Precondition, SOURCE, labelled_for};
+use super::super::plan::{OnDelete, Policy};
+use super::super::service::{EXTERNAL_NAME, Service};
+use crate::names;
+use crate::store::{Link, ServiceKey, Target, host_text};
+
+/// An ExternalName Service that follows a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Follower {
+    /// Which Service it is.
+    pub(super) key: ServiceKey,
+    /// The version that this was read from.
+    pub(super) version: Precondition,
+    /// `spec.externalName`.
+    pub(super) name: String,
+    /// The link that it follows.
+    pub(super) source: ServiceKey,
+}
+
+/// What becomes of a follower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// It stays as it is.
+    Leave,
+    /// Its `spec.externalName` becomes this.
+    Write(String),
+    /// It stays as it is though it should follow, and why.
+    Refuse(String),
+}
+
+// === impl Follower ===
+
+impl Follower {
+    /// Returns what a Service says that it follows; an error says what is wrong with that.
+    pub(super) fn of(service: &Service, target_namespace: Option<&str>) -> Option<Result<Self, String>> {
+        let text = service.annotation(SOURCE)?;
+        let key = service.key();
+        let external_target =
+            target_namespace == Some(&*key.namespace) && labelled_for(&service.metadata).is_some();
+        let external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
+        if external_target || !external_name || service.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        let (namespace, name) = text.trim().split_once('/').unwrap_or((&key.namespace, text.trim()));
+        if !names::is_label(namespace) || !names::is_label(name) {
+            return Some(Err(format!("annotation {SOURCE} {text:?} isn't [<namespace>/]<service>")));
+        }
+        Some(Ok(Self {
+            source: ServiceKey::new(namespace, name),
+            version: Precondition::of(&service.metadata),
+            name: service.spec.external_name.clone().unwrap_or_default(),
+            key,
+        }))
+    }
+
+    /// Decides what becomes of it.
+    pub(super) fn wish(&self, link: Option<&Link>, policy: &Policy) -> Wish {
+        let Some(link) = link else { return Wish::Leave };
+        let allowed = self.key.namespace == self.source.namespace || link.wishes.allows(&self.key.namespace);
+        let wanted = match (&link.target, link.is_gone()) {
+            (_, true) if policy.on_delete == OnDelete::Tombstone && allowed => policy.tombstone.clone(),
+            (_, true) | (None, _) => return Wish::Leave,
+            _ if !allowed => {
+                return Wish::Refuse(format!(
+                    "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
+                    self.source, self.key.namespace
+                ));
+            }
+            (Some(Target::Hostname(host)), _) => host_text(host),
+            (Some(Target::Addresses(ips)), _) => match ips.iter().find(|ip| ip.is_ipv4()) {
+                Some(ip) => ip.to_string(),
+                None => return Wish::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
+            },
+        };
+        // The API server keeps a trailing dot that somebody wrote.
+        if wanted == self.name.trim_end_matches('.') { Wish::Leave } else { Wish::Write(wanted) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use hickory_proto::rr::Name;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::store::{State, Wishes};
+    use crate::sync::brakes::MaxDeletes;
+    use crate::sync::desired::IpTargets;
+    use crate::sync::plan::SyncMode;
+
+    fn policy(on_delete: OnDelete) -> Policy {
+        Policy {
+            sync: SyncMode::On,
+            on_delete,
+            delete_delay: Duration::ZERO,
+            finalizer: false,
+            tombstone: "deleted.lb.internal".to_owned(),
+            max_deletes: MaxDeletes::Unlimited,
+            ip_targets: IpTargets::Headless,
+        }
+    }
+
+    fn service(namespace: &str, source: &str) -> Value {
+        json!({
+            "metadata": {"namespace": namespace, "name": "db", "uid": "u", "resourceVersion": "1",
+                "annotations": {SOURCE: source}},
+            "spec": {"type": "ExternalName", "externalName": "old.example"},
+        })
+    }
+
+    fn follower(service: Value) -> Option<Result<Follower, String>> {
+        Follower::of(&serde_json::from_value(service).unwrap(), Some("targets"))
+    }
+
+    fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
+        Link {
+            key: ServiceKey::new("shop", "web"),
+            uid: "u".into(),
+            created: None,
+            target,
+            ports: [].into(),
+            wishes: Wishes {
+                allow_from: allow_from.iter().map(|namespace| (*namespace).into()).collect(),
+                ..Default::default()
+            },
+            hostnames: [].into(),
+            refused: false,
+            guarded: false,
+            state: State::Live,
+            external_target: "web-shop-ext".into(),
+        }
+    }
+
+    fn host(name: &str) -> Option<Target> {
+        Some(Target::Hostname(Name::from_ascii(name).unwrap()))
+    }
+
+    fn ips(ips: &[&str]) -> Option<Target> {
+        Some(Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect()))
+    }
+
+    #[test]
+    fn the_annotation_names_a_service_of_the_own_or_another_namespace() {
+        for (source, expected) in [("web", "app/web"), ("shop/web", "shop/web"), (" web ", "app/web")] {
+            let found = follower(service("app", source)).unwrap().unwrap();
+            assert_eq!(found.source.to_string(), expected);
+        }
+        for source in ["", "a/b/c", "/web", "shop/", "We b"] {
+            assert!(follower(service("app", source)).unwrap().unwrap_err().contains("isn't"), "{source}");
+        }
+    }
+
+    #[test]
+    fn only_living_external_name_services_follow_and_no_external_targets() {
+        let mut other_type = service("app", "web");
+        other_type["spec"]["type"] = "ClusterIP".into();
+        assert_eq!(follower(other_type), None);
+        let mut terminating = service("app", "web");
+        terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(follower(terminating), None);
+        let mut external_target = service("targets", "web");
+        external_target["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "lb-linker-operator",
+            "original-service-name": "web", "original-service-namespace": "shop"});
+        assert_eq!(follower(external_target), None);
+        assert!(follower(service("targets", "web")).is_some());
+    }
+
+    #[test]
+    fn a_follower_gets_the_target_that_it_may_follow() {
+        let own = follower(service("shop", "web")).unwrap().unwrap();
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        let delete = policy(OnDelete::Delete);
+        let wish = |follower: &Follower, link: Link| follower.wish(Some(&link), &delete);
+        let write = |name: &str| Wish::Write(name.to_owned());
+        assert_eq!(wish(&own, link(host("new.example."), &[])), write("new.example"));
+        assert_eq!(wish(&own, link(host("old.example."), &[])), Wish::Leave);
+        assert_eq!(wish(&own, link(None, &[])), Wish::Leave, "pending");
+        assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
+        assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Wish::Refuse(_)));
+        assert_eq!(own.wish(None, &delete), Wish::Leave);
+
+        assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Wish::Refuse(_)));
+        for allowed in [&["b", "app"][..], &["*"]] {
+            assert_eq!(wish(&other, link(host("new.example."), allowed)), write("new.example"));
+        }
+    }
+
+    #[test]
+    fn a_follower_of_what_is_gone_stays_or_points_at_the_tombstone() {
+        let gone = |allow_from| Link { state: State::Gone(Instant::now()), ..link(None, allow_from) };
+        let own = follower(service("shop", "web")).unwrap().unwrap();
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        for on_delete in [OnDelete::Delete, OnDelete::Retain] {
+            assert_eq!(own.wish(Some(&gone(&[])), &policy(on_delete)), Wish::Leave);
+        }
+        let tombstone = policy(OnDelete::Tombstone);
+        let wanted = Wish::Write("deleted.lb.internal".to_owned());
+        assert_eq!(own.wish(Some(&gone(&[])), &tombstone), wanted);
+        assert_eq!(other.wish(Some(&gone(&["app"])), &tombstone), wanted);
+        assert_eq!(other.wish(Some(&gone(&[])), &tombstone), Wish::Leave);
+    }
+}
