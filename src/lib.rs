@@ -12,3 +12,4 @@ pub mod names;
 pub mod run;
 pub mod store;
 pub mod sync;
+pub mod takeover;

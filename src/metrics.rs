@@ -25,6 +25,8 @@ pub struct Metrics {
     pub api_writes: IntCounterVec,
     /// Links whose external target's name is taken by an object that isn't ours.
     pub conflicts: IntGauge,
+    /// External targets whose Service is gone and that lb-linker hasn't written.
+    pub orphans: IntGauge,
     /// Events that the watch of LoadBalancer Services delivered.
     pub watch_events: IntCounter,
     /// Sync tasks that ended and were started again, by `task`.
@@ -60,6 +62,10 @@ impl Metrics {
             conflicts: IntGauge::new(
                 "lb_linker_conflicts",
                 "Links whose external target's name is taken by an object of somebody else.",
+            )?,
+            orphans: IntGauge::new(
+                "lb_linker_orphans",
+                "External targets of somebody else, with our labels, whose Service is gone.",
             )?,
             watch_events: IntCounter::new(
                 "lb_linker_watch_events_total",
@@ -104,6 +110,7 @@ impl Metrics {
         registry.register(Box::new(metrics.target_changes.clone()))?;
         registry.register(Box::new(metrics.api_writes.clone()))?;
         registry.register(Box::new(metrics.conflicts.clone()))?;
+        registry.register(Box::new(metrics.orphans.clone()))?;
         registry.register(Box::new(metrics.watch_events.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;
         registry.register(Box::new(metrics.dns_requests.clone()))?;

@@ -26,10 +26,11 @@ use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
+use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
-use crate::sync::{SyncError, reconcile, supervise};
+use crate::sync::{SyncError, earlier, reconcile, supervise};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
 const PORT_TRIES: usize = 16;
@@ -218,6 +219,16 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
+                // Whoever only answers DNS has nothing to do with finalizers.
+                if flags.sync != SyncMode::Off {
+                    let (client, outage) = (client.clone(), outage.clone());
+                    let (selection, until) = (Arc::clone(&selection), stop.clone());
+                    let name = "the search for the earlier operator's finalizers";
+                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
+                        let report = earlier::report(client.clone(), outage.clone(), Arc::clone(&selection));
+                        until_stopped(until.clone(), report)
+                    }));
+                }
                 let source =
                     ClusterSource { client, outage, selection, store, metrics: Arc::clone(&metrics) };
                 let until = stop.clone();

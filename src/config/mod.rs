@@ -131,6 +131,11 @@ pub struct Flags {
     )]
     pub delete_delay: Duration,
 
+    /// Treat external targets that the earlier operator left behind, and whose Service is gone, like
+    /// lb-linker's own: --on-delete says what becomes of them
+    #[arg(long, env = "LB_LINKER_PRUNE", help_heading = "External targets")]
+    pub prune: bool,
+
     /// How a load balancer that has addresses instead of a hostname is shown
     #[arg(
         long,
@@ -350,6 +355,7 @@ impl Flags {
             delete_delay: self.delete_delay,
             tombstone: format!("{}.{zone}", names::DELETED),
             ip_targets: self.ip_targets,
+            prune: self.prune,
         }
     }
 
@@ -377,6 +383,7 @@ impl Flags {
             ("--sync", value_name(&self.sync)),
             ("--on-delete", value_name(&self.on_delete)),
             ("--delete-delay", values::duration_text(self.delete_delay)),
+            ("--prune", if self.prune { "on" } else { "off" }.to_owned()),
             ("--ip-targets", value_name(&self.ip_targets)),
             ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),
             ("--listen", list(&self.listen)),

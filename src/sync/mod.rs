@@ -3,9 +3,11 @@
 pub mod client;
 pub mod desired;
 pub mod directory;
+pub mod earlier;
 pub mod manifests;
 pub mod object;
 pub mod objects;
+pub mod orphans;
 pub mod output;
 mod pace;
 pub mod plan;

@@ -17,6 +17,7 @@ fn policy() -> Policy {
         delete_delay: DELAY,
         tombstone: "deleted.lb.internal".to_owned(),
         ip_targets: IpTargets::Headless,
+        prune: false,
     }
 }
 
