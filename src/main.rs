@@ -52,6 +52,7 @@ enum Command {
     },
     /// Free Services from the earlier operator's finalizer, and list the external targets that it
     /// left behind; exit code 1 if some couldn't be freed
+    #[command(mut_args = |arg| { let hide = !for_takeover(arg.get_id().as_str()); arg.hide(hide) })]
     Takeover {
         #[command(flatten)]
         flags: Box<Flags>,
@@ -59,6 +60,21 @@ enum Command {
         #[arg(long, conflicts_with = "manifests")]
         dry_run: bool,
     },
+}
+
+/// The flags that mean something to `takeover`; it takes the others too, since both may share an
+/// environment.
+fn for_takeover(flag: &str) -> bool {
+    [
+        "kubeconfig",
+        "context",
+        "target_namespace",
+        "watch_namespaces",
+        "service_selector",
+        "selection",
+        "dry_run",
+    ]
+    .contains(&flag)
 }
 
 fn main() -> ExitCode {

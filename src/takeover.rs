@@ -100,7 +100,7 @@ async fn free_all(
     }
     let number = found.len();
     progress(&format!("Services with the finalizer {FINALIZER}: {number}"));
-    let mut done = 0;
+    let (mut done, mut failed) = (0, 0);
     let mut rows = BTreeMap::new();
     let mut forbidden = None;
     let freed = futures::stream::iter(found).map(|bound| async move {
@@ -113,8 +113,8 @@ async fn free_all(
         if done % PROGRESS == 0 && !dry_run {
             progress(&format!("Services done: {done} of {number}"));
         }
-        if let Freed::Failed { reason, forbidden: by_rbac } = &freed {
-            outcome.problems.push(format!("Service {} isn't freed: {reason}", bound.key));
+        if let Freed::Failed { forbidden: by_rbac, .. } = &freed {
+            failed += 1;
             if let Some(sentence) = by_rbac {
                 forbidden.get_or_insert_with(|| sentence.clone());
             }
@@ -122,9 +122,14 @@ async fn free_all(
         let state = if bound.stuck { "stuck in deletion" } else { "in use" };
         rows.insert(bound.key.clone(), (state, freed.to_string()));
     }
-    outcome.problems.sort();
-    outcome.problems.extend(forbidden);
     outcome.lines.extend(table(&rows));
+    if failed > 0 {
+        outcome
+            .problems
+            .push(format!("Services that couldn't be freed: {failed} of {number}, see the table"));
+    }
+    // Said once, whatever number of Services it is about.
+    outcome.problems.extend(forbidden);
 }
 
 /// What became of a Service.
@@ -170,7 +175,8 @@ async fn free_one(client: &Client, bound: &Bound) -> Freed {
         Ok(_) => Freed::Free,
         Err(error) => match code(&error) {
             404 => Freed::Deleted,
-            403 => {
+            // A missing right, in RBAC's words; admission says 403, too.
+            403 if error.to_string().contains(" cannot ") => {
                 let namespace = &bound.key.namespace;
                 let doing = format!("patch Services in namespace {namespace}");
                 Freed::Failed {
@@ -178,10 +184,10 @@ async fn free_one(client: &Client, bound: &Bound) -> Freed {
                     forbidden: Some(explain(&error, &doing, RIGHTS)),
                 }
             }
-            409 | 422 => {
-                let reason = "it has been replaced by another one meanwhile; run this again".to_owned();
-                Freed::Failed { reason, forbidden: None }
-            }
+            409 => Freed::Failed {
+                reason: "another one has its name by now; run this again".to_owned(),
+                forbidden: None,
+            },
             _ => Freed::Failed { reason: explain(&error, "patch it", ""), forbidden: None },
         },
     }

@@ -201,7 +201,11 @@ fn lines(found: &[Bound]) -> Vec<String> {
     )];
     lines.extend(found.iter().take(MAX_LINES).map(|bound| {
         let state = if bound.stuck { "is stuck in deletion" } else { "will be stuck once it is deleted" };
-        format!("Service {} {state} by {FINALIZER}; to free it: {}", bound.key, bound.command())
+        let others = match &*bound.others {
+            [] => String::new(),
+            others => format!(" (other finalizers: {})", others.join(", ")),
+        };
+        format!("Service {} {state} by {FINALIZER}{others}; to free it: {}", bound.key, bound.command())
     }));
     if found.len() > MAX_LINES {
         lines.push(format!("and {} more Services with {FINALIZER}", found.len() - MAX_LINES));
