@@ -15,7 +15,7 @@ use crate::run::RunError;
 use crate::store::ServiceKey;
 use crate::sync::client::connect;
 use crate::sync::desired::MANAGED_BY;
-use crate::sync::earlier::{Bound, FINALIZER, ListError, bound, free, in_place, places};
+use crate::sync::earlier::{Bound, FINALIZER, ListError, bound, free, in_place, is_another, places};
 use crate::sync::orphans::{orphan_of, removal_command};
 use crate::sync::plan::SyncMode;
 use crate::sync::selection::Selection;
@@ -184,7 +184,7 @@ async fn free_one(client: &Client, bound: &Bound) -> Freed {
                     forbidden: Some(explain(&error, &doing, RIGHTS)),
                 }
             }
-            409 => Freed::Failed {
+            _ if is_another(&error) => Freed::Failed {
                 reason: "another one has its name by now; run this again".to_owned(),
                 forbidden: None,
             },
@@ -200,15 +200,17 @@ fn code(error: &kube::Error) -> u16 {
     }
 }
 
-/// Tries again what fails because the API server is busy or away, a few times. A list whose pages
-/// have expired (410) is begun anew.
+/// Tries again what fails because the API server is busy or away, a few times; a patch that met too many
+/// others (409), too. A list whose pages have expired (410) is begun anew.
 async fn persist<T, E, F: Future<Output = Result<T, E>>>(
     code: impl Fn(&E) -> u16,
     request: impl Fn() -> F,
 ) -> Result<T, E> {
     for pause in PAUSES {
         match request().await {
-            Err(error) if matches!(code(&error), 0 | 410 | 429 | 500..) => tokio::time::sleep(pause).await,
+            Err(error) if matches!(code(&error), 0 | 409 | 410 | 429 | 500..) => {
+                tokio::time::sleep(pause).await
+            }
             result => return result,
         }
     }
@@ -335,7 +337,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_api_server_is_to_blame_for_is_tried_again_and_what_it_refuses_isnt() {
-        for (answer, tries) in [(503, 4), (0, 4), (410, 4), (403, 1), (404, 1)] {
+        for (answer, tries) in [(503, 4), (0, 4), (409, 4), (410, 4), (403, 1), (404, 1)] {
             let tried = std::cell::Cell::new(0);
             let request = || async {
                 tried.set(tried.get() + 1);

@@ -70,13 +70,22 @@ fn removal() -> Value {
 /// what it is afterwards.
 ///
 /// # Errors
-/// If the API server doesn't answer, or refuses: 404 if it is gone, 409 if another one has its name.
+/// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`] if another one has
+/// its name.
 pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectMeta<Service>> {
     let api: Api<Service> = Api::namespaced(client.clone(), &bound.key.namespace);
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     let mut patch = removal();
     patch["metadata"]["uid"] = bound.uid.as_str().into();
     api.patch_metadata(&bound.key.name, &params, &Patch::Strategic(patch)).await
+}
+
+/// Returns whether the Service of that name has another uid: a field that can't be changed.
+#[must_use]
+pub fn is_another(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
 /// A list that failed.
