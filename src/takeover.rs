@@ -57,7 +57,13 @@ pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> 
     let mut outcome = Outcome::default();
     match find(&client, &selection, &progress).await {
         Ok(found) => free_all(&client, found, dry_run, &progress, &mut outcome).await,
-        Err(error) => outcome.problems.push(error.explain(RIGHTS)),
+        Err(error) => {
+            outcome.problems.push(error.explain(RIGHTS));
+            if error.code() == 0 {
+                // Nobody answers.
+                return Ok(outcome);
+            }
+        }
     }
     let namespace = &flags.target_namespace;
     match orphans(&client, namespace, &selection).await {

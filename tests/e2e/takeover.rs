@@ -342,6 +342,29 @@ async fn what_was_taken_over_without_a_write_goes_with_its_load_balancer() {
 }
 
 #[tokio::test]
+async fn of_what_a_service_has_left_only_what_lb_linker_wrote_is_removed() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("left").await;
+    let (theirs, ours) = (format!("web-{namespace}-ext"), format!("{namespace}-ours"));
+    let of = (&*namespace, "web");
+    let made = by_the_earlier_operator(&cluster, &target, &theirs, of, "a.example.com").await;
+    let mut copy = Service { spec: made.spec.clone(), ..Default::default() };
+    copy.metadata.name = Some(ours.clone());
+    copy.metadata.labels = made.metadata.labels.clone();
+    let by_us = PostParams { field_manager: Some("lb-linker".into()), ..Default::default() };
+    cluster.services(&target).create(&by_us, &copy).await.unwrap();
+    for on_delete in ["tombstone", "delete"] {
+        let args = ["--upstream", "none", "--delete-delay", "0s", "--on-delete", on_delete];
+        let linker = Linker::in_cluster(plane, &target, &args);
+        gone(&cluster, &target, &ours).await;
+        linker.line(&format!("external target {target}/{theirs} is an orphan")).await;
+        assert_eq!(linker.logged(&theirs), 1, "{:#?}", linker.log());
+        let now = cluster.get_service(&target, &theirs).await.unwrap();
+        assert_eq!(now.metadata.resource_version, made.metadata.resource_version);
+    }
+}
+
+#[tokio::test]
 async fn an_address_that_the_earlier_operator_wrote_as_a_name_stays_so_where_that_is_wanted() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("address").await;
