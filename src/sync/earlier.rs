@@ -209,12 +209,16 @@ fn lines(found: &[Bound]) -> Vec<String> {
         found.len()
     )];
     lines.extend(found.iter().take(MAX_LINES).map(|bound| {
-        let state = if bound.stuck { "is stuck in deletion" } else { "will be stuck once it is deleted" };
+        let state = if bound.stuck {
+            format!("is stuck in deletion: it carries {FINALIZER}")
+        } else {
+            format!("carries {FINALIZER} and will get stuck when it is deleted")
+        };
         let others = match &*bound.others {
             [] => String::new(),
             others => format!(" (other finalizers: {})", others.join(", ")),
         };
-        format!("Service {} {state} by {FINALIZER}{others}; to free it: {}", bound.key, bound.command())
+        format!("Service {} {state}{others}; to free it: {}", bound.key, bound.command())
     }));
     if found.len() > MAX_LINES {
         lines.push(format!("and {} more Services with {FINALIZER}", found.len() - MAX_LINES));
@@ -253,8 +257,8 @@ mod tests {
         assert!(lines[0].contains("carry it: 45, stuck in deletion: 23"), "{}", lines[0]);
         assert_eq!(
             lines[1],
-            "Service shop/web is stuck in deletion by lb-linker/finalizer; to free it: kubectl patch service web \
-             -n shop --type strategic \
+            "Service shop/web is stuck in deletion: it carries lb-linker/finalizer; to free it: kubectl patch service \
+             web -n shop --type strategic \
              -p '{\"metadata\":{\"$deleteFromPrimitiveList/finalizers\":[\"lb-linker/finalizer\"]}}'"
         );
         assert_eq!(lines[21], "and 25 more Services with lb-linker/finalizer");

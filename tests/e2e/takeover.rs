@@ -244,10 +244,10 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
         .line("Services that carry it: 4, stuck in deletion: 2; when it is stopped, `lb-linker takeover`")
         .await;
     for name in ["stuck", "held"] {
-        linker.line(&format!("Service default/{name} is stuck in deletion by {FINALIZER}")).await;
+        linker.line(&format!("Service default/{name} is stuck in deletion: it carries {FINALIZER}")).await;
         linker.line(&format!("external target {TARGETS}/{name}-default-ext is an orphan")).await;
     }
-    linker.line("Service default/opted will be stuck once it is deleted").await;
+    linker.line(&format!("Service default/opted carries {FINALIZER} and will get stuck")).await;
     let orphan = linker.line(&format!("external target {TARGETS}/gone-default-ext is an orphan")).await;
     assert!(orphan.contains("no load balancer default/gone is followed"), "{orphan}");
     assert_eq!(linker.metric("lb_linker_orphans"), Some(3.0));
@@ -261,7 +261,7 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
     assert!(lists.len() >= 2 && lists.iter().all(|uri| uri.contains("limit=100")), "{lists:?}");
 
     // The command for one Service does what it says.
-    let one = linker.line("Service default/one will be stuck once it is deleted").await;
+    let one = linker.line(&format!("Service default/one carries {FINALIZER} and will get stuck")).await;
     run_in_shell(&plane, command(&one));
     assert_eq!(finalizers(&cluster, "default", "one").await, ["example.com/other", "example.com/last"]);
 
@@ -324,7 +324,7 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
         assert_eq!(now.metadata.resource_version, stranger.metadata.resource_version);
     }
     assert_eq!(linker.metric("lb_linker_orphans"), Some(0.0));
-    assert_eq!(linker.logged("will be stuck"), 0);
+    assert_eq!(linker.logged("get stuck"), 0);
 }
 
 #[tokio::test]
@@ -449,7 +449,7 @@ async fn outside_the_watched_namespaces_nothing_is_read_reported_freed_or_pruned
     ];
     let linker =
         Linker::start([&flags[..], &["--upstream", "none", "--prune", "--delete-delay", "0s"]].concat());
-    linker.line(&format!("Service {watched}/web will be stuck once it is deleted")).await;
+    linker.line(&format!("Service {watched}/web carries {FINALIZER} and will get stuck")).await;
     gone(&cluster, &target, &format!("gone-{watched}-ext")).await;
     assert!(cluster.get_service(&target, &format!("gone-{other}-ext")).await.is_some());
     assert_eq!(linker.logged(&other), 0, "{:#?}", linker.log());
@@ -481,7 +481,7 @@ async fn without_the_right_to_look_for_finalizers_it_is_said_once_and_tried_agai
     let subject = format!("--serviceaccount={namespace}:nobody");
     let bind = ["-n", &namespace, "create", "rolebinding", "nobody", "--clusterrole=lb-linker", &subject];
     plane.kubectl(&bind);
-    linker.line(&format!("Service {namespace}/web will be stuck once it is deleted")).await;
+    linker.line(&format!("Service {namespace}/web carries {FINALIZER} and will get stuck")).await;
     assert_eq!(linker.logged("looking for the earlier operator's finalizers"), 1, "{:#?}", linker.log());
     cluster.patch_service(&namespace, "web", json!({"metadata": {"finalizers": null}})).await;
 }
