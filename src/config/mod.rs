@@ -42,7 +42,7 @@ pub enum SelectionMode {
     Annotated,
 }
 
-/// The flags of `run` and `check`.
+/// The flags of `run`, `check` and `takeover`.
 #[derive(Clone, Debug, Args)]
 pub struct Flags {
     /// Kubeconfig of the cluster [default: the Pod's service account, else what kubectl takes]
