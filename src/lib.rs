@@ -12,4 +12,5 @@ pub mod names;
 pub mod run;
 pub mod store;
 pub mod sync;
+pub mod takeover;
 pub mod targets;

@@ -13,6 +13,7 @@ use tracing_subscriber::filter::ParseError;
 use lb_linker::check::check;
 use lb_linker::config::{Flags, LogFormat};
 use lb_linker::run::{RunError, run};
+use lb_linker::takeover::takeover;
 
 /// Exit code for what happened later, or for a cluster that isn't ready.
 const FAILED: u8 = 1;
@@ -49,6 +50,31 @@ enum Command {
         #[arg(long, conflicts_with = "manifests")]
         cluster: bool,
     },
+    /// Free Services from the earlier operator's finalizer, and list the external targets that it
+    /// left behind; exit code 1 if some couldn't be freed
+    #[command(mut_args = |arg| { let hide = !for_takeover(arg.get_id().as_str()); arg.hide(hide) })]
+    Takeover {
+        #[command(flatten)]
+        flags: Box<Flags>,
+        /// Only show what would be done
+        #[arg(long, conflicts_with = "manifests")]
+        dry_run: bool,
+    },
+}
+
+/// The flags that mean something to `takeover`; it takes the others too, since both may share an
+/// environment.
+fn for_takeover(flag: &str) -> bool {
+    [
+        "kubeconfig",
+        "context",
+        "target_namespace",
+        "watch_namespaces",
+        "service_selector",
+        "selection",
+        "dry_run",
+    ]
+    .contains(&flag)
 }
 
 fn main() -> ExitCode {
@@ -61,6 +87,7 @@ fn main() -> ExitCode {
         None => runtime.block_on(start(cli.flags)),
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
+        Some(Command::Takeover { flags, dry_run }) => runtime.block_on(take_over(&flags, dry_run)),
     };
     // A file system that doesn't answer must not keep us.
     runtime.shutdown_background();
@@ -101,6 +128,26 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
+}
+
+async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
+    if flags.manifests.is_some() {
+        return complain("takeover is about a cluster: leave out --manifests", BAD_INPUT);
+    }
+    // Who doesn't read on doesn't need the rest.
+    let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
+    let outcome = match takeover(flags, dry_run, progress).await {
+        Ok(outcome) => outcome,
+        Err(error) => return fail(&error),
+    };
+    let mut out = std::io::stdout().lock();
+    for line in &outcome.lines {
+        let _ = writeln!(out, "{line}");
+    }
+    for problem in &outcome.problems {
+        complain(problem, 0);
+    }
+    if outcome.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
 fn fail(error: &RunError) -> ExitCode {

@@ -29,6 +29,8 @@ pub struct Metrics {
     pub deletes_held: IntGauge,
     /// Links of which a target isn't followed.
     targets_refused: IntGauge,
+    /// External targets whose Service is gone and that lb-linker hasn't written.
+    pub orphans: IntGauge,
     /// Events that the watch of LoadBalancer Services delivered.
     pub watch_events: IntCounter,
     /// Sync tasks that ended and were started again, by `task`.
@@ -72,6 +74,10 @@ impl Metrics {
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",
                 "Links whose Service names a target that isn't followed.",
+            )?,
+            orphans: IntGauge::new(
+                "lb_linker_orphans",
+                "External targets of somebody else, with our labels, whose Service is gone.",
             )?,
             watch_events: IntCounter::new(
                 "lb_linker_watch_events_total",
@@ -118,6 +124,7 @@ impl Metrics {
         registry.register(Box::new(metrics.conflicts.clone()))?;
         registry.register(Box::new(metrics.deletes_held.clone()))?;
         registry.register(Box::new(metrics.targets_refused.clone()))?;
+        registry.register(Box::new(metrics.orphans.clone()))?;
         registry.register(Box::new(metrics.watch_events.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;
         registry.register(Box::new(metrics.dns_requests.clone()))?;

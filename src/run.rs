@@ -30,7 +30,7 @@ use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
-use crate::sync::{SyncError, follow, reconcile, supervise};
+use crate::sync::{SyncError, earlier, follow, reconcile, supervise};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
 const PORT_TRIES: usize = 16;
@@ -234,6 +234,18 @@ impl Source {
                     let name = "the following by annotation";
                     tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
                         follow::run(settings.clone(), until.clone())
+                    }));
+                }
+                // Whoever only answers DNS has nothing to do with finalizers.
+                if flags.sync != SyncMode::Off {
+                    let (client, outage) = (client.clone(), outage.clone());
+                    let (selection, until) = (Arc::clone(&selection), stop.clone());
+                    let ours = flags.finalizer.then(|| Arc::clone(&store));
+                    let name = "the search for finalizers";
+                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
+                        let selection = Arc::clone(&selection);
+                        let look = earlier::look(client.clone(), outage.clone(), selection, ours.clone());
+                        until_stopped(until.clone(), look)
                     }));
                 }
                 let source = ClusterSource {

@@ -46,7 +46,7 @@ pub enum SelectionMode {
     Annotated,
 }
 
-/// The flags of `run` and `check`.
+/// The flags of `run`, `check` and `takeover`.
 #[derive(Clone, Debug, Args)]
 pub struct Flags {
     /// Kubeconfig of the cluster [default: the Pod's service account, else what kubectl takes]
@@ -134,6 +134,11 @@ pub struct Flags {
         help_heading = "External targets"
     )]
     pub delete_delay: Duration,
+
+    /// Treat external targets that the earlier operator left behind, and whose Service is gone, like
+    /// lb-linker's own: --on-delete says what becomes of them
+    #[arg(long, env = "LB_LINKER_PRUNE", help_heading = "External targets")]
+    pub prune: bool,
 
     /// How a load balancer that has addresses instead of a hostname is shown
     #[arg(
@@ -388,6 +393,7 @@ impl Flags {
             tombstone: format!("{}.{zone}", names::DELETED),
             max_deletes: self.max_deletes.unwrap_or_default(),
             ip_targets: self.ip_targets,
+            prune: self.prune,
         }
     }
 
@@ -417,6 +423,7 @@ impl Flags {
             ("--delete-delay", values::duration_text(self.delete_delay)),
             ("--finalizer", self.finalizer.to_string()),
             ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
+            ("--prune", if self.prune { "on" } else { "off" }.to_owned()),
             ("--ip-targets", value_name(&self.ip_targets)),
         ]);
         flags.extend(self.admission.effective());

@@ -201,6 +201,12 @@ impl Link {
     pub fn is_gone(&self) -> bool {
         matches!(self.state, State::Gone(_))
     }
+
+    /// Returns whether this process has never seen the Service: only what it left behind.
+    #[must_use]
+    pub fn was_never_seen(&self) -> bool {
+        self.created == Some(super::NEVER)
+    }
 }
 
 /// One change of a link, as the change feed delivers it.

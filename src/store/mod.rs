@@ -480,6 +480,12 @@ impl Store {
         self.links.get(key).map(|link| Arc::clone(&link))
     }
 
+    /// Returns whether there is a link of this Service, or the Service is there and can't be read.
+    #[must_use]
+    pub fn knows(&self, key: &ServiceKey) -> bool {
+        self.links.contains_key(key) || self.unreadable.contains(key)
+    }
+
     /// Returns all links, in no order.
     #[must_use]
     pub fn links(&self) -> Vec<Arc<Link>> {

@@ -158,6 +158,9 @@ pub struct Policy {
     pub max_deletes: MaxDeletes,
     /// How addresses are shown.
     pub ip_targets: IpTargets,
+    /// Whether what somebody else has written with our labels counts as ours where its Service is
+    /// gone.
+    pub prune: bool,
 }
 
 /// Decides the next step for a link.

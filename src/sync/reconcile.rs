@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{FutureExt, StreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,7 @@ use super::brakes::Removals;
 use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
+use super::orphans::{Orphans, orphan_of};
 use super::pace::Pace;
 use super::plan::{Actual, Policy, Step, SyncMode, Write, all_writes, next_step};
 use super::report::Report;
@@ -119,6 +121,7 @@ struct Reconciler {
     outdated: HashMap<ObjectId, Option<String>>,
     report: Report,
     removals: Removals,
+    orphans: Orphans,
     /// Whether the last write had no answer.
     unanswered: bool,
 }
@@ -126,6 +129,7 @@ struct Reconciler {
 impl Reconciler {
     fn new(settings: Settings) -> Self {
         let report = Report::new(settings.keeper.clone(), Arc::clone(&settings.metrics));
+        let orphans = Orphans::new(Arc::clone(&settings.metrics));
         Self {
             settings,
             objects: Objects::default(),
@@ -139,6 +143,7 @@ impl Reconciler {
             outdated: HashMap::new(),
             report,
             removals: Removals::default(),
+            orphans,
             unanswered: false,
         }
     }
@@ -267,14 +272,41 @@ impl Reconciler {
         }
     }
 
-    /// An object of ours whose Service is gone since a time when nobody watched.
+    /// Objects of ours whose Service is gone since a time when nobody watched; and orphans, which are
+    /// nobody's.
     fn adopt_departed(&mut self) {
-        let store = &self.settings.store;
-        for key in self.objects.links().filter(|key| self.settings.selection.watches(&key.namespace)) {
-            if let Some(change) = store.insert_gone(key) {
+        for key in self.objects.links().filter(|key| self.left_something(key)) {
+            if let Some(change) = self.settings.store.insert_gone(key) {
                 info!("link {}: its Service is gone, its external target is still there", change.key);
             }
         }
+        let keys: Vec<ServiceKey> = self.objects.links().cloned().chain(self.orphans.keys()).collect();
+        for key in &keys {
+            self.note_orphans(key);
+        }
+    }
+
+    /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
+    fn left_something(&self, key: &ServiceKey) -> bool {
+        self.settings.selection.watches(&key.namespace)
+            && self.objects.of_link(key).any(|object| self.is_ours(object.meta()))
+    }
+
+    /// Whether an object whose Service is gone is ours to remove. What somebody else has written is
+    /// only where the user says so.
+    fn is_ours(&self, metadata: &ObjectMeta) -> bool {
+        self.settings.policy.prune || written_by_us(metadata)
+    }
+
+    fn note_orphans(&mut self, key: &ServiceKey) {
+        let Settings { store, selection, policy, .. } = &self.settings;
+        let mut orphans = Vec::new();
+        if policy.sync != SyncMode::Off && !store.knows(key) {
+            let services = self.objects.of_link(key).filter_map(|object| object.as_service());
+            let services = services.filter(|service| orphan_of(&service.metadata, selection).is_some());
+            orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
+        }
+        self.orphans.set(key, orphans);
     }
 
     fn no_longer_wants(&mut self, key: &ServiceKey, external_target: &str) {
@@ -312,6 +344,7 @@ impl Reconciler {
             }
             self.look_at(key);
         }
+        self.orphans.report(&self.settings.keeper);
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.
@@ -334,23 +367,27 @@ impl Reconciler {
             self.report.forget(&key);
             self.pace.forget(&key);
             // Who has left an object behind is looked at once more, as somebody who is gone.
-            if self.objects.of_link(&key).any(|object| written_by_us(object.meta()))
-                && self.settings.selection.watches(&key.namespace)
-            {
+            if self.left_something(&key) {
                 self.settings.store.insert_gone(&key);
             }
-            return;
+            return self.note_orphans(&key);
         };
+        self.orphans.set(&key, Vec::new());
         let ids = object_ids(&link.external_target);
         let named: Vec<Arc<Object>> = ids.iter().filter_map(|id| self.objects.get(id).cloned()).collect();
         self.wanted.extend(ids.map(|id| (id, key.clone())));
-        let objects: Vec<Arc<Object>> = self.objects.of_link(&key).cloned().collect();
+        // What a Service has left that this process never saw counts only where it is ours.
+        let counts = |object: &Object| !link.was_never_seen() || self.is_ours(object.meta());
+        let objects = self.objects.of_link(&key).filter(|object| counts(object));
+        let objects: Vec<Arc<Object>> = objects.cloned().collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
             .iter()
             .filter_map(|object| object.as_service())
             .filter(|service| service.metadata.name.as_deref() != Some(&*link.external_target))
-            .filter(|service| written_by_us(&service.metadata))
+            .filter(|service| {
+                written_by_us(&service.metadata) || link.is_gone() && self.is_ours(&service.metadata)
+            })
             .collect();
         let strangers: Vec<&EndpointSlice> = named
             .iter()
@@ -358,7 +395,7 @@ impl Reconciler {
             .filter(|slice| labelled_for(&slice.metadata).as_ref() != Some(&key))
             .collect();
         let actual = Actual {
-            named: named.iter().find_map(|object| object.as_service()),
+            named: named.iter().filter(|object| counts(object)).find_map(|object| object.as_service()),
             strange_slices: &strangers,
             other_services: &others,
             slices: &slices,

@@ -101,6 +101,7 @@ mod tests {
             tombstone: "deleted.lb.internal".to_owned(),
             max_deletes: MaxDeletes::Unlimited,
             ip_targets: IpTargets::Headless,
+            prune: false,
         }
     }
 

@@ -19,6 +19,7 @@ fn policy() -> Policy {
         tombstone: "deleted.lb.internal".to_owned(),
         max_deletes: MaxDeletes::Unlimited,
         ip_targets: IpTargets::Headless,
+        prune: false,
     }
 }
 

@@ -100,7 +100,10 @@ impl ControlPlane {
             "contexts": [{ "name": "test", "context": context }],
             "current-context": "test",
         });
-        fs::write(path, kubeconfig.to_string())
+        // Another test may be reading it: whole, or not at all.
+        let partial = path.with_extension(format!("{:016x}", rand::random::<u64>()));
+        fs::write(&partial, kubeconfig.to_string())?;
+        fs::rename(partial, path)
     }
 }
 

@@ -1,0 +1,356 @@
+//! `lb-linker takeover`: frees load balancers from the earlier operator's finalizer, and lists the
+//! external targets that it left without a load balancer.
+
+use std::collections::{BTreeMap, HashSet};
+use std::future::Future;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
+use kube::{Api, Client, ResourceExt};
+
+use crate::config::Flags;
+use crate::run::RunError;
+use crate::store::ServiceKey;
+use crate::sync::client::connect;
+use crate::sync::desired::MANAGED_BY;
+use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
+use crate::sync::orphans::{orphan_of, removal_command};
+use crate::sync::plan::SyncMode;
+use crate::sync::selection::Selection;
+use crate::sync::service::{FINALIZER, LOAD_BALANCER, Service};
+use crate::sync::trouble::explain;
+
+/// Patches under way at once: each is a connection.
+const AT_ONCE: usize = 8;
+/// Pauses before what failed for the API server's sake is tried again; then it is given up.
+const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+/// Objects a page.
+const PAGE_SIZE: u32 = 100;
+/// Services between two lines about the progress.
+const PROGRESS: usize = 500;
+/// External targets a command: a line that a shell takes and a person can read.
+const PER_COMMAND: usize = 20;
+/// What a missing right means here.
+const RIGHTS: &str = "deploy/takeover/ has the rights for it";
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Lines for people, in order.
+    pub lines: Vec<String>,
+    /// What couldn't be done, and why.
+    pub problems: Vec<String>,
+}
+
+/// Frees every Service in the watched namespaces from the earlier operator's finalizer, and lists
+/// its orphans. With `dry_run` or `--sync plan` it only says what it would do. `progress` is told how
+/// far it is.
+///
+/// # Errors
+/// If there is no client of the cluster.
+pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, RunError> {
+    let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    let selection = flags.selection();
+    let dry_run = dry_run || flags.sync != SyncMode::On;
+    let mut outcome = Outcome::default();
+    match find(&client, &selection, &progress).await {
+        Ok(found) => free_all(&client, found, dry_run, &progress, &mut outcome).await,
+        Err(error) => {
+            outcome.problems.push(error.explain(RIGHTS));
+            if error.code() == 0 {
+                // Nobody answers.
+                return Ok(outcome);
+            }
+        }
+    }
+    let namespace = &flags.target_namespace;
+    match orphans(&client, namespace, &selection).await {
+        Ok(orphans) => outcome.lines.extend(orphan_lines(namespace, &orphans)),
+        Err(error) => outcome.problems.push(error.explain(RIGHTS)),
+    }
+    Ok(outcome)
+}
+
+async fn find(
+    client: &Client,
+    selection: &Selection,
+    progress: &impl Fn(&str),
+) -> Result<Vec<Bound>, ListError> {
+    let code = |error: &ListError| error.code();
+    persist(code, || async {
+        let mut looked_at = 0;
+        bound(client, &selection.namespaces, |services| {
+            let before = looked_at / PROGRESS;
+            looked_at += services;
+            if looked_at / PROGRESS > before {
+                progress(&format!("Services looked at: {looked_at}"));
+            }
+        })
+        .await
+    })
+    .await
+}
+
+async fn free_all(
+    client: &Client,
+    found: Vec<Bound>,
+    dry_run: bool,
+    progress: &impl Fn(&str),
+    outcome: &mut Outcome,
+) {
+    if found.is_empty() {
+        outcome.lines.push(format!("no Service carries the finalizer {FINALIZER}"));
+        return;
+    }
+    let number = found.len();
+    progress(&format!("Services with the finalizer {FINALIZER}: {number}"));
+    let (mut done, mut failed) = (0, 0);
+    let mut rows = BTreeMap::new();
+    let mut forbidden = None;
+    let freed = futures::stream::iter(found).map(|bound| async move {
+        let freed = if dry_run { Freed::NotTried } else { free_one(client, &bound).await };
+        (bound, freed)
+    });
+    let mut freed = std::pin::pin!(freed.buffer_unordered(AT_ONCE));
+    while let Some((bound, freed)) = freed.next().await {
+        done += 1;
+        if done % PROGRESS == 0 && !dry_run {
+            progress(&format!("Services done: {done} of {number}"));
+        }
+        if let Freed::Failed { forbidden: by_rbac, .. } = &freed {
+            failed += 1;
+            if let Some(sentence) = by_rbac {
+                forbidden.get_or_insert_with(|| sentence.clone());
+            }
+        }
+        let state = if bound.stuck { "stuck in deletion" } else { "in use" };
+        rows.insert(bound.key.clone(), (state, freed.to_string()));
+    }
+    outcome.lines.extend(table(&rows));
+    if failed > 0 {
+        outcome
+            .problems
+            .push(format!("Services that couldn't be freed: {failed} of {number}, see the table"));
+    }
+    // Said once, whatever number of Services it is about.
+    outcome.problems.extend(forbidden);
+}
+
+/// What became of a Service.
+#[derive(Debug)]
+enum Freed {
+    /// It is there, without the finalizer.
+    Free,
+    /// It has been deleted at last.
+    Deleted,
+    /// It is free of the finalizer, and other ones still keep it from going.
+    HeldBy(Vec<String>),
+    /// Only looked at.
+    NotTried,
+    /// It is as it was.
+    Failed {
+        /// Why.
+        reason: String,
+        /// What to say once of a right that is missing.
+        forbidden: Option<String>,
+    },
+}
+
+impl std::fmt::Display for Freed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Free => f.write_str("freed"),
+            Self::Deleted => f.write_str("freed, and gone"),
+            Self::HeldBy(others) => write!(f, "freed, and still held by {}", others.join(", ")),
+            Self::NotTried => f.write_str("would be freed"),
+            Self::Failed { reason, .. } => write!(f, "NOT freed: {reason}"),
+        }
+    }
+}
+
+async fn free_one(client: &Client, bound: &Bound) -> Freed {
+    let freed = persist(code, || free(client, bound)).await;
+    match freed {
+        Ok(_) if bound.stuck && bound.others.is_empty() => Freed::Deleted,
+        Ok(service) if service.metadata.deletion_timestamp.is_some() => {
+            let others = service.metadata.finalizers.unwrap_or_default();
+            if others.is_empty() { Freed::Deleted } else { Freed::HeldBy(others) }
+        }
+        Ok(_) => Freed::Free,
+        Err(error) => match code(&error) {
+            404 => Freed::Deleted,
+            // A missing right, in RBAC's words; admission says 403, too.
+            403 if error.to_string().contains(" cannot ") => {
+                let namespace = &bound.key.namespace;
+                let doing = format!("patch Services in namespace {namespace}");
+                Freed::Failed {
+                    reason: format!("no right to patch Services in namespace {namespace}"),
+                    forbidden: Some(explain(&error, &doing, RIGHTS)),
+                }
+            }
+            _ if is_another(&error) => Freed::Failed {
+                reason: "another one has its name by now; run this again".to_owned(),
+                forbidden: None,
+            },
+            _ => Freed::Failed { reason: explain(&error, "patch it", ""), forbidden: None },
+        },
+    }
+}
+
+fn code(error: &kube::Error) -> u16 {
+    match error {
+        kube::Error::Api(status) => status.code,
+        _ => 0,
+    }
+}
+
+/// Tries again what fails because the API server is busy or away, a few times; a patch that met too many
+/// others (409), too. A list whose pages have expired (410) is begun anew.
+async fn persist<T, E, F: Future<Output = Result<T, E>>>(
+    code: impl Fn(&E) -> u16,
+    request: impl Fn() -> F,
+) -> Result<T, E> {
+    for pause in PAUSES {
+        match request().await {
+            Err(error) if matches!(code(&error), 0 | 409 | 410 | 429 | 500..) => {
+                tokio::time::sleep(pause).await
+            }
+            result => return result,
+        }
+    }
+    request().await
+}
+
+/// Returns the external targets that lb-linker hasn't written and whose Service is gone or isn't
+/// selected, with the load balancer that each was for.
+async fn orphans(
+    client: &Client,
+    target_namespace: &str,
+    selection: &Selection,
+) -> Result<BTreeMap<String, ServiceKey>, ListError> {
+    let labelled = ListParams::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
+    let objects = list(client, Some(target_namespace), "Services", labelled).await?;
+    let mut orphans: BTreeMap<String, ServiceKey> = objects
+        .into_iter()
+        .filter_map(|object| {
+            let service = object.0.ok()?;
+            Some((service.metadata.name.clone()?, orphan_of(&service.metadata, selection)?))
+        })
+        .collect();
+    if orphans.is_empty() {
+        return Ok(orphans);
+    }
+    let mut living = HashSet::new();
+    for place in places(&selection.namespaces) {
+        let fields = ListParams::default().fields(&format!("spec.type={LOAD_BALANCER}"));
+        for service in list(client, place, "LoadBalancer Services", fields).await? {
+            let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
+            // One that can't be read exists all the same.
+            if service.0.as_ref().is_ok_and(|service| !selection.selects(service)) {
+                continue;
+            }
+            living.insert(key);
+        }
+    }
+    orphans.retain(|_, key| !living.contains(key));
+    Ok(orphans)
+}
+
+async fn list(
+    client: &Client,
+    place: Option<&str>,
+    what: &str,
+    params: ListParams,
+) -> Result<Vec<DeserializeGuard<Service>>, ListError> {
+    let api: Api<DeserializeGuard<Service>> = match place {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let all = || async {
+        let pages = futures::stream::try_unfold(Some(params.clone().limit(PAGE_SIZE)), |params| async {
+            let Some(params) = params else { return Ok(None) };
+            let page = api.list(&params).await?;
+            let token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
+            Ok(Some((page.items, token.map(|token| params.continue_token(&token)))))
+        });
+        pages.try_concat().await
+    };
+    persist(code, all)
+        .await
+        .map_err(|source| ListError { what: in_place(what, place), source: Box::new(source) })
+}
+
+fn table(rows: &BTreeMap<ServiceKey, (&str, String)>) -> Vec<String> {
+    let names: Vec<String> = rows.keys().map(ToString::to_string).collect();
+    let width = names.iter().map(String::len).max().unwrap_or_default().max("SERVICE".len());
+    let row = |name: &str, was: &str, now: &str| format!("{name:width$}  {was:17}  {now}");
+    let head = row("SERVICE", "WAS", "NOW");
+    std::iter::once(head)
+        .chain(names.iter().zip(rows.values()).map(|(name, (was, now))| row(name, was, now)))
+        .collect()
+}
+
+fn orphan_lines(namespace: &str, orphans: &BTreeMap<String, ServiceKey>) -> Vec<String> {
+    if orphans.is_empty() {
+        return vec![format!("no orphans in namespace {namespace}")];
+    }
+    let width = orphans.keys().map(String::len).max().unwrap_or_default().max("ORPHAN".len());
+    let mut lines =
+        vec![String::new(), format!("{:width$}  LOAD BALANCER, WHICH IS GONE OR NOT SELECTED", "ORPHAN")];
+    lines.extend(orphans.iter().map(|(object, key)| format!("{object:width$}  {key}")));
+    lines.push(String::new());
+    lines.push("To remove them (or run lb-linker with --prune):".to_owned());
+    let names: Vec<&str> = orphans.keys().map(String::as_str).collect();
+    lines.extend(names.chunks(PER_COMMAND).map(|names| format!("  {}", removal_command(namespace, names))));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_as_wide_as_its_longest_name() {
+        let rows = BTreeMap::from([
+            (ServiceKey::new("shop", "web"), ("in use", Freed::Free.to_string())),
+            (
+                ServiceKey::new("shop", "an-older-one"),
+                ("stuck in deletion", Freed::HeldBy(vec!["a/b".to_owned()]).to_string()),
+            ),
+        ]);
+        assert_eq!(
+            table(&rows),
+            [
+                "SERVICE            WAS                NOW",
+                "shop/an-older-one  stuck in deletion  freed, and still held by a/b",
+                "shop/web           in use             freed",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_command_that_removes_orphans_names_them_all_some_to_a_line() {
+        assert_eq!(orphan_lines("targets", &BTreeMap::new()), ["no orphans in namespace targets"]);
+        let orphans: BTreeMap<String, ServiceKey> =
+            (10..35).map(|i| (format!("svc-{i}-shop-ext"), ServiceKey::new("shop", "svc"))).collect();
+        let lines = orphan_lines("targets", &orphans);
+        let commands: Vec<&String> = lines.iter().filter(|line| line.contains("kubectl delete")).collect();
+        assert_eq!(commands.len(), 2);
+        assert!(commands[1].starts_with("  kubectl delete service -n targets svc-30-shop-ext svc-31"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_api_server_is_to_blame_for_is_tried_again_and_what_it_refuses_isnt() {
+        for (answer, tries) in [(503, 4), (0, 4), (409, 4), (410, 4), (403, 1), (404, 1)] {
+            let tried = std::cell::Cell::new(0);
+            let request = || async {
+                tried.set(tried.get() + 1);
+                Err::<(), u16>(answer)
+            };
+            assert_eq!(persist(|code| *code, request).await, Err(answer));
+            assert_eq!(tried.get(), tries, "{answer}");
+        }
+    }
+}

@@ -1,0 +1,542 @@
+//! The change-over from the operator that was there before lb-linker, and what it has left behind.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{DeleteParams, PostParams};
+use lb_linker::names::{earlier_external_target, external_target};
+use lb_linker::store::ServiceKey;
+use lb_linker::sync::earlier::{Bound, free, is_another};
+use serde_json::{Value, json};
+
+use crate::harness::audit::AuditEvent;
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{answers, short};
+use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::story::external_target as points_at;
+
+const FINALIZER: &str = "lb-linker/finalizer";
+const TARGETS: &str = "external-targets";
+
+/// Makes an object as the earlier operator did: under the name of its binary.
+async fn by_the_earlier_operator(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    of: (&str, &str),
+    host: &str,
+) -> Service {
+    let object = json!({
+        "metadata": {"name": name, "labels": {
+            "app.kubernetes.io/managed-by": "lb-linker-operator",
+            "original-service-name": of.1, "original-service-namespace": of.0}},
+        "spec": {"type": "ExternalName", "externalName": host},
+    });
+    let params = PostParams { field_manager: Some("manager".into()), ..Default::default() };
+    let object = serde_json::from_value(object).unwrap();
+    cluster.services(namespace).create(&params, &object).await.unwrap()
+}
+
+async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, ingress: Ingress<'_>) {
+    cluster.create_load_balancer(namespace, name).await;
+    cluster.set_ingress(namespace, name, &[ingress]).await;
+}
+
+/// As the earlier operator's second stage did: annotated by the user, and held by it.
+async fn hold(cluster: &Cluster, namespace: &str, name: &str, finalizers: &[&str]) {
+    let metadata = json!({"annotations": {"linker.hsj.com/managed": "true"}, "finalizers": finalizers});
+    cluster.patch_service(namespace, name, json!({"metadata": metadata})).await;
+}
+
+fn uid(service: &Service) -> String {
+    service.metadata.uid.clone().unwrap()
+}
+
+fn target_of(service: &Service) -> Option<&str> {
+    service.spec.as_ref()?.external_name.as_deref()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
+    let by_linker =
+        |event: &AuditEvent| event.user == "system:serviceaccount:lb-linker:lb-linker" && event.is_write();
+    let mut count = BTreeMap::new();
+    for event in plane.audit_events().into_iter().filter(by_linker) {
+        *count.entry(format!("{} {}", event.verb, event.resource)).or_default() += 1;
+    }
+    count
+}
+
+/// Runs `lb-linker takeover` with the rights of a ServiceAccount.
+fn takeover(plane: &ControlPlane, account: &str, args: &[&str]) -> Output {
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", account);
+    run_to_end([&["takeover", "--kubeconfig", kubeconfig.to_str().unwrap()], args].concat())
+}
+
+/// Runs a command of the log in a shell, with all rights.
+fn run_in_shell(plane: &ControlPlane, command: &str) {
+    let kubectl = plane.kubectl_command();
+    let directory = std::path::Path::new(kubectl.get_program()).parent().unwrap().to_owned();
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", command]).env("PATH", directory);
+    shell.envs(kubectl.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let output = shell.output().unwrap();
+    assert!(output.status.success(), "{command}: {}", text(&output.stderr));
+}
+
+/// Returns the command at the end of a line of the log.
+fn command(line: &str) -> &str {
+    line.rsplit_once("it: ").unwrap_or_else(|| panic!("no command in {line}")).1
+}
+
+async fn gone(cluster: &Cluster, namespace: &str, name: &str) {
+    let what = format!("the end of {namespace}/{name}");
+    eventually(&what, || async { cluster.get_service(namespace, name).await.is_none().then_some(()) }).await;
+}
+
+async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Vec<String> {
+    cluster.get_service(namespace, name).await.unwrap().metadata.finalizers.unwrap_or_default()
+}
+
+/// What the earlier operator has left, all stages at once.
+struct Legacy {
+    /// External targets by name, with what they should point at.
+    objects: BTreeMap<String, (String, String)>,
+    /// The object that a Service is to get whose old name is another one's, with its target.
+    hashed: (String, &'static str),
+    /// Objects of somebody else.
+    strangers: Vec<Service>,
+}
+
+async fn legacy(cluster: &Cluster) -> Legacy {
+    let mut objects = BTreeMap::new();
+    let mut kept = |object: Service, target: &str| {
+        objects.insert(object.metadata.name.clone().unwrap(), (uid(&object), target.to_owned()));
+    };
+    // Stage 1: every load balancer. The target has changed since, or ends in a dot, or is an address.
+    for (name, was, is) in [
+        ("plain", "plain.example.com", "plain.example.com"),
+        ("stale", "old.example.com", "new.example.com"),
+        ("dot", "dot.example.com.", "dot.example.com"),
+    ] {
+        load_balancer(cluster, "default", name, Ingress::Hostname(is)).await;
+        let object = format!("{name}-default-ext");
+        let made = by_the_earlier_operator(cluster, TARGETS, &object, ("default", name), was).await;
+        kept(made, if name == "dot" { was } else { is });
+    }
+    load_balancer(cluster, "default", "ip", Ingress::Ip("192.0.2.1")).await;
+    by_the_earlier_operator(cluster, TARGETS, "ip-default-ext", ("default", "ip"), "192.0.2.1").await;
+    // Stage 2: opt-in, with a finalizer. Two have been deleted since the operator was stopped.
+    for (name, others) in [
+        ("opted", vec![]),
+        ("stuck", vec![]),
+        ("held", vec!["example.com/other"]),
+        ("one", vec!["example.com/other"]),
+    ] {
+        load_balancer(cluster, "default", name, Ingress::Hostname("opted.example.com")).await;
+        // In the middle of a list, at its end, or alone.
+        let finalizers = others.iter().copied().chain([FINALIZER]);
+        let finalizers: Vec<&str> = match name {
+            "one" => finalizers.chain(["example.com/last"]).collect(),
+            _ => finalizers.collect(),
+        };
+        hold(cluster, "default", name, &finalizers).await;
+        let object = format!("{name}-default-ext");
+        let made =
+            by_the_earlier_operator(cluster, TARGETS, &object, ("default", name), "opted.example.com").await;
+        if ["stuck", "held"].contains(&name) {
+            cluster.services("default").delete(name, &DeleteParams::default()).await.unwrap();
+        } else {
+            kept(made, "opted.example.com");
+        }
+    }
+    // Stage 3: names cut off at 63 characters. Two begin alike; the labels say whose the object is.
+    let long = "long".repeat(15);
+    let (one, other) = (cluster.create_namespace("alike").await, cluster.create_namespace("alike").await);
+    load_balancer(cluster, &one, &long, Ingress::Hostname("one.example.com")).await;
+    load_balancer(cluster, &other, &long, Ingress::Hostname("other.example.com")).await;
+    let shared = earlier_external_target(&one, &long);
+    assert_eq!(shared, earlier_external_target(&other, &long));
+    let made = by_the_earlier_operator(cluster, TARGETS, &shared, (&one, &long), "one.example.com").await;
+    kept(made, "one.example.com");
+    // The 63rd character is a hyphen, and was trimmed.
+    let hyphen = "h".repeat(62);
+    load_balancer(cluster, "default", &hyphen, Ingress::Hostname("hyphen.example.com")).await;
+    let cut = earlier_external_target("default", &hyphen);
+    assert_eq!(cut, hyphen);
+    let made =
+        by_the_earlier_operator(cluster, TARGETS, &cut, ("default", &hyphen), "hyphen.example.com").await;
+    kept(made, "hyphen.example.com");
+    // Orphans: the Service is gone, was never there, or is being deleted ("stuck" and "held").
+    by_the_earlier_operator(cluster, TARGETS, "gone-default-ext", ("default", "gone"), "a.example.com").await;
+    // Strangers: one has the name of a load balancer's object, one nobody's.
+    load_balancer(cluster, "default", "theirs", Ingress::Hostname("ours.example.com")).await;
+    let mut strangers = Vec::new();
+    for name in ["theirs-default-ext", "nobodys"] {
+        let spec = json!({"type": "ExternalName", "externalName": "theirs.example.com"});
+        let labels = json!({"app.kubernetes.io/managed-by": "helm"});
+        let object = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
+        strangers.push(cluster.create_service(TARGETS, object).await);
+    }
+    // More Services than a page holds, most of which are no load balancers.
+    futures::stream::iter(0..150)
+        .for_each_concurrent(16, |i| async move {
+            let spec = json!({"type": "ExternalName", "externalName": "a.example.com"});
+            let object = json!({"metadata": {"name": format!("other-{i}")}, "spec": spec});
+            drop(cluster.create_service("default", object).await);
+        })
+        .await;
+    Legacy { objects, hashed: (external_target(&other, &long), "other.example.com"), strangers }
+}
+
+#[tokio::test]
+async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
+    // A cluster of its own: it was the earlier operator's.
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let legacy = legacy(&cluster).await;
+    let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    linker.ready().await;
+
+    // Names and objects are right, and the objects are the same ones.
+    points_at(&cluster, TARGETS, &legacy.hashed.0, legacy.hashed.1).await;
+    points_at(&cluster, TARGETS, "stale-default-ext", "new.example.com").await;
+    let headless = || async {
+        let spec = cluster.get_service(TARGETS, "ip-default-ext").await?.spec?;
+        (spec.cluster_ip.as_deref() == Some("None")).then_some(())
+    };
+    eventually("the headless Service", headless).await;
+    for (name, (uid_before, target)) in &legacy.objects {
+        let object = cluster.get_service(TARGETS, name).await.unwrap();
+        assert_eq!((target_of(&object), uid(&object)), (Some(&**target), uid_before.clone()), "{name}");
+    }
+    for (name, target) in [
+        ("plain", "plain.example.com."),
+        ("stale", "new.example.com."),
+        ("opted", "opted.example.com."),
+        ("theirs", "ours.example.com."),
+        (&"h".repeat(62), "hyphen.example.com."),
+    ] {
+        answers(linker.dns, &format!("{name}.default.lb.internal. CNAME"), target).await;
+    }
+    assert_eq!(short(linker.dns, "ip-default.lb.internal. A").await, "192.0.2.1");
+    for stranger in &legacy.strangers {
+        let now = cluster.get_service(TARGETS, stranger.metadata.name.as_deref().unwrap()).await.unwrap();
+        assert_eq!(now.metadata.resource_version, stranger.metadata.resource_version);
+    }
+    let expected = BTreeMap::from([
+        ("create endpointslices".to_owned(), 1),
+        ("create services".to_owned(), 1),
+        // The stale one, and the one that holds an address.
+        ("patch services".to_owned(), 2),
+    ]);
+    eventually("the audit log", || async { (writes(&plane) == expected).then_some(()) }).await;
+
+    // What the earlier operator has left is named, with what is to be done.
+    linker
+        .line("Services that carry it: 4, stuck in deletion: 2; when it is stopped, `lb-linker takeover`")
+        .await;
+    for name in ["stuck", "held"] {
+        linker.line(&format!("Service default/{name} is stuck in deletion: it carries {FINALIZER}")).await;
+        linker.line(&format!("external target {TARGETS}/{name}-default-ext is an orphan")).await;
+    }
+    linker.line(&format!("Service default/opted carries {FINALIZER} and will get stuck")).await;
+    let orphan = linker.line(&format!("external target {TARGETS}/gone-default-ext is an orphan")).await;
+    assert!(orphan.contains("no load balancer default/gone is followed"), "{orphan}");
+    assert_eq!(linker.metric("lb_linker_orphans"), Some(3.0));
+    let lists: Vec<String> = plane
+        .audit_events()
+        .into_iter()
+        .filter(|event| event.user.ends_with(":lb-linker") && event.uri.starts_with("/api/v1/services?"))
+        .filter(|event| event.verb == "list" && !event.uri.contains("fieldSelector"))
+        .map(|event| event.uri)
+        .collect();
+    assert!(lists.len() >= 2 && lists.iter().all(|uri| uri.contains("limit=100")), "{lists:?}");
+
+    // The command for one Service does what it says.
+    let one = linker.line(&format!("Service default/one carries {FINALIZER} and will get stuck")).await;
+    run_in_shell(&plane, command(&one));
+    assert_eq!(finalizers(&cluster, "default", "one").await, ["example.com/other", "example.com/last"]);
+
+    // lb-linker's own rights aren't enough to free the others, and that is said.
+    let refused = takeover(&plane, "lb-linker", &[]);
+    let (out, err) = (text(&refused.stdout), text(&refused.stderr));
+    assert_eq!(refused.status.code(), Some(1), "{err}");
+    for name in ["opted", "stuck", "held"] {
+        let reason = "NOT freed: no right to patch Services in namespace default";
+        assert!(out.lines().any(|line| line.contains(name) && line.contains(reason)), "{out}");
+    }
+    assert!(err.contains("Services that couldn't be freed: 3 of 3"), "{err}");
+    assert_eq!(err.matches("deploy/takeover/ has the rights for it").count(), 1, "{err}");
+
+    plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
+    let dry = takeover(&plane, "lb-linker-takeover", &["--dry-run"]);
+    assert_eq!(dry.status.code(), Some(0), "{}", text(&dry.stderr));
+    assert_eq!(text(&dry.stdout).matches("would be freed").count(), 3);
+    assert!(cluster.get_service("default", "stuck").await.is_some());
+
+    let done = takeover(&plane, "lb-linker-takeover", &[]);
+    let out = text(&done.stdout);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    for (name, was, now) in [
+        ("default/opted", "in use", "freed"),
+        ("default/stuck", "stuck in deletion", "freed, and gone"),
+        ("default/held", "stuck in deletion", "freed, and still held by example.com/other"),
+    ] {
+        let row = |line: &str| line.starts_with(name) && line.contains(was) && line.ends_with(now);
+        assert!(out.lines().any(row), "{name} in {out}");
+    }
+    for orphan in ["gone-default-ext", "held-default-ext", "stuck-default-ext"] {
+        assert!(out.lines().any(|line| line.starts_with(orphan)), "{out}");
+    }
+    assert!(
+        out.contains("kubectl delete service -n external-targets gone-default-ext held-default-ext"),
+        "{out}"
+    );
+    assert!(cluster.get_service("default", "stuck").await.is_none());
+    assert_eq!(finalizers(&cluster, "default", "held").await, ["example.com/other"]);
+    let again = takeover(&plane, "lb-linker-takeover", &[]);
+    assert!(text(&again.stdout).contains(&format!("no Service carries the finalizer {FINALIZER}")));
+
+    // From here on a deletion doesn't hang; and what was taken over is lb-linker's.
+    cluster.delete_service("default", "opted").await;
+    gone(&cluster, "default", "opted").await;
+    assert!(linker.stop().success());
+
+    // An orphan goes by the command of the log, or all of them by --prune. "opted" went while lb-linker
+    // was there, and is an orphan to one that doesn't know: it never had to write to it.
+    run_in_shell(&plane, command(&orphan));
+    assert!(cluster.get_service(TARGETS, "gone-default-ext").await.is_none());
+    let linker =
+        Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--prune", "--delete-delay", "0s"]);
+    for name in ["stuck", "held", "opted"] {
+        gone(&cluster, TARGETS, &format!("{name}-default-ext")).await;
+    }
+    for stranger in &legacy.strangers {
+        let now = cluster.get_service(TARGETS, stranger.metadata.name.as_deref().unwrap()).await.unwrap();
+        assert_eq!(now.metadata.resource_version, stranger.metadata.resource_version);
+    }
+    assert_eq!(linker.metric("lb_linker_orphans"), Some(0.0));
+    assert_eq!(linker.logged("get stuck"), 0);
+}
+
+#[tokio::test]
+async fn what_was_taken_over_without_a_write_goes_with_its_load_balancer() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("taken-over").await;
+    let object = format!("web-{namespace}-ext");
+    load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
+    by_the_earlier_operator(&cluster, &target, &object, (&namespace, "web"), "a.example.com").await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
+    linker.ready().await;
+    cluster.delete_service(&namespace, "web").await;
+    gone(&cluster, &target, &object).await;
+    assert_eq!(linker.logged("is an orphan"), 0, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn of_what_a_service_has_left_only_what_lb_linker_wrote_is_removed() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("left").await;
+    let (theirs, ours) = (format!("web-{namespace}-ext"), format!("{namespace}-ours"));
+    let of = (&*namespace, "web");
+    let made = by_the_earlier_operator(&cluster, &target, &theirs, of, "a.example.com").await;
+    let mut copy = Service { spec: made.spec.clone(), ..Default::default() };
+    copy.metadata.name = Some(ours.clone());
+    copy.metadata.labels = made.metadata.labels.clone();
+    let by_us = PostParams { field_manager: Some("lb-linker".into()), ..Default::default() };
+    cluster.services(&target).create(&by_us, &copy).await.unwrap();
+    for on_delete in ["tombstone", "delete"] {
+        let args = ["--upstream", "none", "--delete-delay", "0s", "--on-delete", on_delete];
+        let linker = Linker::in_cluster(plane, &target, &args);
+        gone(&cluster, &target, &ours).await;
+        linker.line(&format!("external target {target}/{theirs} is an orphan")).await;
+        assert_eq!(linker.logged(&theirs), 1, "{:#?}", linker.log());
+        let now = cluster.get_service(&target, &theirs).await.unwrap();
+        assert_eq!(now.metadata.resource_version, made.metadata.resource_version);
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_the_earlier_operator_wrote_as_a_name_stays_so_where_that_is_wanted() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("address").await;
+    let object = format!("web-{namespace}-ext");
+    load_balancer(&cluster, &namespace, "web", Ingress::Ip("192.0.2.1")).await;
+    let made = by_the_earlier_operator(&cluster, &target, &object, (&namespace, "web"), "192.0.2.1").await;
+    let args = ["--upstream", "none", "--ip-targets", "external-name"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    // What comes later is written later.
+    load_balancer(&cluster, &namespace, "later", Ingress::Ip("192.0.2.2")).await;
+    points_at(&cluster, &target, &format!("later-{namespace}-ext"), "192.0.2.2").await;
+    let now = cluster.get_service(&target, &object).await.unwrap();
+    assert_eq!(now.metadata.resource_version, made.metadata.resource_version);
+}
+
+#[tokio::test]
+async fn an_orphan_is_one_until_its_load_balancer_is_selected() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("unselected").await;
+    let object = format!("web-{namespace}-ext");
+    load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
+    let made =
+        by_the_earlier_operator(&cluster, &target, &object, (&namespace, "web"), "a.example.com").await;
+    let args = ["--upstream", "none", "--delete-delay", "0s", "--selection", "annotated"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.line(&format!("external target {target}/{object} is an orphan")).await;
+    assert_eq!(linker.metric("lb_linker_orphans"), Some(1.0));
+    // `takeover` thinks the same.
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let flags = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];
+    let look = |selection: &str| {
+        let more = ["--watch-namespaces", &namespace, "--selection", selection];
+        text(&run_to_end([&["takeover"], &flags[..], &more].concat()).stdout)
+    };
+    assert!(look("annotated").contains(&format!("kubectl delete service -n {target} {object}")));
+    assert!(look("all").contains(&format!("no orphans in namespace {target}")));
+
+    let annotate = |value: &'static str| {
+        let patch = json!({"metadata": {"annotations": {"linker.hsj.com/managed": value}}});
+        cluster.patch_service(&namespace, "web", patch)
+    };
+    annotate("true").await;
+    answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
+    eventually("no orphan", || async { (linker.metric("lb_linker_orphans") == Some(0.0)).then_some(()) })
+        .await;
+    let now = cluster.get_service(&target, &object).await.unwrap();
+    assert_eq!(now.metadata.resource_version, made.metadata.resource_version);
+}
+
+#[tokio::test]
+async fn outside_the_watched_namespaces_nothing_is_read_reported_freed_or_pruned() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let (watched, other) =
+        (cluster.create_namespace("watched").await, cluster.create_namespace("unwatched").await);
+    for namespace in [&watched, &other] {
+        load_balancer(&cluster, namespace, "web", Ingress::Hostname("a.example.com")).await;
+        hold(&cluster, namespace, "web", &[FINALIZER]).await;
+        let name = format!("gone-{namespace}-ext");
+        by_the_earlier_operator(&cluster, &target, &name, (namespace, "gone"), "a.example.com").await;
+    }
+    // Rights in the one namespace, and none beyond.
+    plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
+    plane.kubectl(&["-n", &watched, "create", "serviceaccount", "narrow"]);
+    let subject = format!("--serviceaccount={watched}:narrow");
+    for (namespace, role) in [
+        (&watched, "--clusterrole=lb-linker"),
+        (&watched, "--clusterrole=lb-linker-takeover"),
+        (&target, "--role=lb-linker"),
+    ] {
+        let name = role.split_once('=').unwrap().1;
+        plane.kubectl(&["-n", namespace, "create", "rolebinding", &format!("narrow-{name}"), role, &subject]);
+    }
+    let kubeconfig = plane.kubeconfig_for_service_account(&watched, "narrow");
+    let flags = [
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--target-namespace",
+        &target,
+        "--watch-namespaces",
+        &watched,
+    ];
+    let linker =
+        Linker::start([&flags[..], &["--upstream", "none", "--prune", "--delete-delay", "0s"]].concat());
+    linker.line(&format!("Service {watched}/web carries {FINALIZER} and will get stuck")).await;
+    gone(&cluster, &target, &format!("gone-{watched}-ext")).await;
+    assert!(cluster.get_service(&target, &format!("gone-{other}-ext")).await.is_some());
+    assert_eq!(linker.logged(&other), 0, "{:#?}", linker.log());
+    assert_eq!(linker.logged("forbids"), 0, "{:#?}", linker.log());
+
+    let done = run_to_end([&["takeover"], &flags[..]].concat());
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert!(!text(&done.stdout).contains(&other));
+    assert!(finalizers(&cluster, &watched, "web").await.is_empty());
+    assert_eq!(finalizers(&cluster, &other, "web").await, [FINALIZER]);
+    cluster.patch_service(&other, "web", json!({"metadata": {"finalizers": null}})).await;
+}
+
+#[tokio::test]
+async fn without_the_right_to_look_for_finalizers_it_is_said_once_and_tried_again() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("unseen").await;
+    load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
+    hold(&cluster, &namespace, "web", &[FINALIZER]).await;
+    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
+    let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];
+    let watched = ["--upstream", "none", "--watch-namespaces", &namespace];
+    let linker = Linker::start([&args[..], &watched].concat());
+    let line =
+        linker.line("looking for the earlier operator's finalizers: can't list Services in namespace").await;
+    assert!(line.contains("ClusterRole of deploy/"), "{line}");
+
+    let subject = format!("--serviceaccount={namespace}:nobody");
+    let bind = ["-n", &namespace, "create", "rolebinding", "nobody", "--clusterrole=lb-linker", &subject];
+    plane.kubectl(&bind);
+    linker.line(&format!("Service {namespace}/web carries {FINALIZER} and will get stuck")).await;
+    assert_eq!(linker.logged("looking for the earlier operator's finalizers"), 1, "{:#?}", linker.log());
+    cluster.patch_service(&namespace, "web", json!({"metadata": {"finalizers": null}})).await;
+}
+
+#[tokio::test]
+async fn the_finalizer_is_taken_from_that_very_service_and_from_no_successor() {
+    let (_, cluster, _) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("successor").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    hold(&cluster, &namespace, "web", &["example.com/first", FINALIZER, "example.com/last"]).await;
+    let uid = uid(&cluster.get_service(&namespace, "web").await.unwrap());
+    let bound = |uid: &str| Bound {
+        key: ServiceKey::new(&namespace, "web"),
+        uid: uid.to_owned(),
+        stuck: false,
+        others: Vec::new(),
+    };
+    let refused = free(&cluster.client, &bound("another")).await.unwrap_err();
+    assert!(is_another(&refused), "{refused}");
+    assert_eq!(finalizers(&cluster, &namespace, "web").await.len(), 3);
+    // Once or twice is the same.
+    for _ in 0..2 {
+        free(&cluster.client, &bound(&uid)).await.unwrap();
+        let left = finalizers(&cluster, &namespace, "web").await;
+        assert_eq!(left, ["example.com/first", "example.com/last"]);
+    }
+    cluster.patch_service(&namespace, "web", json!({"metadata": {"finalizers": null}})).await;
+}
+
+#[test]
+fn takeover_needs_a_cluster_to_work_on() {
+    for (args, sentence) in [
+        (["takeover", "--manifests", "."], "leave out --manifests"),
+        (["takeover", "--kubeconfig", "/nonexistent"], "kubeconfig /nonexistent: No such file"),
+    ] {
+        let output = run_to_end(args);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn takeover_says_that_there_is_no_api_server_and_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let path = directory.path().join("kubeconfig");
+    let kubeconfig: Value = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{"name": "x", "cluster": {"server": format!("http://127.0.0.1:{port}")}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "users": [{"name": "x", "user": {}}],
+    });
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    let output = run_to_end(["takeover", "--kubeconfig", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("can't list Services in all namespaces: Connection refused"));
+}
