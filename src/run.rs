@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::gethostname;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -24,12 +25,14 @@ use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
+use crate::sync::events::{self, Recorder};
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
+use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
-use crate::sync::{SyncError, reconcile, supervise};
+use crate::sync::{News, SyncError, reconcile, supervise};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
 const PORT_TRIES: usize = 16;
@@ -190,6 +193,34 @@ impl Source {
         }
     }
 
+    /// Starts what sends Events, where there is a cluster that is written to.
+    fn start_recorder(
+        &self,
+        tasks: &mut JoinSet<()>,
+        flags: &Flags,
+        metrics: &Arc<Metrics>,
+        stop: &CancellationToken,
+    ) -> Recorder {
+        let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
+        if flags.sync != SyncMode::On {
+            return Recorder::none();
+        }
+        // There is one replica, and it records.
+        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(|| true));
+        let sender = events::Sender {
+            client: client.clone(),
+            outage: outage.clone(),
+            recorder: recorder.clone(),
+            instance: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
+            metrics: Arc::clone(metrics),
+        };
+        let until = stop.clone();
+        tasks.spawn(supervise("the sending of Events", stop.clone(), Arc::clone(metrics), move || {
+            until_stopped(until.clone(), sender.clone().run())
+        }));
+        recorder
+    }
+
     fn start(
         self,
         tasks: &mut JoinSet<()>,
@@ -199,13 +230,15 @@ impl Source {
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
+        let news =
+            News { metrics: Arc::clone(metrics), recorder: self.start_recorder(tasks, flags, metrics, stop) };
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
                 keeper: keeper.clone(),
                 selection: Arc::clone(&selection),
                 policy: flags.policy(),
-                metrics: Arc::clone(metrics),
+                news: news.clone(),
             };
             let reconciler_stop = stop.clone();
             tasks.spawn(supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
@@ -218,8 +251,7 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
-                let source =
-                    ClusterSource { client, outage, selection, store, metrics: Arc::clone(&metrics) };
+                let source = ClusterSource { client, outage, selection, store, news };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())
@@ -227,13 +259,7 @@ impl Source {
             }
             Self::Manifests { .. } => {
                 let directory = flags.manifests.clone().unwrap_or_default();
-                let source = ManifestSource {
-                    directory,
-                    selection,
-                    store,
-                    metrics: Arc::clone(&metrics),
-                    files: Arc::default(),
-                };
+                let source = ManifestSource { directory, selection, store, news, files: Arc::default() };
                 let until = stop.clone();
                 tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())

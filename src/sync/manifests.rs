@@ -16,8 +16,7 @@ use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
 use super::watch::{names_settled, observe};
-use super::{SyncError, log_changes, log_first_list};
-use crate::metrics::Metrics;
+use super::{News, SyncError, log_changes, log_first_list};
 use crate::names;
 use crate::store::{Observed, ServiceKey, Store};
 
@@ -25,7 +24,7 @@ use crate::store::{Observed, ServiceKey, Store};
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
 /// The Services in a directory of manifests.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ManifestSource {
     /// The directory.
     pub directory: PathBuf,
@@ -33,8 +32,8 @@ pub struct ManifestSource {
     pub selection: Arc<Selection>,
     /// Where the links go.
     pub store: Arc<Store>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    /// Where changes are told.
+    pub news: News,
     /// The files as they were read last, also by a run of this source before.
     pub files: Arc<Mutex<Files>>,
 }
@@ -70,7 +69,7 @@ impl ManifestSource {
             }
             let changes = self.store.replace(None, list, Vec::new());
             if self.store.is_synced() {
-                log_changes(&self.metrics, changes);
+                log_changes(&self.news, changes);
             } else {
                 self.store.set_synced();
                 log_first_list(&self.store, &changes);

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod desired;
 pub mod directory;
+pub mod events;
 pub mod manifests;
 pub mod object;
 pub mod objects;
@@ -26,7 +27,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
-use crate::store::{Change, Link, Store};
+use crate::store::{Change, Link, State, Store};
+use events::{Reason, Recorder};
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -100,22 +102,42 @@ pub async fn supervise<F>(
     }
 }
 
-fn log_changes(metrics: &Metrics, changes: impl IntoIterator<Item = Change>) {
+/// Where what happens to links is told, beside the log.
+#[derive(Clone)]
+pub struct News {
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What is recorded as a Kubernetes Event.
+    pub recorder: Recorder,
+}
+
+fn log_changes(news: &News, changes: impl IntoIterator<Item = Change>) {
     for change in changes {
-        log_change(metrics, &change);
+        log_change(news, &change);
     }
 }
 
-fn log_change(metrics: &Metrics, change: &Change) {
+fn log_change(news: &News, change: &Change) {
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
-    let retargeted = change.retargeted().is_some();
-    if change.before.is_some() && retargeted {
-        metrics.target_changes.inc();
+    let (before, after) = (state(&change.before), state(&change.after));
+    let retargeted = change.retargeted();
+    if change.before.is_some() && retargeted.is_some() {
+        news.metrics.target_changes.inc();
     }
-    if retargeted || state(&change.before) != state(&change.after) {
+    if retargeted.is_some() || before != after {
         info!("{change}");
     } else {
         debug!("link {}: another TTL, other ports or another name", change.key);
+    }
+    let Some(link) = &change.after else { return };
+    if let Some((Some(from), Some(to))) = retargeted {
+        news.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
+    }
+    if let (Some(target), Some(State::Stale)) = (&link.target, after)
+        && before != after
+    {
+        let note = format!("the status is blank; {target} stays the target");
+        news.recorder.about(link, Reason::TargetStale, &note);
     }
 }
 

@@ -14,8 +14,7 @@ use serde::de::DeserializeOwned;
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
-use super::{Pauses, SyncError, log_changes, log_first_list};
-use crate::metrics::Metrics;
+use super::{News, Pauses, SyncError, log_changes, log_first_list};
 use crate::store::{Change, Observed, ServiceKey, Store};
 
 /// Objects a page: larger ones cost memory and save next to nothing.
@@ -40,8 +39,8 @@ pub struct ClusterSource {
     pub selection: Arc<Selection>,
     /// Where the links go.
     pub store: Arc<Store>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    /// Where changes are told.
+    pub news: News,
 }
 
 /// The events of a watch, of objects that can be decoded or not.
@@ -121,7 +120,7 @@ impl ClusterSource {
         while let Some((number, event)) = events.next().await {
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else { continue };
-            self.metrics.watch_events.inc();
+            self.news.metrics.watched();
             match event {
                 Event::Init => scope.list = List::default(),
                 Event::InitApply(object) => scope.list.add(&self, object, &mut complaints),
@@ -140,7 +139,7 @@ impl ClusterSource {
                     let (key, uid) = (key_of(&object), object.uid().unwrap_or_default());
                     let version = object.resource_version().and_then(|version| version.parse().ok());
                     complaints.set(&key, None);
-                    log_changes(&self.metrics, self.store.delete(&key, &uid, version));
+                    log_changes(&self.news, self.store.delete(&key, &uid, version));
                 }
             }
         }
@@ -157,7 +156,7 @@ impl ClusterSource {
 
     fn listed(&self, changes: Vec<Change>, complete: bool) {
         if self.store.is_synced() {
-            log_changes(&self.metrics, changes);
+            log_changes(&self.news, changes);
             return;
         }
         if complete {
@@ -174,7 +173,7 @@ impl ClusterSource {
         } else {
             self.store.delete(&service.key(), service.uid(), service.version())
         };
-        log_changes(&self.metrics, change);
+        log_changes(&self.news, change);
     }
 }
 
