@@ -349,7 +349,7 @@ impl Reconciler {
         if !matches!(step, Step::Write(_)) {
             self.pace.succeeded(&key);
         }
-        self.report.name(&link, |name| self.objects.get(&ObjectId::service(name)).cloned(), is_news);
+        self.report.whose_name(&link, |name| self.objects.get(&ObjectId::service(name)).cloned(), is_news);
         if let Step::Write(_) = step {
             let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&key));
             let target = || points_at(ours?, slices.iter().copied());

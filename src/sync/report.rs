@@ -164,7 +164,12 @@ impl Report {
     }
 
     /// Says that another link has the name that a link's external target would have, if it is so.
-    pub(super) fn name(&mut self, link: &Link, object: impl Fn(&str) -> Option<Arc<Object>>, is_news: bool) {
+    pub(super) fn whose_name(
+        &mut self,
+        link: &Link,
+        object: impl Fn(&str) -> Option<Arc<Object>>,
+        is_news: bool,
+    ) {
         let ServiceKey { namespace, name } = &link.key;
         let first = names::external_target(namespace, name);
         let has_it = *link.external_target == first

@@ -222,3 +222,142 @@ impl Sender {
 fn name(happening: &Happening, at: Timestamp) -> String {
     format!("{}.{:x}", happening.regarding.name, at.as_nanosecond())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::{Mutex, PoisonError};
+
+    use axum::http::{Request, Response};
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
+    use super::super::Reason;
+    use super::*;
+
+    /// What the API server does to a request. A real one can't be made to do most of it.
+    #[derive(Clone, Copy)]
+    enum Answer {
+        Nothing,
+        Status(u16, &'static str),
+    }
+
+    const CREATED: Answer = Answer::Status(201, "");
+
+    /// Runs a sender against an API server that answers so, and then always that all is well. Returns
+    /// the recorder, what was asked, and how many Events were dropped.
+    fn sender(
+        answers: &[Answer],
+    ) -> (Recorder, mpsc::UnboundedReceiver<(String, String)>, Arc<Metrics>, impl Drop) {
+        let (asked, requests) = mpsc::unbounded_channel();
+        let answers = Arc::new(Mutex::new(VecDeque::from(answers.to_vec())));
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (asked, answers) = (asked.clone(), Arc::clone(&answers));
+            async move {
+                let path = request.uri().path().to_owned();
+                let answer = answers.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
+                asked.send((path, what)).unwrap();
+                let (code, body) = match answer.unwrap_or(CREATED) {
+                    Answer::Nothing => return Err(std::io::Error::other("connection reset")),
+                    Answer::Status(code @ 200..300, _) => (code, sent),
+                    Answer::Status(code, message) => {
+                        let (status, reason) = ("Failure", "");
+                        (code, json!({"status": status, "message": message, "reason": reason, "code": code}))
+                    }
+                };
+                let body = Body::from(serde_json::to_vec(&body).unwrap());
+                Ok(Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(|| true));
+        let sender = Sender {
+            client: Client::new(service, "default"),
+            outage: Outage::default(),
+            recorder: recorder.clone(),
+            instance: "x".repeat(200),
+            metrics: Arc::clone(&metrics),
+        };
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run());
+        (recorder, requests, metrics, tasks)
+    }
+
+    fn record(recorder: &Recorder, note: &str) {
+        let regarding = Regarding { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        recorder.record(regarding, Reason::TargetChanged, note);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_without_an_answer_is_sent_again_under_its_name_and_then_given_up() {
+        let (recorder, mut requests, metrics, _tasks) = sender(&[Answer::Nothing; TRIES]);
+        record(&recorder, "first");
+        record(&recorder, "second");
+        let start = Instant::now();
+        let mut asked = Vec::new();
+        for _ in 0..=TRIES {
+            asked.push(requests.recv().await.unwrap().1);
+        }
+        assert_eq!(asked, ["first", "first", "first", "second"]);
+        assert!(start.elapsed() >= Duration::from_secs(3), "1 s, then 2 s at least");
+        assert!(start.elapsed() <= RETRY.1 * 2);
+        assert_eq!(metrics.events_dropped.get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_whose_answer_was_lost_is_no_loss() {
+        let answers = [Answer::Nothing, Answer::Status(409, "already exists"), CREATED];
+        let (recorder, mut requests, metrics, _tasks) = sender(&answers);
+        record(&recorder, "first");
+        record(&recorder, "second");
+        for note in ["first", "first", "second"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert_eq!(metrics.events_dropped.get(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_event_isnt_sent_again_and_an_overloaded_api_server_gets_a_pause() {
+        let answers = [
+            Answer::Status(403, "User \"x\" cannot create resource \"events\""),
+            Answer::Status(404, "namespaces \"default\" not found"),
+            Answer::Status(422, "Invalid"),
+            Answer::Status(429, "too many requests"),
+            CREATED,
+        ];
+        let (recorder, mut requests, metrics, _tasks) = sender(&answers);
+        for note in ["forbidden", "gone", "invalid", "busy"] {
+            record(&recorder, note);
+        }
+        for note in ["forbidden", "gone", "invalid", "busy"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        let start = Instant::now();
+        assert_eq!(requests.recv().await.unwrap().1, "busy");
+        assert!(start.elapsed() >= RETRY.0);
+        assert_eq!(metrics.events_dropped.get(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_series_goes_on_in_the_event_that_it_began_with() {
+        let (recorder, mut requests, _metrics, _tasks) = sender(&[]);
+        record(&recorder, "again");
+        let (path, note) = requests.recv().await.unwrap();
+        assert_eq!((&*path, &*note), ("/apis/events.k8s.io/v1/namespaces/default/events", "again"));
+        for _ in 0..1000 {
+            record(&recorder, "again");
+            tokio::task::yield_now().await;
+        }
+        let (path, series) = requests.recv().await.unwrap();
+        assert!(path.starts_with("/apis/events.k8s.io/v1/namespaces/default/events/web."), "{path}");
+        assert!(series.starts_with(r#"{"series":{"count":2,"#), "{series}");
+        let start = Instant::now();
+        let (again, series) = requests.recv().await.unwrap();
+        assert_eq!(again, path);
+        assert!(series.starts_with(r#"{"series":{"count":1001,"#), "{series}");
+        assert!(start.elapsed() >= Duration::from_secs(50), "{:?}", start.elapsed());
+    }
+}
