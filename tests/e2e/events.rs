@@ -136,7 +136,7 @@ async fn the_same_again_is_counted_and_no_event_of_its_own() {
     cluster.delete_service(TARGETS, "web-default-ext").await;
     let count = || async { (events(&plane, "default", "web").first()?.count == 2).then_some(()) };
     eventually("a series", count).await;
-    assert_eq!(texts(&plane, "default", "web"), [created.clone()]);
+    assert_eq!(texts(&plane, "default", "web"), std::slice::from_ref(&created));
 
     // The API server has forgotten it, as it does after an hour: then it is an Event again.
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
