@@ -32,13 +32,15 @@ struct Seen {
     count: u64,
 }
 
-/// The Events of a namespace on Services of this name, in the order in which they happened.
+/// lb-linker's Events of a namespace on Services of this name, in the order in which they happened.
 fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<Seen> {
     let selector = format!("involvedObject.name={name},involvedObject.kind=Service");
     let list =
         plane.kubectl(&["get", "events", "-n", namespace, "--field-selector", &selector, "-o", "json"]);
     let list: Value = serde_json::from_str(&list).unwrap();
     let mut items = list["items"].as_array().unwrap().clone();
+    // The API server has some of its own: addresses that it finds unallocated soon after a start.
+    items.retain(|item| item["reportingComponent"] == "lb-linker");
     items.sort_by_key(|item| item["eventTime"].as_str().unwrap().to_owned());
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     items
