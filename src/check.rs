@@ -21,6 +21,7 @@ use crate::sync::trouble::explain;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const SERVICES: (&str, &str) = ("", "services");
+const EVENTS: (&str, &str) = ("events.k8s.io", "events");
 const ENDPOINT_SLICES: (&str, &str) = ("discovery.k8s.io", "endpointslices");
 
 /// What a check found.
@@ -65,7 +66,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     Ok(findings)
 }
 
-/// A right that lb-linker needs: a verb on Services, in one namespace or in all.
+/// A right that lb-linker needs: a verb on objects of a kind, in one namespace or in all.
 #[derive(Clone, Debug)]
 struct Right<'a> {
     verb: &'static str,
@@ -90,6 +91,13 @@ async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
     } else {
         flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
     };
+    let event_verbs: &[&str] = if flags.sync == SyncMode::On { &["create", "patch"] } else { &[] };
+    let record: Vec<Right> = watched
+        .iter()
+        .flat_map(|namespace| {
+            event_verbs.iter().map(|verb| Right { verb, resource: EVENTS, namespace: *namespace })
+        })
+        .collect();
     let read = watched
         .into_iter()
         .flat_map(|namespace| ["list", "watch"].map(|verb| Right { verb, resource: SERVICES, namespace }));
@@ -102,7 +110,7 @@ async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
     let write = [SERVICES, ENDPOINT_SLICES]
         .into_iter()
         .flat_map(|resource| verbs.iter().map(move |verb| Right { verb, resource, namespace }));
-    for right in read.chain(write) {
+    for right in read.chain(write).chain(record) {
         match tokio::time::timeout(PATIENCE, ask(&api, &right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
             Ok(Ok(false)) => {

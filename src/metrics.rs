@@ -1,17 +1,52 @@
 //! What lb-linker counts, and how it is shown to Prometheus.
 
 use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 use crate::store::{State, Store};
 
 /// CoreDNS's buckets for the duration of a request, in seconds: 0.25 ms doubled 16 times.
 const DURATION_BUCKETS: (f64, f64, usize) = (0.000_25, 2.0, 16);
+
+/// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of
+/// a request.
+const RECONCILE_BUCKETS: (f64, f64, usize) = (0.001, 2.0, 15);
+
+/// What a look at a link has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconciled {
+    /// Nothing had to be written.
+    Unchanged,
+    /// A write was made.
+    Written,
+    /// Something has to be written, and not yet: at the end of a delay or a pause, or when the
+    /// watch has shown the object as it is now.
+    Waiting,
+    /// The object of the link's name isn't ours.
+    Conflict,
+    /// A write failed; it will be tried again.
+    Failed,
+}
+
+impl Reconciled {
+    const ALL: [Self; 5] = [Self::Unchanged, Self::Written, Self::Waiting, Self::Conflict, Self::Failed];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Unchanged => "unchanged",
+            Self::Written => "written",
+            Self::Waiting => "waiting",
+            Self::Conflict => "conflict",
+            Self::Failed => "failed",
+        }
+    }
+}
 
 /// The metrics of one process. Those of DNS bear CoreDNS's names and labels, so that its
 /// dashboards work.
@@ -25,14 +60,19 @@ pub struct Metrics {
     pub api_writes: IntCounterVec,
     /// Links whose external target's name is taken by an object that isn't ours.
     pub conflicts: IntGauge,
-    /// External targets that would be removed if there hadn't been so many before.
-    pub deletes_held: IntGauge,
-    /// Links of which a target isn't followed.
-    targets_refused: IntGauge,
     /// External targets whose Service is gone and that lb-linker hasn't written.
     pub orphans: IntGauge,
-    /// Events that the watch of LoadBalancer Services delivered.
-    pub watch_events: IntCounter,
+    /// Links that have lost the name of their external target to another link.
+    pub names_lost: IntGauge,
+    targets_refused: IntGauge,
+    /// External targets whose removal is held back because there are too many at once.
+    pub deletes_held: IntGauge,
+    /// Kubernetes Events that were dropped.
+    pub events_dropped: IntCounter,
+    reconciles: IntCounterVec,
+    reconcile_duration: Histogram,
+    watch_events: IntCounter,
+    watch_last_event: Gauge,
     /// Sync tasks that ended and were started again, by `task`.
     pub sync_restarts: IntCounterVec,
     /// DNS requests, by `server`, `zone`, `view`, `proto`, `family` and `type`.
@@ -56,6 +96,8 @@ impl Metrics {
         let registry = Registry::new();
         let buckets =
             prometheus::exponential_buckets(DURATION_BUCKETS.0, DURATION_BUCKETS.1, DURATION_BUCKETS.2)?;
+        let reconcile_buckets =
+            prometheus::exponential_buckets(RECONCILE_BUCKETS.0, RECONCILE_BUCKETS.1, RECONCILE_BUCKETS.2)?;
         let metrics = Self {
             links: IntGaugeVec::new(Opts::new("lb_linker_links", "Links by state."), &["state"])?,
             target_changes: IntCounter::new("lb_linker_target_changes_total", "Changes of links' targets.")?,
@@ -67,17 +109,40 @@ impl Metrics {
                 "lb_linker_conflicts",
                 "Links whose external target's name is taken by an object of somebody else.",
             )?,
-            deletes_held: IntGauge::new(
-                "lb_linker_deletes_held",
-                "External targets whose removal is held back by --max-deletes.",
+            orphans: IntGauge::new(
+                "lb_linker_orphans",
+                "External targets of somebody else, with our labels, whose Service is gone.",
+            )?,
+            names_lost: IntGauge::new(
+                "lb_linker_names_lost",
+                "Links whose external target has another name because a link has theirs.",
             )?,
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",
                 "Links whose Service names a target that isn't followed.",
             )?,
-            orphans: IntGauge::new(
-                "lb_linker_orphans",
-                "External targets of somebody else, with our labels, whose Service is gone.",
+            deletes_held: IntGauge::new(
+                "lb_linker_deletes_held",
+                "External targets whose removal is held back because there are too many at once.",
+            )?,
+            events_dropped: IntCounter::new(
+                "lb_linker_events_dropped_total",
+                "Kubernetes Events that were dropped: too many, refused, or not answered.",
+            )?,
+            reconciles: IntCounterVec::new(
+                Opts::new("lb_linker_reconciles_total", "Looks at links, by what they have led to."),
+                &["result"],
+            )?,
+            reconcile_duration: Histogram::with_opts(
+                HistogramOpts::new(
+                    "lb_linker_reconcile_duration_seconds",
+                    "Seconds from a look at a link to the answer to the write that it led to, if any.",
+                )
+                .buckets(reconcile_buckets),
+            )?,
+            watch_last_event: Gauge::new(
+                "lb_linker_watch_last_event_timestamp_seconds",
+                "Unix time of the last event from the watch of LoadBalancer Services.",
             )?,
             watch_events: IntCounter::new(
                 "lb_linker_watch_events_total",
@@ -122,10 +187,18 @@ impl Metrics {
         registry.register(Box::new(metrics.target_changes.clone()))?;
         registry.register(Box::new(metrics.api_writes.clone()))?;
         registry.register(Box::new(metrics.conflicts.clone()))?;
-        registry.register(Box::new(metrics.deletes_held.clone()))?;
-        registry.register(Box::new(metrics.targets_refused.clone()))?;
         registry.register(Box::new(metrics.orphans.clone()))?;
+        registry.register(Box::new(metrics.names_lost.clone()))?;
+        registry.register(Box::new(metrics.targets_refused.clone()))?;
+        registry.register(Box::new(metrics.deletes_held.clone()))?;
+        registry.register(Box::new(metrics.events_dropped.clone()))?;
+        registry.register(Box::new(metrics.reconciles.clone()))?;
+        for result in Reconciled::ALL {
+            metrics.reconciles.with_label_values(&[result.label()]);
+        }
+        registry.register(Box::new(metrics.reconcile_duration.clone()))?;
         registry.register(Box::new(metrics.watch_events.clone()))?;
+        registry.register(Box::new(metrics.watch_last_event.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;
         registry.register(Box::new(metrics.dns_requests.clone()))?;
         registry.register(Box::new(metrics.dns_responses.clone()))?;
@@ -133,6 +206,19 @@ impl Metrics {
         registry.register(Box::new(metrics.panics.clone()))?;
         registry.register(Box::new(metrics.tcp_refused.clone()))?;
         Ok(metrics)
+    }
+
+    /// Counts an event of the watch of LoadBalancer Services.
+    pub fn watched(&self) {
+        self.watch_events.inc();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.watch_last_event.set(now.as_secs_f64());
+    }
+
+    /// Counts a look at a link that was begun at `since` and has ended now.
+    pub fn reconciled(&self, result: Reconciled, since: Instant) {
+        self.reconciles.with_label_values(&[result.label()]).inc();
+        self.reconcile_duration.observe(since.elapsed().as_secs_f64());
     }
 
     /// Returns the page that Prometheus scrapes, in its text format 0.0.4.

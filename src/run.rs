@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::gethostname;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -24,13 +25,14 @@ use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
+use crate::sync::events::{self, Recorder};
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
 use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
-use crate::sync::{SyncError, earlier, follow, reconcile, supervise};
+use crate::sync::{News, SyncError, earlier, follow, reconcile, supervise};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
 const PORT_TRIES: usize = 16;
@@ -191,6 +193,34 @@ impl Source {
         }
     }
 
+    /// Starts what sends Events, where there is a cluster that is written to.
+    fn start_recorder(
+        &self,
+        tasks: &mut JoinSet<()>,
+        flags: &Flags,
+        metrics: &Arc<Metrics>,
+        stop: &CancellationToken,
+    ) -> Recorder {
+        let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
+        if flags.sync != SyncMode::On {
+            return Recorder::none();
+        }
+        // There is one replica, and it records.
+        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(|| true));
+        let sender = events::Sender {
+            client: client.clone(),
+            outage: outage.clone(),
+            recorder: recorder.clone(),
+            instance: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
+            metrics: Arc::clone(metrics),
+        };
+        let until = stop.clone();
+        tasks.spawn(supervise("the sending of Events", stop.clone(), Arc::clone(metrics), move || {
+            until_stopped(until.clone(), sender.clone().run())
+        }));
+        recorder
+    }
+
     fn start(
         self,
         tasks: &mut JoinSet<()>,
@@ -201,6 +231,8 @@ impl Source {
     ) {
         let selection = Arc::new(flags.selection());
         let admission = Arc::new(flags.admission());
+        let news =
+            News { metrics: Arc::clone(metrics), recorder: self.start_recorder(tasks, flags, metrics, stop) };
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
@@ -208,7 +240,7 @@ impl Source {
                 selection: Arc::clone(&selection),
                 admission: Arc::clone(&admission),
                 policy: flags.policy(),
-                metrics: Arc::clone(metrics),
+                news: news.clone(),
             };
             let reconciler_stop = stop.clone();
             tasks.spawn(supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
@@ -228,7 +260,7 @@ impl Source {
                         outage: outage.clone(),
                         selection: Arc::clone(&selection),
                         policy: flags.policy(),
-                        metrics: Arc::clone(&metrics),
+                        news: news.clone(),
                     };
                     let until = stop.clone();
                     let name = "the following by annotation";
@@ -255,7 +287,7 @@ impl Source {
                     admission,
                     guards: flags.finalizer,
                     store,
-                    metrics: Arc::clone(&metrics),
+                    news,
                 };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
@@ -264,14 +296,8 @@ impl Source {
             }
             Self::Manifests { .. } => {
                 let directory = flags.manifests.clone().unwrap_or_default();
-                let source = ManifestSource {
-                    directory,
-                    selection,
-                    admission,
-                    store,
-                    metrics: Arc::clone(&metrics),
-                    files: Arc::default(),
-                };
+                let source =
+                    ManifestSource { directory, selection, admission, store, news, files: Arc::default() };
                 let until = stop.clone();
                 tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())

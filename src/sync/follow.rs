@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::SyncError;
 use super::desired::{Precondition, SOURCE};
+use super::events::{Reason, Regarding};
 use super::object::Object;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
@@ -29,7 +29,7 @@ use super::service::{EXTERNAL_NAME, Service};
 use super::trouble::{Complaints, Outage, Trouble, WatchTrouble};
 use super::watch::{guarded, key_of, readable};
 use super::writer::{WriteError, patch_elsewhere};
-use crate::metrics::Metrics;
+use super::{News, SyncError};
 use crate::store::{ServiceKey, Store};
 use follower::{Follower, Wish};
 
@@ -51,8 +51,8 @@ pub struct Settings {
     pub selection: Arc<Selection>,
     /// What the user has decided.
     pub policy: Policy,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    /// Where what happens is told.
+    pub news: News,
 }
 
 /// Runs until `stop`.
@@ -271,8 +271,11 @@ impl Following {
         let Some(follower) = self.followers.get(key).cloned() else { return };
         let link = self.settings.store.get(&follower.source);
         let name = match follower.wish(link.as_deref(), &self.settings.policy) {
-            Wish::Leave => return self.complaints.set(key, None),
-            Wish::Refuse(why) => return self.complaints.set(key, Some(why)),
+            Wish::Leave => {
+                self.complaints.set(key, None);
+                return;
+            }
+            Wish::Refuse(why) => return self.refuse(&follower, why),
             Wish::Write(name) => name,
         };
         self.complaints.set(key, None);
@@ -300,10 +303,28 @@ impl Following {
         });
     }
 
+    fn refuse(&mut self, follower: &Follower, why: String) {
+        let key = &follower.key;
+        if self.complaints.set(key, Some(why.clone())) {
+            let (namespace, name) = (key.namespace.clone(), key.name.clone());
+            let uid = follower.version.uid.clone().unwrap_or_default().into();
+            self.settings.news.recorder.record(
+                Regarding { namespace, name, uid },
+                Reason::TargetRefused,
+                &why,
+            );
+        }
+    }
+
     fn written(&mut self, Written { before, name, code, result }: Written) {
         let key = before.key;
         self.in_flight.remove(&key);
-        self.settings.metrics.api_writes.with_label_values(&["patch", "Service", &code.to_string()]).inc();
+        self.settings
+            .news
+            .metrics
+            .api_writes
+            .with_label_values(&["patch", "Service", &code.to_string()])
+            .inc();
         match result {
             Ok(after) => {
                 info!("Service {key}, which follows {}: {} → {name}", before.source, before.name);

@@ -17,8 +17,7 @@ use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
 use super::watch::{names_settled, observe};
-use super::{SyncError, log_changes, log_first_list};
-use crate::metrics::Metrics;
+use super::{News, SyncError, log_changes, log_first_list};
 use crate::names;
 use crate::store::{Observed, ServiceKey, Store};
 
@@ -26,7 +25,7 @@ use crate::store::{Observed, ServiceKey, Store};
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
 /// The Services in a directory of manifests.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ManifestSource {
     /// The directory.
     pub directory: PathBuf,
@@ -36,8 +35,8 @@ pub struct ManifestSource {
     pub admission: Arc<Admission>,
     /// Where the links go.
     pub store: Arc<Store>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    /// Where changes are told.
+    pub news: News,
     /// The files as they were read last, also by a run of this source before.
     pub files: Arc<Mutex<Files>>,
 }
@@ -73,7 +72,7 @@ impl ManifestSource {
             }
             let changes = self.store.replace(None, list, Vec::new());
             if self.store.is_synced() {
-                log_changes(&self.metrics, changes);
+                log_changes(&self.news, changes);
             } else {
                 self.store.set_synced();
                 log_first_list(&self.store, &changes);
@@ -203,7 +202,7 @@ impl Files {
             .filter(|service| seen.insert(service.key()))
             .filter(|service| selection.selects(service))
             // A version that kubectl has exported doesn't say when the file was changed.
-            .map(|service| Observed { resource_version: None, ..observe(service, admission, complaints) })
+            .map(|service| Observed { resource_version: None, ..observe(service, admission, complaints).0 })
             .collect()
     }
 }

@@ -6,6 +6,7 @@ pub mod client;
 pub mod desired;
 pub mod directory;
 pub mod earlier;
+pub mod events;
 pub mod follow;
 pub mod manifests;
 pub mod object;
@@ -28,10 +29,11 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use crate::metrics::Metrics;
-use crate::store::{Change, Link, Store};
+use crate::store::{Change, Link, State, Store};
+use events::{Reason, Recorder};
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -105,23 +107,59 @@ pub async fn supervise<F>(
     }
 }
 
-fn log_changes(metrics: &Metrics, changes: impl IntoIterator<Item = Change>) {
+/// Where what happens to links is told, beside the log.
+#[derive(Clone)]
+pub struct News {
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What is recorded as a Kubernetes Event.
+    pub recorder: Recorder,
+}
+
+fn log_changes(news: &News, changes: impl IntoIterator<Item = Change>) {
     for change in changes {
-        log_change(metrics, &change);
+        log_change(news, &change);
     }
 }
 
-fn log_change(metrics: &Metrics, change: &Change) {
+fn log_change(news: &News, change: &Change) {
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
-    let retargeted = change.retargeted().is_some();
-    if change.before.is_some() && retargeted {
-        metrics.target_changes.inc();
+    let (before, after) = (state(&change.before), state(&change.after));
+    let retargeted = change.retargeted();
+    if change.before.is_some() && retargeted.is_some() {
+        news.metrics.target_changes.inc();
     }
-    if retargeted || state(&change.before) != state(&change.after) {
+    if retargeted.is_some() || before != after {
         info!("{change}");
     } else {
         debug!("link {}: another TTL, other ports or another name", change.key);
     }
+    let Some(link) = &change.after else { return };
+    if let Some(note) = lost_hostnames(change) {
+        warn!("link {}: {note}", link.key);
+        news.recorder.about(link, Reason::Conflict, &note);
+    }
+    if let Some((Some(from), Some(to))) = retargeted {
+        news.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
+    }
+    if let (Some(target), Some(State::Stale)) = (&link.target, after)
+        && before != after
+    {
+        let why = if link.refused { "the new target isn't followed" } else { "the status is blank" };
+        let note = format!("{why}; {target} stays the target");
+        news.recorder.about(link, Reason::TargetStale, &note);
+    }
+}
+
+/// Returns which DNS names a link asks for and hasn't, if that is news.
+fn lost_hostnames(change: &Change) -> Option<String> {
+    let lost = |link: &Option<Arc<Link>>| -> Vec<Box<str>> {
+        let Some(link) = link else { return Vec::new() };
+        link.wishes.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
+    };
+    let now = lost(&change.after);
+    (!now.is_empty() && now != lost(&change.before))
+        .then(|| format!("it doesn't get DNS names that another load balancer has: {}", now.join(", ")))
 }
 
 /// The first list is news about lb-linker, not about the links: one line of each would bury
@@ -129,6 +167,9 @@ fn log_change(metrics: &Metrics, change: &Change) {
 fn log_first_list(store: &Store, changes: &[Change]) {
     for change in changes {
         debug!("{change}");
+        if let Some(note) = lost_hostnames(change) {
+            warn!("link {}: {note}", change.key);
+        }
     }
     info!("ready: load balancers: {}", store.links().len());
 }

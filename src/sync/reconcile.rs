@@ -28,8 +28,8 @@ use super::report::Report;
 use super::selection::Selection;
 use super::service::Service;
 use super::writer::{Keeper, ObjectEvent, WriteError};
-use super::{SyncError, log_change};
-use crate::metrics::Metrics;
+use super::{News, SyncError, log_change};
+use crate::metrics::Reconciled;
 use crate::store::{Change, Link, ServiceKey, Store, Target};
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
@@ -50,8 +50,8 @@ pub struct Settings {
     pub admission: Arc<Admission>,
     /// What the user has decided.
     pub policy: Policy,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    /// Where what happens is told.
+    pub news: News,
 }
 
 /// Runs until `stop`; then lets the writes under way end.
@@ -72,6 +72,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     }
     reconciler.adopt_departed();
     reconciler.queue_all();
+    reconciler.old_news = reconciler.queued.clone();
     loop {
         reconciler.work();
         tokio::select! {
@@ -97,6 +98,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
 #[derive(Debug)]
 struct Written {
     key: ServiceKey,
+    looked_at: Instant,
     write: Write,
     removal: bool,
     code: u16,
@@ -110,6 +112,8 @@ struct Reconciler {
     listed: HashSet<Kind>,
     queue: VecDeque<ServiceKey>,
     queued: HashSet<ServiceKey>,
+    /// Links that haven't been looked at since the start: how they stand is no news.
+    old_news: HashSet<ServiceKey>,
     /// Links with a write under way, and whether they changed meanwhile.
     in_flight: HashMap<ServiceKey, bool>,
     writes: JoinSet<Written>,
@@ -128,14 +132,15 @@ struct Reconciler {
 
 impl Reconciler {
     fn new(settings: Settings) -> Self {
-        let report = Report::new(settings.keeper.clone(), Arc::clone(&settings.metrics));
-        let orphans = Orphans::new(Arc::clone(&settings.metrics));
+        let report = Report::new(settings.keeper.clone(), settings.news.clone());
+        let orphans = Orphans::new(Arc::clone(&settings.news.metrics));
         Self {
             settings,
             objects: Objects::default(),
             listed: HashSet::new(),
             queue: VecDeque::new(),
             queued: HashSet::new(),
+            old_news: HashSet::new(),
             in_flight: HashMap::new(),
             writes: JoinSet::new(),
             pace: Pace::default(),
@@ -209,6 +214,7 @@ impl Reconciler {
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
             self.no_longer_wants(&change.key, before);
         }
+        self.report.heed(change);
         if change.retargeted().is_some() {
             // What failed was about the old target.
             self.pace.stop_waiting(&change.key);
@@ -363,6 +369,7 @@ impl Reconciler {
 
     fn reconcile(&mut self, key: ServiceKey) {
         self.pace.stop_waiting(&key);
+        let (now, is_news) = (Instant::now(), !self.old_news.remove(&key));
         let Some(link) = self.settings.store.get(&key) else {
             self.report.forget(&key);
             self.pace.forget(&key);
@@ -400,7 +407,6 @@ impl Reconciler {
             other_services: &others,
             slices: &slices,
         };
-        let now = Instant::now();
         let step = next_step(&link, actual, &self.settings.policy, now);
         if !matches!(step, Step::Conflict { .. }) {
             self.report.no_conflict(&key);
@@ -411,6 +417,12 @@ impl Reconciler {
         if !matches!(step, Step::Write(_)) {
             self.pace.succeeded(&key);
         }
+        self.report.whose_name(&link, |name| self.objects.get(&ObjectId::service(name)).cloned(), is_news);
+        if let Step::Write(_) = step {
+            let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&key));
+            let target = || points_at(ours?, slices.iter().copied());
+            self.report.retargets(&key, target);
+        }
         let step = match (step, self.settings.policy.sync) {
             (Step::Write(_), SyncMode::Off) => Step::Done,
             (Step::Write(_), SyncMode::Plan) => {
@@ -419,18 +431,34 @@ impl Reconciler {
             }
             (step, _) => step,
         };
-        match step {
-            Step::Done => {}
+        let result = match step {
+            Step::Done => {
+                self.report.settled(&link);
+                Reconciled::Unchanged
+            }
             Step::Forget => {
                 self.no_longer_wants(&key, &link.external_target);
                 if let Some(change) = self.settings.store.forget(&key) {
-                    log_change(&self.settings.metrics, &change);
+                    log_change(&self.settings.news, &change);
                 }
+                Reconciled::Unchanged
             }
-            Step::Wait(due) => self.pace.wait(key, due.saturating_duration_since(now)),
-            Step::Conflict { object, why } => self.report.conflict(&key, &object.name, &why),
-            Step::Write(write) => self.start(&link, write),
-        }
+            Step::Wait(due) => {
+                self.pace.wait(key, due.saturating_duration_since(now));
+                Reconciled::Waiting
+            }
+            Step::Conflict { object, why } => {
+                self.report.conflict(&link, &object.name, &why, is_news);
+                Reconciled::Conflict
+            }
+            Step::Write(write) => {
+                if self.start(&link, write, now) {
+                    return;
+                }
+                Reconciled::Waiting
+            }
+        };
+        self.settings.news.metrics.reconciled(result, now);
     }
 
     /// Whether a write removes an external target for good, and not one that has another name now.
@@ -445,7 +473,7 @@ impl Reconciler {
         match self.removals.ask(max, self.objects.number_of_links(), now) {
             Ok(()) => true,
             Err(pause) => {
-                self.report.held(&link.key, max, pause);
+                self.report.held(link, max, pause);
                 if let Some(pause) = pause {
                     self.pace.wait(link.key.clone(), pause);
                 }
@@ -454,20 +482,22 @@ impl Reconciler {
         }
     }
 
-    fn start(&mut self, link: &Arc<Link>, write: Write) {
+    /// Starts a write, unless its time hasn't come yet; returns whether it did.
+    fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
         let (key, id) = (link.key.clone(), write.id());
         if let Some(outdated) = self.outdated.get(&id) {
             if *outdated == self.version_of(&id) {
-                return;
+                return false;
             }
             self.outdated.remove(&id);
         }
         if let Some(pause) = self.pace.not_before(link) {
-            return self.pace.wait(key, pause);
+            self.pace.wait(key, pause);
+            return false;
         }
         let removal = Self::is_removal(link, &write);
         if removal && !self.may_remove(link) {
-            return;
+            return false;
         }
         self.report.not_held(&key);
         self.in_flight.insert(key.clone(), false);
@@ -476,8 +506,9 @@ impl Reconciler {
             let panicked = |_| (0, Err(WriteError::panicked()));
             let sent = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind().await;
             let (code, result) = sent.unwrap_or_else(panicked);
-            Written { key, write, removal, code, result }
+            Written { key, looked_at, write, removal, code, result }
         });
+        true
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
@@ -485,25 +516,26 @@ impl Reconciler {
     }
 
     fn written(&mut self, written: Written) {
-        let Written { key, write, removal, code, result } = written;
+        let Written { key, looked_at, write, removal, code, result } = written;
         if removal && result.is_err() {
             self.removals.take_back();
         }
         let id = write.id();
         let changed = self.in_flight.remove(&key).unwrap_or(false);
-        self.report.count(&write, code);
+        self.report.count(&write, code, &result, looked_at);
         match result {
             Ok(after) => {
                 self.pace.succeeded(&key);
-                if let Some(link) = self.settings.store.get(&key)
-                    && let Some(pause) = self.pace.made(&link)
+                let link = self.settings.store.get(&key);
+                if let Some(link) = &link
+                    && let Some(pause) = self.pace.made(link)
                 {
                     self.report.undone(&key, &write, pause);
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
                 let adopted =
                     self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
-                if self.report.written(&write, adopted, after.as_ref()) || unanswered {
+                if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
                     self.resume();
                 }
                 match (&write, after) {

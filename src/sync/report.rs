@@ -2,27 +2,36 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
+use super::News;
 use super::brakes::MaxDeletes;
+use super::desired::labelled_for;
+use super::events::Reason;
 use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
 use super::service::{FINALIZER, Service};
 use super::trouble::Trouble;
-use super::writer::Keeper;
-use crate::metrics::Metrics;
-use crate::store::ServiceKey;
+use super::writer::{Keeper, WriteError};
+use crate::metrics::Reconciled;
+use crate::names;
+use crate::store::{Change, Link, ServiceKey, Target};
 
 /// What has been said, so that it isn't said again.
 pub(super) struct Report {
     keeper: Keeper,
-    metrics: Arc<Metrics>,
+    news: News,
     conflicts: BTreeMap<ServiceKey, String>,
     /// Links whose external target would be removed if there hadn't been so many before.
     held: HashSet<ServiceKey>,
     holding: Trouble,
+    /// Links that have lost the name of their external target, and to whom.
+    names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
+    /// Links that have a first target, and what the external target of an earlier Service or process
+    /// points at still.
+    former: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// What keeps objects of a kind from being written by a verb.
     troubles: HashMap<(&'static str, Kind), Trouble>,
@@ -30,15 +39,18 @@ pub(super) struct Report {
 
 impl Report {
     /// Returns a report in which nothing has been said.
-    pub(super) fn new(keeper: Keeper, metrics: Arc<Metrics>) -> Self {
-        metrics.conflicts.set(0);
-        metrics.deletes_held.set(0);
+    pub(super) fn new(keeper: Keeper, news: News) -> Self {
+        news.metrics.conflicts.set(0);
+        news.metrics.names_lost.set(0);
+        news.metrics.deletes_held.set(0);
         Self {
             keeper,
-            metrics,
+            news,
             conflicts: BTreeMap::new(),
             held: HashSet::new(),
             holding: Trouble::default(),
+            names_lost: HashMap::new(),
+            former: HashMap::new(),
             planned: HashMap::new(),
             troubles: HashMap::new(),
         }
@@ -52,19 +64,42 @@ impl Report {
         }
     }
 
-    /// Counts a write that has ended with this HTTP code.
-    pub(super) fn count(&self, write: &Write, code: u16) {
+    /// Counts a write that has ended with this HTTP code, and the look at a link that led to it.
+    pub(super) fn count(
+        &self,
+        write: &Write,
+        code: u16,
+        result: &Result<Option<Object>, WriteError>,
+        looked_at: Instant,
+    ) {
+        let outcome = match result {
+            Ok(_) => Reconciled::Written,
+            Err(WriteError::Conflict | WriteError::Gone) => Reconciled::Waiting,
+            Err(_) => Reconciled::Failed,
+        };
+        self.news.metrics.reconciled(outcome, looked_at);
         if matches!(self.keeper, Keeper::Namespace { .. }) {
             let labels = [write.verb(), &write.id().kind.to_string(), &code.to_string()];
-            self.metrics.api_writes.with_label_values(&labels).inc();
+            self.news.metrics.api_writes.with_label_values(&labels).inc();
         }
     }
 
     /// Says that a write was made: one line for an external target, of which its EndpointSlices are
     /// part. Returns whether that ends trouble with writes of its sort.
-    pub(super) fn written(&mut self, write: &Write, adopted: bool, after: Option<&Object>) -> bool {
+    pub(super) fn written(
+        &mut self,
+        link: Option<&Link>,
+        write: &Write,
+        adopted: bool,
+        after: Option<&Object>,
+    ) -> bool {
         let id = write.id();
         let object = self.place(&id);
+        let record = |reason, note: &str| {
+            if let Some(link) = link {
+                self.news.recorder.about(link, reason, note);
+            }
+        };
         match (write, after.and_then(|after| after.as_service())) {
             (Write::Finalizer { add, .. }, _) => {
                 info!(
@@ -74,15 +109,18 @@ impl Report {
             }
             (Write::Create(_), Some(service)) => {
                 info!("external target {object}: created → {}", aim(service));
+                record(Reason::ExternalTargetCreated, &format!("{object} → {}", aim(service)));
             }
             (Write::Change { .. }, Some(service)) if adopted => {
                 info!("external target {object}: adopted → {}", aim(service));
+                record(Reason::Adopted, &format!("{object} → {}", aim(service)));
             }
             (Write::Change { .. }, Some(service)) => {
                 info!("external target {object}: changed → {}", aim(service));
             }
             (Write::Delete { .. }, _) if id.kind == Kind::Service => {
                 info!("external target {object}: removed");
+                record(Reason::Removed, &object);
             }
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
@@ -130,14 +168,19 @@ impl Report {
         self.planned.insert(key.clone(), writes);
     }
 
-    /// Says that the object of a link's name isn't ours.
-    pub(super) fn conflict(&mut self, key: &ServiceKey, object: &str, why: &str) {
+    /// Says that the object of a link's name isn't ours. How things stood at the start isn't recorded.
+    pub(super) fn conflict(&mut self, link: &Link, object: &str, why: &str, is_news: bool) {
+        let key = &link.key;
         let object = self.keeper.describe(object);
         let sentence = format!(
             "external target {object} of link {key} is left alone: {why}; rename or delete it, or label it"
         );
         if self.conflicts.get(key) != Some(&sentence) {
             warn!("{sentence}");
+            if is_news {
+                let note = format!("{object} is left alone: {why}; rename or delete it, or label it");
+                self.news.recorder.about(link, Reason::Conflict, &note);
+            }
             self.conflicts.insert(key.clone(), sentence);
         }
         self.count_conflicts();
@@ -152,8 +195,14 @@ impl Report {
     }
 
     /// Says that an external target isn't removed yet, because so many have been.
-    pub(super) fn held(&mut self, key: &ServiceKey, max: MaxDeletes, pause: Option<Duration>) {
-        self.held.insert(key.clone());
+    pub(super) fn held(&mut self, link: &Link, max: MaxDeletes, pause: Option<Duration>) {
+        let key = &link.key;
+        if self.held.insert(key.clone()) {
+            let note = format!(
+                "--max-deletes allows the removal of {max} in ten minutes: the external target stays"
+            );
+            self.news.recorder.about(link, Reason::RemovalHeld, &note);
+        }
         let when = match pause {
             Some(pause) => format!("the next one follows in {:.0?}", pause),
             None => "no other one follows".to_owned(),
@@ -177,18 +226,94 @@ impl Report {
     }
 
     fn count_held(&self) {
-        self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
+        self.news.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
+    }
+
+    /// Says that another link has the name that a link's external target would have, if it is so.
+    pub(super) fn whose_name(
+        &mut self,
+        link: &Link,
+        object: impl Fn(&str) -> Option<Arc<Object>>,
+        is_news: bool,
+    ) {
+        let ServiceKey { namespace, name } = &link.key;
+        let first = names::external_target(namespace, name);
+        let has_it = *link.external_target == first
+            || *link.external_target == names::earlier_external_target(namespace, name);
+        if has_it || link.is_gone() {
+            self.has_its_name(&link.key);
+            return;
+        }
+        let holder = object(&first).and_then(|object| labelled_for(object.meta()));
+        if let Some(said) = self.names_lost.get_mut(&link.key) {
+            // The same holder may only become known, or its object be made again.
+            let (was, is) = (said.clone(), holder.clone().or(said.take()));
+            *said = is.clone();
+            if was.is_none() || was == is {
+                return;
+            }
+        }
+        if is_news {
+            let whose = match &holder {
+                Some(holder) => format!("link {holder} has it"),
+                None => "another load balancer has it".to_owned(),
+            };
+            let (first, own) = (self.keeper.describe(&first), self.keeper.describe(&link.external_target));
+            warn!("link {}: its external target is {own}, not {first}: {whose}", link.key);
+            let note = format!("the external target is {own}, not {first}: {whose}");
+            self.news.recorder.about(link, Reason::Conflict, &note);
+        }
+        self.names_lost.insert(link.key.clone(), holder);
+        self.count_names_lost();
+    }
+
+    fn has_its_name(&mut self, key: &ServiceKey) {
+        if self.names_lost.remove(key).is_some() {
+            self.count_names_lost();
+        }
+    }
+
+    fn count_names_lost(&self) {
+        self.news.metrics.names_lost.set(i64::try_from(self.names_lost.len()).unwrap_or(i64::MAX));
+    }
+
+    /// Takes in that a link has its first target. Whoever changes the target of one that had one has
+    /// recorded it; of a Service that was recreated only its external target knows the former.
+    pub(super) fn heed(&mut self, change: &Change) {
+        match change.retargeted() {
+            Some((None, Some(_))) => drop(self.former.insert(change.key.clone(), None)),
+            Some(_) => drop(self.former.remove(&change.key)),
+            None => {}
+        }
+    }
+
+    /// Takes in what the external target of a link points at before it is written.
+    pub(super) fn retargets(&mut self, key: &ServiceKey, target: impl FnOnce() -> Option<Target>) {
+        if let Some(former @ None) = self.former.get_mut(key) {
+            *former = target();
+        }
+    }
+
+    /// Takes in that nothing is left to be written for a link.
+    pub(super) fn settled(&mut self, link: &Link) {
+        if let Some(Some(from)) = self.former.remove(&link.key)
+            && let Some(to) = link.target.as_ref().filter(|to| **to != from)
+        {
+            self.news.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
+        }
     }
 
     /// Forgets what was said of a link that is gone.
     pub(super) fn forget(&mut self, key: &ServiceKey) {
         self.no_conflict(key);
         self.not_held(key);
+        self.has_its_name(key);
+        self.former.remove(key);
         self.planned.remove(key);
     }
 
     fn count_conflicts(&self) {
-        self.metrics.conflicts.set(i64::try_from(self.conflicts.len()).unwrap_or(i64::MAX));
+        self.news.metrics.conflicts.set(i64::try_from(self.conflicts.len()).unwrap_or(i64::MAX));
     }
 }
 

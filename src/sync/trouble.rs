@@ -86,16 +86,19 @@ pub fn watch_code(error: &watcher::Error) -> u16 {
 pub struct Complaints(HashMap<ServiceKey, String>);
 
 impl Complaints {
-    /// Takes over what is wrong with a Service now, and logs it if that is news.
-    pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) {
+    /// Takes over what is wrong with a Service now, and logs it if that is news. Returns whether it
+    /// is.
+    pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) -> bool {
         match complaint {
             None => drop(self.0.remove(key)),
             Some(complaint) if self.0.get(key) == Some(&complaint) => {}
             Some(complaint) => {
                 warn!("Service {key}: {complaint}");
                 self.0.insert(key.clone(), complaint);
+                return true;
             }
         }
+        false
     }
 
     /// Returns what is wrong with a Service, as it was said last.

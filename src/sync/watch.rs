@@ -13,13 +13,13 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::admission::Admission;
+use super::admission::{Admission, Subject, Unusable};
 use super::brakes::{Doubt, SECOND_LOOK};
+use super::events::{Reason, Regarding};
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
-use super::{Pauses, SyncError, log_changes, log_first_list};
-use crate::metrics::Metrics;
+use super::{News, Pauses, SyncError, log_changes, log_first_list};
 use crate::store::{Change, Observed, ServiceKey, Store};
 
 /// Objects a page: larger ones cost memory and save next to nothing.
@@ -48,8 +48,8 @@ pub struct ClusterSource {
     pub guards: bool,
     /// Where the links go.
     pub store: Arc<Store>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    /// Where changes are told.
+    pub news: News,
 }
 
 /// The events of a watch, of objects that can be decoded or not.
@@ -157,7 +157,7 @@ impl ClusterSource {
             };
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else { continue };
-            self.metrics.watch_events.inc();
+            self.news.metrics.watched();
             match event {
                 Event::Init => scope.list = List::default(),
                 Event::InitApply(object) => scope.list.add(&self, object, &mut complaints),
@@ -176,7 +176,7 @@ impl ClusterSource {
                     let (key, uid) = (key_of(&object), object.uid().unwrap_or_default());
                     let version = object.resource_version().and_then(|version| version.parse().ok());
                     complaints.set(&key, None);
-                    log_changes(&self.metrics, self.store.delete(&key, &uid, version));
+                    log_changes(&self.news, self.store.delete(&key, &uid, version));
                 }
             }
         }
@@ -222,7 +222,7 @@ impl ClusterSource {
 
     fn listed(&self, changes: Vec<Change>, complete: bool) {
         if self.store.is_synced() {
-            log_changes(&self.metrics, changes);
+            log_changes(&self.news, changes);
             return;
         }
         if complete {
@@ -231,17 +231,34 @@ impl ClusterSource {
         }
     }
 
+    /// Returns what the store needs to know, and records what isn't granted; of the first list that is
+    /// no news.
+    fn observe(&self, service: &Service, complaints: &mut Complaints) -> Observed {
+        let (observed, refused) = observe(service, &self.admission, complaints);
+        for unusable in refused.iter().filter(|_| self.store.is_synced()) {
+            let reason = match unusable.subject {
+                Subject::Target => Reason::TargetRefused,
+                Subject::Hostname => Reason::HostnameRefused,
+                Subject::Other => continue,
+            };
+            let ServiceKey { namespace, name } = observed.key.clone();
+            let regarding = Regarding { namespace, name, uid: observed.uid.clone() };
+            self.news.recorder.record(regarding, reason, &unusable.to_string());
+        }
+        observed
+    }
+
     fn applied(&self, object: DeserializeGuard<Service>, complaints: &mut Complaints) {
         let key = key_of(&object);
         let Some(service) = readable(object, complaints) else { return self.store.set_unreadable(&key) };
         if self.selection.selects(&service) {
-            let observed = observe(&service, &self.admission, complaints);
-            return log_changes(&self.metrics, self.store.apply(observed));
+            let observed = self.observe(&service, complaints);
+            return log_changes(&self.news, self.store.apply(observed));
         }
-        log_changes(&self.metrics, self.store.delete(&service.key(), service.uid(), service.version()));
+        log_changes(&self.news, self.store.delete(&service.key(), service.uid(), service.version()));
         if self.guards && service.is_guarded() {
             // It waits for us, also where we have never known it as a load balancer.
-            log_changes(&self.metrics, self.store.insert_departing(&service.key(), service.uid(), true));
+            log_changes(&self.news, self.store.insert_departing(&service.key(), service.uid(), true));
         }
     }
 }
@@ -265,7 +282,7 @@ impl List {
         let key = key_of(&object);
         match readable(object, complaints) {
             Some(service) if source.selection.selects(&service) => {
-                self.seen.push(observe(&service, &source.admission, complaints))
+                self.seen.push(source.observe(&service, complaints))
             }
             Some(service) if source.guards && service.is_guarded() => {
                 self.departing.push((key, service.uid().into()));
@@ -299,12 +316,17 @@ pub(super) fn readable<K: Resource>(object: DeserializeGuard<K>, complaints: &mu
     object.0.map_err(complain).ok()
 }
 
-/// Returns what the store needs to know of a Service, and reports what of it can't be served.
-pub(super) fn observe(service: &Service, admission: &Admission, complaints: &mut Complaints) -> Observed {
+/// Returns what the store needs to know of a Service, reports what of it can't be served or isn't
+/// granted, and returns that too where it is news.
+pub(super) fn observe(
+    service: &Service,
+    admission: &Admission,
+    complaints: &mut Complaints,
+) -> (Observed, Vec<Unusable>) {
     let (observed, unusable) = service.observe(admission);
     let complaint = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
-    observed
+    let is_news = complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
+    (observed, if is_news { unusable } else { Vec::new() })
 }
 
 pub(super) fn key_of<K: Resource>(object: &DeserializeGuard<K>) -> ServiceKey {

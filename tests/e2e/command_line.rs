@@ -137,7 +137,7 @@ async fn check_cluster_names_every_missing_right() {
     };
     let output = check("lb-linker", "lb-linker");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 12);
+    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 14);
 
     let namespace = cluster.create_namespace("rightless").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);

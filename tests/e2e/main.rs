@@ -7,6 +7,7 @@ mod answers;
 mod command_line;
 mod control_plane;
 mod convergence;
+mod events;
 mod harness;
 mod manifests;
 mod selection;

@@ -65,8 +65,10 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
-    let by_linker =
-        |event: &AuditEvent| event.user == "system:serviceaccount:lb-linker:lb-linker" && event.is_write();
+    let by_linker = |event: &AuditEvent| {
+        let user = event.user == "system:serviceaccount:lb-linker:lb-linker";
+        user && event.is_write() && event.resource != "events"
+    };
     let mut count = BTreeMap::new();
     for event in plane.audit_events().into_iter().filter(by_linker) {
         *count.entry(format!("{} {}", event.verb, event.resource)).or_default() += 1;

@@ -1,0 +1,285 @@
+//! Kubernetes Events: what happens to a link, told where `kubectl describe service` shows it.
+//!
+//! Whoever has something to tell puts it into a bounded queue and goes on; a task of its own sends
+//! it. An Event that can't be sent is dropped: nothing ever waits for one.
+
+mod send;
+mod series;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use prometheus::IntCounter;
+use tokio::sync::Notify;
+
+pub use send::Sender;
+
+use crate::store::Link;
+
+/// How many Events may wait to be sent: what many changes at once cost in memory, and no more.
+const QUEUE: usize = 1000;
+/// The longest note that the API server takes, in bytes.
+const NOTE: usize = 1024;
+
+/// Why an Event is recorded, in the words that `kubectl` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// A link that had a target has another.
+    TargetChanged,
+    /// The status of the Service has become blank, and the last target is kept.
+    TargetStale,
+    /// There was no external target, and there is one now.
+    ExternalTargetCreated,
+    /// An object of somebody else has become the external target.
+    Adopted,
+    /// The name of the external target is taken.
+    Conflict,
+    /// The target isn't one that may be pointed at.
+    TargetRefused,
+    /// The Service asks for a DNS name that it may not have.
+    HostnameRefused,
+    /// The external target was removed.
+    Removed,
+    /// The external target would be removed, if there weren't so many of them.
+    RemovalHeld,
+}
+
+impl Reason {
+    /// Returns the Event's `type`.
+    #[must_use]
+    pub fn severity(self) -> &'static str {
+        match self {
+            Self::TargetChanged | Self::ExternalTargetCreated | Self::Adopted | Self::Removed => "Normal",
+            Self::TargetStale
+            | Self::Conflict
+            | Self::TargetRefused
+            | Self::HostnameRefused
+            | Self::RemovalHeld => "Warning",
+        }
+    }
+
+    /// Returns the Event's `action`: what lb-linker did about it.
+    #[must_use]
+    pub fn action(self) -> &'static str {
+        match self {
+            Self::TargetChanged => "ChangeTarget",
+            Self::TargetStale | Self::TargetRefused => "KeepTarget",
+            Self::ExternalTargetCreated => "CreateExternalTarget",
+            Self::Adopted => "AdoptExternalTarget",
+            Self::Conflict => "LeaveAlone",
+            Self::HostnameRefused => "IgnoreName",
+            Self::Removed => "RemoveExternalTarget",
+            Self::RemovalHeld => "HoldRemoval",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// The Service that an Event is about. It may be gone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Regarding {
+    /// Its namespace, which is the Event's as well.
+    pub namespace: Box<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// Its uid: without one `kubectl describe` wouldn't find the Event.
+    pub uid: Box<str>,
+}
+
+impl Regarding {
+    /// Returns the Service of a link; nothing if nobody has ever seen it.
+    #[must_use]
+    pub fn of(link: &Link) -> Option<Self> {
+        let Link { key, uid, .. } = link;
+        let (namespace, name) = (key.namespace.clone(), key.name.clone());
+        (!uid.is_empty()).then(|| Self { namespace, name, uid: uid.clone() })
+    }
+}
+
+/// What an Event says. The same again is one more of a series, not another Event.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Happening {
+    regarding: Regarding,
+    reason: Reason,
+    note: Box<str>,
+}
+
+/// The way to tell something by a Kubernetes Event. All clones share one queue.
+#[derive(Clone)]
+pub struct Recorder(Option<Arc<Queue>>);
+
+/// Whether this process is the one that records now: replicas see the same things.
+pub type MayRecord = Arc<dyn Fn() -> bool + Send + Sync>;
+
+impl Recorder {
+    /// Returns a recorder whose Events a [`Sender`] sends. Those that are lost are counted in `dropped`.
+    #[must_use]
+    pub fn new(dropped: IntCounter, may_record: MayRecord) -> Self {
+        Self(Some(Arc::new(Queue { waiting: Mutex::default(), news: Notify::new(), dropped, may_record })))
+    }
+
+    /// Returns a recorder that records nothing: there is no cluster, or it isn't to be written to.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Records an Event, unless too many wait already.
+    pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
+        let Some(queue) = self.0.as_ref().filter(|queue| (queue.may_record)()) else { return };
+        queue.push(Happening { regarding, reason, note: cut(note).into() });
+    }
+
+    /// Records an Event on the Service of a link. One that was never seen has none.
+    pub fn about(&self, link: &Link, reason: Reason, note: &str) {
+        if let Some(regarding) = Regarding::of(link) {
+            self.record(regarding, reason, note);
+        }
+    }
+}
+
+/// The Events that wait, and when they happened. It outlives a [`Sender`] that is started again.
+struct Queue {
+    waiting: Mutex<VecDeque<(Happening, Timestamp)>>,
+    news: Notify,
+    dropped: IntCounter,
+    may_record: MayRecord,
+}
+
+impl Queue {
+    fn push(&self, happening: Happening) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() >= QUEUE {
+            self.dropped.inc();
+            return;
+        }
+        waiting.push_back((happening, Timestamp::now()));
+        drop(waiting);
+        self.news.notify_one();
+    }
+
+    fn pop(&self) -> Option<(Happening, Timestamp)> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Waits for the next one. Only one task may wait.
+    async fn next(&self) -> (Happening, Timestamp) {
+        loop {
+            if let Some(next) = self.pop() {
+                return next;
+            }
+            self.news.notified().await;
+        }
+    }
+}
+
+/// Returns as much of a note as the API server takes.
+fn cut(note: &str) -> String {
+    const MORE: &str = "…";
+    if note.len() <= NOTE {
+        return note.to_owned();
+    }
+    format!("{}{MORE}", &note[..note.floor_char_boundary(NOTE - MORE.len())])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::store::{ServiceKey, State, Wishes};
+
+    fn regarding() -> Regarding {
+        Regarding { namespace: "default".into(), name: "web".into(), uid: "u".into() }
+    }
+
+    fn recorder() -> (Recorder, IntCounter) {
+        let dropped = IntCounter::new("dropped", "dropped").unwrap();
+        (Recorder::new(dropped.clone(), Arc::new(|| true)), dropped)
+    }
+
+    #[test]
+    fn a_note_is_cut_between_characters_to_what_the_api_server_takes() {
+        assert_eq!(cut("a → b"), "a → b");
+        assert_eq!(cut(&"x".repeat(1024)), "x".repeat(1024));
+        for filling in ["x", "é", "→", "🦀"] {
+            for start in 0..4 {
+                let note = format!("{}{}", "x".repeat(start), filling.repeat(2000));
+                let short = cut(&note);
+                assert!(short.len() <= 1024 && short.len() > 1016, "{filling} {start}: {}", short.len());
+                assert!(note.starts_with(short.strip_suffix('…').unwrap()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_counts_and_never_blocks() {
+        let (recorder, dropped) = recorder();
+        for i in 0..QUEUE + 5 {
+            recorder.record(regarding(), Reason::TargetChanged, &format!("a → {i}"));
+        }
+        assert_eq!(dropped.get(), 5);
+        let queue = recorder.0.unwrap();
+        assert_eq!(&*queue.pop().unwrap().0.note, "a → 0", "the first one is the first to be sent");
+        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE - 1);
+    }
+
+    #[test]
+    fn who_may_not_record_records_nothing_and_drops_nothing() {
+        let dropped = IntCounter::new("dropped", "dropped").unwrap();
+        let leads = Arc::new(AtomicBool::new(false));
+        let leading = Arc::clone(&leads);
+        let recorder = Recorder::new(dropped.clone(), Arc::new(move || leading.load(Ordering::Relaxed)));
+        let queue = recorder.0.clone().unwrap();
+        recorder.record(regarding(), Reason::Removed, "");
+        assert!(queue.pop().is_none());
+        leads.store(true, Ordering::Relaxed);
+        recorder.record(regarding(), Reason::Removed, "");
+        assert!(queue.pop().is_some());
+        assert_eq!(dropped.get(), 0);
+        Recorder::none().record(regarding(), Reason::Removed, "");
+    }
+
+    #[test]
+    fn a_link_whose_service_was_never_seen_has_no_events() {
+        let (recorder, _) = recorder();
+        let link = |uid: &str| Link {
+            key: ServiceKey::new("default", "web"),
+            uid: uid.into(),
+            created: None,
+            target: None,
+            ports: [].into(),
+            wishes: Wishes::default(),
+            hostnames: [].into(),
+            refused: false,
+            guarded: false,
+            state: State::Live,
+            external_target: "web-default-ext".into(),
+        };
+        recorder.about(&link(""), Reason::Removed, "ghost");
+        recorder.about(&link("u"), Reason::Removed, "seen");
+        let queue = recorder.0.unwrap();
+        let (happening, _) = queue.pop().unwrap();
+        assert_eq!((happening.regarding, &*happening.note), (regarding(), "seen"));
+        assert!(queue.pop().is_none());
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_an_event_gets_those_that_came_before_and_after() {
+        let (recorder, _) = recorder();
+        recorder.record(regarding(), Reason::Removed, "before");
+        let queue = recorder.0.clone().unwrap();
+        assert_eq!(&*queue.next().await.0.note, "before");
+        let next = tokio::spawn(async move { queue.next().await.0.note });
+        tokio::task::yield_now().await;
+        recorder.record(regarding(), Reason::Removed, "after");
+        assert_eq!(&*next.await.unwrap(), "after");
+    }
+}

@@ -1,0 +1,315 @@
+//! What `kubectl` shows of Events, and what becomes of lb-linker when it can't record any.
+//!
+//! Each test has a control plane of its own: on the shared one every lb-linker would record its
+//! Events on the load balancers of all tests.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::answers;
+use crate::harness::linker::Linker;
+use crate::harness::{apply_deploy, deploy, eventually};
+use crate::story::external_target;
+
+const TARGETS: &str = "external-targets";
+
+async fn own_cluster() -> (ControlPlane, Cluster) {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    (plane, cluster)
+}
+
+/// An Event, as `kubectl get events` knows it.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    /// `Normal TargetChanged: a → b`
+    text: String,
+    uid: String,
+    count: u64,
+}
+
+/// lb-linker's Events of a namespace on Services of this name, in the order in which they happened.
+fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<Seen> {
+    let selector = format!("involvedObject.name={name},involvedObject.kind=Service");
+    let list =
+        plane.kubectl(&["get", "events", "-n", namespace, "--field-selector", &selector, "-o", "json"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let mut items = list["items"].as_array().unwrap().clone();
+    // The API server has some of its own: addresses that it finds unallocated soon after a start.
+    items.retain(|item| item["reportingComponent"] == "lb-linker");
+    items.sort_by_key(|item| item["eventTime"].as_str().unwrap().to_owned());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    items
+        .iter()
+        .map(|item| Seen {
+            text: format!("{} {}: {}", text(&item["type"]), text(&item["reason"]), text(&item["message"])),
+            uid: text(&item["involvedObject"]["uid"]),
+            count: item["series"]["count"].as_u64().unwrap_or(1),
+        })
+        .collect()
+}
+
+fn texts(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
+    events(plane, namespace, name).into_iter().map(|event| event.text).collect()
+}
+
+/// Waits for an Event. They are sent in their order: whatever came before it has been sent, too.
+async fn event(plane: &ControlPlane, namespace: &str, name: &str, text: &str) -> Seen {
+    let look = || async { events(plane, namespace, name).into_iter().find(|event| event.text == text) };
+    eventually(&format!("{text:?} on {namespace}/{name}"), look).await
+}
+
+async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &str) -> String {
+    let service = cluster.create_load_balancer(namespace, name).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
+    service.metadata.uid.unwrap()
+}
+
+#[tokio::test]
+async fn the_life_of_a_load_balancer_can_be_read_in_its_events() {
+    let (plane, cluster) = own_cluster().await;
+    let (here, there) = (cluster.create_namespace("here").await, cluster.create_namespace("there").await);
+    let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    linker.ready().await;
+    let uid = load_balancer(&cluster, &here, "web", "a.example.com").await;
+    let object = format!("web-{here}-ext");
+    let created = format!("Normal ExternalTargetCreated: {TARGETS}/{object} → a.example.com");
+    assert_eq!(event(&plane, &here, "web", &created).await.uid, uid);
+
+    let mut expected = vec![created];
+    for (from, to) in [("a", "b"), ("b", "c")] {
+        cluster.set_ingress(&here, "web", &[Ingress::Hostname(&format!("{to}.example.com"))]).await;
+        expected.push(format!("Normal TargetChanged: {from}.example.com → {to}.example.com"));
+        event(&plane, &here, "web", expected.last().unwrap()).await;
+    }
+    cluster.set_ingress(&here, "web", &[]).await;
+    expected.push("Warning TargetStale: the status is blank; c.example.com stays the target".to_owned());
+    assert_eq!(event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
+    assert_eq!(texts(&plane, &here, "web"), expected);
+
+    // The recreated one says what its predecessor's target was.
+    external_target(&cluster, TARGETS, &object, "c.example.com").await;
+    cluster.delete_service(&here, "web").await;
+    let uid = load_balancer(&cluster, &here, "web", "d.example.com").await;
+    expected.push("Normal TargetChanged: c.example.com → d.example.com".to_owned());
+    assert_eq!(event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
+    assert_eq!(texts(&plane, &here, "web"), expected);
+    let described = plane.kubectl(&["describe", "service", "web", "-n", &here]);
+    let line = described
+        .lines()
+        .find(|line| line.contains("TargetChanged"))
+        .unwrap_or_else(|| panic!("{described}"));
+    assert!(line.contains("lb-linker") && line.ends_with("c.example.com → d.example.com"), "{line}");
+
+    // A restart is no news.
+    assert!(linker.stop().success());
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--delete-delay", "0s"]);
+    linker.ready().await;
+    load_balancer(&cluster, &there, "web", "there.example.com").await;
+    let marker = format!("Normal ExternalTargetCreated: {TARGETS}/web-{there}-ext → there.example.com");
+    event(&plane, &there, "web", &marker).await;
+    assert_eq!(texts(&plane, &here, "web"), expected);
+    assert_eq!(texts(&plane, &there, "web"), [marker], "each namespace has its own Events");
+
+    cluster.delete_service(&here, "web").await;
+    expected.push(format!("Normal Removed: {TARGETS}/{object}"));
+    assert_eq!(
+        event(&plane, &here, "web", expected.last().unwrap()).await.uid,
+        uid,
+        "of the one that is gone"
+    );
+    assert_eq!(texts(&plane, &here, "web"), expected);
+    assert!(texts(&plane, TARGETS, &object).is_empty());
+    assert_eq!(linker.metric("lb_linker_events_dropped_total"), Some(0.0));
+}
+
+#[tokio::test]
+async fn the_same_again_is_counted_and_no_event_of_its_own() {
+    let (plane, cluster) = own_cluster().await;
+    let _linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, "default", "web", "a.example.com").await;
+    let created = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
+    event(&plane, "default", "web", &created).await;
+    // It is deleted by hand, and made again.
+    cluster.delete_service(TARGETS, "web-default-ext").await;
+    let count = || async { (events(&plane, "default", "web").first()?.count == 2).then_some(()) };
+    eventually("a series", count).await;
+    assert_eq!(texts(&plane, "default", "web"), std::slice::from_ref(&created));
+
+    // The API server has forgotten it, as it does after an hour: then it is an Event again.
+    plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
+    assert!(texts(&plane, "default", "web").is_empty());
+    cluster.set_ingress("default", "web", &[Ingress::Hostname("b.example.com")]).await;
+    event(&plane, "default", "web", "Normal TargetChanged: a.example.com → b.example.com").await;
+    for host in ["a", "b"] {
+        cluster.set_ingress("default", "web", &[Ingress::Hostname(&format!("{host}.example.com"))]).await;
+        external_target(&cluster, TARGETS, "web-default-ext", &format!("{host}.example.com")).await;
+    }
+    let again = || async {
+        let events = events(&plane, "default", "web");
+        (events.len() == 2 && events[0].count == 2).then_some(())
+    };
+    eventually("there and back: two Events, one of them twice", again).await;
+    plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
+    for host in ["a", "b"] {
+        cluster.set_ingress("default", "web", &[Ingress::Hostname(&format!("{host}.example.com"))]).await;
+        external_target(&cluster, TARGETS, "web-default-ext", &format!("{host}.example.com")).await;
+    }
+    // "b → a" had been sent once: the second time is a PATCH, which finds nothing.
+    event(&plane, "default", "web", "Normal TargetChanged: b.example.com → a.example.com").await;
+}
+
+#[tokio::test]
+async fn a_name_that_somebody_else_has_is_a_conflict_on_the_load_balancer_that_wants_it() {
+    let (plane, cluster) = own_cluster().await;
+    let theirs = json!({
+        "metadata": {"name": "web-default-ext", "labels": {"app.kubernetes.io/managed-by": "somebody"}},
+        "spec": {"type": "ClusterIP", "ports": [{"port": 80}]},
+    });
+    cluster.create_service(TARGETS, theirs).await;
+    let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    linker.ready().await;
+    let uid = load_balancer(&cluster, "default", "web", "a.example.com").await;
+    let conflict = format!(
+        "Warning Conflict: {TARGETS}/web-default-ext is left alone: its label app.kubernetes.io/managed-by says \
+         \"somebody\"; rename or delete it, or label it"
+    );
+    assert_eq!(event(&plane, "default", "web", &conflict).await.uid, uid);
+
+    // x-y in z, and x in y-z: both want x-y-z-ext.
+    for namespace in ["z", "y-z"] {
+        plane.kubectl(&["create", "namespace", namespace]);
+    }
+    load_balancer(&cluster, "z", "x-y", "a.example.com").await;
+    external_target(&cluster, TARGETS, "x-y-z-ext", "a.example.com").await;
+    load_balancer(&cluster, "y-z", "x", "b.example.com").await;
+    let hashed = lb_linker::names::external_target_hashed("y-z", "x", 8);
+    let lost = format!(
+        "Warning Conflict: the external target is {TARGETS}/{hashed}, not {TARGETS}/x-y-z-ext: link z/x-y has it"
+    );
+    event(&plane, "y-z", "x", &lost).await;
+    let created = format!("Normal ExternalTargetCreated: {TARGETS}/{hashed} → b.example.com");
+    event(&plane, "y-z", "x", &created).await;
+    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
+    assert_eq!(linker.metric("lb_linker_names_lost"), Some(1.0));
+    assert!(linker.metric("lb_linker_reconciles_total{result=\"conflict\"}").unwrap() >= 1.0);
+
+    // Nor is it news that they still are.
+    linker.kill();
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    linker.line("external target external-targets/web-default-ext of link default/web is left alone").await;
+    load_balancer(&cluster, "default", "marker", "a.example.com").await;
+    let marker = format!("Normal ExternalTargetCreated: {TARGETS}/marker-default-ext → a.example.com");
+    event(&plane, "default", "marker", &marker).await;
+    let seen: Vec<u64> = events(&plane, "default", "web").iter().map(|event| event.count).collect();
+    assert_eq!(seen, [1]);
+    assert_eq!(texts(&plane, "y-z", "x"), [lost, created]);
+    assert_eq!(linker.metric("lb_linker_names_lost"), Some(1.0));
+}
+
+#[tokio::test]
+async fn a_missing_right_to_record_events_is_named_once_and_hurts_nothing() {
+    let (plane, cluster) = own_cluster().await;
+    let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
+    let without = rights.replace("resources: [events]", "resources: [others]");
+    assert_ne!(without, rights);
+    plane.kubectl_stdin(&["apply", "-f", "-"], &without);
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    linker.ready().await;
+    for i in 0..10 {
+        load_balancer(&cluster, "default", &format!("svc-{i}"), "a.example.com").await;
+    }
+    let line = linker.line("can't create Events in namespace default").await;
+    assert!(line.contains("forbids") && line.contains("ClusterRole of deploy/"), "{line}");
+    for i in 0..10 {
+        external_target(&cluster, TARGETS, &format!("svc-{i}-default-ext"), "a.example.com").await;
+        answers(linker.dns, &format!("svc-{i}-default.lb.internal. CNAME"), "a.example.com.").await;
+    }
+    let dropped = || async { (linker.metric("lb_linker_events_dropped_total") == Some(10.0)).then_some(()) };
+    eventually("the Events to be dropped", dropped).await;
+    assert_eq!(linker.logged("can't create Events"), 1, "{:#?}", linker.log());
+    assert_eq!(
+        linker.metric("lb_linker_api_writes_total{code=\"403\",kind=\"Event\",verb=\"create\"}"),
+        Some(10.0)
+    );
+
+    plane.kubectl_stdin(&["apply", "-f", "-"], &rights);
+    let granted = || async {
+        let account = "--as=system:serviceaccount:lb-linker:lb-linker";
+        plane.try_kubectl(&["auth", "can-i", "create", "events.events.k8s.io", account]).ok()
+    };
+    eventually("the right", granted).await;
+    cluster.set_ingress("default", "svc-0", &[Ingress::Hostname("b.example.com")]).await;
+    event(&plane, "default", "svc-0", "Normal TargetChanged: a.example.com → b.example.com").await;
+    linker.line("Events can be recorded again").await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_being_deleted_takes_no_events_and_nobody_minds() {
+    let (plane, cluster) = own_cluster().await;
+    let going = cluster.create_namespace("going").await;
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, &going, "web", "a.example.com").await;
+    let created = format!("Normal ExternalTargetCreated: {TARGETS}/web-{going}-ext → a.example.com");
+    event(&plane, &going, "web", &created).await;
+    // Nobody finishes it here: it stays in Terminating.
+    plane.kubectl(&["delete", "namespace", &going, "--wait=false"]);
+    cluster.set_ingress(&going, "web", &[Ingress::Hostname("b.example.com")]).await;
+    external_target(&cluster, TARGETS, &format!("web-{going}-ext"), "b.example.com").await;
+
+    load_balancer(&cluster, "default", "web", "a.example.com").await;
+    let marker = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
+    event(&plane, "default", "web", &marker).await;
+    assert_eq!(texts(&plane, &going, "web"), [created]);
+    assert_eq!(linker.metric("lb_linker_events_dropped_total"), Some(1.0));
+    assert_eq!(linker.logged(" Events "), 0, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn who_doesnt_write_external_targets_records_no_events() {
+    let (plane, cluster) = own_cluster().await;
+    for mode in ["plan", "off"] {
+        let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--sync", mode]);
+        linker.ready().await;
+        load_balancer(&cluster, "default", mode, "a.example.com").await;
+        answers(linker.dns, &format!("{mode}-default.lb.internal. CNAME"), "a.example.com.").await;
+        cluster.set_ingress("default", mode, &[Ingress::Hostname("b.example.com")]).await;
+        answers(linker.dns, &format!("{mode}-default.lb.internal. CNAME"), "b.example.com.").await;
+        cluster.set_ingress("default", mode, &[]).await;
+        linker.line("(kept: the Service's status is blank)").await;
+        assert_eq!(linker.metric("lb_linker_events_dropped_total"), Some(0.0));
+    }
+    let writes = plane.audit_events().into_iter().filter(|event| event.resource == "events");
+    assert_eq!(writes.filter(|event| event.user.ends_with(":lb-linker:lb-linker")).count(), 0);
+}
+
+#[tokio::test]
+async fn what_the_reconciler_does_is_counted_and_timed() {
+    let (plane, cluster) = own_cluster().await;
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    linker.ready().await;
+    for gauge in ["lb_linker_targets_refused", "lb_linker_deletes_held", "lb_linker_names_lost"] {
+        assert_eq!(linker.metric(gauge), Some(0.0), "{gauge}");
+    }
+    let result = |result: &str| linker.metric(&format!("lb_linker_reconciles_total{{result=\"{result}\"}}"));
+    for name in ["unchanged", "written", "waiting", "conflict", "failed"] {
+        assert_eq!(result(name), Some(0.0), "{name}");
+    }
+    load_balancer(&cluster, "default", "web", "a.example.com").await;
+    external_target(&cluster, TARGETS, "web-default-ext", "a.example.com").await;
+    eventually("a write", || async { (result("written") == Some(1.0)).then_some(()) }).await;
+    cluster.delete_service("default", "web").await;
+    eventually("the delay", || async { (result("waiting")? > 0.0).then_some(()) }).await;
+    assert!(result("unchanged").unwrap() > 0.0);
+    let all: f64 =
+        ["unchanged", "written", "waiting", "conflict", "failed"].into_iter().filter_map(result).sum();
+    assert_eq!(linker.metric("lb_linker_reconcile_duration_seconds_count"), Some(all));
+    assert!(linker.metric("lb_linker_reconcile_duration_seconds_sum").unwrap() > 0.0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let last = linker.metric("lb_linker_watch_last_event_timestamp_seconds").unwrap();
+    assert!(last > now - 60.0 && last <= now, "{last}, and it is {now}");
+}

@@ -1,0 +1,189 @@
+//! What load balancers ask for and may have: DNS names by annotation, and targets by policy.
+
+use std::time::Duration;
+
+use kube::api::ListParams;
+use serde_json::json;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::dns::{answers, short};
+use crate::harness::linker::Linker;
+use crate::harness::{cluster_with_target, eventually};
+use crate::story::external_target;
+
+async fn ask_for(cluster: &Cluster, namespace: &str, name: &str, hostnames: Option<&str>) {
+    let patch = json!({"metadata": {"annotations": {"linker.hsj.com/hostname": hostnames}}});
+    cluster.patch_service(namespace, name, patch).await;
+}
+
+async fn balancer(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
+    cluster.create_load_balancer(namespace, name).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
+}
+
+#[tokio::test]
+async fn a_load_balancer_has_the_dns_names_that_its_annotation_asks_for() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("names").await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    balancer(&cluster, &namespace, "web", "a.example.com").await;
+    let zone = format!("{namespace}.lb.internal");
+    ask_for(&cluster, &namespace, "web", Some(&format!("shop.{zone},*.apps.{zone},shop.example.com"))).await;
+    answers(linker.dns, &format!("shop.{zone}. CNAME"), "a.example.com.").await;
+    assert_eq!(short(linker.dns, &format!("x.apps.{zone}. CNAME")).await, "a.example.com.");
+    assert_eq!(short(linker.dns, &format!("apps.{zone}. CNAME")).await, "No Error");
+    assert_eq!(short(linker.dns, &format!("y.{zone}. CNAME")).await, "Non-Existent Domain");
+    let line = linker.line("\"shop.example.com\" isn't served").await;
+    assert!(line.contains("it lies in none of lb-linker's zones"), "{line}");
+
+    // Its new target, and then its end, are theirs too.
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+    answers(linker.dns, &format!("shop.{zone}. CNAME"), "b.example.com.").await;
+    ask_for(&cluster, &namespace, "web", None).await;
+    answers(linker.dns, &format!("shop.{zone}. CNAME"), "Non-Existent Domain").await;
+    assert_eq!(short(linker.dns, &format!("x.apps.{zone}. CNAME")).await, "Non-Existent Domain");
+}
+
+#[tokio::test]
+async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_restarts() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("names").await;
+    let other = cluster.create_namespace("names").await;
+    let zone = format!("{namespace}.lb.internal");
+    let args = ["--upstream", "none", "--hostname-namespaces", "*"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    balancer(&cluster, &namespace, "old", "old.example.com").await;
+    balancer(&cluster, &namespace, "web", "web.example.com").await;
+    // creationTimestamp counts in seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    balancer(&cluster, &other, "young", "young.example.com").await;
+    let wanted = format!("shop.{zone},web.{zone},old-{zone}");
+    ask_for(&cluster, &other, "young", Some(&wanted)).await;
+    answers(linker.dns, &format!("shop.{zone}. CNAME"), "young.example.com.").await;
+    assert_eq!(short(linker.dns, &format!("web.{zone}. CNAME")).await, "web.example.com.");
+    assert_eq!(short(linker.dns, &format!("old-{zone}. CNAME")).await, "old.example.com.");
+    // It is noted who has it ...
+    let object = format!("young-{other}-ext");
+    let noted = |names: Option<&str>| {
+        let (cluster, target, object) = (&cluster, &target, &object);
+        let names = names.map(ToOwned::to_owned);
+        eventually("the note", move || {
+            let names = names.clone();
+            async move {
+                let service = cluster.get_service(target, object).await?;
+                let noted = service.metadata.annotations.unwrap_or_default();
+                (noted.get("linker.hsj.com/hostname") == names.as_ref()).then_some(())
+            }
+        })
+    };
+    noted(Some(&wanted)).await;
+    // ... so an older one that asks later doesn't get it, before and after a restart.
+    ask_for(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
+    linker.line("it doesn't get DNS names that another load balancer has").await;
+    for _ in 0..2 {
+        assert_eq!(short(linker.dns, &format!("shop.{zone}. CNAME")).await, "young.example.com.");
+        linker.stop();
+        linker = Linker::in_cluster(plane, &target, &args);
+        linker.ready().await;
+    }
+    // When it asks no more the other one gets it.
+    ask_for(&cluster, &other, "young", None).await;
+    answers(linker.dns, &format!("shop.{zone}. CNAME"), "old.example.com.").await;
+    noted(None).await;
+}
+
+#[tokio::test]
+async fn a_namespace_may_have_names_below_its_own_domain_only_unless_it_is_listed() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let (listed, plain) = (cluster.create_namespace("listed").await, cluster.create_namespace("plain").await);
+    let args = ["--upstream", "none", "--hostname-namespaces", &listed];
+    let args = [&args[..], &["--hostname-annotations", "coredns.io/hostname"]].concat();
+    let linker = Linker::in_cluster(plane, &target, &args);
+    balancer(&cluster, &plain, "web", "plain.example.com").await;
+    ask_for(&cluster, &plain, "web", Some(&format!("x.{listed}.lb.internal"))).await;
+    let line = linker.line(&format!("Service {plain}/web: the DNS name in annotation")).await;
+    assert!(line.contains("--hostname-namespaces"), "{line}");
+    balancer(&cluster, &listed, "web", "listed.example.com").await;
+    let theirs = json!({"metadata": {"annotations": {"coredns.io/hostname": format!("{listed}-top.lb.internal")}}});
+    cluster.patch_service(&listed, "web", theirs).await;
+    answers(linker.dns, &format!("{listed}-top.lb.internal. CNAME"), "listed.example.com.").await;
+    assert_eq!(short(linker.dns, &format!("x.{listed}.lb.internal. CNAME")).await, "Non-Existent Domain");
+}
+
+#[tokio::test]
+async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("refused").await;
+    let args = ["--upstream", "none", "--target-domains", "example.com", "--target-nets", "192.0.2.0/24"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    balancer(&cluster, &namespace, "web", "a.example.com").await;
+    let object = format!("web-{namespace}-ext");
+    external_target(&cluster, &target, &object, "a.example.com").await;
+    let version = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
+    let question = format!("web.{namespace}.lb.internal. CNAME");
+    for (ingress, why) in [
+        (Ingress::Hostname("kubernetes.default.svc.cluster.local"), "the cluster's own domain"),
+        (Ingress::Hostname("localhost"), "localhost is whoever asks"),
+        (Ingress::Hostname("intranet"), "a single label"),
+        (Ingress::Hostname("web.other.lb.internal"), "lb-linker's own zone"),
+        (Ingress::Hostname("evil.example"), "--target-domains"),
+        (Ingress::Ip("127.0.0.1"), "loopback"),
+        (Ingress::Ip("169.254.169.254"), "link-local"),
+        (Ingress::Ip("198.51.100.1"), "--target-nets"),
+    ] {
+        cluster.set_ingress(&namespace, "web", &[ingress]).await;
+        linker.line(why).await;
+        assert_eq!(short(linker.dns, &question).await, "a.example.com.", "{why}");
+        assert_eq!(linker.metric("lb_linker_targets_refused"), Some(1.0), "{why}");
+    }
+    // Not even a restart makes anything of it.
+    linker.stop();
+    linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, &question).await, "a.example.com.");
+    let events = plane.kubectl(&["-n", &namespace, "get", "events", "-o", "name"]);
+    assert!(!events.is_empty());
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.7")]).await;
+    answers(linker.dns, &format!("web.{namespace}.lb.internal. A"), "192.0.2.7").await;
+    assert_eq!(linker.metric("lb_linker_targets_refused"), Some(0.0));
+    let slices = cluster.services(&target).list(&ListParams::default()).await.unwrap();
+    let after = slices.items.iter().find(|item| item.metadata.name.as_deref() == Some(&*object)).unwrap();
+    assert_ne!(after.metadata.resource_version, version, "the good one is written");
+}
+
+#[tokio::test]
+async fn a_hand_made_external_name_service_is_adopted_in_place() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("adopted").await;
+    let object = format!("web-{namespace}-ext");
+    let made = cluster
+        .create_service(
+            &target,
+            json!({"metadata": {"name": object, "labels": {"team": "shop"}},
+                "spec": {"type": "ExternalName", "externalName": "by-hand.example.com"}}),
+        )
+        .await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
+    balancer(&cluster, &namespace, "web", "a.example.com").await;
+    let adopted = external_target(&cluster, &target, &object, "a.example.com").await;
+    assert_eq!(adopted.metadata.uid, made.metadata.uid);
+    assert_eq!(adopted.metadata.labels.unwrap()["team"], "shop");
+    linker.line(&format!("external target {target}/{object}: adopted → a.example.com")).await;
+    let reason = || async {
+        let reasons = ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
+        plane.kubectl(&reasons).contains("Adopted").then_some(())
+    };
+    eventually("the Event", reason).await;
+
+    // Whoever takes its labels away doesn't get rid of us.
+    let stripped = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
+    cluster.patch_service(&target, &object, stripped).await;
+    eventually("the label", || async {
+        let labels = cluster.get_service(&target, &object).await?.metadata.labels?;
+        labels.contains_key("app.kubernetes.io/managed-by").then_some(())
+    })
+    .await;
+    cluster.delete_service(&namespace, "web").await;
+    eventually("its end", || async { cluster.get_service(&target, &object).await.is_none().then_some(()) })
+        .await;
+}
