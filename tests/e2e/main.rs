@@ -4,14 +4,18 @@
 
 mod addresses;
 mod answers;
+mod brakes;
 mod command_line;
 mod control_plane;
 mod convergence;
 mod events;
+mod finalizer;
 mod harness;
 mod manifests;
 mod selection;
 mod sockets;
+mod source;
 mod story;
 mod takeover;
 mod trouble;
+mod wishes;

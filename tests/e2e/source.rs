@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::ControlPlane;
+use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
-use crate::harness::{cluster_with_target, deploy, eventually};
+use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
 /// Makes an ExternalName Service that follows `source`.
 async fn follower(cluster: &Cluster, namespace: &str, name: &str, source: &str) {
@@ -108,15 +108,19 @@ async fn the_annotation_wins_over_adoption() {
         cluster.set_ingress(namespace, "web", &[Ingress::Hostname(host)]).await;
     }
     points_at(&cluster, &target, &object, "other.example.com").await;
-    let line = linker.line(&format!("external target {target}/{object} of link {own}/web is left alone")).await;
+    let line =
+        linker.line(&format!("external target {target}/{object} of link {own}/web is left alone")).await;
     assert!(line.contains("follows what its annotation"), "{line}");
 }
 
 #[tokio::test]
 async fn without_the_right_to_write_the_file_that_grants_it_is_named_once() {
-    let (plane, cluster, target) = cluster_with_target().await;
+    // A cluster of its own: every lb-linker in it misses the right.
+    let plane = &ControlPlane::start(Options::default());
+    apply_deploy(plane);
+    let cluster = plane.cluster().await;
     let own = cluster.create_namespace("own").await;
-    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    let linker = Linker::in_cluster(plane, "external-targets", &["--upstream", "none"]);
     cluster.create_load_balancer(&own, "web").await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("a.example.com")]).await;
     for i in 0..5 {

@@ -1,0 +1,132 @@
+//! What keeps a mistake from removing everything at once.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kube::api::ListParams;
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{answers, short};
+use crate::harness::linker::Linker;
+use crate::harness::{apply_deploy, cluster_with_target, eventually};
+
+async fn balancers(cluster: &Cluster, namespace: &str, number: usize) {
+    futures::stream::iter(0..number)
+        .for_each_concurrent(8, |i| async move {
+            let name = format!("svc-{i}");
+            cluster.create_load_balancer(namespace, &name).await;
+            cluster.set_ingress(namespace, &name, &[Ingress::Hostname(&format!("{name}.example.com"))]).await;
+        })
+        .await;
+}
+
+async fn external_targets(cluster: &Cluster, target: &str) -> usize {
+    cluster.services(target).list(&ListParams::default()).await.unwrap().items.len()
+}
+
+async fn there_are(cluster: &Cluster, target: &str, number: usize) {
+    eventually(&format!("{number} external targets"), || async {
+        (external_targets(cluster, target).await == number).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("brake").await;
+    balancers(&cluster, &namespace, 8).await;
+    let args = [
+        "--upstream",
+        "none",
+        "--watch-namespaces",
+        &namespace,
+        "--delete-delay",
+        "0s",
+        "--max-deletes",
+        "3",
+    ];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    there_are(&cluster, &target, 8).await;
+    for i in 0..8 {
+        cluster.delete_service(&namespace, &format!("svc-{i}")).await;
+    }
+    there_are(&cluster, &target, 5).await;
+    eventually("what is held back", || async {
+        (linker.metric("lb_linker_deletes_held") == Some(5.0)).then_some(())
+    })
+    .await;
+    let line = linker.line("no more external targets are removed for now").await;
+    assert!(line.contains("--max-deletes allows 3 in ten minutes"), "{line}");
+    assert_eq!(linker.logged("no more external targets are removed"), 1);
+    let reasons = || async {
+        let events = ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
+        (plane.kubectl(&events).matches("RemovalHeld").count() == 5).then_some(())
+    };
+    eventually("the Events", reasons).await;
+    assert_eq!(external_targets(&cluster, &target).await, 5);
+    // One that comes back isn't held any more, and has its name and its object.
+    let left = cluster.services(&target).list(&ListParams::default()).await.unwrap();
+    let kept = left.items[0].metadata.labels.clone().unwrap()["original-service-name"].clone();
+    let question = format!("{kept}.{namespace}.lb.internal. CNAME");
+    assert_eq!(short(linker.dns, &question).await, "No Error");
+    cluster.create_load_balancer(&namespace, &kept).await;
+    cluster.set_ingress(&namespace, &kept, &[Ingress::Hostname("back.example.com")]).await;
+    answers(linker.dns, &question, "back.example.com.").await;
+    eventually("the rest", || async { (linker.metric("lb_linker_deletes_held") == Some(4.0)).then_some(()) })
+        .await;
+}
+
+/// Sets a label on Services, or takes it away.
+async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = usize>, value: Option<&str>) {
+    for i in names {
+        let patch = json!({"metadata": {"labels": {"tier": value}}});
+        cluster.patch_service(namespace, &format!("svc-{i}"), patch).await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_list_that_lacks_too_much_isnt_believed_until_a_second_one_agrees() {
+    // The API server is restarted, so it is one of its own.
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    balancers(&cluster, "default", 15).await;
+    label(&cluster, "default", 0..15, Some("web")).await;
+    let args = ["--upstream", "none", "--delete-delay", "0s", "--max-deletes", "unlimited"];
+    let args = [&args[..], &["--service-selector", "tier=web"]].concat();
+    let mut linker = Linker::in_cluster(&plane, "external-targets", &args);
+    there_are(&cluster, "external-targets", 15).await;
+
+    // The labels go while lb-linker can't watch; a fresh API server doesn't know how it was before, so the next
+    // thing that is seen is a list.
+    plane.kill_apiserver();
+    linker.line("the API server can't be reached").await;
+    linker.signal(Signal::SIGSTOP);
+    plane.start_apiserver();
+    let cluster = plane.cluster().await;
+    label(&cluster, "default", 0..12, None).await;
+    plane.kill_apiserver();
+    plane.start_apiserver();
+    let cluster = plane.cluster().await;
+    linker.signal(Signal::SIGCONT);
+    let line = linker.line("12 of 15 load balancers are missing from the API server's new list").await;
+    let doubted = Instant::now();
+    assert!(line.contains("it isn't believed"), "{line}");
+    for i in 0..15 {
+        let question = format!("svc-{i}.default.lb.internal. CNAME");
+        assert_eq!(short(linker.dns, &question).await, format!("svc-{i}.example.com."));
+    }
+    assert_eq!(external_targets(&cluster, "external-targets").await, 15);
+    tokio::time::timeout(Duration::from_secs(60), async {
+        while external_targets(&cluster, "external-targets").await != 3 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .expect("a second list that agrees is believed");
+    assert!(doubted.elapsed() > Duration::from_secs(25), "not before the second look");
+}

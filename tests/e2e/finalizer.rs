@@ -1,0 +1,137 @@
+//! `--finalizer`: a Service goes only after its external target. And without it nothing ever waits for
+//! lb-linker.
+
+use serde_json::json;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::ControlPlane;
+use crate::harness::linker::Linker;
+use crate::harness::{cluster_with_target, deploy, eventually};
+use crate::story::external_target;
+
+const FINALIZER: &str = "lb-linker/finalizer";
+
+/// Gives the right of `deploy/finalizer/` in one namespace alone.
+fn grant_finalizer(plane: &ControlPlane, namespace: &str) {
+    let rights = std::fs::read_to_string(deploy().join("finalizer/rbac.yaml")).unwrap();
+    let role = rights.split("---").next().unwrap();
+    plane.kubectl_stdin(&["apply", "-f", "-"], role);
+    let account = "--serviceaccount=lb-linker:lb-linker";
+    let role = "--clusterrole=lb-linker-finalizer";
+    plane.kubectl(&["-n", namespace, "create", "rolebinding", "lb-linker-finalizer", role, account]);
+}
+
+async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Option<Vec<String>> {
+    Some(cluster.get_service(namespace, name).await?.metadata.finalizers.unwrap_or_default())
+}
+
+async fn is_guarded(cluster: &Cluster, namespace: &str, name: &str, guarded: bool) {
+    eventually(&format!("{namespace}/{name} with its finalizer: {guarded}"), || async {
+        let found = finalizers(cluster, namespace, name).await?;
+        (found.iter().any(|finalizer| finalizer == FINALIZER) == guarded).then_some(())
+    })
+    .await;
+}
+
+async fn is_gone(cluster: &Cluster, namespace: &str, name: &str) {
+    eventually(&format!("the end of {namespace}/{name}"), || async {
+        cluster.get_service(namespace, name).await.is_none().then_some(())
+    })
+    .await;
+}
+
+async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
+    cluster.create_load_balancer(namespace, name).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname("a.example.com")]).await;
+}
+
+#[tokio::test]
+async fn a_service_goes_after_its_external_target_and_no_delay_holds_it_up() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("guarded").await;
+    grant_finalizer(plane, &namespace);
+    // The delay of ten minutes doesn't count.
+    let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    for name in ["web", "opted", "typed", "foreign"] {
+        balancer(&cluster, &namespace, name).await;
+        is_guarded(&cluster, &namespace, name, true).await;
+    }
+    let object = |name: &str| format!("{name}-{namespace}-ext");
+    cluster.delete_service(&namespace, "web").await;
+    is_gone(&cluster, &namespace, "web").await;
+    assert!(cluster.get_service(&target, &object("web")).await.is_none(), "its external target went first");
+
+    // Who opts out, or is no load balancer any more, is let go as well.
+    let managed = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
+    cluster.patch_service(&namespace, "opted", managed).await;
+    is_guarded(&cluster, &namespace, "opted", false).await;
+    is_gone(&cluster, &target, &object("opted")).await;
+    cluster.patch_service(&namespace, "typed", json!({"spec": {"type": "ClusterIP"}})).await;
+    is_guarded(&cluster, &namespace, "typed", false).await;
+
+    // What happens while lb-linker is away waits, and is made up for.
+    linker.kill();
+    let others = json!({"metadata": {"finalizers": [FINALIZER, "example.com/other"]}});
+    cluster.patch_service(&namespace, "foreign", others).await;
+    cluster.delete_service(&namespace, "foreign").await;
+    balancer(&cluster, &namespace, "away").await;
+    let guarded = json!({"metadata": {"finalizers": [FINALIZER]}, "spec": {"type": "ClusterIP"}});
+    cluster.patch_service(&namespace, "away", guarded).await;
+    let _linker = Linker::in_cluster(plane, &target, &args);
+    is_guarded(&cluster, &namespace, "foreign", false).await;
+    assert_eq!(finalizers(&cluster, &namespace, "foreign").await.unwrap(), ["example.com/other"]);
+    is_gone(&cluster, &target, &object("foreign")).await;
+    is_guarded(&cluster, &namespace, "away", false).await;
+    let free = json!({"metadata": {"finalizers": []}});
+    cluster.patch_service(&namespace, "foreign", free).await;
+    is_gone(&cluster, &namespace, "foreign").await;
+}
+
+#[tokio::test]
+async fn what_is_retained_or_a_tombstone_holds_no_service_up() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    for (on_delete, left) in [("retain", "a.example.com"), ("tombstone", "deleted.lb.internal")] {
+        let namespace = cluster.create_namespace("guarded").await;
+        grant_finalizer(plane, &namespace);
+        let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
+        let _linker = Linker::in_cluster(plane, &target, &[&args[..], &["--on-delete", on_delete]].concat());
+        balancer(&cluster, &namespace, "web").await;
+        is_guarded(&cluster, &namespace, "web", true).await;
+        external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+        cluster.delete_service(&namespace, "web").await;
+        is_gone(&cluster, &namespace, "web").await;
+        external_target(&cluster, &target, &format!("web-{namespace}-ext"), left).await;
+    }
+}
+
+#[tokio::test]
+async fn without_the_right_the_external_targets_are_kept_all_the_same_and_the_file_is_named_once() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("unguarded").await;
+    let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    for name in ["a", "b", "c"] {
+        balancer(&cluster, &namespace, name).await;
+        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "a.example.com").await;
+    }
+    linker.line("deploy/finalizer/").await;
+    grant_finalizer(plane, &namespace);
+    for name in ["a", "b", "c"] {
+        is_guarded(&cluster, &namespace, name, true).await;
+    }
+    assert_eq!(linker.logged("deploy/finalizer/"), 1, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn without_the_flag_no_service_ever_waits_for_lb_linker() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("plain").await;
+    let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    balancer(&cluster, &namespace, "web").await;
+    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+    linker.kill();
+    assert_eq!(finalizers(&cluster, &namespace, "web").await.unwrap(), Vec::<String>::new());
+    plane.kubectl(&["-n", &namespace, "delete", "service", "web", "--timeout=10s"]);
+    assert!(cluster.get_service(&namespace, "web").await.is_none());
+}
