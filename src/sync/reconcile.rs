@@ -100,6 +100,8 @@ struct Written {
     key: ServiceKey,
     looked_at: Instant,
     write: Write,
+    /// Whether the object was somebody else's before.
+    adopted: bool,
     removal: bool,
     code: u16,
     result: Result<Option<Object>, WriteError>,
@@ -500,13 +502,14 @@ impl Reconciler {
             return false;
         }
         self.report.not_held(&key);
+        let adopted = self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
         self.writes.spawn(async move {
             let panicked = |_| (0, Err(WriteError::panicked()));
             let sent = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind().await;
             let (code, result) = sent.unwrap_or_else(panicked);
-            Written { key, looked_at, write, removal, code, result }
+            Written { key, looked_at, write, adopted, removal, code, result }
         });
         true
     }
@@ -516,7 +519,7 @@ impl Reconciler {
     }
 
     fn written(&mut self, written: Written) {
-        let Written { key, looked_at, write, removal, code, result } = written;
+        let Written { key, looked_at, write, adopted, removal, code, result } = written;
         if removal && result.is_err() {
             self.removals.take_back();
         }
@@ -533,8 +536,6 @@ impl Reconciler {
                     self.report.undone(&key, &write, pause);
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
-                let adopted =
-                    self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
                 if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
                     self.resume();
                 }
