@@ -25,6 +25,8 @@ pub struct Metrics {
     pub api_writes: IntCounterVec,
     /// Links whose external target's name is taken by an object that isn't ours.
     pub conflicts: IntGauge,
+    /// 1 while this process may write external targets.
+    pub leader: IntGauge,
     /// Events that the watch of LoadBalancer Services delivered.
     pub watch_events: IntCounter,
     /// Sync tasks that ended and were started again, by `task`.
@@ -61,6 +63,7 @@ impl Metrics {
                 "lb_linker_conflicts",
                 "Links whose external target's name is taken by an object of somebody else.",
             )?,
+            leader: IntGauge::new("lb_linker_leader", "1 while this instance leads: it alone writes.")?,
             watch_events: IntCounter::new(
                 "lb_linker_watch_events_total",
                 "Events from the watch of LoadBalancer Services.",
@@ -104,6 +107,7 @@ impl Metrics {
         registry.register(Box::new(metrics.target_changes.clone()))?;
         registry.register(Box::new(metrics.api_writes.clone()))?;
         registry.register(Box::new(metrics.conflicts.clone()))?;
+        registry.register(Box::new(metrics.leader.clone()))?;
         registry.register(Box::new(metrics.watch_events.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;
         registry.register(Box::new(metrics.dns_requests.clone()))?;

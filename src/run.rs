@@ -11,8 +11,10 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, Flags};
@@ -24,8 +26,10 @@ use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
+use crate::sync::election::{Candidacy, Election, Leadership};
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
+use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
@@ -156,7 +160,7 @@ fn raise_file_limit() {
 
 /// Where the links come from.
 enum Source {
-    Cluster { client: kube::Client, outage: Outage, keeper: Keeper },
+    Cluster { client: kube::Client, outage: Outage, keeper: Keeper, candidacy: Option<Candidacy> },
     Manifests { keeper: Option<Keeper> },
 }
 
@@ -180,7 +184,7 @@ impl Source {
         let namespace = flags.target_namespace.clone();
         let outage = Outage::default();
         let keeper = Keeper::Namespace { client: client.clone(), outage: outage.clone(), namespace };
-        Ok(Self::Cluster { client, outage, keeper })
+        Ok(Self::Cluster { client, outage, keeper, candidacy: flags.candidacy()? })
     }
 
     fn keeper(&self) -> Option<&Keeper> {
@@ -199,6 +203,10 @@ impl Source {
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
+        let writers = TaskTracker::new();
+        let leadership = self.elect(tasks, flags, metrics, &writers, stop);
+        // Manifests have no terms: what was read first counts.
+        let listed = watch::Sender::new(if flags.manifests.is_some() { leadership.term() } else { 0 });
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
@@ -206,11 +214,14 @@ impl Source {
                 selection: Arc::clone(&selection),
                 policy: flags.policy(),
                 metrics: Arc::clone(metrics),
+                leadership: leadership.clone(),
+                links_listed: listed.subscribe(),
             };
             let reconciler_stop = stop.clone();
-            tasks.spawn(supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
+            let reconciler = supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
                 reconcile::run(settings.clone(), reconciler_stop.clone())
-            }));
+            });
+            tasks.spawn(writers.track_future(reconciler));
         } else {
             // Nothing is kept, so no external target has a holder to wait for.
             store.set_holders_known();
@@ -218,8 +229,15 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
-                let source =
-                    ClusterSource { client, outage, selection, store, metrics: Arc::clone(&metrics) };
+                let source = ClusterSource {
+                    client,
+                    outage,
+                    selection,
+                    store,
+                    metrics: Arc::clone(&metrics),
+                    leadership,
+                    listed,
+                };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())
@@ -240,6 +258,37 @@ impl Source {
                 }));
             }
         }
+    }
+}
+
+impl Source {
+    /// Starts the election, if there is one. The lease is given back when `writers` have ended.
+    fn elect(
+        &self,
+        tasks: &mut JoinSet<()>,
+        flags: &Flags,
+        metrics: &Arc<Metrics>,
+        writers: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Leadership {
+        let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
+            metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync == SyncMode::On));
+            return Leadership::always();
+        };
+        let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());
+        let leadership = election.leadership();
+        let release = CancellationToken::new();
+        let (writers, stop, written) = (writers.clone(), stop.clone(), release.clone());
+        tasks.spawn(async move {
+            stop.cancelled().await;
+            writers.close();
+            writers.wait().await;
+            written.cancel();
+        });
+        tasks.spawn(supervise("the leader election", release.clone(), Arc::clone(metrics), move || {
+            election.clone().run(release.clone())
+        }));
+        leadership
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod desired;
 pub mod directory;
+pub mod election;
 pub mod manifests;
 pub mod object;
 pub mod objects;

@@ -11,6 +11,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
+use super::election::Leadership;
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
@@ -42,6 +43,10 @@ pub struct ClusterSource {
     pub store: Arc<Store>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
+    pub leadership: Leadership,
+    /// The last term in which everything has been listed.
+    pub listed: tokio::sync::watch::Sender<u64>,
 }
 
 /// The events of a watch, of objects that can be decoded or not.
@@ -113,12 +118,20 @@ impl ClusterSource {
             let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
             namespaces.iter().map(scope).collect()
         };
-        let watches = scopes.iter().enumerate().map(|(number, scope)| {
-            self.watch(scope.namespace.as_deref()).map(move |event| (number, event)).boxed()
-        });
-        let mut events = futures::stream::select_all(watches.collect::<Vec<_>>());
+        let mut term = self.leadership.term();
+        let mut events = self.watch_all(&scopes);
         let mut complaints = Complaints::default();
-        while let Some((number, event)) = events.next().await {
+        loop {
+            let (number, event) = tokio::select! {
+                biased;
+                () = self.leadership.beyond(term) => {
+                    term = self.leadership.term();
+                    scopes.iter_mut().for_each(|scope| scope.listed = false);
+                    events = self.watch_all(&scopes);
+                    continue;
+                }
+                event = events.next() => event.ok_or(SyncError::WatchEnded)?,
+            };
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else { continue };
             self.metrics.watch_events.inc();
@@ -131,7 +144,11 @@ impl ClusterSource {
                     let List { seen, unreadable } = std::mem::take(&mut scope.list);
                     let changes = self.store.replace(scope.namespace.as_deref(), seen, unreadable);
                     complaints.retain(|key| self.store.get(key).is_some());
-                    self.listed(changes, scopes.iter().all(|scope| scope.listed));
+                    let complete = scopes.iter().all(|scope| scope.listed);
+                    self.listed(changes, complete);
+                    if complete {
+                        self.listed.send_replace(term);
+                    }
                 }
                 Event::Apply(object) => self.applied(object, &mut complaints),
                 // "Left the selection", with the object as it was before: only its key, uid and
@@ -144,7 +161,16 @@ impl ClusterSource {
                 }
             }
         }
-        Err(SyncError::WatchEnded)
+    }
+
+    fn watch_all(
+        &self,
+        scopes: &[Scope],
+    ) -> BoxStream<'static, (usize, watcher::Result<Event<DeserializeGuard<Service>>>)> {
+        let watches = scopes.iter().enumerate().map(|(number, scope)| {
+            self.watch(scope.namespace.as_deref()).map(move |event| (number, event)).boxed()
+        });
+        futures::stream::select_all(watches.collect::<Vec<_>>()).boxed()
     }
 
     fn watch(&self, namespace: Option<&str>) -> Events<Service> {
