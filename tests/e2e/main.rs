@@ -8,6 +8,7 @@ mod command_line;
 mod control_plane;
 mod convergence;
 mod harness;
+mod leader;
 mod manifests;
 mod selection;
 mod sockets;
