@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -261,13 +262,14 @@ async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on(
     assert_eq!(tried.len(), before, "{:#?}", &tried[before..]);
 
     // It leads again, with lists of its own, and writes what is right.
-    let lists = stage.asked("a", &stage.target).iter().filter(|event| event.verb == "list").count();
+    let lists = |namespace| stage.asked("a", namespace).iter().filter(|event| event.verb == "list").count();
+    let (objects, services) = (lists(&stage.target), lists(&stage.namespace));
     assert!(b.stop().success());
     logged(&a, "leading now as a_", 2).await;
     all("four.example.com").await;
     all_written("four.example.com").await;
-    let asked = stage.asked("a", &stage.target);
-    assert!(asked.iter().filter(|event| event.verb == "list").count() >= lists + 2, "{asked:#?}");
+    assert!(lists(&stage.target) >= objects + 2, "Services and EndpointSlices");
+    assert!(lists(&stage.namespace) > services, "load balancers");
     let mut hosts: Vec<String> = stage.writes("a")[before..]
         .iter()
         .map(|event| event.request.as_ref().unwrap()["spec"]["externalName"].as_str().unwrap().to_owned())
@@ -276,6 +278,61 @@ async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on(
     assert_eq!(hosts, ["four.example.com"]);
     assert_eq!(stage.writes("a").len(), 2 * LINKS);
     assert_eq!(stage.writes("b").len(), 2 * LINKS);
+}
+
+#[tokio::test]
+async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_goes_on() {
+    const LINKS: usize = 150;
+    let stage = Stage::new("amid").await;
+    let (mut a, b) = stage.two(&[]).await;
+    let name = |i: usize| format!("svc-{i}");
+    let all = async |host: &str| {
+        let change = async |i: usize| stage.point_at(&name(i), host).await;
+        futures::stream::iter(0..LINKS).for_each_concurrent(8, change).await;
+    };
+    let written = |events: &[AuditEvent], host: &str| {
+        let is_it = |event: &&AuditEvent| {
+            event.code < 300
+                && event.request.as_ref().is_some_and(|sent| sent["spec"]["externalName"] == host)
+        };
+        events.iter().filter(is_it).count()
+    };
+    all("one.example.com").await;
+    eventually("the first targets", || async {
+        (written(&stage.writes("a"), "one.example.com") == LINKS).then_some(())
+    })
+    .await;
+
+    let stop = async {
+        eventually("the first write", || async {
+            (written(&stage.writes("a"), "two.example.com") > 0).then_some(())
+        })
+        .await;
+        a.signal(Signal::SIGSTOP);
+    };
+    tokio::join!(all("two.example.com"), stop);
+    b.line("leading now as b_").await;
+    all("three.example.com").await;
+    eventually("the last targets", || async {
+        (written(&stage.writes("b"), "three.example.com") == LINKS).then_some(())
+    })
+    .await;
+    let before = stage.writes("a");
+    let half = written(&before, "two.example.com");
+    assert!(half < LINKS, "it was to be stopped amid its writes");
+    a.signal(Signal::SIGCONT);
+    let line = a.line(" leads").await;
+    assert!(line.contains("INFO b_"), "{line}");
+    for i in 0..LINKS {
+        stage.answer(&a, &name(i), "three.example.com.").await;
+    }
+    // What was on its way at that moment is refused: the objects have changed since.
+    let tried = stage.writes("a").split_off(before.len());
+    assert!(tried.iter().all(|event| event.code == 409), "{tried:#?}");
+    assert!(tried.len() <= 16, "no more than were under way at once: {}", tried.len());
+    for i in 0..LINKS {
+        stage.written(&name(i), "three.example.com").await;
+    }
 }
 
 #[tokio::test]
