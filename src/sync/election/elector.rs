@@ -309,14 +309,15 @@ impl Elector {
         self.rest_until(now + pause);
     }
 
-    /// Takes over that a request failed, after which `pause` is due for who doesn't lead.
-    pub(super) fn failed(&mut self, pause: Duration, now: Instant) {
+    /// Takes over that a request failed: after that `pause` is due for who doesn't lead, and
+    /// `at_least` for everybody.
+    pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: Instant) {
         self.expire(now);
         if matches!(self.known, Known::Absent) {
             self.known = Known::Nothing;
         }
         let pause = if self.held.is_some() { self.timing.retry.min(pause) } else { pause };
-        self.rest_until(now + pause);
+        self.rest_until(now + pause.max(at_least));
     }
 
     /// Gives the lease up.

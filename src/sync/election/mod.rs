@@ -154,7 +154,7 @@ impl<'a> Talk<'a> {
                     return Some(Owner { name: name.to_owned(), uid: pod.uid().unwrap_or_default() });
                 }
                 Err(failure) => {
-                    let pause = self.failed(&failure, &doing);
+                    let pause = self.failed(&failure, &doing).max(failure.retry_after());
                     tokio::time::sleep(pause).await;
                 }
             }
@@ -223,7 +223,7 @@ impl<'a> Talk<'a> {
                     _ => format!("Lease {}/{name}", self.election.candidacy.namespace),
                 };
                 let pause = self.failed(&failure, &format!("{} {object}", step.verb()));
-                elector.failed(pause, now);
+                elector.failed(pause, failure.retry_after(), now);
             }
         }
     }
@@ -271,10 +271,9 @@ impl<'a> Talk<'a> {
         match failure {
             Failure::Unanswered => self.trouble.report(0, failure.sentence(doing, right)),
             Failure::Kube(error) if failure.code() == 0 => self.election.outage.report(&root_cause(error)),
-            Failure::Kube(error) => {
+            Failure::Kube(_) => {
                 self.election.outage.over();
                 self.trouble.report(failure.code(), failure.sentence(doing, right));
-                return pause.max(retry_after(error).unwrap_or_default());
             }
         }
         pause
@@ -293,6 +292,14 @@ impl Failure {
         match self {
             Self::Kube(kube::Error::Api(status)) => status.code,
             _ => 0,
+        }
+    }
+
+    /// Returns how long the API server asks to be left alone.
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Unanswered => Duration::ZERO,
+            Self::Kube(error) => retry_after(error).unwrap_or_default(),
         }
     }
 

@@ -125,7 +125,7 @@ async fn what_isnt_renewed_in_time_is_lost_and_got_again_in_another_term() {
     for at in [2, 4, 6, 8] {
         let now = start + seconds(at);
         assert_eq!(elector.next(now), Step::Replace);
-        elector.failed(seconds(15), now);
+        elector.failed(seconds(15), Duration::ZERO, now);
     }
     assert_eq!(elector.next(start + seconds(8)), Step::Wait(start + seconds(10)));
     let late = start + seconds(10);
@@ -220,9 +220,13 @@ async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
     let mut elector = candidate(start);
     elector.saw(None, start, start);
     assert_eq!(elector.next(start), Step::Create);
-    elector.failed(seconds(9), start);
+    elector.failed(seconds(9), seconds(1), start);
     assert_eq!(elector.next(start), Step::Wait(start + seconds(9)));
     assert_eq!(elector.next(start + seconds(9)), Step::Look, "somebody may have made it");
+    // The API server may ask for more, also of a leader.
+    let mut elector = leader(start);
+    elector.failed(seconds(9), seconds(4), start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(4)));
 }
 
 #[tokio::test]
