@@ -1,6 +1,6 @@
 //! Leader election: of all replicas one writes, the others watch and answer DNS.
 //!
-//! [`elector`] decides, without I/O; this task asks the API server; whoever writes holds a
+//! `elector` decides, without I/O; this task asks the API server; whoever writes holds a
 //! [`Leadership`] and asks that. Losing the lease stops the writes and nothing else.
 
 mod elector;
