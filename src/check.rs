@@ -13,6 +13,7 @@ use crate::config::Flags;
 use crate::dns::zone::Zone;
 use crate::run::RunError;
 use crate::sync::client::connect;
+use crate::sync::election::Candidacy;
 use crate::sync::manifests;
 use crate::sync::plan::SyncMode;
 use crate::sync::trouble::explain;
@@ -23,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SERVICES: (&str, &str) = ("", "services");
 const EVENTS: (&str, &str) = ("events.k8s.io", "events");
 const ENDPOINT_SLICES: (&str, &str) = ("discovery.k8s.io", "endpointslices");
+const LEASES: (&str, &str) = ("coordination.k8s.io", "leases");
+const PODS: (&str, &str) = ("", "pods");
 
 /// What a check found.
 #[derive(Debug, Default)]
@@ -59,7 +62,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
         findings.input.extend(checked.errors);
     } else if ask_cluster {
         let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
-        rights(&mut findings, client, flags).await;
+        let candidacy = flags.candidacy()?;
+        rights(&mut findings, client, flags, candidacy.as_ref()).await;
     } else if flags.kubeconfig.is_some() || flags.context.is_some() {
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     }
@@ -84,7 +88,17 @@ impl fmt::Display for Right<'_> {
     }
 }
 
-async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
+/// What an election needs.
+fn to_lead(candidacy: &Candidacy) -> Vec<Right<'_>> {
+    let right = |resource, verb| Right { verb, resource, namespace: Some(&candidacy.namespace) };
+    let mut rights = ["get", "create", "update"].map(|verb| right(LEASES, verb)).to_vec();
+    if candidacy.pod.is_some() {
+        rights.extend([right(LEASES, "delete"), right(PODS, "get")]);
+    }
+    rights
+}
+
+async fn rights(findings: &mut Findings, client: Client, flags: &Flags, candidacy: Option<&Candidacy>) {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
     let watched: Vec<Option<&str>> = if flags.watch_namespaces.is_empty() {
         vec![None]
@@ -110,7 +124,7 @@ async fn rights(findings: &mut Findings, client: Client, flags: &Flags) {
     let write = [SERVICES, ENDPOINT_SLICES]
         .into_iter()
         .flat_map(|resource| verbs.iter().map(move |verb| Right { verb, resource, namespace }));
-    for right in read.chain(write).chain(record) {
+    for right in read.chain(write).chain(record).chain(candidacy.map(to_lead).unwrap_or_default()) {
         match tokio::time::timeout(PATIENCE, ask(&api, &right)).await {
             Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
             Ok(Ok(false)) => {

@@ -73,6 +73,8 @@ pub struct Metrics {
     reconcile_duration: Histogram,
     watch_events: IntCounter,
     watch_last_event: Gauge,
+    /// 1 while this process may write external targets.
+    pub leader: IntGauge,
     /// Sync tasks that ended and were started again, by `task`.
     pub sync_restarts: IntCounterVec,
     /// DNS requests, by `server`, `zone`, `view`, `proto`, `family` and `type`.
@@ -144,6 +146,7 @@ impl Metrics {
                 "lb_linker_watch_last_event_timestamp_seconds",
                 "Unix time of the last event from the watch of LoadBalancer Services.",
             )?,
+            leader: IntGauge::new("lb_linker_leader", "1 while this instance leads: it alone writes.")?,
             watch_events: IntCounter::new(
                 "lb_linker_watch_events_total",
                 "Events from the watch of LoadBalancer Services.",
@@ -197,6 +200,7 @@ impl Metrics {
             metrics.reconciles.with_label_values(&[result.label()]);
         }
         registry.register(Box::new(metrics.reconcile_duration.clone()))?;
+        registry.register(Box::new(metrics.leader.clone()))?;
         registry.register(Box::new(metrics.watch_events.clone()))?;
         registry.register(Box::new(metrics.watch_last_event.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::gethostname;
 use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, Flags};
@@ -25,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::{ClientError, connect};
 use crate::sync::directory::DirectoryError;
+use crate::sync::election::{Candidacy, Election, Leadership};
 use crate::sync::events::{self, Recorder};
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
@@ -159,7 +161,7 @@ fn raise_file_limit() {
 
 /// Where the links come from.
 enum Source {
-    Cluster { client: kube::Client, outage: Outage, keeper: Keeper },
+    Cluster { client: kube::Client, outage: Outage, keeper: Keeper, candidacy: Option<Candidacy> },
     Manifests { keeper: Option<Keeper> },
 }
 
@@ -183,7 +185,7 @@ impl Source {
         let namespace = flags.target_namespace.clone();
         let outage = Outage::default();
         let keeper = Keeper::Namespace { client: client.clone(), outage: outage.clone(), namespace };
-        Ok(Self::Cluster { client, outage, keeper })
+        Ok(Self::Cluster { client, outage, keeper, candidacy: flags.candidacy()? })
     }
 
     fn keeper(&self) -> Option<&Keeper> {
@@ -198,6 +200,7 @@ impl Source {
         &self,
         tasks: &mut JoinSet<()>,
         flags: &Flags,
+        leadership: &Leadership,
         metrics: &Arc<Metrics>,
         stop: &CancellationToken,
     ) -> Recorder {
@@ -205,13 +208,13 @@ impl Source {
         if flags.sync != SyncMode::On {
             return Recorder::none();
         }
-        // There is one replica, and it records.
-        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(|| true));
+        let leadership = leadership.clone();
+        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(move || leadership.holds()));
         let sender = events::Sender {
             client: client.clone(),
             outage: outage.clone(),
             recorder: recorder.clone(),
-            instance: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
+            instance: flags.identity(),
             metrics: Arc::clone(metrics),
         };
         let until = stop.clone();
@@ -231,8 +234,12 @@ impl Source {
     ) {
         let selection = Arc::new(flags.selection());
         let admission = Arc::new(flags.admission());
-        let news =
-            News { metrics: Arc::clone(metrics), recorder: self.start_recorder(tasks, flags, metrics, stop) };
+        let writers = TaskTracker::new();
+        let leadership = self.elect(tasks, flags, metrics, &writers, stop);
+        let recorder = self.start_recorder(tasks, flags, &leadership, metrics, stop);
+        let news = News { metrics: Arc::clone(metrics), recorder };
+        // Manifests have no terms: what was read first counts.
+        let listed = watch::Sender::new(if flags.manifests.is_some() { leadership.term() } else { 0 });
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
@@ -241,11 +248,14 @@ impl Source {
                 admission: Arc::clone(&admission),
                 policy: flags.policy(),
                 news: news.clone(),
+                leadership: leadership.clone(),
+                links_listed: listed.subscribe(),
             };
             let reconciler_stop = stop.clone();
-            tasks.spawn(supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
+            let reconciler = supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
                 reconcile::run(settings.clone(), reconciler_stop.clone())
-            }));
+            });
+            tasks.spawn(writers.track_future(reconciler));
         } else {
             // Nothing is kept, so no external target has a holder to wait for.
             store.set_holders_known();
@@ -261,12 +271,15 @@ impl Source {
                         selection: Arc::clone(&selection),
                         policy: flags.policy(),
                         news: news.clone(),
+                        leadership: leadership.clone(),
+                        links_listed: listed.subscribe(),
                     };
                     let until = stop.clone();
                     let name = "the following by annotation";
-                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
+                    let following = supervise(name, stop.clone(), Arc::clone(&metrics), move || {
                         follow::run(settings.clone(), until.clone())
-                    }));
+                    });
+                    tasks.spawn(writers.track_future(following));
                 }
                 // Whoever only answers DNS has nothing to do with finalizers.
                 if flags.sync != SyncMode::Off {
@@ -288,6 +301,8 @@ impl Source {
                     guards: flags.finalizer,
                     store,
                     news,
+                    leadership,
+                    listed,
                 };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
@@ -304,6 +319,37 @@ impl Source {
                 }));
             }
         }
+    }
+}
+
+impl Source {
+    /// Starts the election, if there is one. The lease is given back when `writers` have ended.
+    fn elect(
+        &self,
+        tasks: &mut JoinSet<()>,
+        flags: &Flags,
+        metrics: &Arc<Metrics>,
+        writers: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Leadership {
+        let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
+            metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync == SyncMode::On));
+            return Leadership::always();
+        };
+        let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());
+        let leadership = election.leadership();
+        let release = CancellationToken::new();
+        let (writers, stop, written) = (writers.clone(), stop.clone(), release.clone());
+        tasks.spawn(async move {
+            stop.cancelled().await;
+            writers.close();
+            writers.wait().await;
+            written.cancel();
+        });
+        tasks.spawn(supervise("the leader election", release.clone(), Arc::clone(metrics), move || {
+            election.clone().run(release.clone())
+        }));
+        leadership
     }
 }
 

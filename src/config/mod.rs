@@ -1,6 +1,7 @@
 //! The flags, their defaults, and what they mean together.
 
 mod admission;
+mod election;
 mod selector;
 mod values;
 
@@ -21,6 +22,7 @@ use crate::sync::desired::IpTargets;
 use crate::sync::plan::{OnDelete, Policy, SyncMode};
 use crate::sync::selection::Selection;
 pub use admission::AdmissionFlags;
+pub use election::{ElectionFlags, LeaderElection};
 use selector::selector;
 pub use values::UpstreamSpec;
 use values::{delay, dns_label, listen, max_deletes, zone};
@@ -175,6 +177,9 @@ pub struct Flags {
     /// What of Services' wishes is granted
     #[command(flatten)]
     pub admission: AdmissionFlags,
+    /// Who writes, of several instances.
+    #[command(flatten)]
+    pub election: ElectionFlags,
 
     /// Work without a cluster: read Services from the YAML and JSON files in this directory, and
     /// again whenever they change
@@ -303,6 +308,12 @@ pub enum ConfigError {
     /// One address twice.
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
+    /// Leader-for-life without a Pod.
+    #[error(
+        "--leader-election life works in a Pod only, which the variables POD_NAME and POD_NAMESPACE have to \
+         name (deploy/ sets them)"
+    )]
+    LifeOutsideAPod,
     /// An upstream is ourselves.
     #[error(
         "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"
@@ -343,8 +354,9 @@ impl Flags {
     /// Checks what no flag can know alone.
     ///
     /// # Errors
-    /// If zones lie in each other, or an address is given twice.
+    /// If zones lie in each other, an address is given twice, or there can't be such an election.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.candidacy()?;
         for (i, outer) in self.zones.iter().enumerate() {
             for (j, inner) in self.zones.iter().enumerate() {
                 if i != j && outer.zone_of(inner) {
@@ -427,6 +439,7 @@ impl Flags {
             ("--ip-targets", value_name(&self.ip_targets)),
         ]);
         flags.extend(self.admission.effective());
+        flags.extend(self.effective_election());
         flags.extend([
             ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),
             ("--listen", list(&self.listen)),

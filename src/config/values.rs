@@ -146,3 +146,21 @@ pub(super) fn dns_label(text: &str) -> Result<String, &'static str> {
         Err("not a namespace's name: lower-case letters, digits and hyphens, 63 at most")
     }
 }
+
+/// Parses the name of an object (RFC 1123 subdomain).
+pub(super) fn object_name(text: &str) -> Result<String, &'static str> {
+    if text.len() <= 253 && text.split('.').all(names::is_label) {
+        Ok(text.to_owned())
+    } else {
+        Err("not an object's name: lower-case letters, digits, hyphens and dots, 253 at most")
+    }
+}
+
+/// Parses what an instance is called.
+pub(super) fn identity(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() || text.len() > 253 || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        Err("not a name: 1 to 253 characters without spaces")
+    } else {
+        Ok(text.to_owned())
+    }
+}

@@ -15,11 +15,13 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::desired::{Precondition, SOURCE};
+use super::election::Leadership;
 use super::events::{Reason, Regarding};
 use super::object::Object;
 use super::pace::Pace;
@@ -53,24 +55,43 @@ pub struct Settings {
     pub policy: Policy,
     /// Where what happens is told.
     pub news: News,
+    /// Whether it may write.
+    pub leadership: Leadership,
+    /// The last term in which all load balancers have been listed.
+    pub links_listed: watch::Receiver<u64>,
 }
 
-/// Runs until `stop`.
+/// Runs until `stop`. Only who leads has anything to do here.
 ///
 /// # Errors
 /// If the Services can't be followed any more.
 pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
-    let mut feed = settings.store.subscribe();
-    tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        () = settings.store.synced() => {}
-    }
-    let mut following = Following::new(settings);
-    let mut events = following.watch();
+    let mut leadership = settings.leadership.clone();
+    let mut links_listed = settings.links_listed.clone();
     loop {
-        following.work();
+        let term = leadership.current_term();
+        if term == Some(*links_listed.borrow_and_update()) && settings.store.is_synced() {
+            lead(&settings, term.unwrap_or_default(), &stop).await?;
+        }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
+            () = leadership.changed() => {}
+            Ok(()) = links_listed.changed() => {}
+        }
+    }
+}
+
+/// Keeps the followers in step for as long as a term lasts.
+async fn lead(settings: &Settings, term: u64, stop: &CancellationToken) -> Result<(), SyncError> {
+    let mut feed = settings.store.subscribe();
+    let mut leadership = settings.leadership.clone();
+    let mut following = Following::new(settings.clone(), term);
+    let mut events = following.watch();
+    while leadership.current_term() == Some(term) && !stop.is_cancelled() {
+        following.work();
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = leadership.changed() => {}
             change = feed.recv() => match change {
                 Ok(change) => following.link_changed(&change.key),
                 Err(RecvError::Lagged(_)) => following.queue_all(),
@@ -84,6 +105,11 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             Some(written) = following.writes.join_next() => following.written(written?),
         }
     }
+    // A write that is under way ends with the lease, or in time.
+    while let Some(written) = following.writes.join_next().await {
+        following.written(written?);
+    }
+    Ok(())
 }
 
 /// A write that has ended.
@@ -105,6 +131,7 @@ struct Scope {
 
 struct Following {
     settings: Settings,
+    term: u64,
     scopes: Vec<Scope>,
     followers: HashMap<ServiceKey, Follower>,
     by_source: HashMap<ServiceKey, BTreeSet<ServiceKey>>,
@@ -125,7 +152,7 @@ type Events = futures::stream::BoxStream<
 >;
 
 impl Following {
-    fn new(settings: Settings) -> Self {
+    fn new(settings: Settings, term: u64) -> Self {
         let namespaces = &settings.selection.namespaces;
         let all: Vec<Option<String>> =
             if namespaces.is_empty() { vec![None] } else { namespaces.iter().cloned().map(Some).collect() };
@@ -140,6 +167,7 @@ impl Following {
         Self {
             scopes: all.into_iter().map(scope).collect(),
             settings,
+            term,
             followers: HashMap::new(),
             by_source: HashMap::new(),
             queue: BTreeSet::new(),
@@ -291,14 +319,17 @@ impl Following {
         }
         self.in_flight.insert(key.clone());
         let (client, outage) = (self.settings.client.clone(), self.settings.outage.clone());
+        let (leadership, term) = (self.settings.leadership.clone(), self.term);
         self.writes.spawn(async move {
             let Precondition { uid, resource_version } = &follower.version;
             let patch = json!({
                 "metadata": {"uid": uid, "resourceVersion": resource_version},
                 "spec": {"externalName": name},
             });
+            let patch = Patch::Merge(patch);
+            let request = patch_elsewhere(client, &outage, &follower.key, &patch, RIGHT);
             let (code, result) =
-                patch_elsewhere(client, &outage, &follower.key, &Patch::Merge(patch), RIGHT).await;
+                leadership.write(term, request).await.unwrap_or_else(|error| (0, Err(error.into())));
             Written { before: follower, name, code, result }
         });
     }
@@ -343,6 +374,8 @@ impl Following {
                 self.outdated.insert(key.clone(), before.version);
                 self.queue(&key);
             }
+            // The end of the term is the end of this.
+            Err(WriteError::NotLeading(_)) => {}
             Err(WriteError::Unanswered) => drop(self.pace.failed(&key, None)),
             Err(WriteError::Everywhere { code, message, retry_after }) => {
                 self.trouble.report(code, &message);

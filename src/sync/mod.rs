@@ -6,6 +6,7 @@ pub mod client;
 pub mod desired;
 pub mod directory;
 pub mod earlier;
+pub mod election;
 pub mod events;
 pub mod follow;
 pub mod manifests;

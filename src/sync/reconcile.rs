@@ -9,9 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -19,6 +21,7 @@ use tracing::{error, info, warn};
 use super::admission::{Admission, HOSTNAME, noted_hostnames};
 use super::brakes::Removals;
 use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
+use super::election::Leadership;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
 use super::orphans::{Orphans, orphan_of};
@@ -52,6 +55,10 @@ pub struct Settings {
     pub policy: Policy,
     /// Where what happens is told.
     pub news: News,
+    /// Whether it may write.
+    pub leadership: Leadership,
+    /// The last term in which all load balancers have been listed.
+    pub links_listed: watch::Receiver<u64>,
 }
 
 /// Runs until `stop`; then lets the writes under way end.
@@ -61,12 +68,15 @@ pub struct Settings {
 pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
     let mut events = settings.keeper.events();
+    let leadership = settings.leadership.clone();
+    let mut links_listed = settings.links_listed.clone();
     let mut reconciler = Reconciler::new(settings);
     // Nothing is written before both lists are complete.
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
+            () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
         }
     }
@@ -82,6 +92,8 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
                 Err(RecvError::Lagged(_)) => reconciler.queue_all(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
+            () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
             key = reconciler.pace.due() => reconciler.queue(&key),
             Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
@@ -112,6 +124,10 @@ struct Reconciler {
     objects: Objects,
     /// The kinds of objects of which a complete list has come.
     listed: HashSet<Kind>,
+    /// The term that writes belong to, and the kinds of objects that have been listed in it: what was
+    /// heard before may have been changed by another leader since.
+    term: u64,
+    listed_in_term: HashSet<Kind>,
     queue: VecDeque<ServiceKey>,
     queued: HashSet<ServiceKey>,
     /// Links that haven't been looked at since the start: how they stand is no news.
@@ -137,9 +153,10 @@ impl Reconciler {
         let report = Report::new(settings.keeper.clone(), settings.news.clone());
         let orphans = Orphans::new(Arc::clone(&settings.news.metrics));
         Self {
-            settings,
             objects: Objects::default(),
             listed: HashSet::new(),
+            term: settings.leadership.term(),
+            listed_in_term: HashSet::new(),
             queue: VecDeque::new(),
             queued: HashSet::new(),
             old_news: HashSet::new(),
@@ -152,6 +169,31 @@ impl Reconciler {
             removals: Removals::default(),
             orphans,
             unanswered: false,
+            settings,
+        }
+    }
+
+    // === who may write ===
+
+    /// Begins a term as the leader: with lists of its own.
+    fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
+        self.term = self.settings.leadership.term();
+        self.listed_in_term.clear();
+        self.settings.keeper.events()
+    }
+
+    /// Returns whether writes may be made: by the leader, once everything has been listed in its term.
+    fn may_write(&self) -> bool {
+        self.settings.leadership.current_term() == Some(self.term)
+            && self.listed_in_term.len() == self.listed.len()
+            && *self.settings.links_listed.borrow() == self.term
+    }
+
+    /// Makes the writes that were due when somebody else led, or nobody.
+    fn take_up_writing(&mut self) {
+        if self.may_write() {
+            self.resume();
+            self.queue_all();
         }
     }
 
@@ -189,6 +231,7 @@ impl Reconciler {
         self.objects.replace(kind, list);
         self.outdated.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);
+        self.listed_in_term.insert(kind);
         for id in before.iter().filter(|id| self.objects.get(id).is_none()) {
             self.tell_holder(id);
         }
@@ -427,6 +470,8 @@ impl Reconciler {
         }
         let step = match (step, self.settings.policy.sync) {
             (Step::Write(_), SyncMode::Off) => Step::Done,
+            // Whoever leads does it. All links are looked at again when this one does.
+            (Step::Write(_), SyncMode::On) if !self.may_write() => Step::Done,
             (Step::Write(_), SyncMode::Plan) => {
                 self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
                 Step::Done
@@ -505,10 +550,14 @@ impl Reconciler {
         let adopted = self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
         self.in_flight.insert(key.clone(), false);
         let keeper = self.settings.keeper.clone();
+        let (leadership, term) = (self.settings.leadership.clone(), self.term);
         self.writes.spawn(async move {
-            let panicked = |_| (0, Err(WriteError::panicked()));
-            let sent = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind().await;
-            let (code, result) = sent.unwrap_or_else(panicked);
+            let request = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind();
+            let (code, result) = match leadership.write(term, request).await {
+                Ok(Ok(answered)) => answered,
+                Ok(Err(_)) => (0, Err(WriteError::panicked())),
+                Err(not_leading) => (0, Err(not_leading.into())),
+            };
             Written { key, looked_at, write, adopted, removal, code, result }
         });
         true
@@ -525,7 +574,9 @@ impl Reconciler {
         }
         let id = write.id();
         let changed = self.in_flight.remove(&key).unwrap_or(false);
-        self.report.count(&write, code, &result, looked_at);
+        if !matches!(result, Err(WriteError::NotLeading(_))) {
+            self.report.count(&write, code, &result, looked_at);
+        }
         match result {
             Ok(after) => {
                 self.pace.succeeded(&key);
@@ -568,6 +619,8 @@ impl Reconciler {
                     self.outdated.insert(id, sent);
                 }
             }
+            // By the clock: the election may say so a moment later.
+            Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
             Err(WriteError::Unanswered) => {
                 self.unanswered = true;
                 self.pace.failed(&key, None);

@@ -31,6 +31,15 @@ pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
     }
 }
 
+/// Returns how long the API server asks to be left alone: where it sends a Status, it repeats RFC
+/// 9110's Retry-After there.
+#[must_use]
+pub fn retry_after(error: &kube::Error) -> Option<Duration> {
+    let kube::Error::Api(status) = error else { return None };
+    let seconds = status.details.as_ref()?.retry_after_seconds;
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+}
+
 /// Returns what is at the bottom of an error: "Connection refused" says more than what is on top.
 #[must_use]
 pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {

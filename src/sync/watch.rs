@@ -15,6 +15,7 @@ use tracing::warn;
 
 use super::admission::{Admission, Subject, Unusable};
 use super::brakes::{Doubt, SECOND_LOOK};
+use super::election::Leadership;
 use super::events::{Reason, Regarding};
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
@@ -50,6 +51,10 @@ pub struct ClusterSource {
     pub store: Arc<Store>,
     /// Where changes are told.
     pub news: News,
+    /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
+    pub leadership: Leadership,
+    /// The last term in which everything has been listed.
+    pub listed: tokio::sync::watch::Sender<u64>,
 }
 
 /// The events of a watch, of objects that can be decoded or not.
@@ -137,6 +142,7 @@ impl ClusterSource {
             let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
             namespaces.iter().map(scope).collect()
         };
+        let mut term = self.leadership.term();
         let mut events = SelectAll::new();
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
@@ -145,6 +151,15 @@ impl ClusterSource {
         loop {
             let again = scopes.iter().filter_map(|scope| scope.again).min();
             let (number, event) = tokio::select! {
+                biased;
+                () = self.leadership.beyond(term) => {
+                    term = self.leadership.term();
+                    for (number, scope) in scopes.iter_mut().enumerate() {
+                        scope.listed = false;
+                        events.push(self.follow(number, scope));
+                    }
+                    continue;
+                }
                 event = events.next() => event.ok_or(SyncError::WatchEnded)?,
                 () = until(again) => {
                     for (number, scope) in scopes.iter_mut().enumerate() {
@@ -167,7 +182,11 @@ impl ClusterSource {
                     let list = std::mem::take(&mut scope.list);
                     let changes = self.take_list(scope, list);
                     complaints.retain(|key| self.store.get(key).is_some());
-                    self.listed(changes, scopes.iter().all(|scope| scope.listed));
+                    let complete = scopes.iter().all(|scope| scope.listed);
+                    self.listed(changes, complete);
+                    if complete {
+                        self.listed.send_replace(term);
+                    }
                 }
                 Event::Apply(object) => self.applied(object, &mut complaints),
                 // "Left the selection", with the object as it was before: only its key, uid and

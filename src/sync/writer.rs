@@ -14,11 +14,12 @@ use serde_json::{Value, json};
 use tower::timeout::error::Elapsed;
 
 use super::desired::{FIELD_MANAGER, merge_patch};
+use super::election::NotLeading;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::plan::Write;
 use super::service::{FINALIZER, Service};
-use super::trouble::{Complaints, Outage, WatchTrouble, explain, root_cause};
+use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
 use super::watch::{Events, guarded, readable};
 use crate::store::ServiceKey;
 
@@ -57,6 +58,9 @@ pub enum WriteError {
     /// The object is gone.
     #[error("the object is gone")]
     Gone,
+    /// Another instance leads, or may lead by now.
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
     /// There was no answer, which has been logged.
     #[error("no answer")]
     Unanswered,
@@ -260,13 +264,7 @@ fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteErr
         retry_after,
     };
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
-    // Where the API server sends a Status, it repeats RFC 9110's Retry-After there.
-    let retry_after = status
-        .details
-        .as_ref()
-        .map(|details| details.retry_after_seconds)
-        .filter(|seconds| *seconds > 0)
-        .map(|seconds| Duration::from_secs(seconds.into()));
+    let retry_after = retry_after(&error);
     match code {
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,

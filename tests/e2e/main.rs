@@ -11,6 +11,7 @@ mod convergence;
 mod events;
 mod finalizer;
 mod harness;
+mod leader;
 mod manifests;
 mod selection;
 mod sockets;

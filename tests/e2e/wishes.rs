@@ -25,6 +25,7 @@ async fn a_load_balancer_has_the_dns_names_that_its_annotation_asks_for() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("names").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    linker.ready().await;
     balancer(&cluster, &namespace, "web", "a.example.com").await;
     let zone = format!("{namespace}.lb.internal");
     ask_for(&cluster, &namespace, "web", Some(&format!("shop.{zone},*.apps.{zone},shop.example.com"))).await;
@@ -115,6 +116,8 @@ async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("refused").await;
     let args = ["--upstream", "none", "--target-domains", "example.com", "--target-nets", "192.0.2.0/24"];
+    // The metric counts the links of one namespace.
+    let args = [&args[..], &["--watch-namespaces", &namespace]].concat();
     let mut linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "web", "a.example.com").await;
     let object = format!("web-{namespace}-ext");

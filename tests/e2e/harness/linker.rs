@@ -31,7 +31,16 @@ pub struct Linker {
 
 /// Runs lb-linker with these arguments until it ends by itself.
 pub fn run_to_end<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    run_to_end_with(&[], args)
+}
+
+/// Does what [`run_to_end`] does, with these variables.
+pub fn run_to_end_with<S: AsRef<OsStr>>(
+    variables: &[(&str, &str)],
+    args: impl IntoIterator<Item = S>,
+) -> Output {
     let mut command = bare();
+    command.envs(variables.iter().copied());
     command.args(args).stdin(Stdio::null()).output().expect("lb-linker can be started")
 }
 
@@ -41,7 +50,10 @@ fn bare() -> Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         let ours = text.starts_with("LB_LINKER_") || text.to_ascii_lowercase().ends_with("_proxy");
-        if ours || ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "RUST_LOG"].contains(&&*text) {
+        if ours
+            || ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_NAMESPACE", "RUST_LOG"]
+                .contains(&&*text)
+        {
             command.env_remove(&name);
         }
     }
@@ -51,7 +63,16 @@ fn bare() -> Command {
 impl Linker {
     /// Starts lb-linker with these arguments beside those for its ports, and waits until its ports are open.
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
+        Self::start_with(&[], args)
+    }
+
+    /// Does what [`Linker::start`] does, with these variables.
+    pub fn start_with<S: AsRef<OsStr>>(
+        variables: &[(&str, &str)],
+        args: impl IntoIterator<Item = S>,
+    ) -> Self {
         let mut command = bare();
+        command.envs(variables.iter().copied());
         for flag in ["--listen", "--metrics-listen", "--health-listen", "--ready-listen"] {
             command.args([flag, "127.0.0.1:0"]);
         }

@@ -1,0 +1,219 @@
+//! The flags of the leader election, and what they mean where lb-linker runs.
+
+use clap::{Args, ValueEnum};
+
+use super::values::{identity, object_name};
+use super::{ConfigError, Flags};
+use crate::sync::election::Candidacy;
+use crate::sync::plan::SyncMode;
+
+/// Where a Pod is told its namespace.
+const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// How it is decided which of several replicas writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LeaderElection {
+    /// By a Lease that is renewed.
+    Lease,
+    /// By a Lease that ends with the Pod that owns it.
+    Life,
+    /// There is only one.
+    Off,
+}
+
+/// The flags of the leader election.
+#[derive(Clone, Debug, Args)]
+pub struct ElectionFlags {
+    /// How it is decided which of several instances writes: by a Lease that is renewed, by one that
+    /// ends with its Pod, or not at all [default: lease in a cluster, else off]
+    #[arg(
+        long,
+        value_name = "HOW",
+        env = "LB_LINKER_LEADER_ELECTION",
+        value_enum,
+        help_heading = "Leader election"
+    )]
+    pub leader_election: Option<LeaderElection>,
+
+    /// Name of the Lease
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "LB_LINKER_LEASE_NAME",
+        default_value = "lb-linker",
+        value_parser = object_name,
+        help_heading = "Leader election"
+    )]
+    pub lease_name: String,
+
+    /// What this instance is called in the Lease [default: $POD_NAME, else the host's name]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "LB_LINKER_IDENTITY",
+        value_parser = identity,
+        help_heading = "Leader election"
+    )]
+    pub identity: Option<String>,
+}
+
+/// What a process can find out about where it runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Surroundings {
+    in_cluster: bool,
+    pod_name: Option<String>,
+    pod_namespace: Option<String>,
+    account_namespace: Option<String>,
+    host: Option<String>,
+}
+
+impl Surroundings {
+    /// Looks around.
+    pub(super) fn look() -> Self {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self {
+            in_cluster: variable("KUBERNETES_SERVICE_HOST").is_some(),
+            pod_name: variable("POD_NAME"),
+            pod_namespace: variable("POD_NAMESPACE"),
+            account_namespace: std::fs::read_to_string(ACCOUNT_NAMESPACE)
+                .ok()
+                .map(|namespace| namespace.trim().to_owned())
+                .filter(|namespace| !namespace.is_empty()),
+            host: nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok()),
+        }
+    }
+}
+
+impl Flags {
+    /// Returns the election to take part in; none where nobody else writes, or nobody at all.
+    ///
+    /// # Errors
+    /// With leader-for-life outside a Pod.
+    pub fn candidacy(&self) -> Result<Option<Candidacy>, ConfigError> {
+        self.candidacy_in(Surroundings::look())
+    }
+
+    pub(super) fn candidacy_in(&self, around: Surroundings) -> Result<Option<Candidacy>, ConfigError> {
+        let in_cluster = around.in_cluster && self.kubeconfig.is_none() && self.context.is_none();
+        let usual = if in_cluster { LeaderElection::Lease } else { LeaderElection::Off };
+        let how = self.election.leader_election.unwrap_or(usual);
+        if self.manifests.is_some() || self.sync != SyncMode::On || how == LeaderElection::Off {
+            return Ok(None);
+        }
+        let pod = around.pod_name.clone();
+        let pods_namespace = around.pod_namespace.clone();
+        let identity = self.identity_in(&around);
+        let (namespace, pod) = if how == LeaderElection::Life {
+            let (Some(pod), Some(namespace)) = (pod, pods_namespace) else {
+                return Err(ConfigError::LifeOutsideAPod);
+            };
+            (namespace, Some(pod))
+        } else {
+            let own = around.pod_namespace.or(around.account_namespace).filter(|_| in_cluster);
+            (own.unwrap_or_else(|| self.target_namespace.clone()), None)
+        };
+        Ok(Some(Candidacy { namespace, lease: self.election.lease_name.clone(), identity, pod }))
+    }
+
+    /// Returns what this instance is called, in the Lease and in Events.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        self.identity_in(&Surroundings::look())
+    }
+
+    fn identity_in(&self, around: &Surroundings) -> String {
+        let named = [&self.election.identity, &around.pod_name, &around.host];
+        named.into_iter().flatten().next().map_or_else(|| "lb-linker".to_owned(), Clone::clone)
+    }
+
+    /// Returns the flags of the election with their values in force.
+    pub(super) fn effective_election(&self) -> Vec<(&'static str, String)> {
+        let Ok(Some(Candidacy { lease, identity, pod, .. })) = self.candidacy() else {
+            return vec![("--leader-election", "off".to_owned())];
+        };
+        let how = if pod.is_some() { LeaderElection::Life } else { LeaderElection::Lease };
+        vec![
+            ("--leader-election", super::value_name(&how)),
+            ("--lease-name", lease),
+            ("--identity", identity),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn in_pod() -> Surroundings {
+        Surroundings {
+            in_cluster: true,
+            pod_name: Some("lb-linker-7d9f".to_owned()),
+            pod_namespace: Some("lb-linker".to_owned()),
+            account_namespace: Some("of-the-account".to_owned()),
+            host: Some("host".to_owned()),
+        }
+    }
+
+    fn outside() -> Surroundings {
+        Surroundings { host: Some("host".to_owned()), ..Default::default() }
+    }
+
+    /// Namespace, Lease, identity, Pod.
+    fn candidacy(around: Surroundings, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
+        let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
+        let candidacy = flags.candidacy_in(around).map_err(|error| error.to_string())?;
+        Ok(candidacy.map(|Candidacy { namespace, lease, identity, pod }| {
+            [namespace, lease, identity, pod.unwrap_or_default()]
+        }))
+    }
+
+    #[test]
+    fn who_takes_part_where_depends_on_where_it_runs() {
+        let takes_part = |around, arguments: &[&str], expected: [&str; 4]| {
+            let found = candidacy(around, arguments).unwrap();
+            assert_eq!(found, Some(expected.map(str::to_owned)), "{arguments:?}");
+        };
+        takes_part(in_pod(), &[], ["lb-linker", "lb-linker", "lb-linker-7d9f", ""]);
+        let unnamed = Surroundings { pod_name: None, pod_namespace: None, ..in_pod() };
+        takes_part(unnamed.clone(), &[], ["of-the-account", "lb-linker", "host", ""]);
+        takes_part(
+            outside(),
+            &["--leader-election=lease", "--identity=me", "--lease-name=mine"],
+            ["external-targets", "mine", "me", ""],
+        );
+        // The Pod isn't in the cluster that the kubeconfig leads to.
+        takes_part(
+            in_pod(),
+            &["--leader-election=lease", "--kubeconfig=k"],
+            ["external-targets", "lb-linker", "lb-linker-7d9f", ""],
+        );
+        takes_part(
+            in_pod(),
+            &["--leader-election=life"],
+            ["lb-linker", "lb-linker", "lb-linker-7d9f", "lb-linker-7d9f"],
+        );
+        for arguments in [
+            &["--leader-election=off"][..],
+            &["--kubeconfig=k"],
+            &["--context=c"],
+            &["--sync=plan", "--leader-election=lease"],
+            &["--sync=off"],
+            &["--manifests=d", "--leader-election=lease"],
+        ] {
+            assert_eq!(candidacy(in_pod(), arguments), Ok(None), "{arguments:?}");
+        }
+        assert_eq!(candidacy(outside(), &[]), Ok(None));
+        for around in [outside(), unnamed] {
+            let refused = candidacy(around, &["--leader-election=life"]).unwrap_err();
+            assert!(refused.contains("POD_NAME and POD_NAMESPACE"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The decisions of one candidate: what to do next, given what was seen and when.
+//!
+//! The moments of a Lease are never read: clocks of machines differ. What counts is how long ago, by
+//! this process's monotonic clock, it saw the Lease change.
+
+use std::mem;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+use super::leadership::{Span, Standing};
+use super::lease::{Owner, claim, duration, holder, owner, released};
+
+/// How long things last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    /// How long a Lease lasts after its last change.
+    pub(super) lease: Duration,
+    /// How long its holder goes on without having renewed it.
+    pub(super) renew: Duration,
+    /// How often the holder renews it and the others look at it.
+    pub(super) retry: Duration,
+}
+
+impl Timing {
+    /// What Kubernetes' own components take.
+    pub(super) const DEFAULT: Self = Self {
+        lease: Duration::from_secs(15),
+        renew: Duration::from_secs(10),
+        retry: Duration::from_secs(2),
+    };
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing before this moment.
+    Wait(Instant),
+    /// Read the Lease.
+    Look,
+    /// Create it.
+    Create,
+    /// Replace it as it was seen last.
+    Replace,
+    /// Delete it as it was seen last.
+    Delete { uid: Option<String>, resource_version: Option<String> },
+    /// Read the Pod of this name, which owns it.
+    LookAtPod(String),
+}
+
+impl Step {
+    /// Returns what is done, for the log.
+    pub(super) fn verb(&self) -> &'static str {
+        match self {
+            Self::Wait(_) => "wait for",
+            Self::Look | Self::LookAtPod(_) => "get",
+            Self::Create => "create",
+            Self::Replace => "update",
+            Self::Delete { .. } => "delete",
+        }
+    }
+}
+
+/// What people and writers need to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    Gained,
+    Lost(String),
+    Resigned,
+    /// Somebody else does.
+    Leads(String),
+}
+
+/// A Lease as it was seen last.
+#[derive(Debug)]
+struct Sighting {
+    lease: Lease,
+    /// When this process saw it change.
+    changed: Instant,
+    /// Whether it was read since the last wait. Who was stopped for long may see it renewed.
+    fresh: bool,
+    /// Whether the Pod that owns it lives, if somebody has looked.
+    owner_lives: Option<bool>,
+}
+
+#[derive(Debug)]
+enum Known {
+    Nothing,
+    Absent,
+    There(Box<Sighting>),
+}
+
+/// Whose a Lease is that was read a moment ago.
+enum Whose {
+    Mine,
+    Nobodys,
+    /// Somebody's, up to this moment if it has one.
+    Theirs(Option<Instant>),
+    /// That of whoever runs in this Pod, if it lives.
+    Pods(String),
+}
+
+/// One candidate.
+#[derive(Debug)]
+pub(super) struct Elector {
+    me: String,
+    /// With leader-for-life: the Pod that this is.
+    pod: Option<Owner>,
+    timing: Timing,
+    known: Known,
+    /// Nothing is asked before.
+    due: Instant,
+    /// Whether the last write was refused because the Lease had changed.
+    conflict: bool,
+    /// Until when it is held, and from when on others may have it.
+    held: Option<(Instant, Instant)>,
+    term: u64,
+    /// Who was said to lead.
+    leader: Option<String>,
+    news: Vec<News>,
+}
+
+impl Elector {
+    /// Returns a candidate that knows nothing; `term` is that of its last lease.
+    pub(super) fn new(me: String, pod: Option<Owner>, timing: Timing, term: u64, now: Instant) -> Self {
+        Self {
+            me,
+            pod,
+            timing,
+            known: Known::Nothing,
+            due: now,
+            conflict: false,
+            held: None,
+            term,
+            leader: None,
+            news: Vec::new(),
+        }
+    }
+
+    /// Returns what writers are told.
+    pub(super) fn standing(&self) -> Standing {
+        let held = self.held.map(|(renewed_by, end)| Span::Until { renewed_by, end });
+        Standing { term: self.term, held }
+    }
+
+    /// Returns what is new since the last call.
+    pub(super) fn take_news(&mut self) -> Vec<News> {
+        mem::take(&mut self.news)
+    }
+
+    /// Returns the moment at which the lease is lost unless it is renewed before.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.held.map(|(renewed_by, _)| renewed_by)
+    }
+
+    // === what to do ===
+
+    /// Decides the next step.
+    pub(super) fn next(&mut self, now: Instant) -> Step {
+        self.expire(now);
+        if now < self.due {
+            return Step::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
+        }
+        let sighting = match &self.known {
+            Known::Nothing => return Step::Look,
+            Known::Absent => return Step::Create,
+            Known::There(sighting) => sighting,
+        };
+        // The version in it says whether it is still the newest.
+        let renews = self.held.is_some() && self.pod.is_none() && !self.conflict;
+        if renews {
+            return Step::Replace;
+        }
+        if !sighting.fresh {
+            return Step::Look;
+        }
+        match (self.whose(sighting, now), &self.pod) {
+            (Whose::Mine, _) | (Whose::Nobodys, None) => Step::Replace,
+            (Whose::Nobodys, Some(_)) => {
+                let metadata = &sighting.lease.metadata;
+                Step::Delete {
+                    uid: metadata.uid.clone(),
+                    resource_version: metadata.resource_version.clone(),
+                }
+            }
+            (Whose::Pods(pod), _) => Step::LookAtPod(pod),
+            (Whose::Theirs(end), _) => {
+                let look = now + self.timing.retry;
+                self.rest_until(end.map_or(look, |end| end.min(look)));
+                Step::Wait(self.due)
+            }
+        }
+    }
+
+    fn whose(&self, Sighting { lease, changed, owner_lives, .. }: &Sighting, now: Instant) -> Whose {
+        match holder(lease) {
+            None => return Whose::Nobodys,
+            Some(holder) if holder == self.me => return Whose::Mine,
+            Some(_) => {}
+        }
+        if let (Some(me), Some(owner)) = (&self.pod, owner(lease)) {
+            return match owner_lives {
+                // What ran in this Pod before has ended.
+                _ if owner.uid == me.uid => Whose::Mine,
+                None => Whose::Pods(owner.name),
+                Some(true) => Whose::Theirs(None),
+                Some(false) => Whose::Nobodys,
+            };
+        }
+        match duration(lease, self.timing.lease).map(|duration| *changed + duration) {
+            Some(end) if end <= now => Whose::Nobodys,
+            end => Whose::Theirs(end),
+        }
+    }
+
+    /// Returns the Lease as it is to be written.
+    pub(super) fn claim(&self, name: &str, now: Timestamp) -> Lease {
+        let there = match &self.known {
+            Known::There(sighting) => Some(&sighting.lease),
+            Known::Nothing | Known::Absent => None,
+        };
+        claim(there, name, &self.me, self.pod.as_ref(), self.timing.lease, now)
+    }
+
+    /// Returns the Lease as it is to be left, if it is ours.
+    pub(super) fn release(&self, now: Timestamp) -> Option<Lease> {
+        match &self.known {
+            Known::There(sighting) if holder(&sighting.lease) == Some(&*self.me) => {
+                Some(released(sighting.lease.clone(), now))
+            }
+            _ => None,
+        }
+    }
+
+    // === what was seen ===
+
+    /// Takes over an answer to [`Step::Look`] that was asked for at `sent`.
+    pub(super) fn saw(&mut self, lease: Option<Lease>, sent: Instant, now: Instant) {
+        self.expire(now);
+        let Some(lease) = lease else { return self.is_absent(now) };
+        let version = |lease: &Lease| (lease.metadata.uid.clone(), lease.metadata.resource_version.clone());
+        let changed = match &self.known {
+            Known::There(known) if version(&known.lease) == version(&lease) => known.changed,
+            _ => now,
+        };
+        let holder = holder(&lease).map(ToOwned::to_owned);
+        let mine = holder.as_ref() == Some(&self.me);
+        self.known = Known::There(Box::new(Sighting { lease, changed, fresh: true, owner_lives: None }));
+        self.due = now;
+        if mine && self.pod.is_some() {
+            // With leader-for-life the Lease isn't renewed, but looked at.
+            return self.hold(sent, now);
+        }
+        if !mine {
+            self.lose(holder.as_ref().map_or_else(
+                || "somebody has emptied the Lease".to_owned(),
+                |holder| format!("{holder} has taken the Lease"),
+            ));
+        }
+        if let Some(holder) = holder.filter(|holder| !mine && self.leader.as_ref() != Some(holder)) {
+            self.news.push(News::Leads(holder.clone()));
+            self.leader = Some(holder);
+        }
+    }
+
+    /// Takes over the Lease as it is after a write of ours that was sent at `sent`.
+    pub(super) fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
+        self.expire(now);
+        self.conflict = false;
+        self.known =
+            Known::There(Box::new(Sighting { lease, changed: now, fresh: false, owner_lives: None }));
+        self.hold(sent, now);
+    }
+
+    /// Takes over that the Lease was deleted.
+    pub(super) fn deleted(&mut self, now: Instant) {
+        self.is_absent(now);
+    }
+
+    /// Takes over that there was none to write.
+    pub(super) fn gone(&mut self, now: Instant) {
+        self.expire(now);
+        self.is_absent(now);
+    }
+
+    /// Takes over the Pod that owns the Lease, as it is.
+    pub(super) fn saw_pod(&mut self, pod: Option<&Pod>) {
+        let Known::There(sighting) = &mut self.known else { return };
+        let owner = owner(&sighting.lease);
+        let lives = pod.is_some_and(|pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            // One that was evicted has failed.
+            pod.metadata.uid == owner.map(|owner| owner.uid) && !matches!(phase, Some("Succeeded" | "Failed"))
+        });
+        sighting.owner_lives = Some(lives);
+    }
+
+    /// Takes over that the Lease isn't as it was seen last, or has been created by somebody else.
+    pub(super) fn conflict(&mut self, now: Instant) {
+        self.expire(now);
+        // At once: somebody else may lead. But where somebody writes it all the time, not in a loop.
+        let pause = if mem::replace(&mut self.conflict, true) { self.timing.retry } else { Duration::ZERO };
+        if matches!(self.known, Known::Absent) {
+            self.known = Known::Nothing;
+        }
+        self.rest_until(now + pause);
+    }
+
+    /// Takes over that a request failed: after that `pause` is due for who doesn't lead, and
+    /// `at_least` for everybody.
+    pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: Instant) {
+        self.expire(now);
+        if matches!(self.known, Known::Absent) {
+            self.known = Known::Nothing;
+        }
+        let pause = if self.held.is_some() { self.timing.retry.min(pause) } else { pause };
+        self.rest_until(now + pause.max(at_least));
+    }
+
+    /// Gives the lease up.
+    pub(super) fn resign(&mut self) {
+        if self.held.take().is_some() {
+            self.news.push(News::Resigned);
+        }
+    }
+
+    fn is_absent(&mut self, now: Instant) {
+        self.lose("somebody has deleted the Lease".to_owned());
+        self.known = Known::Absent;
+        self.due = now;
+    }
+
+    fn rest_until(&mut self, due: Instant) {
+        self.due = due;
+        if let Known::There(sighting) = &mut self.known {
+            sighting.fresh = false;
+        }
+    }
+
+    // === the lease ===
+
+    /// Counts from when the request was sent: others count from when they saw what it did, which is
+    /// later.
+    fn hold(&mut self, sent: Instant, now: Instant) {
+        let renewed_by = sent + self.timing.renew;
+        self.rest_until(sent + self.timing.retry);
+        if renewed_by <= now {
+            // An answer that took too long.
+            return;
+        }
+        if self.held.replace((renewed_by, sent + self.timing.lease)).is_none() {
+            self.term += 1;
+            self.leader = Some(self.me.clone());
+            self.news.push(News::Gained);
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        if self.deadline().is_some_and(|deadline| deadline <= now) {
+            let verb = if self.pod.is_some() { "read" } else { "renewed" };
+            self.lose(format!("the Lease couldn't be {verb} for {} s", self.timing.renew.as_secs()));
+        }
+    }
+
+    fn lose(&mut self, why: String) {
+        if self.held.take().is_some() {
+            self.news.push(News::Lost(why));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

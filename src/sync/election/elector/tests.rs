@@ -1,0 +1,357 @@
+use serde_json::json;
+
+use super::*;
+
+const ME: &str = "me_1";
+const T: Timing = Timing::DEFAULT;
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A Lease of `holder` in version `version`.
+fn lease(holder: &str, version: u64) -> Lease {
+    serde_json::from_value(json!({
+        "metadata": {"name": "lb-linker", "uid": "lease-uid", "resourceVersion": version.to_string()},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 3,
+            "acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z"},
+    }))
+    .unwrap()
+}
+
+/// A Lease that a Pod owns.
+fn owned(holder: &str, version: u64, pod: &str, uid: &str) -> Lease {
+    let owner = Owner { name: pod.to_owned(), uid: uid.to_owned() };
+    let mut owned = claim(None, "lb-linker", holder, Some(&owner), T.lease, Timestamp::UNIX_EPOCH);
+    owned.metadata.uid = Some("lease-uid".to_owned());
+    owned.metadata.resource_version = Some(version.to_string());
+    owned
+}
+
+fn pod(uid: &str, phase: &str) -> Pod {
+    serde_json::from_value(json!({"metadata": {"name": "p", "uid": uid}, "status": {"phase": phase}}))
+        .unwrap()
+}
+
+fn candidate(now: Instant) -> Elector {
+    Elector::new(ME.to_owned(), None, T, 0, now)
+}
+
+fn for_life(now: Instant) -> Elector {
+    let pod = Owner { name: "my-pod".to_owned(), uid: "my-uid".to_owned() };
+    Elector::new(ME.to_owned(), Some(pod), T, 0, now)
+}
+
+/// A candidate that has just created the Lease.
+fn leader(now: Instant) -> Elector {
+    let mut elector = candidate(now);
+    elector.saw(None, now, now);
+    assert_eq!(elector.next(now), Step::Create);
+    elector.wrote(lease(ME, 1), now, now);
+    assert_eq!(elector.take_news(), [News::Gained]);
+    elector
+}
+
+#[tokio::test]
+async fn a_lease_that_isnt_there_is_made_and_renewed_every_two_seconds() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    assert_eq!(elector.next(start), Step::Look);
+    assert_eq!(elector.standing(), Standing::default());
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Create);
+    // The answer takes a second. What counts is when it was asked.
+    elector.wrote(lease(ME, 1), start, start + seconds(1));
+    assert_eq!(elector.take_news(), [News::Gained]);
+    let held = Span::Until { renewed_by: start + seconds(10), end: start + seconds(15) };
+    assert_eq!(elector.standing(), Standing { term: 1, held: Some(held) });
+    assert_eq!(elector.next(start + seconds(1)), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start + seconds(2)), Step::Replace);
+    elector.wrote(lease(ME, 2), start + seconds(2), start + seconds(2));
+    let held = Span::Until { renewed_by: start + seconds(12), end: start + seconds(17) };
+    assert_eq!(elector.standing(), Standing { term: 1, held: Some(held) });
+    assert_eq!(elector.take_news(), []);
+}
+
+#[tokio::test]
+async fn somebody_elses_lease_is_taken_when_it_hasnt_changed_for_its_duration() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    let look = |elector: &mut Elector, at: u64, version| {
+        let now = start + seconds(at);
+        assert_eq!(elector.next(now), Step::Look, "{at}");
+        elector.saw(Some(lease("other_2", version)), now, now);
+        elector.next(now)
+    };
+    // It is renewed at 4 s, whatever times are written in it.
+    assert_eq!(look(&mut elector, 2, 1), Step::Wait(start + seconds(4)));
+    assert_eq!(look(&mut elector, 4, 2), Step::Wait(start + seconds(6)));
+    assert_eq!(look(&mut elector, 18, 2), Step::Wait(start + seconds(19)), "no longer than it lasts");
+    assert_eq!(look(&mut elector, 19, 2), Step::Replace);
+    let mine = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
+    assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "never over a newer one");
+    elector.wrote(lease(ME, 3), start + seconds(19), start + seconds(19));
+    assert_eq!(elector.take_news(), [News::Gained], "who leads is said once");
+}
+
+#[tokio::test]
+async fn who_was_stopped_looks_before_it_judges() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    let late = start + seconds(3600);
+    assert_eq!(elector.next(late), Step::Look);
+    elector.saw(Some(lease("other_2", 99)), late, late);
+    assert_eq!(elector.next(late), Step::Wait(late + seconds(2)));
+}
+
+#[tokio::test]
+async fn an_empty_holder_is_free_at_once() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("", 1)), start, start);
+    assert_eq!(elector.next(start), Step::Replace);
+    assert_eq!(elector.take_news(), []);
+}
+
+#[tokio::test]
+async fn what_isnt_renewed_in_time_is_lost_and_got_again_in_another_term() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    for at in [2, 4, 6, 8] {
+        let now = start + seconds(at);
+        assert_eq!(elector.next(now), Step::Replace);
+        elector.failed(seconds(15), Duration::ZERO, now);
+    }
+    assert_eq!(elector.next(start + seconds(8)), Step::Wait(start + seconds(10)));
+    let late = start + seconds(10);
+    assert_eq!(elector.next(late), Step::Look);
+    assert_eq!(elector.take_news(), [News::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
+    assert_eq!(elector.standing(), Standing { term: 1, held: None });
+    // Nobody has taken it.
+    elector.saw(Some(lease(ME, 1)), late, late);
+    assert_eq!(elector.next(late), Step::Replace);
+    assert_eq!(elector.standing().held, None, "not before it is renewed");
+    elector.wrote(lease(ME, 2), late, late);
+    assert_eq!(elector.take_news(), [News::Gained]);
+    assert_eq!(elector.standing().term, 2);
+}
+
+#[tokio::test]
+async fn an_answer_that_came_while_the_process_was_stopped_gives_no_lease() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    let (sent, now) = (start + seconds(2), start + seconds(60));
+    assert_eq!(elector.next(sent), Step::Replace);
+    elector.wrote(lease(ME, 2), sent, now);
+    assert!(matches!(&elector.take_news()[..], [News::Lost(_)]));
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(Some(lease("other_2", 9)), now, now);
+    assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_takes_is_lost_at_once() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    let now = start + seconds(2);
+    assert_eq!(elector.next(now), Step::Replace);
+    elector.conflict(now);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(Some(lease("thief", 7)), now, now);
+    let lost = News::Lost("thief has taken the Lease".to_owned());
+    assert_eq!(elector.take_news(), [lost, News::Leads("thief".to_owned())]);
+    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_only_labels_stays_ours_and_is_no_hot_loop() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    let now = start + seconds(2);
+    assert_eq!(elector.next(now), Step::Replace);
+    elector.conflict(now);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(Some(lease(ME, 7)), now, now);
+    assert_eq!(elector.next(now), Step::Replace);
+    elector.conflict(now);
+    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "the second time in a row");
+    assert_eq!(elector.next(now + seconds(2)), Step::Look);
+    elector.saw(Some(lease(ME, 8)), now, now + seconds(2));
+    assert_eq!(elector.next(now + seconds(2)), Step::Replace);
+    elector.wrote(lease(ME, 9), now + seconds(2), now + seconds(2));
+    assert_eq!(elector.standing().term, 1);
+    assert_eq!(elector.take_news(), []);
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    let now = start + seconds(2);
+    assert_eq!(elector.next(now), Step::Replace);
+    elector.gone(now);
+    assert_eq!(elector.take_news(), [News::Lost("somebody has deleted the Lease".to_owned())]);
+    assert_eq!(elector.next(now), Step::Create);
+    elector.wrote(lease(ME, 9), now, now);
+    assert_eq!(elector.standing().term, 2);
+}
+
+#[tokio::test]
+async fn who_is_second_to_create_it_follows() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Create);
+    elector.conflict(start);
+    assert_eq!(elector.next(start), Step::Look);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+}
+
+#[tokio::test]
+async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Create);
+    elector.failed(seconds(9), seconds(1), start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(9)));
+    assert_eq!(elector.next(start + seconds(9)), Step::Look, "somebody may have made it");
+    // The API server may ask for more, also of a leader.
+    let mut elector = leader(start);
+    elector.failed(seconds(9), seconds(4), start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(4)));
+}
+
+#[tokio::test]
+async fn a_lease_is_written_and_left_as_client_go_does() {
+    let start = Instant::now();
+    let at = |text: &str| text.parse::<Timestamp>().unwrap();
+    let show = |lease: &Lease| serde_json::to_value(lease.spec.as_ref().unwrap()).unwrap();
+    let mut elector = candidate(start);
+    elector.saw(None, start, start);
+    let made = elector.claim("lb-linker", at("2026-02-01T00:00:00Z"));
+    let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 0,
+        "acquireTime": "2026-02-01T00:00:00.000000Z", "renewTime": "2026-02-01T00:00:00.000000Z"});
+    assert_eq!(show(&made), expected);
+    assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None, "it isn't ours yet");
+    elector.wrote(made, start, start);
+    let renewed = elector.claim("lb-linker", at("2026-02-01T00:00:02Z"));
+    let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 0,
+        "acquireTime": "2026-02-01T00:00:00.000000Z", "renewTime": "2026-02-01T00:00:02.000000Z"});
+    assert_eq!(show(&renewed), expected);
+    let left = elector.release(at("2026-02-01T00:00:03Z")).unwrap();
+    let expected = json!({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 0,
+        "acquireTime": "2026-02-01T00:00:03.000000Z", "renewTime": "2026-02-01T00:00:03.000000Z"});
+    assert_eq!(show(&left), expected);
+
+    elector.saw(Some(lease("other_2", 5)), start, start);
+    let taken = elector.claim("lb-linker", at("2026-02-01T00:00:09Z"));
+    let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 4,
+        "acquireTime": "2026-02-01T00:00:09.000000Z", "renewTime": "2026-02-01T00:00:09.000000Z"});
+    assert_eq!(show(&taken), expected);
+    assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None);
+    // One that a Pod has left, with leader-for-life, mustn't end with that Pod.
+    elector.saw(Some(owned("", 6, "p", "u")), start, start);
+    assert_eq!(elector.claim("lb-linker", Timestamp::UNIX_EPOCH).metadata.owner_references, None);
+}
+
+#[tokio::test]
+async fn for_life_a_lease_is_owned_by_the_pod_and_read_instead_of_renewed() {
+    let start = Instant::now();
+    let mut elector = for_life(start);
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Create);
+    let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
+    let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "my-pod", "uid": "my-uid"}]);
+    assert_eq!(serde_json::to_value(&made.metadata.owner_references).unwrap(), owners);
+    assert_eq!(made.spec.as_ref().unwrap().lease_duration_seconds, None);
+    elector.wrote(owned(ME, 1, "my-pod", "my-uid"), start, start);
+    assert_eq!(elector.take_news(), [News::Gained]);
+    let now = start + seconds(2);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), now, now);
+    let held = Span::Until { renewed_by: now + seconds(10), end: now + seconds(15) };
+    assert_eq!(elector.standing(), Standing { term: 1, held: Some(held) });
+    // Cut off, and back: it is still the Pod's, and another term.
+    let late = start + seconds(60);
+    assert_eq!(elector.next(late), Step::Look);
+    assert_eq!(elector.take_news(), [News::Lost("the Lease couldn't be read for 10 s".to_owned())]);
+    elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), late, late);
+    assert_eq!(elector.standing().term, 2);
+}
+
+#[tokio::test]
+async fn for_life_the_lease_of_a_pod_is_deleted_when_the_pod_is_over_and_never_before() {
+    for (found, is_over) in [
+        (Some(pod("their-uid", "Running")), false),
+        (Some(pod("their-uid", "Pending")), false),
+        (Some(pod("their-uid", "Unknown")), false),
+        (Some(pod("their-uid", "Succeeded")), true),
+        (Some(pod("their-uid", "Failed")), true),
+        (Some(pod("another-uid", "Running")), true),
+        (None, true),
+    ] {
+        let start = Instant::now();
+        let mut elector = for_life(start);
+        elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+        // Its age is no matter.
+        let now = start + seconds(3600);
+        assert_eq!(elector.next(now), Step::LookAtPod("their-pod".to_owned()));
+        elector.saw_pod(found.as_ref());
+        if !is_over {
+            assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "{found:?}");
+            assert_eq!(elector.next(now + seconds(2)), Step::Look);
+            continue;
+        }
+        let only = (Some("lease-uid".to_owned()), Some("4".to_owned()));
+        assert_eq!(elector.next(now), Step::Delete { uid: only.0, resource_version: only.1 }, "{found:?}");
+        elector.deleted(now);
+        assert_eq!(elector.next(now), Step::Create);
+    }
+}
+
+#[tokio::test]
+async fn for_life_the_next_process_in_the_same_pod_goes_on() {
+    let start = Instant::now();
+    let mut elector = for_life(start);
+    elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
+    assert_eq!(elector.next(start), Step::Replace);
+}
+
+#[tokio::test]
+async fn the_two_kinds_of_leases_respect_each_other() {
+    let start = Instant::now();
+    let late = start + seconds(3600);
+    // One that ends with its Pod has no time.
+    let mut elector = candidate(start);
+    elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(late), Step::Look);
+    elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), late, late);
+    assert_eq!(elector.next(late), Step::Wait(late + seconds(2)));
+    // One that is renewed has no Pod.
+    let mut elector = for_life(start);
+    elector.saw(Some(lease("other_2", 4)), start, start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    let later = start + seconds(15);
+    assert_eq!(elector.next(later), Step::Look);
+    elector.saw(Some(lease("other_2", 4)), later, later);
+    assert!(matches!(elector.next(later), Step::Delete { .. }));
+}
+
+#[tokio::test]
+async fn who_is_told_to_stop_says_so_once() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    elector.resign();
+    elector.resign();
+    assert_eq!(elector.take_news(), [News::Resigned]);
+    assert_eq!(elector.standing().held, None);
+}

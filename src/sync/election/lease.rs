@@ -1,0 +1,92 @@
+//! What a Lease says, and what is written into it: as client-go does, so that `kubectl get leases`
+//! reads as with everybody else.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
+
+/// The Pod that owns a Lease, with leader-for-life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) name: String,
+    pub(super) uid: String,
+}
+
+/// Returns who holds a Lease. An empty holder is none.
+pub(super) fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+}
+
+/// Returns the Pod that owns a Lease.
+pub(super) fn owner(lease: &Lease) -> Option<Owner> {
+    let mut owners = lease.metadata.owner_references.iter().flatten();
+    let pod = owners.find(|owner| is_pod(owner))?;
+    Some(Owner { name: pod.name.clone(), uid: pod.uid.clone() })
+}
+
+/// Returns how long a Lease lasts after its last change; nothing for one that ends with its Pod.
+pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
+    let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+    match seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None if owner(lease).is_some() => None,
+        None => Some(usual),
+    }
+}
+
+/// Returns a Lease as its holder writes it, in place of the one that is there. `duration` is none
+/// with leader-for-life.
+pub(super) fn claim(
+    there: Option<&Lease>,
+    name: &str,
+    me: &str,
+    pod: Option<&Owner>,
+    duration: Duration,
+    now: Timestamp,
+) -> Lease {
+    let mut lease = there.cloned().unwrap_or_default();
+    lease.metadata.name = Some(name.to_owned());
+    let owners = lease.metadata.owner_references.take().unwrap_or_default();
+    let owners: Vec<_> = owners
+        .into_iter()
+        .filter(|owner| !is_pod(owner))
+        .chain(pod.map(|pod| OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            ..Default::default()
+        }))
+        .collect();
+    lease.metadata.owner_references = (!owners.is_empty()).then_some(owners);
+    let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+    if there.is_none_or(|there| holder(there) != Some(me)) {
+        spec.lease_transitions = Some(match there {
+            Some(_) => spec.lease_transitions.unwrap_or_default().saturating_add(1),
+            None => 0,
+        });
+        spec.acquire_time = Some(MicroTime(now));
+    }
+    spec.holder_identity = Some(me.to_owned());
+    spec.lease_duration_seconds =
+        pod.is_none().then(|| i32::try_from(duration.as_secs()).unwrap_or(i32::MAX));
+    spec.renew_time = Some(MicroTime(now));
+    lease
+}
+
+/// Returns a Lease as its holder leaves it.
+pub(super) fn released(mut lease: Lease, now: Timestamp) -> Lease {
+    let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+    spec.holder_identity = Some(String::new());
+    // The shortest that the API server takes.
+    spec.lease_duration_seconds = Some(1);
+    spec.acquire_time = Some(MicroTime(now));
+    spec.renew_time = Some(MicroTime(now));
+    lease
+}
+
+fn is_pod(owner: &OwnerReference) -> bool {
+    owner.api_version == "v1" && owner.kind == "Pod"
+}

@@ -1,0 +1,328 @@
+//! Leader election: of all replicas one writes, the others watch and answer DNS.
+//!
+//! `elector` decides, without I/O; this task asks the API server; whoever writes holds a
+//! [`Leadership`] and asks that. Losing the lease stops the writes and nothing else.
+
+mod elector;
+mod leadership;
+mod lease;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::desired::FIELD_MANAGER;
+use super::trouble::{Outage, Trouble, explain, retry_after, root_cause};
+use super::{Pauses, SyncError};
+use crate::metrics::Metrics;
+use elector::{Elector, News, Step, Timing};
+use leadership::Standing;
+pub use leadership::{Held, Leadership, NotLeading};
+use lease::Owner;
+
+/// How long a request about the Lease waits for its answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first and the longest pause after a failed request, for who doesn't lead.
+const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
+
+/// In which election a process takes part, and as who.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidacy {
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// The name of the Lease.
+    pub lease: String,
+    /// Who it is, as people call it.
+    pub identity: String,
+    /// With leader-for-life: the name of the Pod that this runs in, in the same namespace.
+    pub pod: Option<String>,
+}
+
+/// The part of one process in an election.
+#[derive(Clone)]
+pub struct Election {
+    client: Client,
+    outage: Outage,
+    metrics: Arc<Metrics>,
+    candidacy: Candidacy,
+    /// The identity and a random end: two processes are never the same holder.
+    holder: String,
+    standing: watch::Sender<Standing>,
+}
+
+impl Election {
+    /// Returns the part of this process in an election, in which it doesn't lead yet.
+    #[must_use]
+    pub fn new(client: Client, outage: Outage, metrics: Arc<Metrics>, candidacy: Candidacy) -> Self {
+        let holder = format!("{}_{:08x}", candidacy.identity, rand::random::<u32>());
+        let standing = watch::Sender::new(Standing::default());
+        Self { client, outage, metrics, candidacy, holder, standing }
+    }
+
+    /// Returns what writers ask whether they may.
+    #[must_use]
+    pub fn leadership(&self) -> Leadership {
+        Leadership::new(self.standing.subscribe())
+    }
+
+    /// Takes part until `stop`; then gives the lease back. Whoever writes has to have ended by then.
+    ///
+    /// # Errors
+    /// Never: what fails is tried again.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
+        let mut talk = Talk::new(&self);
+        let Some(owner) = stop.run_until_cancelled(talk.owner()).await else { return Ok(()) };
+        let term = self.standing.borrow().term;
+        let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, Instant::now());
+        loop {
+            let step = elector.next(Instant::now());
+            self.publish(&mut elector);
+            if stop.run_until_cancelled(talk.carry_out(&mut elector, step)).await.is_none() {
+                break;
+            }
+            self.publish(&mut elector);
+        }
+        elector.resign();
+        self.publish(&mut elector);
+        talk.release(&elector).await;
+        Ok(())
+    }
+
+    /// Says what is new, to people and to writers.
+    fn publish(&self, elector: &mut Elector) {
+        let standing = elector.standing();
+        self.metrics.leader.set(i64::from(standing.held.is_some()));
+        self.standing.send_if_modified(|known| {
+            // A renewal is nobody's news.
+            let news = known.term != standing.term || known.held.is_some() != standing.held.is_some();
+            *known = standing;
+            news
+        });
+        for news in elector.take_news() {
+            match news {
+                News::Gained => info!("leading now as {}", self.holder),
+                News::Lost(why) => warn!("not leading any more: {why}"),
+                News::Resigned => info!("not leading any more: lb-linker is stopping"),
+                News::Leads(holder) => info!("{holder} leads"),
+            }
+        }
+    }
+}
+
+/// What is said between a candidate and the API server.
+struct Talk<'a> {
+    election: &'a Election,
+    leases: Api<Lease>,
+    pods: Api<Pod>,
+    trouble: Trouble,
+    pauses: Pauses,
+    /// Whether the last request of a round failed.
+    failed: bool,
+}
+
+impl<'a> Talk<'a> {
+    fn new(election: &'a Election) -> Self {
+        let namespace = &election.candidacy.namespace;
+        Self {
+            election,
+            leases: Api::namespaced(election.client.clone(), namespace),
+            pods: Api::namespaced(election.client.clone(), namespace),
+            trouble: Trouble::default(),
+            pauses: Pauses::new(RETRY),
+            failed: false,
+        }
+    }
+
+    /// Returns the Pod that is to own the Lease, with leader-for-life.
+    async fn owner(&mut self) -> Option<Owner> {
+        let name = self.election.candidacy.pod.as_deref()?;
+        loop {
+            let doing = format!("get Pod {}/{name}", self.election.candidacy.namespace);
+            match ask(self.pods.get(name)).await {
+                Ok(pod) => {
+                    self.election.outage.over();
+                    return Some(Owner { name: name.to_owned(), uid: pod.uid().unwrap_or_default() });
+                }
+                Err(failure) => {
+                    let pause = self.failed(&failure, &doing).max(failure.retry_after());
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, elector: &mut Elector, step: Step) {
+        let sent = Instant::now();
+        let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+        let name = self.election.candidacy.lease.clone();
+        let failure = match step {
+            Step::Wait(until) => {
+                // A right to read alone ends no trouble.
+                if !std::mem::take(&mut self.failed) {
+                    self.succeeded();
+                }
+                return tokio::time::sleep_until(until).await;
+            }
+            Step::Look => match ask_until(elector.deadline(), self.leases.get_opt(&name)).await {
+                Ok(lease) => {
+                    elector.saw(lease, sent, Instant::now());
+                    return self.election.outage.over();
+                }
+                Err(failure) => failure,
+            },
+            Step::Create | Step::Replace => {
+                let lease = elector.claim(&name, Timestamp::now());
+                let written = match step {
+                    Step::Create => ask(self.leases.create(&post, &lease)).await,
+                    _ => ask_until(elector.deadline(), self.leases.replace(&name, &post, &lease)).await,
+                };
+                match written {
+                    Ok(lease) => {
+                        elector.wrote(lease, sent, Instant::now());
+                        return self.election.outage.over();
+                    }
+                    Err(failure) => failure,
+                }
+            }
+            Step::Delete { ref uid, ref resource_version } => {
+                let only = Preconditions { uid: uid.clone(), resource_version: resource_version.clone() };
+                let delete = DeleteParams { preconditions: Some(only), ..Default::default() };
+                match ask(self.leases.delete(&name, &delete)).await {
+                    Ok(_) => {
+                        elector.deleted(Instant::now());
+                        return self.election.outage.over();
+                    }
+                    Err(failure) => failure,
+                }
+            }
+            Step::LookAtPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
+                Ok(pod) => {
+                    elector.saw_pod(pod.as_ref());
+                    return self.election.outage.over();
+                }
+                Err(failure) => failure,
+            },
+        };
+        let now = Instant::now();
+        match (&step, failure.code()) {
+            (Step::Create | Step::Replace | Step::Delete { .. }, 409) => elector.conflict(now),
+            (Step::Replace | Step::Delete { .. }, 404) => elector.gone(now),
+            _ => {
+                let object = match &step {
+                    Step::LookAtPod(pod) => format!("Pod {}/{pod}", self.election.candidacy.namespace),
+                    _ => format!("Lease {}/{name}", self.election.candidacy.namespace),
+                };
+                let pause = self.failed(&failure, &format!("{} {object}", step.verb()));
+                elector.failed(pause, failure.retry_after(), now);
+            }
+        }
+    }
+
+    /// Empties the Lease, so that another one takes over at once.
+    async fn release(&mut self, elector: &Elector) {
+        let name = &self.election.candidacy.lease;
+        let release = async {
+            let Some(lease) = elector.release(Timestamp::now()) else { return Ok(()) };
+            let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+            match self.leases.replace(name, &post, &lease).await {
+                // A renewal that nobody waited for has come in between.
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                written => return written.map(drop),
+            }
+            let lease = self.leases.get(name).await?;
+            if lease::holder(&lease) == Some(&*self.election.holder) {
+                self.leases.replace(name, &post, &lease::released(lease, Timestamp::now())).await?;
+            }
+            Ok(())
+        };
+        if let Err(failure) = ask(release).await {
+            let doing = format!("give back Lease {}/{name}", self.election.candidacy.namespace);
+            warn!("{}; another one takes it when it runs out", failure.sentence(&doing, ""));
+        }
+    }
+
+    fn succeeded(&mut self) {
+        let Candidacy { namespace, lease, .. } = &self.election.candidacy;
+        self.trouble.over(&format!("Lease {namespace}/{lease} can be used again"));
+        self.pauses = Pauses::new(RETRY);
+    }
+
+    /// Says what is wrong, and returns how long to wait.
+    fn failed(&mut self, failure: &Failure, doing: &str) -> Duration {
+        self.failed = true;
+        let pause = self.pauses.next();
+        let right = match &self.election.candidacy.pod {
+            None => "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants",
+            Some(_) => {
+                "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
+                 of deploy/ and deploy/life/ grant"
+            }
+        };
+        match failure {
+            Failure::Unanswered => self.trouble.report(0, &failure.sentence(doing, right)),
+            Failure::Kube(error) if failure.code() == 0 => self.election.outage.report(&root_cause(error)),
+            Failure::Kube(_) => {
+                self.election.outage.over();
+                self.trouble.report(failure.code(), &failure.sentence(doing, right));
+            }
+        }
+        pause
+    }
+}
+
+/// Why a request had no good answer.
+enum Failure {
+    /// None came in time.
+    Unanswered,
+    Kube(kube::Error),
+}
+
+impl Failure {
+    fn code(&self) -> u16 {
+        match self {
+            Self::Kube(kube::Error::Api(status)) => status.code,
+            _ => 0,
+        }
+    }
+
+    /// Returns how long the API server asks to be left alone.
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Unanswered => Duration::ZERO,
+            Self::Kube(error) => retry_after(error).unwrap_or_default(),
+        }
+    }
+
+    fn sentence(&self, doing: &str, right: &str) -> String {
+        match self {
+            Self::Unanswered => format!("can't {doing}: the API server hasn't answered in time"),
+            Self::Kube(error) => explain(error, doing, right),
+        }
+    }
+}
+
+async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+    let answer = timeout(REQUEST_TIMEOUT, request).await;
+    answer.map_err(|_| Failure::Unanswered)?.map_err(Failure::Kube)
+}
+
+/// Who leads can't wait for an answer after its time is up.
+async fn ask_until<T>(
+    deadline: Option<Instant>,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Failure> {
+    match deadline {
+        Some(deadline) => timeout_at(deadline, ask(request)).await.unwrap_or(Err(Failure::Unanswered)),
+        None => ask(request).await,
+    }
+}

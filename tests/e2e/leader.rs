@@ -1,0 +1,536 @@
+//! Several replicas: one writes, all answer DNS, whatever becomes of the one that writes.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::harness::audit::AuditEvent;
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::ControlPlane;
+use crate::harness::dns::answers;
+use crate::harness::linker::{Linker, run_to_end_with};
+use crate::harness::{cluster_with_target, deploy, eventually};
+use crate::story::external_target;
+
+/// A namespace with load balancers, a target namespace, and a ServiceAccount for each replica, so that the audit
+/// log tells them apart.
+struct Stage {
+    plane: &'static ControlPlane,
+    cluster: Cluster,
+    target: String,
+    namespace: String,
+}
+
+impl Stage {
+    async fn new(prefix: &str) -> Self {
+        let (plane, cluster, target) = cluster_with_target().await;
+        let namespace = cluster.create_namespace(prefix).await;
+        for account in ["a", "b", "c"] {
+            plane.kubectl(&["-n", &namespace, "create", "serviceaccount", account]);
+        }
+        Self { plane, cluster, target, namespace }
+    }
+
+    /// Gives the accounts the rights that files of deploy/ grant, the Lease's in the namespace `home`.
+    fn grant(&self, files: &[&str], home: &str) {
+        let subjects = ["a", "b", "c"]
+            .map(|name| json!({"kind": "ServiceAccount", "name": name, "namespace": self.namespace}));
+        let mut granted = Vec::new();
+        for file in files {
+            let text = std::fs::read_to_string(deploy().join(file)).unwrap();
+            for mut object in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
+                let kind = object["kind"].as_str().unwrap().to_owned();
+                let metadata = &mut object["metadata"];
+                if kind == "ClusterRoleBinding" {
+                    metadata["name"] = json!(self.namespace);
+                } else if kind == "Role" || kind == "RoleBinding" {
+                    // Two Roles of one name may come together in one namespace.
+                    let ours = metadata["namespace"] == "lb-linker";
+                    let name = format!("{}-in-{}", metadata["name"].as_str().unwrap(), metadata["namespace"]);
+                    let name = name.replace('"', "");
+                    metadata["name"] = json!(name);
+                    metadata["namespace"] = json!(if ours { home } else { &self.target });
+                    if kind == "RoleBinding" {
+                        object["roleRef"]["name"] = json!(name);
+                    }
+                } else {
+                    continue;
+                }
+                if kind != "Role" {
+                    object["subjects"] = json!(subjects);
+                }
+                granted.push(object);
+            }
+        }
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": granted});
+        self.plane.kubectl_stdin(&["apply", "-f", "-"], &list.to_string());
+    }
+
+    /// Starts a replica under this account and identity.
+    fn replica(&self, account: &str, variables: &[(&str, &str)], args: &[&str]) -> Linker {
+        let kubeconfig = self.plane.kubeconfig_for_service_account(&self.namespace, account);
+        let kubeconfig = kubeconfig.to_str().unwrap();
+        let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", &self.target];
+        all.extend(["--watch-namespaces", &self.namespace, "--upstream", "none", "--identity", account]);
+        all.extend(args);
+        Linker::start_with(variables, all)
+    }
+
+    /// Starts two replicas with a Lease in the target namespace, of which `a` leads.
+    async fn two(&self, args: &[&str]) -> (Linker, Linker) {
+        self.grant(&["10-rbac.yaml"], &self.target);
+        let args = [&["--leader-election", "lease"], args].concat();
+        let a = self.replica("a", &[], &args);
+        a.line("leading now as a_").await;
+        let b = self.replica("b", &[], &args);
+        let line = b.line(" leads").await;
+        assert!(line.contains("INFO a_"), "{line}");
+        b.ready().await;
+        (a, b)
+    }
+
+    async fn point_at(&self, name: &str, host: &str) {
+        if self.cluster.get_service(&self.namespace, name).await.is_none() {
+            self.cluster.create_load_balancer(&self.namespace, name).await;
+        }
+        self.cluster.set_ingress(&self.namespace, name, &[Ingress::Hostname(host)]).await;
+    }
+
+    fn object(&self, name: &str) -> String {
+        format!("{name}-{}-ext", self.namespace)
+    }
+
+    async fn written(&self, name: &str, host: &str) {
+        external_target(&self.cluster, &self.target, &self.object(name), host).await;
+    }
+
+    async fn answer(&self, linker: &Linker, name: &str, answer: &str) {
+        answers(linker.dns, &format!("{name}-{}.lb.internal. CNAME", self.namespace), answer).await;
+    }
+
+    /// What an account asked for.
+    fn asked_anywhere(&self, account: &str) -> Vec<AuditEvent> {
+        let user = format!("system:serviceaccount:{}:{account}", self.namespace);
+        self.plane.audit_events().into_iter().filter(|event| event.user == user).collect()
+    }
+
+    /// What an account asked for in a namespace.
+    fn asked(&self, account: &str, namespace: &str) -> Vec<AuditEvent> {
+        let mut events = self.asked_anywhere(account);
+        events.retain(|event| event.namespace == namespace);
+        events
+    }
+
+    /// The writes of external targets that an account has tried.
+    fn writes(&self, account: &str) -> Vec<AuditEvent> {
+        let mut events = self.asked(account, &self.target);
+        events.retain(|event| event.is_write() && event.resource != "leases");
+        events
+    }
+
+    /// Waits until the audit log has that many writes of an account, and no more.
+    async fn wrote(&self, account: &str, number: usize) {
+        let enough = || async { (self.writes(account).len() >= number).then_some(()) };
+        eventually(&format!("{number} writes of {account}"), enough).await;
+        let writes = self.writes(account);
+        assert_eq!(writes.len(), number, "{writes:#?}");
+    }
+
+    fn leases(&self, namespace: &str) -> Api<Lease> {
+        Api::namespaced(self.cluster.client.clone(), namespace)
+    }
+
+    async fn lease(&self, namespace: &str) -> Lease {
+        self.leases(namespace).get("lb-linker").await.unwrap()
+    }
+
+    /// Writes into the Lease as somebody with kubectl does.
+    async fn patch_lease(&self, spec: Value) {
+        let patch = Patch::Merge(json!({"spec": spec}));
+        self.leases(&self.target).patch("lb-linker", &PatchParams::default(), &patch).await.unwrap();
+    }
+}
+
+fn holder(lease: &Lease) -> &str {
+    lease.spec.as_ref().unwrap().holder_identity.as_deref().unwrap()
+}
+
+/// Waits until a line of the log that contains `text` has come `times` times.
+async fn logged(linker: &Linker, text: &str, times: usize) {
+    let enough = || async { (linker.logged(text) >= times).then_some(()) };
+    eventually(&format!("{times} times {text:?} in {:#?}", linker.log()), enough).await;
+}
+
+#[tokio::test]
+async fn one_replica_writes_both_answer_and_a_leader_that_stops_hands_over_at_once() {
+    let stage = Stage::new("hand-over").await;
+    let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
+    assert_eq!(a.metric("lb_linker_leader"), Some(1.0));
+    assert_eq!(b.metric("lb_linker_leader"), Some(0.0));
+    for name in ["web", "gone"] {
+        stage.point_at(name, "one.example.com").await;
+        stage.written(name, "one.example.com").await;
+        for linker in [&a, &b] {
+            stage.answer(linker, name, "one.example.com.").await;
+        }
+    }
+    // What is deleted is deleted by the leader, and forgotten by both.
+    stage.cluster.delete_service(&stage.namespace, "gone").await;
+    for linker in [&a, &b] {
+        stage.answer(linker, "gone", "Non-Existent Domain").await;
+    }
+    assert_eq!(stage.writes("b").len(), 0, "{:#?}", stage.writes("b"));
+    assert_eq!(stage.lease(&stage.target).await.spec.unwrap().lease_transitions, Some(0));
+
+    let stopped = Instant::now();
+    assert!(a.stop().success());
+    a.line("not leading any more: lb-linker is stopping").await;
+    b.line("leading now as b_").await;
+    assert!(stopped.elapsed() < Duration::from_secs(8), "{:?}", stopped.elapsed());
+    assert_eq!(b.metric("lb_linker_leader"), Some(1.0));
+    stage.point_at("web", "two.example.com").await;
+    stage.written("web", "two.example.com").await;
+    let lease = stage.lease(&stage.target).await;
+    assert!(holder(&lease).starts_with("b_"), "{lease:?}");
+    let spec = lease.spec.unwrap();
+    assert_eq!((spec.lease_duration_seconds, spec.lease_transitions), (Some(15), Some(1)));
+    // Nothing else differed.
+    stage.wrote("b", 1).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_dies_is_followed_when_its_lease_has_ended_and_dns_doesnt_wait() {
+    let stage = Stage::new("killed").await;
+    let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
+    for name in ["web", "gone"] {
+        stage.point_at(name, "one.example.com").await;
+        stage.written(name, "one.example.com").await;
+    }
+    stage.answer(&b, "gone", "one.example.com.").await;
+    a.kill();
+    let killed = Instant::now();
+    stage.point_at("web", "two.example.com").await;
+    stage.answer(&b, "web", "two.example.com.").await;
+    stage.cluster.delete_service(&stage.namespace, "gone").await;
+    stage.answer(&b, "gone", "No Error").await;
+    // One that starts while nobody leads knows as much.
+    let c = stage.replica("c", &[], &["--leader-election", "lease", "--delete-delay", "0s"]);
+    c.line(&format!("link {}/gone: its Service is gone", stage.namespace)).await;
+    stage.answer(&c, "gone", "No Error").await;
+    assert_eq!(stage.writes("b").len() + stage.writes("c").len(), 0);
+
+    stage.written("web", "two.example.com").await;
+    let took = killed.elapsed();
+    assert!(took > Duration::from_secs(12) && took < Duration::from_secs(25), "{took:?}");
+    for linker in [&b, &c] {
+        stage.answer(linker, "gone", "Non-Existent Domain").await;
+    }
+    assert_eq!(b.logged("leading now") + c.logged("leading now"), 1);
+    let leaders = [stage.writes("b"), stage.writes("c")];
+    assert_eq!(leaders.iter().filter(|writes| !writes.is_empty()).count(), 1, "{leaders:#?}");
+}
+
+#[tokio::test]
+async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on() {
+    const LINKS: usize = 20;
+    let stage = Stage::new("stopped").await;
+    let (mut a, mut b) = stage.two(&[]).await;
+    let name = |i: usize| format!("svc-{i}");
+    let all = async |host: &str| {
+        for i in 0..LINKS {
+            stage.point_at(&name(i), host).await;
+        }
+    };
+    let all_written = async |host: &str| {
+        for i in 0..LINKS {
+            stage.written(&name(i), host).await;
+        }
+    };
+    all("one.example.com").await;
+    all_written("one.example.com").await;
+    stage.answer(&a, &name(LINKS - 1), "one.example.com.").await;
+
+    a.signal(Signal::SIGSTOP);
+    all("two.example.com").await;
+    b.line("leading now as b_").await;
+    all_written("two.example.com").await;
+    all("three.example.com").await;
+    all_written("three.example.com").await;
+    let before = LINKS;
+    stage.wrote("a", before).await;
+    a.signal(Signal::SIGCONT);
+    a.line("not leading any more: the Lease couldn't be renewed for 10 s").await;
+    let line = a.line(" leads").await;
+    assert!(line.contains("INFO b_"), "{line}");
+    // It has heard everything by now.
+    for i in 0..LINKS {
+        stage.answer(&a, &name(i), "three.example.com.").await;
+    }
+    assert_eq!(a.metric("lb_linker_leader"), Some(0.0));
+    let tried = stage.writes("a");
+    assert_eq!(tried.len(), before, "{:#?}", &tried[before..]);
+
+    // It leads again, with lists of its own, and writes what is right.
+    let earlier = stage.asked_anywhere("a").len();
+    assert!(b.stop().success());
+    // Nobody leads, or hardly: there is something to write when it begins.
+    all("four.example.com").await;
+    logged(&a, "leading now as a_", 2).await;
+    all_written("four.example.com").await;
+    stage.wrote("a", 2 * LINKS).await;
+    stage.wrote("b", 2 * LINKS).await;
+    let since = stage.asked_anywhere("a").split_off(earlier);
+    let first = since.iter().position(|event| event.is_write() && event.resource != "leases").unwrap();
+    for (resource, namespace) in
+        [("services", &stage.target), ("endpointslices", &stage.target), ("services", &stage.namespace)]
+    {
+        let is_it = |event: &AuditEvent| {
+            event.verb == "list" && event.resource == resource && event.namespace == *namespace
+        };
+        assert!(since[..first].iter().any(is_it), "{resource} in {namespace}: {since:#?}");
+    }
+    let mut hosts: Vec<String> = stage.writes("a")[before..]
+        .iter()
+        .map(|event| event.request.as_ref().unwrap()["spec"]["externalName"].as_str().unwrap().to_owned())
+        .collect();
+    hosts.dedup();
+    assert_eq!(hosts, ["four.example.com"]);
+}
+
+#[tokio::test]
+async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_goes_on() {
+    const LINKS: usize = 150;
+    let stage = Stage::new("amid").await;
+    let (mut a, b) = stage.two(&[]).await;
+    let name = |i: usize| format!("svc-{i}");
+    let all = async |host: &str| {
+        let change = async |i: usize| stage.point_at(&name(i), host).await;
+        futures::stream::iter(0..LINKS).for_each_concurrent(8, change).await;
+    };
+    let written = |events: &[AuditEvent], host: &str| {
+        let is_it = |event: &&AuditEvent| {
+            event.code < 300
+                && event.request.as_ref().is_some_and(|sent| sent["spec"]["externalName"] == host)
+        };
+        events.iter().filter(is_it).count()
+    };
+    all("one.example.com").await;
+    eventually("the first targets", || async {
+        (written(&stage.writes("a"), "one.example.com") == LINKS).then_some(())
+    })
+    .await;
+
+    let stop = async {
+        eventually("the first write", || async {
+            (written(&stage.writes("a"), "two.example.com") > 0).then_some(())
+        })
+        .await;
+        a.signal(Signal::SIGSTOP);
+    };
+    tokio::join!(all("two.example.com"), stop);
+    b.line("leading now as b_").await;
+    all("three.example.com").await;
+    eventually("the last targets", || async {
+        (written(&stage.writes("b"), "three.example.com") == LINKS).then_some(())
+    })
+    .await;
+    let before = stage.writes("a");
+    let half = written(&before, "two.example.com");
+    assert!(half < LINKS, "it was to be stopped amid its writes");
+    a.signal(Signal::SIGCONT);
+    let line = a.line(" leads").await;
+    assert!(line.contains("INFO b_"), "{line}");
+    for i in 0..LINKS {
+        stage.answer(&a, &name(i), "three.example.com.").await;
+    }
+    // What was on its way at that moment is refused: the objects have changed since.
+    let tried = stage.writes("a").split_off(before.len());
+    assert!(tried.iter().all(|event| event.code == 409), "{tried:#?}");
+    assert!(tried.len() <= 16, "no more than were under way at once: {}", tried.len());
+    for i in 0..LINKS {
+        stage.written(&name(i), "three.example.com").await;
+    }
+}
+
+#[tokio::test]
+async fn losing_the_lease_stops_the_writes_and_nothing_else() {
+    let stage = Stage::new("taken").await;
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    let a = stage.replica("a", &[], &["--leader-election", "lease"]);
+    stage.point_at("web", "one.example.com").await;
+    stage.written("web", "one.example.com").await;
+
+    stage.patch_lease(json!({"holderIdentity": "somebody"})).await;
+    a.line("not leading any more: somebody has taken the Lease").await;
+    a.line("INFO somebody leads").await;
+    let before = stage.writes("a").len();
+    stage.point_at("web", "two.example.com").await;
+    stage.answer(&a, "web", "two.example.com.").await;
+    stage.written("web", "one.example.com").await;
+    // Another one of the same sort gets all that is due, also after a longer time.
+    stage.patch_lease(json!({"holderIdentity": "another"})).await;
+    a.line("INFO another leads").await;
+    assert_eq!(stage.writes("a").len(), before);
+    stage.written("web", "one.example.com").await;
+
+    stage.patch_lease(json!({"holderIdentity": ""})).await;
+    logged(&a, "leading now as a_", 2).await;
+    stage.written("web", "two.example.com").await;
+
+    stage.leases(&stage.target).delete("lb-linker", &DeleteParams::default()).await.unwrap();
+    a.line("not leading any more: somebody has deleted the Lease").await;
+    logged(&a, "leading now as a_", 3).await;
+    assert!(holder(&stage.lease(&stage.target).await).starts_with("a_"));
+    stage.point_at("web", "three.example.com").await;
+    stage.written("web", "three.example.com").await;
+}
+
+#[tokio::test]
+async fn a_missing_right_to_the_lease_is_named_once_and_dns_works_meanwhile() {
+    let stage = Stage::new("no-lease").await;
+    // The Lease is where the accounts have no rights.
+    stage.grant(&["10-rbac.yaml"], &stage.namespace);
+    stage.point_at("web", "one.example.com").await;
+    let a = stage.replica("a", &[], &["--leader-election", "lease"]);
+    let line = a.line(&format!("can't get Lease {}/lb-linker", stage.target)).await;
+    assert!(line.contains("needs get, create and update on leases there, as the Role of deploy/"), "{line}");
+    stage.answer(&a, "web", "one.example.com.").await;
+    let about_leases =
+        || stage.asked("a", &stage.target).iter().filter(|event| event.resource == "leases").count();
+    eventually("a second try", || async { (about_leases() >= 2).then_some(()) }).await;
+    assert!(stage.cluster.get_service(&stage.target, &stage.object("web")).await.is_none());
+
+    let kubeconfig = stage.plane.kubeconfig_for_service_account(&stage.namespace, "a");
+    let check = ["check", "--cluster", "--upstream", "none", "--leader-election", "lease", "--kubeconfig"];
+    let check = [&check[..], &[kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target]].concat();
+    let output = run_to_end_with(&[], &check);
+    let complaints = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{complaints}");
+    let missing =
+        |verb| format!("lb-linker: the right to {verb} leases in namespace {} is missing\n", stage.target);
+    assert_eq!(complaints, ["get", "create", "update"].map(missing).concat());
+
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    stage.written("web", "one.example.com").await;
+    assert_eq!(a.logged("; retrying"), 1, "{:#?}", a.log());
+    a.line("can be used again").await;
+    assert!(about_leases() < 20, "a hot loop: {}", about_leases());
+    assert_eq!(run_to_end_with(&[], &check).status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_leader_for_life_is_followed_when_its_pod_is_over_and_not_before() {
+    let stage = Stage::new("life").await;
+    stage.grant(&["10-rbac.yaml", "life/rbac.yaml"], &stage.namespace);
+    let pods: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), &stage.namespace);
+    let make = async |name: &str| {
+        let spec = json!({"containers": [{"name": "lb-linker", "image": "lb-linker"}]});
+        let pod = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
+        let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
+        pods.patch_status(name, &PatchParams::default(), &running).await.unwrap();
+        pod.metadata.uid.unwrap()
+    };
+    let remove = async |name: &str| {
+        let at_once = DeleteParams { grace_period_seconds: Some(0), ..Default::default() };
+        pods.delete(name, &at_once).await.unwrap();
+    };
+    let in_pod = |account: &str, pod: &str| {
+        let variables = [("POD_NAME", pod), ("POD_NAMESPACE", &*stage.namespace)];
+        stage.replica(account, &variables, &["--leader-election", "life"])
+    };
+    let uid = make("pod-a").await;
+    make("pod-b").await;
+    make("pod-c").await;
+    let mut a = in_pod("a", "pod-a");
+    a.line("leading now as a_").await;
+    let lease = stage.lease(&stage.namespace).await;
+    let owner = &lease.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((&*owner.kind, &*owner.name, &*owner.uid), ("Pod", "pod-a", &*uid));
+    stage.point_at("web", "one.example.com").await;
+    stage.written("web", "one.example.com").await;
+
+    // The process dies, but its Pod lives: the next process in it goes on.
+    let b = in_pod("b", "pod-b");
+    b.line("INFO a_").await;
+    a.kill();
+    let looks = || {
+        let asked = stage.asked("b", &stage.namespace);
+        asked.iter().filter(|event| event.resource == "pods" && event.name == "pod-a").count()
+    };
+    let before = looks();
+    eventually("some looks at the Pod", || async { (looks() >= before + 3).then_some(()) }).await;
+    assert_eq!(b.logged("leading now"), 0);
+    let mut a = in_pod("a", "pod-a");
+    a.line("leading now as a_").await;
+    stage.point_at("web", "two.example.com").await;
+    stage.written("web", "two.example.com").await;
+
+    // Its Pod is evicted.
+    a.kill();
+    let evicted = Patch::Merge(json!({"status": {"phase": "Failed", "reason": "Evicted"}}));
+    pods.patch_status("pod-a", &PatchParams::default(), &evicted).await.unwrap();
+    b.line("leading now as b_").await;
+
+    // Its Pod is removed by force, though it runs on: it notices.
+    let mut c = in_pod("c", "pod-c");
+    c.line("INFO b_").await;
+    remove("pod-b").await;
+    c.line("leading now as c_").await;
+    b.line("not leading any more: c_").await;
+    stage.point_at("web", "three.example.com").await;
+    stage.written("web", "three.example.com").await;
+    stage.answer(&b, "web", "three.example.com.").await;
+
+    // Another Pod has the name of its Pod.
+    c.kill();
+    remove("pod-c").await;
+    make("pod-c").await;
+    make("pod-d").await;
+    let mut d = in_pod("a", "pod-d");
+    logged(&d, "leading now as a_", 1).await;
+    // Told to stop, it lets another one in at once, though its Pod is still there.
+    let e = in_pod("c", "pod-c");
+    e.line("INFO a_").await;
+    assert!(d.stop().success());
+    e.line("leading now as c_").await;
+    stage.point_at("web", "four.example.com").await;
+    stage.written("web", "four.example.com").await;
+}
+
+#[tokio::test]
+async fn leader_for_life_needs_a_pod_and_its_rights() {
+    let stage = Stage::new("no-pod").await;
+    let kubeconfig = stage.plane.kubeconfig_for_service_account(&stage.namespace, "a");
+    let run = |command: &'static [&'static str], variables: &[(&str, &str)]| {
+        let args = ["--upstream", "none", "--leader-election", "life", "--kubeconfig"];
+        let args =
+            [command, &args, &[kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target]].concat();
+        let output = run_to_end_with(variables, args);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for command in [&["run"][..], &["check"], &["check", "--cluster"]] {
+        let (code, complaint) = run(command, &[("POD_NAME", "pod")]);
+        assert_eq!(code, Some(2), "{complaint}");
+        assert!(
+            complaint.starts_with("lb-linker: --leader-election life works in a Pod only"),
+            "{complaint}"
+        );
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    }
+    stage.grant(&["10-rbac.yaml"], &stage.namespace);
+    let pod = [("POD_NAME", "pod"), ("POD_NAMESPACE", &*stage.namespace)];
+    let (code, complaint) = run(&["check", "--cluster"], &pod);
+    assert_eq!(code, Some(1), "{complaint}");
+    let missing =
+        |what| format!("lb-linker: the right to {what} in namespace {} is missing\n", stage.namespace);
+    assert_eq!(complaint, ["delete leases", "get pods"].map(missing).concat());
+    stage.grant(&["life/rbac.yaml"], &stage.namespace);
+    assert_eq!(run(&["check", "--cluster"], &pod), (Some(0), String::new()));
+}
