@@ -12,4 +12,5 @@ mod manifests;
 mod selection;
 mod sockets;
 mod story;
+mod throughput;
 mod trouble;

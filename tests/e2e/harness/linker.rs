@@ -130,6 +130,15 @@ impl Linker {
         page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
+    /// The sum of a metric over all its labels.
+    pub fn metric_sum(&self, name: &str) -> f64 {
+        let (code, page) = get(self.metrics, "/metrics");
+        assert_eq!(code, 200);
+        let value =
+            |line: &str| line.strip_prefix(name)?.strip_prefix('{')?.split_once("} ")?.1.parse::<f64>().ok();
+        page.lines().filter_map(value).sum()
+    }
+
     /// Sends it a signal.
     pub fn signal(&mut self, signal: Signal) {
         self.process.signal(signal);
