@@ -9,6 +9,7 @@ mod control_plane;
 mod convergence;
 mod harness;
 mod manifests;
+mod model;
 mod selection;
 mod sockets;
 mod story;
