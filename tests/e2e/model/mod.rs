@@ -1,9 +1,18 @@
 //! The model test: a seeded random sequence of operations on a real API server, with lb-linker beside it, restarted
 //! and killed in between, compared at quiet points with what a small pure model says, exactly.
 //!
-//! A run is given by its seed. Each `--on-delete` has one of its own, so that the suite always does the same; others
-//! find more: `LB_LINKER_MODEL_SEED=7 LB_LINKER_MODEL_OPS=20000 cargo test --test e2e model::`. A failure says its seed,
-//! what is wrong, and what was done since all was well.
+//! A seed gives the operations; what lb-linker is doing when one of them happens depends on the machine. Each
+//! `--on-delete` has a seed of its own, so that the suite always does the same; others find more:
+//!
+//!     LB_LINKER_MODEL_SEED=7 LB_LINKER_MODEL_OPS=20000 cargo test --test e2e -- model:: --nocapture
+//!
+//! A failure says its seed, what is wrong, and what was done since all was well; the same line replays it.
+//!
+//! Where the outcome depends on lb-linker's pace, the model leaves a choice: what was left of a load balancer that is
+//! gone, or pending again, may be anything that it had since the last quiet point. Where names clash the order
+//! matters, so of the Services that want a name one is changed between two quiet points. What an lb-linker knows that
+//! is started is what the API server knows: then the model starts from the objects that are there, after a look
+//! whether the one before may have left them so.
 
 mod hands;
 mod observe;
@@ -80,7 +89,7 @@ async fn run(name: &str, on_delete: OnDelete, seed: u64) {
     let mut chooser = Chooser::new(seed, on_delete);
     while run.operations < wanted {
         let batch = chooser.batch(&universe);
-        run.carry_out(batch, &mut chooser).await;
+        run.carry_out(batch, &chooser).await;
         let marks = chooser.mark(&universe);
         run.carry_out_together(&marks, None).await;
         run.quiet().await;
@@ -162,7 +171,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    async fn carry_out(&mut self, batch: Batch, chooser: &mut Chooser) {
+    async fn carry_out(&mut self, batch: Batch, chooser: &Chooser) {
         self.carry_out_together(&batch.operations, batch.restart.as_ref()).await;
         let Some(restart) = batch.restart else { return };
         self.model.stop();
@@ -173,9 +182,11 @@ impl<'a> Run<'a> {
             self.fail(&wrong, &observed);
         }
         self.count("look at what a stop has left");
-        for key in Model::torn(&observed) {
-            self.count("decided for a link with two objects");
-            self.carry_out_together(&chooser.decide(&key), None).await;
+        let decisions: Vec<Operation> =
+            Model::torn(&observed).iter().filter_map(|key| chooser.decide(key)).collect();
+        if !decisions.is_empty() {
+            self.count_by("link with two objects at a start", decisions.len());
+            self.carry_out_together(&decisions, None).await;
             observed = self.observe().await;
         }
         self.linker = Linker::start(&self.args);
@@ -398,7 +409,7 @@ impl<'a> Run<'a> {
             assert!(number >= least, "{what}: {number} times, and {least} are wanted: {:#?}", self.tally);
         }
         // Where the model leaves a choice it shows less.
-        assert!(self.tally["link with a choice"] * 10 < self.tally["link"], "{:#?}", self.tally);
+        assert!(self.tally["link with a choice"] * 6 < self.tally["link"], "{:#?}", self.tally);
     }
 
     fn fail(&self, wrong: &[String], observed: &Observed) -> ! {

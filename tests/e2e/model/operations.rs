@@ -12,10 +12,12 @@ use rand::{RngExt, SeedableRng};
 use super::rules::{Model, first_choice, surely_has_target};
 use super::world::{Balancer, Kind};
 
-/// What waits for a part of lb-linker: the operation and the model of it are complete.
+// What waits for a part of lb-linker: the operations and the model of them are there, and switched off.
+
 /// ExternalName Services without labels are taken over.
 pub const ADOPTION: bool = false;
-/// ExternalName Services elsewhere follow a link that they name as their `source`.
+/// ExternalName Services elsewhere follow a link that they name as their `source`. It needs more rights than
+/// `apply_deploy` gives.
 pub const SOURCE: bool = false;
 /// Extra DNS names by annotation.
 pub const HOSTNAMES: bool = false;
@@ -262,14 +264,13 @@ impl Chooser {
         Batch { operations, restart }
     }
 
-    /// One hostname for a link of which it would be left open what it points at.
-    pub fn decide(&mut self, key: &ServiceKey) -> Vec<Operation> {
-        let mut operations = Vec::new();
-        if self.planned.balancers.get(key).is_some_and(|balancer| balancer.kind == Kind::LoadBalancer) {
-            let host = self.host();
-            self.plan(&mut operations, key, Action::SetHosts(vec![host]));
-        }
-        operations
+    /// One hostname for a link of which it would be left open what it points at. What is chosen later doesn't
+    /// depend on it.
+    pub fn decide(&self, key: &ServiceKey) -> Option<Operation> {
+        let balancer = self.planned.balancers.get(key)?;
+        let hosts = vec![format!("decided-{}.example.com", self.number)];
+        (balancer.kind == Kind::LoadBalancer)
+            .then(|| Operation { key: key.clone(), action: Action::SetHosts(hosts) })
     }
 
     fn choose_free(&mut self, operations: &mut Vec<Operation>, universe: &Universe) {
@@ -392,8 +393,9 @@ impl Chooser {
                 choices.push((15, Action::StrangerGoes));
             }
             choices.push((if SOURCE { 4 } else { 0 }, Action::AllowFrom(!balancer.followable)));
-            let claim = format!("{}.{}", self.random.random_range(0..1000), key.namespace);
-            let claim = balancer.claims.is_none().then(|| format!("extra-{}-{claim}", key.name.len()));
+            self.number += 1;
+            let claim = format!("extra-{}.{}", self.number, key.namespace);
+            let claim = balancer.claims.is_none().then_some(claim);
             choices.push((if HOSTNAMES { 4 } else { 0 }, Action::Claim(claim)));
         }
         choices

@@ -359,7 +359,8 @@ impl Model {
                 // The rules below say it all.
                 (OnDelete::Delete, true) => continue,
                 (OnDelete::Tombstone, true) => {
-                    let may_be_absent = may_be.iter().any(Shape::is_absent);
+                    // Its EndpointSlices come before its Service, and alone are nothing to keep.
+                    let may_be_absent = may_be.iter().any(|shape| shape.front.is_none());
                     if now.is_empty() && !may_be_absent {
                         wrong.push(format!("{key} is gone and has no tombstone"));
                     }
@@ -453,6 +454,13 @@ impl Model {
         if self.on_delete == OnDelete::Delete {
             let links = &self.links;
             self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(|link| link.gone));
+        }
+        if self.on_delete == OnDelete::Tombstone {
+            let fronted = |(_, shape): &(_, &Shape)| shape.front.is_some();
+            let standing: BTreeSet<ServiceKey> =
+                self.objects.iter().filter(fronted).map(|((_, owner), _)| owner.clone()).collect();
+            let gone = |owner: &ServiceKey| self.links.get(owner).is_some_and(|link| link.gone);
+            self.objects.retain(|(_, owner), _| standing.contains(owner) || !gone(owner));
         }
         let owners: BTreeSet<ServiceKey> = self.objects.keys().map(|(_, owner)| owner.clone()).collect();
         let before = self.links.len();
