@@ -377,6 +377,7 @@ impl Reconciler {
             return self.pace.wait(key, pause);
         }
         self.in_flight.insert(key.clone(), false);
+        self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
         self.writes.spawn(async move {
             let (code, result) = keeper.write(write.clone()).await;
@@ -406,7 +407,7 @@ impl Reconciler {
                     self.resume();
                 }
                 self.change_object(&id, |objects| match after {
-                    Some(after) => objects.apply(after),
+                    Some(after) => objects.answered(after),
                     None => objects.removed_by_us(&id, write.uid()),
                 });
                 self.queue(&key);
@@ -439,6 +440,7 @@ impl Reconciler {
                 self.report.failed(&key, &write, &message, pause);
             }
         }
+        self.objects.write_ended(&write.id());
     }
 }
 
