@@ -63,13 +63,14 @@ async fn point_all_at(cluster: &Cluster, namespace: &str, generation: &str) {
 /// Waits until lb-linker has made so many writes, and says how long that took. To list the objects until they are
 /// right would take the processor away from what is measured.
 async fn made(linker: &Linker, what: &str, number: usize, since: Instant) {
-    let wanted = u32::try_from(number).unwrap().into();
+    let wanted = f64::from(u32::try_from(number).unwrap());
     while linker.metric_sum("lb_linker_api_writes_total") < wanted {
         assert!(since.elapsed() < 4 * PATIENCE, "{what}: waited in vain for {number} writes");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let seconds = since.elapsed().as_secs_f64();
-    eprintln!("throughput: {what}: {SERVICES} in {seconds:.2} s, {:.0} writes/s", f64::from(2000) / seconds);
+    let links = f64::from(u32::try_from(SERVICES).unwrap());
+    eprintln!("throughput: {what}: {SERVICES} in {seconds:.2} s, {:.0} writes/s", links / seconds);
 }
 
 async fn assert_converged(cluster: &Cluster, linker: &Linker, namespace: &str, generation: &str) {

@@ -14,9 +14,11 @@
 //! is started is what the API server knows: then the model starts from the objects that are there, after a look
 //! whether the one before may have left them so.
 
+mod chooser;
 mod hands;
 mod observe;
 mod operations;
+mod rest;
 mod rules;
 mod world;
 
@@ -34,10 +36,12 @@ use nix::sys::signal::Signal;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::{PATIENCE, apply_deploy, grant};
+use chooser::{Batch, Chooser, Restart, Universe};
 use hands::{HIDDEN, Hands};
 use observe::{observe, wrong_answers};
-use operations::{Action, Batch, Chooser, Operation, Outcome, Restart, Universe};
-use rules::{Checked, Model, Observed};
+use operations::{Action, Operation, Outcome};
+use rest::Checked;
+use rules::{Model, Observed};
 
 /// Operations in a run.
 const OPERATIONS: usize = 2000;
@@ -189,6 +193,7 @@ impl<'a> Run<'a> {
             self.carry_out_together(&decisions, None).await;
             observed = self.observe().await;
         }
+        self.assert_no_errors();
         self.linker = Linker::start(&self.args);
         self.linker.ready().await;
         self.model.start(&observed);
@@ -286,7 +291,8 @@ impl<'a> Run<'a> {
                 }
             }
             if Instant::now() > deadline {
-                self.fail(&wrong, &observed);
+                let restless = ["all is well, but it doesn't come to rest".to_owned()];
+                self.fail(if wrong.is_empty() { &restless } else { &wrong }, &observed);
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -341,6 +347,13 @@ impl<'a> Run<'a> {
         ] {
             self.count_by(what, number);
         }
+    }
+
+    /// Nothing that is done here is an error of lb-linker's.
+    fn assert_no_errors(&self) {
+        let mut log = self.linker.log();
+        log.retain(|line| line.contains("ERROR") || line.contains("panicked"));
+        assert!(log.is_empty(), "model {}, seed {}: {log:#?}", self.name, self.seed);
     }
 
     /// A test that did nothing of a kind has shown nothing of it.
