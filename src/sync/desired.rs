@@ -265,11 +265,11 @@ pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a Endpoin
             Err(_) => Target::Hostname(host_name(name).ok()?),
         });
     }
-    let mut ips: Vec<IpAddr> = slices
+    // In their order: with another one they would be written again.
+    let ips: Vec<IpAddr> = slices
         .flat_map(|slice| &slice.endpoints)
         .flat_map(|endpoint| &endpoint.addresses)
         .filter_map(|address| address.parse().ok())
         .collect();
-    ips.sort();
     (!ips.is_empty()).then_some(Target::Addresses(ips))
 }

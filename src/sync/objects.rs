@@ -15,6 +15,17 @@ pub struct Objects {
     /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
     /// still be under way.
     deleted: HashMap<String, ObjectId>,
+    /// Writes under way, and what has been heard meanwhile.
+    under_way: HashMap<ObjectId, Meanwhile>,
+}
+
+/// What has been heard of an object while a write of it was under way.
+#[derive(Debug, Default)]
+struct Meanwhile {
+    /// The uids of those that are gone.
+    gone: Vec<String>,
+    /// A complete list came without it.
+    unlisted: bool,
 }
 
 impl Objects {
@@ -59,6 +70,32 @@ impl Objects {
                 None => Arc::new(object),
             });
         }
+        for (id, meanwhile) in self.under_way.iter_mut().filter(|(id, _)| id.kind == kind) {
+            meanwhile.unlisted |= !self.by_id.contains_key(id);
+        }
+    }
+
+    /// Notes that a write of an object begins.
+    pub fn write_begins(&mut self, id: &ObjectId) {
+        self.under_way.insert(id.clone(), Meanwhile::default());
+    }
+
+    /// Notes that the answer to a write has come, or never will.
+    pub fn write_ended(&mut self, id: &ObjectId) {
+        self.under_way.remove(id);
+    }
+
+    /// Takes over an object from the answer to a write. The watch may have been faster, even with
+    /// its end; after a complete list without it only the watch can say whether it is there.
+    pub fn answered(&mut self, object: Object) {
+        let id = object.id();
+        let outdated = self.under_way.get(&id).is_some_and(|meanwhile| {
+            let unlisted = meanwhile.unlisted && !self.by_id.contains_key(&id);
+            unlisted || meanwhile.gone.iter().any(|uid| uid == object.uid())
+        });
+        if !outdated {
+            self.apply(object);
+        }
     }
 
     /// Takes over an object from the watch or from the answer to a write, whichever is newer.
@@ -80,6 +117,10 @@ impl Objects {
     /// Takes over from the watch that an object is gone.
     pub fn remove(&mut self, id: &ObjectId, uid: &str) {
         self.deleted.remove(uid);
+        // Files have no uid.
+        if let Some(meanwhile) = self.under_way.get_mut(id).filter(|_| !uid.is_empty()) {
+            meanwhile.gone.push(uid.to_owned());
+        }
         if self.by_id.get(id).is_some_and(|object| object.uid() == uid) {
             self.take(id);
         }
@@ -181,6 +222,27 @@ mod tests {
         objects.apply(object("a", "2", 8, "web"));
         objects.remove(&id("a"), "1");
         assert_eq!(objects.get(&id("a")).unwrap().uid(), "2", "the end of the old one isn't the new one's");
+    }
+
+    #[test]
+    fn a_late_answer_doesnt_bring_back_what_the_watch_said_is_gone() {
+        let mut objects = Objects::default();
+        objects.write_begins(&id("a"));
+        objects.apply(object("a", "1", 5, "web"));
+        objects.remove(&id("a"), "1");
+        objects.answered(object("a", "1", 5, "web"));
+        assert!(objects.get(&id("a")).is_none());
+        objects.answered(object("a", "2", 7, "web"));
+        assert!(objects.get(&id("a")).is_some(), "it is another object");
+        objects.write_ended(&id("a"));
+
+        objects.write_begins(&id("b"));
+        objects.replace(Kind::Service, vec![]);
+        objects.answered(object("b", "3", 9, "web"));
+        assert!(objects.get(&id("b")).is_none(), "the watch will say whether it is there");
+        objects.write_ended(&id("b"));
+        objects.answered(object("b", "3", 9, "web"));
+        assert!(objects.get(&id("b")).is_some());
     }
 
     #[test]

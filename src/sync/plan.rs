@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::brakes::MaxDeletes;
 use super::desired::{
-    Desired, HEADLESS, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for, service_differs,
-    slice_differs, written_by_us,
+    Desired, HEADLESS, IPV4, IPV6, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for,
+    service_differs, slice_differs, slice_name, written_by_us,
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
@@ -193,7 +193,8 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
             let Some((kind, metadata)) = service.or_else(slice) else { return Step::Forget };
             match policy.on_delete {
                 OnDelete::Retain => return Step::Done,
-                OnDelete::Tombstone if ours.is_some() => Desired::tombstone(link, &policy.tombstone),
+                // Under whatever name: it may have got another one since, as names become free.
+                OnDelete::Tombstone if service.is_some() => Desired::tombstone(link, &policy.tombstone),
                 OnDelete::Tombstone | OnDelete::Delete => {
                     return match since.checked_add(policy.delete_delay) {
                         Some(due) if due > now => Step::Wait(due),
@@ -212,6 +213,16 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
         Some(desired) => service_step(link, desired, actual.named, ours),
         None => ours.map_or(Step::Done, |ours| remove(Kind::Service, &ours.metadata)),
     };
+    if let conflict @ Step::Conflict { .. } = service() {
+        // An EndpointSlice leads clients of the Service whose name it bears to its addresses: a
+        // stranger's gets none of ours.
+        let theirs = |slice: &&&EndpointSlice| {
+            let name = slice.metadata.name.as_deref();
+            [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target, end)))
+        };
+        let slice = actual.slices.iter().find(theirs);
+        return slice.map_or(conflict, |slice| remove(Kind::EndpointSlice, &slice.metadata));
+    }
     // What the link had under another name goes when the new one stands, and not before.
     let stands =
         desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());

@@ -549,6 +549,7 @@ impl Reconciler {
         self.report.not_held(&key);
         let adopted = self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
         self.in_flight.insert(key.clone(), false);
+        self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
         self.writes.spawn(async move {
@@ -594,7 +595,7 @@ impl Reconciler {
                     (Write::Finalizer { uid, add, .. }, _) => {
                         drop(self.settings.store.set_guarded(&key, uid, *add));
                     }
-                    (_, Some(after)) => self.change_object(&id, |objects| objects.apply(after)),
+                    (_, Some(after)) => self.change_object(&id, |objects| objects.answered(after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
                 }
                 self.queue(&key);
@@ -634,6 +635,7 @@ impl Reconciler {
                 self.report.failed(&key, &write, &message, pause);
             }
         }
+        self.objects.write_ended(&write.id());
     }
 }
 

@@ -82,15 +82,22 @@ async fn a_restart_over_addresses_writes_nothing_and_a_blank_status_keeps_them()
     let object = format!("web-{namespace}-ext");
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     cluster.create_load_balancer(&namespace, "web").await;
-    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.2"), Ingress::Ip("192.0.2.1")]).await;
     headless(&cluster, &target, &object).await;
+    let (slice, ips) = (format!("{object}-ipv4"), ["192.0.2.2", "192.0.2.1"]);
+    slice_holds(&cluster, &target, &slice, Some(&ips)).await;
     linker.kill();
     let before = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
 
     cluster.set_ingress(&namespace, "web", &[]).await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     linker.ready().await;
-    assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await, "192.0.2.1");
+    assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await, ips.join(" "));
+    // Had its addresses another order for lb-linker, it would be written before this one is.
+    cluster.create_load_balancer(&namespace, "other").await;
+    cluster.set_ingress(&namespace, "other", &[Ingress::Ip("192.0.2.3")]).await;
+    headless(&cluster, &target, &format!("other-{namespace}-ext")).await;
+    slice_holds(&cluster, &target, &slice, Some(&ips)).await;
     let after = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
     assert_eq!(before, after);
 }

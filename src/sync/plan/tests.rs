@@ -398,6 +398,36 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
 }
 
 #[test]
+fn a_tombstone_goes_along_when_the_link_gets_another_name() {
+    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let mut former = object("deleted.lb.internal.");
+    former.metadata.name = Some("former".into());
+    let step = |named: Option<&Service>| {
+        let actual = Actual { named, other_services: &[&former], ..Default::default() };
+        show(next_step(&gone(Instant::now()), actual, &tombstone, Instant::now()))
+    };
+    assert_eq!(step(None), "create Service web-default-ext");
+    assert_eq!(step(Some(&object("deleted.lb.internal."))), "delete Service former");
+}
+
+#[test]
+fn a_service_of_somebody_else_gets_no_endpoint_slice_of_ours() {
+    let link = ips(&["192.0.2.1", "2001:db8::1"]);
+    let mut theirs = object("theirs.example.");
+    theirs.metadata.labels = Some([(MANAGED_BY.0.to_owned(), "helm".to_owned())].into());
+    let (mut named, mut there) = (Some(theirs.clone()), Vec::new());
+    assert_eq!(run(&link, &policy(), &mut named, &mut there), [""; 0]);
+    // Somebody put it in the place of ours.
+    there = slices(&link);
+    let steps = run(&link, &policy(), &mut named, &mut there);
+    assert_eq!(
+        steps,
+        ["delete EndpointSlice web-default-ext-ipv4", "delete EndpointSlice web-default-ext-ipv6"]
+    );
+    assert_eq!(named, Some(theirs));
+}
+
+#[test]
 fn an_endpoint_slice_of_somebody_else_is_a_conflict_and_one_that_lost_its_labels_is_ours() {
     let link = ips(&["192.0.2.1"]);
     let mut slice = slices(&link).remove(0);

@@ -1,0 +1,354 @@
+//! The seeded choice of what happens next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use lb_linker::store::ServiceKey;
+use lb_linker::sync::plan::OnDelete;
+use rand::rngs::StdRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{RngExt, SeedableRng};
+
+use super::operations::{ADOPTION, Action, HOSTNAMES, Operation, Outcome, SOURCE, TARGET_POLICY};
+use super::rules::{Model, first_choice, surely_has_target};
+use super::world::{Balancer, Kind};
+
+/// All that there may be, in namespaces of one test.
+pub struct Universe {
+    pub namespaces: Vec<String>,
+    /// Services that share no name with others.
+    free: Vec<ServiceKey>,
+    /// Services that want the same name.
+    groups: Vec<Vec<ServiceKey>>,
+    /// One in each namespace, changed last: what is seen of it is seen of all before.
+    pub markers: Vec<ServiceKey>,
+    followers: Vec<ServiceKey>,
+}
+
+impl Universe {
+    pub fn new(base: &str) -> Self {
+        let (z, y_z, w_y_z) = (base.to_owned(), format!("y-{base}"), format!("w-y-{base}"));
+        let long = format!("{base}-{}", "n".repeat(40));
+        let many = |namespace: &str, prefix: &str, number: usize| -> Vec<ServiceKey> {
+            (0..number).map(|i| ServiceKey::new(namespace, &format!("{prefix}{i}"))).collect()
+        };
+        let mut free = [many(&z, "api-", 8), many(&y_z, "web-", 6), many(&w_y_z, "db-", 4)].concat();
+        // Its label is the name of a namespace, below which there are names.
+        free.push(ServiceKey::new(&z, "y"));
+        // Names that need cutting, and that begin alike.
+        free.extend([many(&long, &"l".repeat(62), 4), many(&z, &"c".repeat(58), 2)].concat());
+        let mut groups: Vec<Vec<ServiceKey>> = (0..4)
+            .map(|g| vec![ServiceKey::new(&z, &format!("g{g}-y")), ServiceKey::new(&y_z, &format!("g{g}"))])
+            .collect();
+        groups.extend((4..6).map(|g| {
+            let key = |namespace, end| ServiceKey::new(namespace, &format!("g{g}{end}"));
+            vec![key(&z, "-w-y"), key(&y_z, "-w"), key(&w_y_z, "")]
+        }));
+        for group in &groups {
+            assert!(group.iter().all(|key| first_choice(key) == first_choice(&group[0])));
+        }
+        // The label is short enough for both, and the external targets' names are cut: only the label clashes.
+        let head = "k".repeat(61 - "-y-".len() - z.len());
+        groups.push(vec![ServiceKey::new(&z, &format!("{head}-y")), ServiceKey::new(&y_z, &head)]);
+        let namespaces = vec![z, y_z, w_y_z, long];
+        let markers = namespaces.iter().map(|namespace| ServiceKey::new(namespace, "marker")).collect();
+        let followers = if SOURCE { many(&namespaces[0], "follower-", 4) } else { Vec::new() };
+        Self { namespaces, free, groups, markers, followers }
+    }
+
+    /// Every Service that there may be.
+    pub fn keys(&self) -> BTreeSet<ServiceKey> {
+        self.free.iter().chain(self.groups.iter().flatten()).chain(&self.markers).cloned().collect()
+    }
+}
+
+/// What happens until the next quiet point.
+pub struct Batch {
+    pub operations: Vec<Operation>,
+    pub restart: Option<Restart>,
+}
+
+/// lb-linker ends and is started again.
+pub struct Restart {
+    pub kill: bool,
+    /// How many operations of the batch have been carried out when it ends.
+    pub after: usize,
+    /// What happens while it is away.
+    pub meanwhile: Vec<Operation>,
+}
+
+/// Chooses what happens next. It looks only at what it has chosen before, never at what came of it: a seed says
+/// it all.
+pub struct Chooser {
+    random: StdRng,
+    on_delete: OnDelete,
+    /// The Services as they will be.
+    planned: Model,
+    /// Names that a stranger may have.
+    strangers: BTreeSet<ServiceKey>,
+    /// How often a link that stayed the same was spoiled by hand: lb-linker rightly gets slow about it.
+    spoiled: BTreeMap<ServiceKey, usize>,
+    /// What mustn't be touched any more until the next quiet point.
+    frozen: BTreeSet<ServiceKey>,
+    number: usize,
+}
+
+impl Chooser {
+    pub fn new(seed: u64, on_delete: OnDelete) -> Self {
+        Self {
+            random: StdRng::seed_from_u64(seed),
+            on_delete,
+            planned: Model::new(on_delete),
+            strangers: BTreeSet::new(),
+            spoiled: BTreeMap::new(),
+            frozen: BTreeSet::new(),
+            number: 0,
+        }
+    }
+
+    /// Marks the end of a batch in every namespace.
+    pub fn mark(&mut self, universe: &Universe) -> Vec<Operation> {
+        let mut operations = Vec::new();
+        for key in &universe.markers {
+            if !self.planned.balancers.contains_key(key) {
+                self.plan(&mut operations, key, Action::Create);
+            }
+            let host = self.host();
+            self.plan(&mut operations, key, Action::SetHosts(vec![host]));
+        }
+        operations
+    }
+
+    pub fn batch(&mut self, universe: &Universe) -> Batch {
+        self.frozen.clear();
+        let size = self.random.random_range(15..=40);
+        let mut operations = Vec::new();
+        // Who of a group comes first must be clear: one of them is changed between two quiet points.
+        let mut groups: Vec<&Vec<ServiceKey>> = universe.groups.iter().collect();
+        groups.shuffle(&mut self.random);
+        while operations.len() < size {
+            if self.random.random_bool(0.2)
+                && let Some(group) = groups.pop()
+            {
+                let key = group.choose(&mut self.random).expect("nobody is alone").clone();
+                self.choose(&mut operations, &key, Some(true));
+            } else {
+                self.choose_free(&mut operations, universe);
+            }
+        }
+        let restart = self.random.random_bool(0.4).then(|| {
+            let after = match self.random.random_bool(0.5) {
+                true => self.random.random_range(0..operations.len()),
+                false => operations.len(),
+            };
+            let kill = self.random.random_bool(0.6);
+            let mut meanwhile = Vec::new();
+            for _ in 0..self.random.random_range(0..=10) {
+                if self.random.random_bool(0.3) {
+                    let group = universe.groups.choose(&mut self.random).expect("there are some");
+                    let key = group.choose(&mut self.random).expect("nobody is alone").clone();
+                    self.choose(&mut meanwhile, &key, Some(false));
+                } else {
+                    self.choose_free(&mut meanwhile, universe);
+                }
+            }
+            Restart { kill, after, meanwhile }
+        });
+        Batch { operations, restart }
+    }
+
+    /// One hostname for a link of which it would be left open what it points at. What is chosen later doesn't
+    /// depend on it.
+    pub fn decide(&self, key: &ServiceKey) -> Option<Operation> {
+        let balancer = self.planned.balancers.get(key)?;
+        let hosts = vec![format!("decided-{}.example.com", self.number)];
+        (balancer.kind == Kind::LoadBalancer)
+            .then(|| Operation { key: key.clone(), action: Action::SetHosts(hosts) })
+    }
+
+    fn choose_free(&mut self, operations: &mut Vec<Operation>, universe: &Universe) {
+        if SOURCE && self.random.random_bool(0.05) {
+            let key = universe.followers.choose(&mut self.random).expect("there are some").clone();
+            let action = if self.planned.followers.contains_key(&key) {
+                Action::Unfollow
+            } else {
+                let source = universe.free.choose(&mut self.random).expect("there are some").clone();
+                Action::Follow { source, lead: self.host() }
+            };
+            // One follows or doesn't from one quiet point to the next.
+            if self.frozen.insert(key.clone()) {
+                self.plan(operations, &key, action);
+            }
+            return;
+        }
+        let key = universe.free.choose(&mut self.random).expect("there are some").clone();
+        if !self.frozen.contains(&key) {
+            self.choose(operations, &key, None);
+        }
+    }
+
+    /// Chooses something for a Service. `group`: it has rivals, and whether lb-linker is looking on.
+    fn choose(&mut self, operations: &mut Vec<Operation>, key: &ServiceKey, group: Option<bool>) {
+        if self.frozen.contains(key) {
+            return;
+        }
+        let balancer = self.planned.balancers.get(key).cloned();
+        let choices = match &balancer {
+            None => self.for_absent(key, group.is_some()),
+            Some(balancer) => self.for_present(key, balancer, group),
+        };
+        let spoiled = self.spoiled.get(key).copied().unwrap_or(0);
+        let choices: Vec<_> =
+            choices.into_iter().filter(|(_, action)| spoiled < 3 || !action.is_by_hand()).collect();
+        let action = choices.choose_weighted(&mut self.random, |(weight, _)| *weight);
+        let action = action.expect("there is always something").1.clone();
+        let begins = matches!(action, Action::Create | Action::Recreate)
+            || matches!(action, Action::ChangeType(Kind::LoadBalancer));
+        self.plan(operations, key, action);
+        if begins && self.random.random_bool(0.75) {
+            let action = if self.random.random_bool(0.7) {
+                Action::SetHosts(vec![self.host()])
+            } else {
+                Action::SetAddresses(self.addresses())
+            };
+            self.plan(operations, key, action);
+        }
+    }
+
+    fn for_absent(&mut self, key: &ServiceKey, group: bool) -> Vec<(u32, Action)> {
+        let mut choices =
+            vec![(60, Action::Create), (6, Action::DeleteObject), (4, Action::Misdirect(self.host()))];
+        if !group {
+            choices.push((10, Action::StrangerComes));
+            choices.push((if ADOPTION { 10 } else { 0 }, Action::AdoptableComes));
+            if self.strangers.contains(key) {
+                choices.push((30, Action::StrangerGoes));
+            }
+        }
+        choices
+    }
+
+    fn for_present(
+        &mut self,
+        key: &ServiceKey,
+        balancer: &Balancer,
+        group: Option<bool>,
+    ) -> Vec<(u32, Action)> {
+        if balancer.terminating {
+            return vec![(1, Action::Release)];
+        }
+        if balancer.kind != Kind::LoadBalancer {
+            return vec![
+                (60, Action::ChangeType(Kind::LoadBalancer)),
+                (20, Action::Delete),
+                (10, Action::Misdirect(self.host())),
+            ];
+        }
+        let mut choices = vec![
+            (20, Action::SetHosts(vec![self.host()])),
+            (10, Action::SetHosts(self.several_hosts(balancer))),
+            (16, Action::SetAddresses(self.addresses())),
+            (8, Action::Blank),
+            (4, Action::SetUnservable(self.unservable())),
+            (4, Action::SetPort(self.random.random_range(1..2000))),
+            (9, Action::Delete),
+            (if balancer.opted_out { 40 } else { 0 }, Action::OptIn),
+            (if balancer.opted_out { 0 } else { 5 }, Action::OptOut),
+            (if balancer.hidden { 40 } else { 0 }, Action::Show),
+            (if balancer.hidden { 0 } else { 3 }, Action::Hide),
+            (3, Action::Hold),
+            (3, Action::ChangeType(Kind::ClusterIp)),
+            (3, Action::ChangeType(Kind::ExternalName)),
+            (6, Action::Misdirect(self.host())),
+            (4, Action::DeleteObject),
+        ];
+        let surely = surely_has_target(balancer);
+        // In a group it has to be sure that the link isn't forgotten in between.
+        if group != Some(true) || self.on_delete != OnDelete::Delete && surely {
+            choices.push((9, Action::Recreate));
+        }
+        if surely {
+            choices
+                .extend([(4, Action::Distort(self.random.random_range(0..4))), (3, Action::DeleteService)]);
+            // One that isn't wanted any more would be nobody's without its labels.
+            if balancer.ingress.ips.iter().any(IpAddr::is_ipv4) {
+                let ip = Ipv4Addr::new(198, 51, 100, self.random.random());
+                choices.extend([
+                    (6, Action::DeleteSlice),
+                    (6, Action::EditSlice(ip.into())),
+                    (5, Action::StripSlice),
+                ]);
+            }
+        }
+        if group.is_none() {
+            choices.push((2, Action::StrangerComes));
+            if self.strangers.contains(key) {
+                choices.push((15, Action::StrangerGoes));
+            }
+            choices.push((if SOURCE { 4 } else { 0 }, Action::AllowFrom(!balancer.followable)));
+            self.number += 1;
+            let claim = format!("extra-{}.{}", self.number, key.namespace);
+            let claim = balancer.claims.is_none().then_some(claim);
+            choices.push((if HOSTNAMES { 4 } else { 0 }, Action::Claim(claim)));
+        }
+        choices
+    }
+
+    fn plan(&mut self, operations: &mut Vec<Operation>, key: &ServiceKey, action: Action) {
+        match &action {
+            Action::StrangerComes | Action::AdoptableComes => drop(self.strangers.insert(key.clone())),
+            Action::StrangerGoes => drop(self.strangers.remove(key)),
+            _ => {}
+        }
+        if action.is_by_hand() {
+            *self.spoiled.entry(key.clone()).or_default() += 1;
+        } else if matches!(action, Action::SetHosts(_) | Action::SetAddresses(_) | Action::Recreate) {
+            self.spoiled.remove(key);
+        }
+        if matches!(action, Action::Distort(_) | Action::StripSlice) {
+            self.frozen.insert(key.clone());
+        }
+        let operation = Operation { key: key.clone(), action };
+        self.planned.apply(&operation, &Outcome::default());
+        operations.push(operation);
+    }
+
+    /// A hostname that nobody ever had.
+    fn host(&mut self) -> String {
+        self.number += 1;
+        format!("lb-{}.example.com", self.number)
+    }
+
+    /// Hostnames among which may be those that the load balancer has already.
+    fn several_hosts(&mut self, balancer: &Balancer) -> Vec<String> {
+        let mut hosts = balancer.ingress.hosts.clone();
+        hosts.extend([self.host(), self.host()]);
+        hosts.shuffle(&mut self.random);
+        hosts.truncate(3);
+        hosts
+    }
+
+    fn unservable(&mut self) -> String {
+        if TARGET_POLICY && self.random.random_bool(0.5) {
+            "kubernetes.default.svc.cluster.local".to_owned()
+        } else {
+            format!("{}.example.com", "x".repeat(64))
+        }
+    }
+
+    /// Distinct addresses of one family or both, in no order.
+    fn addresses(&mut self) -> Vec<IpAddr> {
+        let number = self.random.random_range(1..=4);
+        let mut ips = BTreeSet::new();
+        while ips.len() < number {
+            let last: u8 = self.random.random_range(1..250);
+            ips.insert(match self.random.random_bool(0.6) {
+                true => IpAddr::from(Ipv4Addr::new(192, 0, 2, last)),
+                false => IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())),
+            });
+        }
+        let mut ips: Vec<IpAddr> = ips.into_iter().collect();
+        ips.shuffle(&mut self.random);
+        ips
+    }
+}

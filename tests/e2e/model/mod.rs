@@ -1,0 +1,442 @@
+//! The model test: a seeded random sequence of operations on a real API server, with lb-linker beside it, restarted
+//! and killed in between, compared at quiet points with what a small pure model says, exactly.
+//!
+//! A seed gives the operations; what lb-linker is doing when one of them happens depends on the machine. Each
+//! `--on-delete` has a seed of its own, so that the suite always does the same; others find more:
+//!
+//!     LB_LINKER_MODEL_SEED=7 LB_LINKER_MODEL_OPS=20000 cargo test --test e2e -- model:: --nocapture
+//!
+//! A failure says its seed, what is wrong, and what was done since all was well; the same line replays it.
+//!
+//! Where the outcome depends on lb-linker's pace, the model leaves a choice: what was left of a load balancer that is
+//! gone, or pending again, may be anything that it had since the last quiet point. Where names clash the order
+//! matters, so of the Services that want a name one is changed between two quiet points. What an lb-linker knows that
+//! is started is what the API server knows: then the model starts from the objects that are there, after a look
+//! whether the one before may have left them so.
+
+mod chooser;
+mod hands;
+mod observe;
+mod operations;
+mod rest;
+mod rules;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use lb_linker::store::ServiceKey;
+use lb_linker::sync::plan::OnDelete;
+use nix::sys::signal::Signal;
+
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::{PATIENCE, apply_deploy, deploy, grant};
+use chooser::{Batch, Chooser, Restart, Universe};
+use hands::{HIDDEN, Hands};
+use observe::{observe, wrong_answers};
+use operations::{Action, Operation, Outcome};
+use rest::Checked;
+use rules::{Model, Observed};
+
+/// Operations in a run.
+const OPERATIONS: usize = 2000;
+/// Requests to the API server under way at once.
+const AT_ONCE: usize = 8;
+/// How long between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long nothing may have been written for lb-linker to be at rest, and how long it then has to stay so.
+const REST: Duration = Duration::from_millis(30);
+
+#[tokio::test]
+async fn any_sequence_of_operations_ends_as_the_model_says_with_on_delete_delete() {
+    run("delete", OnDelete::Delete, 1).await;
+}
+
+#[tokio::test]
+async fn any_sequence_of_operations_ends_as_the_model_says_with_on_delete_retain() {
+    run("retain", OnDelete::Retain, 2).await;
+}
+
+#[tokio::test]
+async fn any_sequence_of_operations_ends_as_the_model_says_with_on_delete_tombstone() {
+    run("tombstone", OnDelete::Tombstone, 3).await;
+}
+
+/// The control plane of these tests, which share it: others aren't bothered by their thousands of operations.
+fn plane() -> Arc<ControlPlane> {
+    static PLANE: Mutex<Weak<ControlPlane>> = Mutex::new(Weak::new());
+    let mut shared = PLANE.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let plane = Arc::new(ControlPlane::start(Options::default()));
+        apply_deploy(&plane);
+        // The followers need it.
+        plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
+        *shared = Arc::downgrade(&plane);
+        plane
+    })
+}
+
+fn from_env(name: &str) -> Option<u64> {
+    let text = env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} isn't a number")))
+}
+
+async fn run(name: &str, on_delete: OnDelete, seed: u64) {
+    let seed = from_env("LB_LINKER_MODEL_SEED").unwrap_or(seed);
+    let wanted = from_env("LB_LINKER_MODEL_OPS").map_or(OPERATIONS, |number| number.try_into().unwrap());
+    let started = Instant::now();
+    let universe = Universe::new(name);
+    let mut run = Run::start(name, on_delete, seed, &universe).await;
+    let mut chooser = Chooser::new(seed, on_delete);
+    while run.operations < wanted {
+        let batch = chooser.batch(&universe);
+        run.carry_out(batch, &chooser).await;
+        let marks = chooser.mark(&universe);
+        run.carry_out_together(&marks, None).await;
+        run.quiet().await;
+    }
+    eprintln!(
+        "model {name}: seed {seed}, {} operations, {} quiet points, {:.1} s",
+        run.operations,
+        run.tally["quiet point"],
+        started.elapsed().as_secs_f64()
+    );
+    eprintln!("model {name}: {:?}", run.tally);
+    run.finish(wanted >= OPERATIONS);
+}
+
+struct Run<'a> {
+    name: String,
+    seed: u64,
+    universe: &'a Universe,
+    hands: Hands,
+    args: Vec<String>,
+    linker: Linker,
+    model: Model,
+    /// What happened since the last quiet point.
+    journal: Vec<String>,
+    operations: usize,
+    /// How often what was done and checked.
+    tally: BTreeMap<String, usize>,
+    _plane: Arc<ControlPlane>,
+}
+
+impl<'a> Run<'a> {
+    async fn start(name: &str, on_delete: OnDelete, seed: u64, universe: &'a Universe) -> Self {
+        let plane = plane();
+        let target = format!("{name}-targets");
+        for namespace in universe.namespaces.iter().chain([&target]) {
+            plane.kubectl(&["create", "namespace", namespace]);
+        }
+        grant(&plane, &target);
+        let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+        let mut args: Vec<String> = [
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+            "--target-namespace",
+            &target,
+            "--watch-namespaces",
+            &universe.namespaces.join(","),
+            "--service-selector",
+            &format!("!{HIDDEN}"),
+            "--upstream",
+            "none",
+            "--on-delete",
+            name,
+            "--delete-delay",
+            "0s",
+        ]
+        .map(ToOwned::to_owned)
+        .into();
+        let help = run_to_end(["--help"]).stdout;
+        if String::from_utf8_lossy(&help).contains("--max-deletes") {
+            args.extend(["--max-deletes", "unlimited"].map(ToOwned::to_owned));
+        }
+        let hands = Hands { cluster: plane.cluster().await, target_namespace: target };
+        let linker = Linker::start(&args);
+        linker.ready().await;
+        let mut model = Model::new(on_delete);
+        model.start(&Observed::default());
+        Self {
+            name: name.to_owned(),
+            seed,
+            universe,
+            hands,
+            args,
+            linker,
+            model,
+            journal: Vec::new(),
+            operations: 0,
+            tally: BTreeMap::new(),
+            _plane: plane,
+        }
+    }
+
+    async fn carry_out(&mut self, batch: Batch, chooser: &Chooser) {
+        self.carry_out_together(&batch.operations, batch.restart.as_ref()).await;
+        let Some(restart) = batch.restart else { return };
+        self.model.stop();
+        self.carry_out_together(&restart.meanwhile, None).await;
+        let mut observed = self.at_rest().await;
+        let wrong = self.model.implausible(&observed);
+        if !wrong.is_empty() {
+            self.fail(&wrong, &observed);
+        }
+        self.count("look at what a stop has left");
+        let decisions: Vec<Operation> =
+            Model::torn(&observed).iter().filter_map(|key| chooser.decide(key)).collect();
+        if !decisions.is_empty() {
+            self.count_by("link with two objects at a start", decisions.len());
+            self.carry_out_together(&decisions, None).await;
+            observed = self.observe().await;
+        }
+        self.assert_no_errors();
+        self.linker = Linker::start(&self.args);
+        self.linker.ready().await;
+        self.model.start(&observed);
+        self.operations += 1;
+    }
+
+    /// Carries operations out, those on one Service one after the other, others at once; lb-linker may end amid
+    /// them.
+    async fn carry_out_together(&mut self, operations: &[Operation], restart: Option<&Restart>) {
+        let mut chains: BTreeMap<&ServiceKey, Vec<(usize, &Operation)>> = BTreeMap::new();
+        for (number, operation) in operations.iter().enumerate() {
+            chains.entry(&operation.key).or_default().push((number, operation));
+        }
+        let (hands, done) = (&self.hands, &AtomicUsize::new(0));
+        let linker = &mut self.linker;
+        let carrying_out = futures::stream::iter(chains.into_values())
+            .map(|chain| async move {
+                let mut outcomes = Vec::new();
+                for (number, operation) in chain {
+                    outcomes.push((number, hands.carry_out(operation).await));
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                outcomes
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect::<Vec<_>>();
+        let ending = async {
+            let Some(restart) = restart else { return };
+            while done.load(Ordering::Relaxed) < restart.after {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if restart.kill {
+                linker.kill();
+            } else {
+                linker.signal(Signal::SIGTERM);
+                assert!(linker.ended().await.success());
+            }
+        };
+        let (outcomes, ()) = tokio::join!(carrying_out, ending);
+        let outcomes: BTreeMap<usize, Outcome> = outcomes.into_iter().flatten().collect();
+        for (operation, outcome) in operations.iter().zip(outcomes.values()) {
+            self.model.apply(operation, outcome);
+            self.operations += 1;
+            self.count(&operation.action.name());
+            if outcome.done && operation.action == Action::StrangerComes {
+                self.count("stranger that came");
+            }
+            let Operation { key, action } = operation;
+            let Outcome { touched, done, .. } = outcome;
+            let came =
+                if *touched || *done { format!(" (touched {touched}, done {done})") } else { String::new() };
+            self.journal.push(format!("{key}: {action:?}{came}"));
+        }
+        if let Some(Restart { kill, after, .. }) = restart {
+            self.count(if *kill { "kill" } else { "restart" });
+            if *after < operations.len() {
+                self.count("end amid operations");
+            }
+            let how = if *kill { "killed" } else { "stopped" };
+            self.journal.push(format!("--- {how} after {after} of {}", operations.len()));
+        }
+    }
+
+    /// Waits until all is as the model says, and looks whether it stays so.
+    async fn quiet(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        let keys: BTreeSet<ServiceKey> = self.universe.keys();
+        loop {
+            self.count("look");
+            let observed = self.observe().await;
+            let mut checked = Checked::default();
+            let (wrong, next) = match self.model.settle(&observed) {
+                Err(wrong) => (wrong, None),
+                Ok((next, now)) => {
+                    checked = now;
+                    let answers = next.answers(&keys);
+                    self.count_by("answer", answers.len());
+                    (wrong_answers(self.linker.dns, answers).await, Some(next))
+                }
+            };
+            if let Some(next) = next.filter(|_| wrong.is_empty()) {
+                tokio::time::sleep(REST).await;
+                let writes = self.linker.writes();
+                if self.observe().await == observed {
+                    tokio::time::sleep(REST).await;
+                    let later = self.observe().await;
+                    if later != observed || self.linker.writes() != writes {
+                        let what =
+                            format!("something is written at rest: {writes} → {}", self.linker.writes());
+                        self.fail(&[what, format!("before: {observed:#?}")], &later);
+                    }
+                    self.note(&checked);
+                    self.model = next;
+                    self.journal.clear();
+                    return;
+                }
+            }
+            if Instant::now() > deadline {
+                let restless = ["all is well, but it doesn't come to rest".to_owned()];
+                self.fail(if wrong.is_empty() { &restless } else { &wrong }, &observed);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn observe(&self) -> Observed {
+        let followers: Vec<ServiceKey> = self.model.followers.keys().cloned().collect();
+        observe(&self.hands.cluster, &self.hands.target_namespace, &followers).await
+    }
+
+    /// The target namespace when the last request of an lb-linker that has ended is done with.
+    async fn at_rest(&self) -> Observed {
+        let mut before = self.observe().await;
+        loop {
+            tokio::time::sleep(REST).await;
+            let now = self.observe().await;
+            if now == before {
+                return now;
+            }
+            before = now;
+        }
+    }
+
+    fn count(&mut self, what: &str) {
+        self.count_by(what, 1);
+    }
+
+    fn count_by(&mut self, what: &str, number: usize) {
+        *self.tally.entry(what.to_owned()).or_default() += number;
+    }
+
+    fn note(&mut self, checked: &Checked) {
+        self.count("quiet point");
+        for (what, number) in [
+            ("link", checked.links),
+            ("hostname target", checked.hostnames),
+            ("address target", checked.addresses),
+            ("stale target", checked.stale),
+            ("pending link", checked.pending),
+            ("retained target", checked.retained),
+            ("tombstone", checked.tombstones),
+            ("name after a hash", checked.hashed),
+            ("stranger", checked.strangers),
+            ("conflict", checked.conflicts),
+            ("follower", checked.followers),
+            ("link with a choice", checked.either),
+        ] {
+            self.count_by(what, number);
+        }
+    }
+
+    /// Nothing that is done here is an error of lb-linker's.
+    fn assert_no_errors(&self) {
+        let mut log = self.linker.log();
+        log.retain(|line| line.contains("ERROR") || line.contains("panicked"));
+        assert!(log.is_empty(), "model {}, seed {}: {log:#?}", self.name, self.seed);
+    }
+
+    /// A test that did nothing of a kind has shown nothing of it.
+    fn finish(mut self, complete: bool) {
+        let errors: Vec<String> =
+            self.linker.log().into_iter().filter(|line| line.contains("ERROR")).collect();
+        assert!(errors.is_empty(), "{errors:#?}");
+        assert!(self.linker.stop().success());
+        if !complete {
+            return;
+        }
+        let only = |name: &str, number| if self.name == name { number } else { 0 };
+        for (what, least) in [
+            ("quiet point", 50),
+            ("answer", 5000),
+            ("link", 1000),
+            ("hostname target", 500),
+            ("address target", 100),
+            ("stale target", 20),
+            ("pending link", 50),
+            ("retained target", only("retain", 100)),
+            ("tombstone", only("tombstone", 100)),
+            ("name after a hash", 50),
+            ("stranger", 10),
+            ("conflict", 5),
+            ("stranger that came", 5),
+            ("follower", if operations::SOURCE { 20 } else { 0 }),
+            ("kill", 5),
+            ("restart", 4),
+            ("end amid operations", 4),
+            ("look at what a stop has left", 9),
+            ("Create", 50),
+            ("Delete", 20),
+            ("Recreate", 20),
+            ("SetHosts", 100),
+            ("SetSeveralHosts", 20),
+            ("SetAddresses", 50),
+            ("Blank", 20),
+            ("SetUnservable", 5),
+            ("SetPort", 5),
+            ("ChangeTypeToLoadBalancer", 5),
+            ("ChangeTypeToClusterIp", 3),
+            ("ChangeTypeToExternalName", 3),
+            ("OptOut", 5),
+            ("OptIn", 5),
+            ("Hide", 5),
+            ("Show", 5),
+            ("Hold", 5),
+            ("Release", 5),
+            ("Misdirect", 5),
+            ("Distort", 5),
+            ("DeleteObject", 5),
+            ("DeleteService", 5),
+            ("DeleteSlice", 3),
+            ("EditSlice", 3),
+            ("StripSlice", 3),
+            ("StrangerComes", 5),
+            ("StrangerGoes", 3),
+            ("AdoptableComes", if operations::ADOPTION { 5 } else { 0 }),
+            ("Follow", if operations::SOURCE { 5 } else { 0 }),
+            ("Unfollow", if operations::SOURCE { 3 } else { 0 }),
+            ("AllowFrom", if operations::SOURCE { 5 } else { 0 }),
+            ("Claim", if operations::HOSTNAMES { 5 } else { 0 }),
+        ] {
+            let number = self.tally.get(what).copied().unwrap_or(0);
+            assert!(number >= least, "{what}: {number} times, and {least} are wanted: {:#?}", self.tally);
+        }
+        // Where the model leaves a choice it shows less.
+        assert!(self.tally["link with a choice"] * 6 < self.tally["link"], "{:#?}", self.tally);
+    }
+
+    fn fail(&self, wrong: &[String], observed: &Observed) -> ! {
+        let log = self.linker.log();
+        let there: Vec<String> =
+            observed.ours.iter().map(|(id, shape)| format!("{id:?}: {shape:?}")).collect();
+        panic!(
+            "model {}: LB_LINKER_MODEL_SEED={}, after {} operations:\n{}\n\nsince all was well:\n{}\n\n\
+             the log's end:\n{}\n\nwhat is there:\n{}",
+            self.name,
+            self.seed,
+            self.operations,
+            wrong.join("\n"),
+            self.journal.join("\n"),
+            log[log.len().saturating_sub(60)..].join("\n"),
+            there.join("\n"),
+        );
+    }
+}

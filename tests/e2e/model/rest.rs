@@ -1,0 +1,297 @@
+//! What has to be at a quiet point: the external targets, the followers and the answers that the model's links have
+//! when lb-linker has nothing left to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_linker::store::ServiceKey;
+use lb_linker::sync::plan::OnDelete;
+
+use super::rules::{Link, Model, Observed, TOMBSTONE, ZONE, first_choice, label, second_choice};
+use super::world::{Front, Ingress, Shape, Target};
+
+/// What was compared, so that a test can say that it compared something.
+#[derive(Clone, Debug, Default)]
+pub struct Checked {
+    pub hostnames: usize,
+    pub addresses: usize,
+    pub stale: usize,
+    pub pending: usize,
+    pub retained: usize,
+    pub tombstones: usize,
+    pub hashed: usize,
+    pub strangers: usize,
+    pub conflicts: usize,
+    pub followers: usize,
+    /// Links whose external target may be one of several things.
+    pub either: usize,
+    pub links: usize,
+}
+
+impl Model {
+    /// The model at this quiet point: what of it only lb-linker's pace decides is taken from what is there, if
+    /// that is one of the things that may be there.
+    ///
+    /// # Errors
+    /// What isn't as it has to be.
+    pub fn settle(&self, observed: &Observed) -> Result<(Self, Checked), Vec<String>> {
+        let mut next = self.clone();
+        let (mut wrong, mut checked) = (Vec::new(), Checked::default());
+        for (key, link) in self.links.iter().filter(|(_, link)| link.target.is_none()) {
+            let now: Vec<(&String, &Shape)> = observed.of(key).collect();
+            let absent = [Shape::default()];
+            let may_be = self.since.get(key).map_or(&absent[..], Vec::as_slice);
+            checked.either += usize::from(may_be.len() > 1);
+            match (self.on_delete, link.gone) {
+                // The rules below say it all.
+                (OnDelete::Delete, true) => continue,
+                (OnDelete::Tombstone, true) => {
+                    // Its EndpointSlices come before its Service, and alone are nothing to keep.
+                    let may_be_absent = may_be.iter().any(|shape| shape.front.is_none());
+                    if now.is_empty() && !may_be_absent {
+                        wrong.push(format!("{key} is gone and has no tombstone"));
+                    }
+                }
+                (OnDelete::Retain, true) | (_, false) => {
+                    let right = match now[..] {
+                        [] => may_be.iter().any(Shape::is_absent),
+                        [(_, shape)] => shape.is_made_of(may_be),
+                        _ => false,
+                    };
+                    if !right {
+                        wrong.push(format!("{key} has no target; it has {now:?} and may have {may_be:?}"));
+                    }
+                }
+            }
+            next.objects.retain(|(_, owner), _| owner != key);
+            for (name, shape) in now {
+                next.objects.insert((name.clone(), key.clone()), shape.clone());
+            }
+        }
+        next.reach_rest();
+        wrong.extend(next.differences(observed));
+        wrong.extend(next.settle_followers(observed, &mut checked));
+        next.count(&mut checked);
+        next.since.clear();
+        for key in next.links.keys().cloned().collect::<Vec<_>>() {
+            next.note_now(&key);
+        }
+        if wrong.is_empty() { Ok((next, checked)) } else { Err(wrong) }
+    }
+
+    /// What is wrong with the target namespace when lb-linker has just ended, amid whatever it did.
+    pub fn implausible(&self, observed: &Observed) -> Vec<String> {
+        let mut wrong = self.touched_strangers(observed);
+        for ((name, key), shape) in &observed.ours {
+            if *name != first_choice(key) && *name != second_choice(key) {
+                wrong.push(format!("{name} is labelled for {key}"));
+            }
+            let mut may_be = self.since.get(key).cloned().unwrap_or_default();
+            // Under another name it may just be begun, or nearly gone.
+            may_be.push(Shape::default());
+            if !shape.is_made_of(&may_be) && !matches!(shape.front, Some(Front::Other(..))) {
+                wrong.push(format!("{name} of {key} is {shape:?} and may be {may_be:?}"));
+            }
+        }
+        wrong
+    }
+
+    /// Links that have two objects at a moment when lb-linker isn't there: which of them says what the last
+    /// target was is left open.
+    pub fn torn(observed: &Observed) -> BTreeSet<ServiceKey> {
+        let keys = observed.ours.keys().map(|(_, key)| key);
+        keys.clone().filter(|key| keys.clone().filter(|other| other == key).count() > 1).cloned().collect()
+    }
+
+    /// Applies the rules until nothing changes any more.
+    fn reach_rest(&mut self) {
+        // Each round ends a link, or names one otherwise: there are far fewer than this.
+        for _ in 0..1000 {
+            if self.end_gone() {
+                continue;
+            }
+            let names = self.allot();
+            let before = self.objects.clone();
+            for (key, name) in &names {
+                let link = &self.links[key];
+                let desired = match &link.target {
+                    Some(target) => Shape::of(target, link.port),
+                    None if link.gone && self.on_delete == OnDelete::Tombstone => Shape::named(TOMBSTONE),
+                    None => continue,
+                };
+                if self.strangers.get(name).is_some_and(|stranger| stranger.adoptable) && !link.gone {
+                    self.strangers.remove(name);
+                }
+                if self.strangers.contains_key(name) {
+                    self.objects.remove(&(name.clone(), key.clone()));
+                    continue;
+                }
+                self.objects.retain(|(_, owner), _| owner != key);
+                self.objects.insert((name.clone(), key.clone()), desired);
+            }
+            if self.objects == before {
+                return;
+            }
+        }
+        panic!("the model finds no rest: {self:#?}");
+    }
+
+    /// Forgets links that are gone with everything of theirs; returns whether there were any.
+    fn end_gone(&mut self) -> bool {
+        if self.on_delete == OnDelete::Delete {
+            let links = &self.links;
+            self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(|link| link.gone));
+        }
+        if self.on_delete == OnDelete::Tombstone {
+            let fronted = |(_, shape): &(_, &Shape)| shape.front.is_some();
+            let standing: BTreeSet<ServiceKey> =
+                self.objects.iter().filter(fronted).map(|((_, owner), _)| owner.clone()).collect();
+            let gone = |owner: &ServiceKey| self.links.get(owner).is_some_and(|link| link.gone);
+            self.objects.retain(|(_, owner), _| standing.contains(owner) || !gone(owner));
+        }
+        let owners: BTreeSet<ServiceKey> = self.objects.keys().map(|(_, owner)| owner.clone()).collect();
+        let before = self.links.len();
+        self.links.retain(|key, link| !link.gone || owners.contains(key));
+        self.links.len() != before
+    }
+
+    /// Which name each link's external target has: of those that want one the holder gets it, else the oldest.
+    fn allot(&self) -> BTreeMap<ServiceKey, String> {
+        let winner = |name: &String| self.winner(|key| first_choice(key) == *name);
+        self.links
+            .keys()
+            .map(|key| {
+                let first = first_choice(key);
+                let wins = winner(&first) == Some(key);
+                (key.clone(), if wins { first } else { second_choice(key) })
+            })
+            .collect()
+    }
+
+    fn winner(&self, wants: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
+        let holds = |key: &ServiceKey| {
+            let held = self.objects.get(&(first_choice(key), key.clone()));
+            held.is_some_and(|shape| shape.front.is_some())
+        };
+        let wanting = self.links.iter().filter(|(key, _)| wants(key));
+        let first = wanting.min_by_key(|(key, link)| {
+            (!holds(key), link.created.unwrap_or(i64::MAX), key.namespace.clone(), key.name.clone())
+        });
+        first.map(|(key, _)| key)
+    }
+
+    fn differences(&self, observed: &Observed) -> Vec<String> {
+        let mut wrong = self.touched_strangers(observed);
+        for ((name, key), shape) in &self.objects {
+            let id = (name.clone(), key.clone());
+            if observed.ours.get(&id) != Some(shape) {
+                wrong
+                    .push(format!("{name} of {key} should be {shape:?} and is {:?}", observed.ours.get(&id)));
+            }
+        }
+        for (id, shape) in observed.ours.iter().filter(|(id, _)| !self.objects.contains_key(*id)) {
+            wrong.push(format!("{} of {} shouldn't be there and is {shape:?}", id.0, id.1));
+        }
+        for name in observed.strangers.keys().filter(|name| !self.strangers.contains_key(*name)) {
+            wrong.push(format!("{name} is labelled for nobody and shouldn't be there"));
+        }
+        let mut owners: BTreeMap<&str, &ServiceKey> = BTreeMap::new();
+        for (name, key) in observed.ours.keys() {
+            if let Some(other) = owners.insert(name, key) {
+                wrong.push(format!("{name} is shared by {key} and {other}"));
+            }
+        }
+        wrong
+    }
+
+    fn touched_strangers(&self, observed: &Observed) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (name, stranger) in self.strangers.iter().filter(|(_, stranger)| !stranger.adoptable) {
+            let now = observed.strangers.get(name);
+            if now != Some(&stranger.version) {
+                wrong.push(format!("{name} of a stranger was {} and is {now:?}", stranger.version));
+            }
+        }
+        wrong
+    }
+
+    fn settle_followers(&mut self, observed: &Observed, checked: &mut Checked) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for key in self.followers.keys().cloned().collect::<Vec<_>>() {
+            checked.followers += 1;
+            let lead = self.lead(&key);
+            let now = observed.followers.get(&key).cloned().unwrap_or_default();
+            let follower = self.followers.get_mut(&key).expect("it is one of them");
+            let gone = self.links.get(&follower.source).is_none_or(|link| link.gone);
+            if self.on_delete == OnDelete::Tombstone && gone {
+                follower.may_lead_to.push(TOMBSTONE.to_owned());
+            }
+            let right = lead.as_ref().map_or(follower.may_lead_to.contains(&now), |lead| *lead == now);
+            if !right {
+                let may = &follower.may_lead_to;
+                wrong.push(format!("{key} leads to {now}, should lead to {lead:?} and may to {may:?}"));
+            }
+            follower.may_lead_to = vec![now];
+        }
+        wrong
+    }
+
+    fn count(&self, checked: &mut Checked) {
+        let names = self.allot();
+        checked.links = self.links.len();
+        checked.strangers = self.strangers.len();
+        for (key, link) in &self.links {
+            let stands = self.objects.keys().any(|(_, owner)| owner == key);
+            let status = self.balancers.get(key).map(|balancer| &balancer.ingress);
+            checked.stale += usize::from(link.target.is_some() && status == Some(&Ingress::default()));
+            checked.hashed += usize::from(names[key] == second_choice(key) && stands);
+            checked.conflicts += usize::from(link.target.is_some() && !stands);
+            match &link.target {
+                Some(Target::Host(_)) => checked.hostnames += 1,
+                Some(Target::Ips(_)) => checked.addresses += 1,
+                None if !link.gone => checked.pending += 1,
+                None if self.on_delete == OnDelete::Retain => checked.retained += 1,
+                None => checked.tombstones += 1,
+            }
+        }
+    }
+
+    /// What DNS has to answer to whom: `name type`, and the data in any order or the rcode.
+    pub fn answers(&self, keys: &BTreeSet<ServiceKey>) -> BTreeMap<String, BTreeSet<String>> {
+        let mut answers = BTreeMap::new();
+        let labels: BTreeSet<String> = keys.iter().map(label).collect();
+        for key in keys {
+            let name = format!("{}.{}.{ZONE}.", key.name, key.namespace);
+            answers.extend(of_name(&name, self.links.get(key), "Non-Existent Domain"));
+            if let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected())
+                && let Some(claim) = &balancer.claims
+            {
+                answers.extend(of_name(&format!("{claim}.{ZONE}."), self.links.get(key), ""));
+            }
+        }
+        for name in labels {
+            let owner = self.winner(|key| label(key) == name);
+            // RFC 8020: a name with names below it exists.
+            let exists = self.links.keys().any(|key| *key.namespace == *name);
+            let otherwise = if exists { "No Error" } else { "Non-Existent Domain" };
+            answers.extend(of_name(&format!("{name}.{ZONE}."), owner.map(|key| &self.links[key]), otherwise));
+        }
+        answers
+    }
+}
+
+fn of_name(name: &str, link: Option<&Link>, otherwise: &str) -> Vec<(String, BTreeSet<String>)> {
+    let only = |text: &str| BTreeSet::from([text.to_owned()]);
+    match link.map(|link| &link.target) {
+        None => vec![(format!("{name} A"), only(otherwise))],
+        Some(None) => vec![(format!("{name} A"), only("No Error"))],
+        Some(Some(Target::Host(host))) => vec![(format!("{name} CNAME"), only(&format!("{host}.")))],
+        Some(Some(Target::Ips(ips))) => [("A", true), ("AAAA", false)]
+            .into_iter()
+            .map(|(qtype, ipv4)| {
+                let ips: BTreeSet<String> =
+                    ips.iter().filter(|ip| ip.is_ipv4() == ipv4).map(ToString::to_string).collect();
+                (format!("{name} {qtype}"), if ips.is_empty() { only("No Error") } else { ips })
+            })
+            .collect(),
+    }
+}

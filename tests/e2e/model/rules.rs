@@ -1,0 +1,341 @@
+//! The model: what lb-linker knows of its load balancers, as a pure function of what was done to the cluster. It
+//! knows no watch, no queue and no write.
+
+use std::collections::BTreeMap;
+
+use lb_linker::names;
+use lb_linker::store::ServiceKey;
+use lb_linker::sync::plan::OnDelete;
+
+use super::operations::{Action, Operation, Outcome};
+use super::world::{Balancer, Follower, Front, Ingress, Kind, Shape, Target};
+
+/// The zone of the tests.
+pub const ZONE: &str = "lb.internal";
+/// Where tombstones point.
+pub const TOMBSTONE: &str = "deleted.lb.internal";
+
+/// What lb-linker knows of a load balancer.
+#[derive(Clone, Debug)]
+pub struct Link {
+    pub uid: String,
+    /// When the first Service of this key was created; `None` for one that lb-linker never saw.
+    pub created: Option<i64>,
+    pub target: Option<Target>,
+    pub gone: bool,
+    pub port: u16,
+}
+
+/// The target namespace as it is: what tells it from what the model says is a defect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Ours, by name and by the link that they are labelled for.
+    pub ours: BTreeMap<(String, ServiceKey), Shape>,
+    /// Everything else, by kind and name, with its uid and resourceVersion.
+    pub strangers: BTreeMap<String, String>,
+    /// Everything, with uid and resourceVersion.
+    pub versions: BTreeMap<String, String>,
+    /// Where the followers lead.
+    pub followers: BTreeMap<ServiceKey, String>,
+}
+
+impl Observed {
+    pub fn of<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = (&'a String, &'a Shape)> {
+        self.ours.iter().filter(move |((_, owner), _)| owner == key).map(|((name, _), shape)| (name, shape))
+    }
+}
+
+/// A stranger's Service of a link's name.
+#[derive(Clone, Debug)]
+pub struct Stranger {
+    pub version: String,
+    /// An ExternalName Service that nobody manages.
+    pub adoptable: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub(super) on_delete: OnDelete,
+    /// Whether lb-linker is there to see what happens.
+    pub(super) running: bool,
+    pub balancers: BTreeMap<ServiceKey, Balancer>,
+    pub(super) links: BTreeMap<ServiceKey, Link>,
+    /// Our external targets at the last quiet point.
+    pub(super) objects: BTreeMap<(String, ServiceKey), Shape>,
+    /// For each link how its external target may have been since the last quiet point.
+    pub(super) since: BTreeMap<ServiceKey, Vec<Shape>>,
+    pub strangers: BTreeMap<String, Stranger>,
+    pub followers: BTreeMap<ServiceKey, Follower>,
+}
+
+impl Model {
+    pub fn new(on_delete: OnDelete) -> Self {
+        Self {
+            on_delete,
+            running: false,
+            balancers: BTreeMap::new(),
+            links: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            since: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+            followers: BTreeMap::new(),
+        }
+    }
+
+    /// An operation was carried out.
+    pub fn apply(&mut self, operation: &Operation, outcome: &Outcome) {
+        let Operation { key, action } = operation;
+        match action {
+            Action::Create | Action::Recreate => {
+                self.balancers.remove(key);
+                self.observe(key);
+                self.balancers.insert(
+                    key.clone(),
+                    Balancer {
+                        uid: outcome.uid.clone(),
+                        created: outcome.created,
+                        port: 80,
+                        ..Balancer::default()
+                    },
+                );
+                self.observe(key);
+            }
+            Action::Delete | Action::Release => {
+                self.balancers.remove(key);
+                self.observe(key);
+            }
+            Action::DeleteObject => self.removed_by_hand(key, outcome),
+            Action::DeleteService => self.changed_by_hand(key, outcome, |shape| shape.front = None),
+            Action::Misdirect(host) => self.changed_by_hand(key, outcome, |shape| {
+                shape.front = Some(Front::ExternalName(host.clone()));
+            }),
+            Action::Distort(_) => self.changed_by_hand(key, outcome, |shape| {
+                shape.front = Some(Front::Other(String::new(), None));
+            }),
+            Action::DeleteSlice => self.changed_by_hand(key, outcome, |shape| shape.ipv4 = None),
+            Action::EditSlice(ip) => self.changed_by_hand(key, outcome, |shape| {
+                if let Some((ips, _)) = &mut shape.ipv4 {
+                    *ips = vec![*ip];
+                }
+            }),
+            // It is without an owner until lb-linker labels it again.
+            Action::StripSlice => self.changed_by_hand(key, outcome, |shape| shape.ipv4 = None),
+            Action::StrangerComes | Action::AdoptableComes => {
+                self.removed_by_hand(key, outcome);
+                if outcome.done {
+                    let adoptable = matches!(action, Action::AdoptableComes);
+                    let version = outcome.version.clone();
+                    self.strangers.insert(first_choice(key), Stranger { version, adoptable });
+                }
+            }
+            Action::StrangerGoes => {
+                self.strangers.remove(&first_choice(key));
+                if let Some(link) = self.links.get(key).filter(|_| self.running)
+                    && let Some(target) = &link.target
+                {
+                    let shape = Shape::of(target, link.port);
+                    self.note(key, shape);
+                }
+            }
+            Action::Follow { source, lead } => {
+                let follower = Follower { source: source.clone(), may_lead_to: vec![lead.clone()] };
+                self.followers.insert(key.clone(), follower);
+            }
+            Action::Unfollow => drop(self.followers.remove(key)),
+            _ => {
+                let Some(balancer) = self.balancers.get_mut(key) else { return };
+                match action {
+                    Action::SetHosts(hosts) => {
+                        balancer.ingress = Ingress { hosts: hosts.clone(), ips: vec![] }
+                    }
+                    Action::SetAddresses(ips) => {
+                        balancer.ingress = Ingress { hosts: vec![], ips: ips.clone() }
+                    }
+                    Action::Blank | Action::SetUnservable(_) => balancer.ingress = Ingress::default(),
+                    Action::SetPort(port) => balancer.port = *port,
+                    Action::ChangeType(kind) => {
+                        balancer.kind = *kind;
+                        balancer.ingress = Ingress::default();
+                    }
+                    Action::OptOut => balancer.opted_out = true,
+                    Action::OptIn => balancer.opted_out = false,
+                    Action::Hide => balancer.hidden = true,
+                    Action::Show => balancer.hidden = false,
+                    Action::Hold => balancer.terminating = true,
+                    Action::AllowFrom(all) => balancer.followable = *all,
+                    Action::Claim(name) => balancer.claims.clone_from(name),
+                    _ => unreachable!("handled above"),
+                }
+                self.observe(key);
+            }
+        }
+    }
+
+    /// lb-linker ends, or is killed: from now on it sees nothing.
+    pub fn stop(&mut self) {
+        self.running = false;
+    }
+
+    /// lb-linker starts: it knows what the API server knows, and nothing of its own.
+    pub fn start(&mut self, observed: &Observed) {
+        self.running = true;
+        self.links.clear();
+        self.since.clear();
+        self.objects = observed.ours.clone();
+        let left: BTreeMap<ServiceKey, Option<Target>> =
+            self.objects.iter().map(|((_, key), shape)| (key.clone(), shape.points_at())).collect();
+        for (key, balancer) in self.balancers.iter().filter(|(_, balancer)| balancer.is_selected()) {
+            let last = left.get(key).cloned().flatten();
+            let last = last.filter(|target| *target != Target::Host(TOMBSTONE.to_owned()));
+            self.links.insert(
+                key.clone(),
+                Link {
+                    uid: balancer.uid.clone(),
+                    created: Some(balancer.created),
+                    target: Target::choose(&balancer.ingress, last.as_ref()).or(last),
+                    gone: false,
+                    port: balancer.port,
+                },
+            );
+        }
+        for key in left.into_keys() {
+            let gone = Link { uid: String::new(), created: None, target: None, gone: true, port: 0 };
+            self.links.entry(key).or_insert(gone);
+        }
+        for key in self.links.keys().cloned().collect::<Vec<_>>() {
+            self.note_now(&key);
+        }
+        self.note_leads();
+    }
+
+    /// What lb-linker makes of a Service that has changed.
+    fn observe(&mut self, key: &ServiceKey) {
+        if !self.running {
+            return;
+        }
+        let known = self.links.get(key);
+        let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected()) else {
+            if known.is_some_and(|link| !link.gone) {
+                let link = self.links.get_mut(key).expect("it is known");
+                (link.gone, link.target) = (true, None);
+                match self.on_delete {
+                    OnDelete::Delete => self.note(key, Shape::default()),
+                    OnDelete::Tombstone => self.note(key, Shape::named(TOMBSTONE)),
+                    OnDelete::Retain => {}
+                }
+            }
+            return;
+        };
+        let same = known.filter(|link| link.uid == balancer.uid && !link.gone);
+        let in_use = same.and_then(|link| link.target.clone());
+        let link = Link {
+            uid: balancer.uid.clone(),
+            created: known.and_then(|link| link.created).or(Some(balancer.created)),
+            target: Target::choose(&balancer.ingress, in_use.as_ref()).or(in_use),
+            gone: false,
+            port: balancer.port,
+        };
+        let shape = link.target.as_ref().map(|target| Shape::of(target, link.port));
+        self.links.insert(key.clone(), link);
+        self.note_now(key);
+        if let Some(shape) = shape {
+            self.note(key, shape);
+        }
+        self.note_leads();
+    }
+
+    /// Somebody deletes a link's external target with its EndpointSlices.
+    fn removed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome) {
+        self.changed_by_hand(key, outcome, |shape| *shape = Shape::default());
+    }
+
+    fn changed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut Shape)) {
+        if !outcome.touched {
+            return;
+        }
+        self.note_now(key);
+        let link = self.links.get(key);
+        let live = link.is_some_and(|link| link.target.is_some());
+        let buried = link.is_some_and(|link| link.gone) && self.on_delete == OnDelete::Tombstone;
+        let shapes = self.since.get_mut(key).expect("it has just been noted");
+        let mut changed = shapes.clone();
+        changed.iter_mut().for_each(&change);
+        // Where nobody writes it and it was known, it is known again.
+        if self.running && !live && shapes.len() == 1 {
+            *shapes = changed;
+        } else {
+            shapes.extend(changed);
+        }
+        if buried && shapes.iter().any(|shape| !shape.is_absent()) {
+            self.note(key, Shape::named(TOMBSTONE));
+        }
+        // Whom an object isn't labelled for any more doesn't hold its name.
+        self.objects.retain(|(_, owner), shape| {
+            if owner == key {
+                change(shape);
+            }
+            !shape.is_absent()
+        });
+    }
+
+    /// Notes how the external target may be before anything more happens to it.
+    pub(super) fn note_now(&mut self, key: &ServiceKey) {
+        if !self.since.contains_key(key) {
+            let now =
+                self.objects.iter().find(|((_, owner), _)| owner == key).map(|(_, shape)| shape.clone());
+            self.since.insert(key.clone(), vec![now.unwrap_or_default()]);
+        }
+    }
+
+    fn note(&mut self, key: &ServiceKey, shape: Shape) {
+        self.note_now(key);
+        let shapes = self.since.get_mut(key).expect("it has just been noted");
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
+        }
+    }
+
+    /// Notes where each follower may lead by now.
+    fn note_leads(&mut self) {
+        let leads: Vec<_> =
+            self.followers.keys().filter_map(|key| Some((key.clone(), self.lead(key)?))).collect();
+        for (key, lead) in leads {
+            self.followers.get_mut(&key).expect("it is one of them").may_lead_to.push(lead);
+        }
+    }
+
+    /// Where a follower has to lead, if its source says so.
+    pub(super) fn lead(&self, key: &ServiceKey) -> Option<String> {
+        let source = &self.followers.get(key)?.source;
+        let followable = source.namespace == key.namespace
+            || self.balancers.get(source).is_some_and(|balancer| balancer.followable);
+        match &self.links.get(source)?.target {
+            Some(Target::Host(host)) if followable => Some(host.clone()),
+            Some(Target::Ips(ips)) if followable => {
+                ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The name that a link's external target has unless another link has it.
+pub fn first_choice(key: &ServiceKey) -> String {
+    names::external_target(&key.namespace, &key.name)
+}
+
+/// The name that it has then.
+pub fn second_choice(key: &ServiceKey) -> String {
+    names::external_target_hashed(&key.namespace, &key.name, names::HASH_DIGITS[0])
+}
+
+/// The label that a link may have directly below the zone.
+pub fn label(key: &ServiceKey) -> String {
+    names::dashed_label(&key.namespace, &key.name)
+}
+
+/// Whether a Service is sure to have a target, whatever lb-linker has seen of it.
+pub fn surely_has_target(balancer: &Balancer) -> bool {
+    let Balancer { kind, ingress, .. } = balancer;
+    *kind == Kind::LoadBalancer && balancer.is_selected() && *ingress != Ingress::default()
+}

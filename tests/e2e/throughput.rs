@@ -1,0 +1,140 @@
+//! Many changes at once, restarts, and what they cost the API server.
+//!
+//! Nothing is asserted of times, which depend on the machine: they are printed (`-- --nocapture`).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kube::api::ListParams;
+use nix::sys::signal::Signal;
+
+use crate::harness::audit::AuditEvent;
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::short;
+use crate::harness::linker::Linker;
+use crate::harness::{PATIENCE, apply_deploy, eventually};
+
+const SERVICES: usize = 2000;
+const TARGETS: &str = "external-targets";
+
+/// Writes that lb-linker made, by verb, without its Events.
+fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
+    let mut count = BTreeMap::new();
+    let by_linker =
+        |event: &AuditEvent| event.user == "system:serviceaccount:lb-linker:lb-linker" && event.is_write();
+    let events = plane.audit_events().into_iter().filter(|event| event.resource != "events");
+    for event in events.filter(by_linker) {
+        *count.entry(event.verb).or_default() += 1;
+    }
+    count
+}
+
+/// Waits until the audit log shows these writes of lb-linker and no other.
+async fn written(plane: &ControlPlane, expected: &[(&str, usize)]) {
+    let expected = expected.iter().map(|(verb, number)| ((*verb).to_owned(), *number)).collect();
+    eventually(&format!("{expected:?} in the audit log, where {:?} is", writes(plane)), || async {
+        (writes(plane) == expected).then_some(())
+    })
+    .await;
+}
+
+/// What the target namespace holds: each object's name, target and version.
+async fn objects(cluster: &Cluster) -> BTreeMap<String, (Option<String>, Option<String>)> {
+    let list = cluster.services(TARGETS).list(&ListParams::default()).await.unwrap();
+    list.items
+        .into_iter()
+        .map(|service| {
+            let target = service.spec.and_then(|spec| spec.external_name);
+            (service.metadata.name.unwrap(), (target, service.metadata.resource_version))
+        })
+        .collect()
+}
+
+async fn point_all_at(cluster: &Cluster, namespace: &str, generation: &str) {
+    futures::stream::iter(0..SERVICES)
+        .for_each_concurrent(16, |i| async move {
+            let host = format!("lb-{i}.{generation}.example.com");
+            cluster.set_ingress(namespace, &format!("svc-{i}"), &[Ingress::Hostname(&host)]).await;
+        })
+        .await;
+}
+
+/// Waits until lb-linker has made so many writes, and says how long that took. To list the objects until they are
+/// right would take the processor away from what is measured.
+async fn made(linker: &Linker, what: &str, number: usize, since: Instant) {
+    let wanted = f64::from(u32::try_from(number).unwrap());
+    while linker.writes() < wanted {
+        assert!(since.elapsed() < 4 * PATIENCE, "{what}: waited in vain for {number} writes");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let seconds = since.elapsed().as_secs_f64();
+    let links = f64::from(u32::try_from(SERVICES).unwrap());
+    eprintln!("throughput: {what}: {SERVICES} in {seconds:.2} s, {:.0} writes/s", links / seconds);
+}
+
+async fn assert_converged(cluster: &Cluster, linker: &Linker, namespace: &str, generation: &str) {
+    let objects = objects(cluster).await;
+    for i in 0..SERVICES {
+        let host = format!("lb-{i}.{generation}.example.com");
+        assert_eq!(objects[&format!("svc-{i}-{namespace}-ext")].0.as_deref(), Some(&*host));
+        let question = format!("svc-{i}-{namespace}.lb.internal. CNAME");
+        assert_eq!(short(linker.dns, &question).await, format!("{host}."));
+    }
+}
+
+#[tokio::test]
+async fn two_thousand_changes_at_once_converge_with_one_write_each_and_restarts_write_nothing() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let namespace = cluster.create_namespace("many").await;
+    futures::stream::iter(0..SERVICES)
+        .for_each_concurrent(16, |i| {
+            let (cluster, namespace) = (&cluster, &namespace);
+            async move { drop(cluster.create_load_balancer(namespace, &format!("svc-{i}")).await) }
+        })
+        .await;
+    let args = ["--upstream", "none", "--delete-delay", "0s"];
+    let mut linker = Linker::in_cluster(&plane, TARGETS, &args);
+    linker.ready().await;
+
+    // One after the other, as fast as the API server takes them beside what lb-linker writes.
+    let since = Instant::now();
+    point_all_at(&cluster, &namespace, "one").await;
+    made(&linker, "created while the hostnames are given", SERVICES, since).await;
+    assert_converged(&cluster, &linker, &namespace, "one").await;
+    written(&plane, &[("create", SERVICES)]).await;
+
+    // All at once: lb-linker learns of none before the last one has changed.
+    linker.signal(Signal::SIGSTOP);
+    point_all_at(&cluster, &namespace, "two").await;
+    let since = Instant::now();
+    linker.signal(Signal::SIGCONT);
+    made(&linker, "changed at once", 2 * SERVICES, since).await;
+    assert_converged(&cluster, &linker, &namespace, "two").await;
+    written(&plane, &[("create", SERVICES), ("patch", SERVICES)]).await;
+
+    // Neither a restart in good order nor one after kill -9 changes anything.
+    let before = objects(&cluster).await;
+    for kill in [false, true] {
+        if kill {
+            linker.kill();
+        } else {
+            assert!(linker.stop().success());
+        }
+        linker = Linker::in_cluster(&plane, TARGETS, &args);
+        linker.ready().await;
+        // A change made after the start is written after everything that the start itself would have.
+        let host = format!("after-{kill}.example.com");
+        cluster.create_load_balancer(&namespace, &format!("after-{kill}")).await;
+        cluster.set_ingress(&namespace, &format!("after-{kill}"), &[Ingress::Hostname(&host)]).await;
+        let name = format!("after-{kill}-{namespace}-ext");
+        eventually(&name, || async { cluster.get_service(TARGETS, &name).await }).await;
+    }
+    let mut after = objects(&cluster).await;
+    after.retain(|name, _| !name.starts_with("after-"));
+    assert_eq!(after, before);
+    written(&plane, &[("create", SERVICES + 2), ("patch", SERVICES)]).await;
+}
