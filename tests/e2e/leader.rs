@@ -412,8 +412,12 @@ async fn a_missing_right_to_the_lease_is_named_once_and_dns_works_meanwhile() {
     let output = run_to_end_with(&[], &check);
     let complaints = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{complaints}");
-    let missing =
-        |verb| format!("lb-linker: the right to {verb} leases in namespace {} is missing\n", stage.target);
+    let missing = |verb| {
+        format!(
+            "lb-linker: the right to {verb} leases in namespace {} is missing; it is in deploy/\n",
+            stage.target
+        )
+    };
     assert_eq!(complaints, ["get", "create", "update"].map(missing).concat());
 
     stage.grant(&["10-rbac.yaml"], &stage.target);
@@ -528,8 +532,12 @@ async fn leader_for_life_needs_a_pod_and_its_rights() {
     let pod = [("POD_NAME", "pod"), ("POD_NAMESPACE", &*stage.namespace)];
     let (code, complaint) = run(&["check", "--cluster"], &pod);
     assert_eq!(code, Some(1), "{complaint}");
-    let missing =
-        |what| format!("lb-linker: the right to {what} in namespace {} is missing\n", stage.namespace);
+    let missing = |what| {
+        format!(
+            "lb-linker: the right to {what} in namespace {} is missing; it is in deploy/life/, for --leader-election life\n",
+            stage.namespace
+        )
+    };
     assert_eq!(complaint, ["delete leases", "get pods"].map(missing).concat());
     stage.grant(&["life/rbac.yaml"], &stage.namespace);
     assert_eq!(run(&["check", "--cluster"], &pod), (Some(0), String::new()));

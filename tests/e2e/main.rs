@@ -14,6 +14,7 @@ mod harness;
 mod leader;
 mod manifests;
 mod model;
+mod poison;
 mod selection;
 mod sockets;
 mod source;

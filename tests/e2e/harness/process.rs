@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,6 +60,11 @@ impl Process {
     /// Its standard error, the first time and if it is piped.
     pub fn stderr(&mut self) -> Option<ChildStderr> {
         self.0.stderr.take()
+    }
+
+    /// What it writes to its standard output, if that is a pipe; once.
+    pub fn stdout(&mut self) -> Option<ChildStdout> {
+        self.0.stdout.take()
     }
 
     /// Sends a signal; nothing happens when it has ended already.

@@ -1,0 +1,144 @@
+//! The rights that lb-linker needs, and whether it has them.
+
+use std::fmt;
+use std::time::Duration;
+
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use super::Findings;
+use crate::config::Flags;
+use crate::sync::election::Candidacy;
+use crate::sync::plan::SyncMode;
+use crate::sync::trouble::explain;
+
+/// How long the API server may take to answer about one right.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// API group and plural.
+type Resource = (&'static str, &'static str);
+
+const SERVICES: Resource = ("", "services");
+const EVENTS: Resource = ("events.k8s.io", "events");
+const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "endpointslices");
+const LEASES: Resource = ("coordination.k8s.io", "leases");
+const PODS: Resource = ("", "pods");
+
+/// A right: a verb on objects of a kind, in one namespace or in all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Right<'a> {
+    verb: &'static str,
+    resource: Resource,
+    namespace: Option<&'a str>,
+    need: Need,
+}
+
+/// What a right is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// The flags: without it they can't be followed. The folder that grants it.
+    Always(&'static str),
+    /// What some users want, and others don't.
+    Optional(&'static str),
+}
+
+impl fmt::Display for Right<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace {
+            Some(namespace) => write!(f, "{} {} in namespace {namespace}", self.verb, self.resource.1),
+            None => write!(f, "{} {} in all namespaces", self.verb, self.resource.1),
+        }
+    }
+}
+
+/// Returns the rights that lb-linker needs with these flags.
+pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> Vec<Right<'a>> {
+    let right =
+        |resource, namespace, need| move |verb: &&'static str| Right { verb, resource, namespace, need };
+    let default = Need::Always("deploy/");
+    let watched: Vec<Option<&str>> = if flags.watch_namespaces.is_empty() {
+        vec![None]
+    } else {
+        flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
+    };
+    let kept: &[&str] = match flags.sync {
+        SyncMode::On => &["list", "watch", "create", "patch", "delete"],
+        SyncMode::Plan => &["list", "watch"],
+        SyncMode::Off => &[],
+    };
+    let target = Some(&*flags.target_namespace);
+    let mut rights = Vec::new();
+    for namespace in &watched {
+        rights.extend(["list", "watch"].iter().map(right(SERVICES, *namespace, default)));
+    }
+    rights.extend(kept.iter().map(right(SERVICES, target, default)));
+    rights.extend(kept.iter().map(right(ENDPOINT_SLICES, target, default)));
+    if flags.sync == SyncMode::On {
+        let patch = if flags.finalizer {
+            Need::Always("deploy/finalizer/, for --finalizer")
+        } else {
+            Need::Optional("only for the annotation linker.hsj.com/source: deploy/source/")
+        };
+        for namespace in &watched {
+            rights.extend(["create", "patch"].iter().map(right(EVENTS, *namespace, default)));
+            rights.extend(["patch"].iter().map(right(SERVICES, *namespace, patch)));
+        }
+    }
+    if let Some(candidacy) = candidacy {
+        let own = Some(&*candidacy.namespace);
+        rights.extend(["get", "create", "update"].iter().map(right(LEASES, own, default)));
+        if candidacy.pod.is_some() {
+            let life = Need::Always("deploy/life/, for --leader-election life");
+            rights.extend(["delete"].iter().map(right(LEASES, own, life)));
+            rights.extend(["get"].iter().map(right(PODS, own, life)));
+        }
+    }
+    rights
+}
+
+/// Asks the API server for each of these rights.
+pub(super) async fn ask_for(findings: &mut Findings, client: Client, rights: &[Right<'_>]) {
+    let api: Api<SelfSubjectAccessReview> = Api::all(client);
+    for right in rights {
+        match tokio::time::timeout(PATIENCE, ask(&api, right)).await {
+            Ok(Ok(true)) => findings.lines.push(format!("yes  {right}")),
+            Ok(Ok(false)) => match right.need {
+                Need::Always(folder) => {
+                    findings.lines.push(format!("NO   {right}"));
+                    findings.cluster.push(format!("the right to {right} is missing; it is in {folder}"));
+                }
+                Need::Optional(what) => findings.lines.push(format!("no   {right} ({what})")),
+            },
+            Ok(Err(error)) => {
+                findings.cluster.push(explain(&error, &format!("ask for the right to {right}"), ""));
+                return;
+            }
+            Err(_) => {
+                findings.cluster.push(format!("the API server hasn't answered within {PATIENCE:?}"));
+                return;
+            }
+        }
+    }
+}
+
+async fn ask(api: &Api<SelfSubjectAccessReview>, right: &Right<'_>) -> kube::Result<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(right.verb.to_owned()),
+                namespace: right.namespace.map(ToOwned::to_owned),
+                group: Some(right.resource.0.to_owned()),
+                version: Some("v1".to_owned()),
+                resource: Some(right.resource.1.to_owned()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let answer = api.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
