@@ -5,10 +5,11 @@
 
 mod allotment;
 mod extras;
+mod index;
 mod link;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,8 @@ use tokio::sync::{broadcast, watch};
 use crate::names;
 use allotment::{Allotment, Reallotted, label};
 use extras::Passed;
+pub use index::Found;
+use index::Index;
 pub use link::{Change, Ingress, Link, Observed, Port, ServiceKey, State, Target, Wishes, host_text};
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
@@ -37,27 +40,11 @@ pub enum Departed {
     Dropped,
 }
 
-/// What the index knows of a DNS name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The link whose name it is.
-    Link(Arc<Link>),
-    /// No link's name, but there are names below it (RFC 8020: it exists).
-    EmptyNonTerminal,
-    /// No such name.
-    Nothing,
-}
-
 /// The links and the index of their names.
 #[derive(Debug)]
 pub struct Store {
     links: DashMap<ServiceKey, Arc<Link>>,
-    /// By name relative to the zone, as [`names::wire`] writes it.
-    names: DashMap<Box<[u8]>, NameEntry>,
-    /// The further names that links ask for, by absolute name in wire form.
-    extras: DashMap<Box<[u8]>, NameEntry>,
-    /// How many of them there are: mostly none, and then nobody needs to look.
-    extras_count: AtomicUsize,
+    index: Index,
     /// Who has which name; whoever writes holds it.
     allotment: Mutex<Allotment>,
     feed: broadcast::Sender<Change>,
@@ -74,13 +61,6 @@ pub struct Store {
     departed: Departed,
 }
 
-#[derive(Debug, Default)]
-struct NameEntry {
-    link: Option<Arc<Link>>,
-    /// How many names stand below this one.
-    below: usize,
-}
-
 // === impl Store: for writers ===
 
 impl Store {
@@ -89,9 +69,7 @@ impl Store {
     pub fn new(departed: Departed) -> Self {
         Self {
             links: DashMap::new(),
-            names: DashMap::new(),
-            extras: DashMap::new(),
-            extras_count: AtomicUsize::new(0),
+            index: Index::default(),
             allotment: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
@@ -339,11 +317,6 @@ impl Store {
             link.external_target = own;
             reallotted.extend(changes);
         }
-        if before.is_none()
-            && let Some(dotted) = dotted_name(&link.key)
-        {
-            count_below(&self.names, &dotted, 1);
-        }
         let asks = |link: &Link| (link.created, link.wishes.hostnames.clone());
         let mut passed = Vec::new();
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
@@ -353,13 +326,13 @@ impl Store {
         let link = Arc::new(link);
         self.links.insert(link.key.clone(), Arc::clone(&link));
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_owner(dotted, Some(Arc::clone(&link)));
+            self.index.own.set(dotted, Some(Arc::clone(&link)));
         }
         if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
-            self.set_owner(label, Some(Arc::clone(&link)));
+            self.index.own.set(label, Some(Arc::clone(&link)));
         }
         for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
-            self.set_extra(name, Some(Arc::clone(&link)));
+            self.index.extras.set(name, Some(Arc::clone(&link)));
         }
         let change = self.publish(&Arc::clone(&link).key, before, Some(link));
         self.carry_out(allotment, reallotted);
@@ -373,8 +346,7 @@ impl Store {
         self.carry_out(allotment, reallotted);
         let passed = allotment.extras.ask(&link.key, None, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_owner(dotted.clone(), None);
-            count_below(&self.names, &dotted, -1);
+            self.index.own.set(dotted, None);
         }
         self.links.remove(&link.key);
         self.pass_on(allotment, passed);
@@ -387,7 +359,7 @@ impl Store {
             match change {
                 Reallotted::Label(label, owner) => {
                     let owner = owner.and_then(|key| self.get(&key));
-                    self.set_owner(label, owner);
+                    self.index.own.set(label, owner);
                 }
                 Reallotted::Object(key, external_target) => {
                     if let Some(link) = self.get(&key) {
@@ -403,7 +375,7 @@ impl Store {
     fn pass_on(&self, allotment: &mut Allotment, passed: Vec<Passed>) {
         for Passed { name, from, to } in passed {
             if to.is_none() {
-                self.set_extra(name, None);
+                self.index.extras.set(name, None);
             }
             // Who has got it first: nobody shall find it missing.
             for link in [to, from].into_iter().flatten().filter_map(|key| self.get(&key)) {
@@ -412,31 +384,6 @@ impl Store {
                     self.put(allotment, Some(link), again);
                 }
             }
-        }
-    }
-
-    fn set_owner(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
-        change_entry(&self.names, name, |entry| entry.link = link);
-    }
-
-    fn set_extra(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
-        let is_owned = link.is_some();
-        let mut was_owned = false;
-        let change = |entry: &mut NameEntry| {
-            was_owned = entry.link.is_some();
-            entry.link = link;
-        };
-        change_entry(&self.extras, name.clone(), change);
-        match (was_owned, is_owned) {
-            (false, true) => {
-                count_below(&self.extras, &name, 1);
-                self.extras_count.fetch_add(1, Ordering::Release);
-            }
-            (true, false) => {
-                count_below(&self.extras, &name, -1);
-                self.extras_count.fetch_sub(1, Ordering::Release);
-            }
-            _ => {}
         }
     }
 
@@ -493,37 +440,10 @@ impl Store {
     }
 
     /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`names::wire`]
-    /// writes them. A Service's own names come before those that are asked for.
+    /// writes them.
     #[must_use]
     pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
-        let own = find_in(&self.names, name);
-        if matches!(own, Found::Link(_)) || self.extras_count.load(Ordering::Acquire) == 0 {
-            return own;
-        }
-        match find_in(&self.extras, &[name, origin].concat()) {
-            Found::Nothing => {}
-            found => return found,
-        }
-        if own == Found::EmptyNonTerminal { own } else { self.find_wildcard(name, origin) }
-    }
-
-    /// Looks for the wildcard that stands directly below the closest name that exists (RFC 4592
-    /// section 3.3.1).
-    fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Found {
-        let mut rest = name;
-        while let Some(parent) = parent(rest) {
-            let absolute = [parent, origin].concat();
-            if let Found::Link(link) = find_in(&self.extras, &[b"\x01*", &*absolute].concat()) {
-                return Found::Link(link);
-            }
-            if find_in(&self.names, parent) != Found::Nothing
-                || find_in(&self.extras, &absolute) != Found::Nothing
-            {
-                return Found::Nothing;
-            }
-            rest = parent;
-        }
-        Found::Nothing
+        self.index.find(name, origin)
     }
 
     /// Subscribes to the changes from now on. Who falls behind is told so by the channel and has
@@ -557,40 +477,6 @@ impl Store {
     pub fn serial(&self) -> u32 {
         self.serial.load(Ordering::Relaxed) as u32
     }
-}
-
-/// Changes what an index knows of a name.
-fn change_entry(index: &DashMap<Box<[u8]>, NameEntry>, name: Box<[u8]>, change: impl FnOnce(&mut NameEntry)) {
-    let mut entry = index.entry(name).or_default();
-    change(&mut entry);
-    let unused = entry.link.is_none() && entry.below == 0;
-    let name = entry.key().clone();
-    drop(entry);
-    if unused {
-        index.remove(&name);
-    }
-}
-
-/// Counts a name below all the domains that it stands in.
-fn count_below(index: &DashMap<Box<[u8]>, NameEntry>, name: &[u8], step: isize) {
-    let mut rest = name;
-    while let Some(domain) = parent(rest).filter(|domain| !domain.is_empty()) {
-        change_entry(index, domain.into(), |entry| entry.below = entry.below.saturating_add_signed(step));
-        rest = domain;
-    }
-}
-
-fn find_in(index: &DashMap<Box<[u8]>, NameEntry>, name: &[u8]) -> Found {
-    match index.get(name) {
-        None => Found::Nothing,
-        Some(entry) => entry.link.clone().map_or(Found::EmptyNonTerminal, Found::Link),
-    }
-}
-
-/// Returns the domain directly above a name in wire form.
-fn parent(name: &[u8]) -> Option<&[u8]> {
-    let (length, rest) = name.split_first()?;
-    rest.get(usize::from(*length)..)
 }
 
 /// `<service>.<namespace>`: no two links can want the same one.
