@@ -3,7 +3,9 @@
 //! DNS outlives sync: the listeners are open before the first load balancer is known, a sync task
 //! that fails is started again, and only a dead DNS listener ends the process.
 
-use std::future::Future;
+mod sockets;
+mod source;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,10 +13,8 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, Flags};
@@ -24,20 +24,10 @@ use crate::dns::zone::Zone;
 use crate::dns::{probes, tcp, udp};
 use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
-use crate::sync::client::{ClientError, connect};
+use crate::sync::client::ClientError;
 use crate::sync::directory::DirectoryError;
-use crate::sync::election::{Candidacy, Election, Leadership};
-use crate::sync::events::{self, Recorder};
-use crate::sync::manifests::{self, ManifestSource};
-use crate::sync::output::OutputDirectory;
-use crate::sync::plan::SyncMode;
-use crate::sync::trouble::Outage;
-use crate::sync::watch::ClusterSource;
-use crate::sync::writer::Keeper;
-use crate::sync::{News, SyncError, earlier, follow, reconcile, supervise};
-
-/// How often a port is looked for that is free for UDP and TCP alike.
-const PORT_TRIES: usize = 16;
+use sockets::Sockets;
+use source::Source;
 
 /// Why lb-linker doesn't run.
 #[derive(Debug, thiserror::Error)]
@@ -159,232 +149,6 @@ fn raise_file_limit() {
     }
 }
 
-/// Where the links come from.
-enum Source {
-    Cluster { client: kube::Client, outage: Outage, keeper: Keeper, candidacy: Option<Candidacy> },
-    Manifests { keeper: Option<Keeper> },
-}
-
-impl Source {
-    async fn open(flags: &Flags) -> Result<Self, RunError> {
-        if let Some(manifests) = &flags.manifests {
-            // Whoever starts lb-linker is there to read it; later a broken file keeps what it had.
-            let checked = manifests::check(manifests, &flags.selection(), &flags.admission())
-                .map_err(|source| RunError::Directory { flag: "manifests", source })?;
-            if let Some(error) = checked.errors.into_iter().next() {
-                return Err(RunError::Manifest(error));
-            }
-            let open = |path| {
-                OutputDirectory::open(path)
-                    .map(Keeper::Directory)
-                    .map_err(|source| RunError::Directory { flag: "output", source })
-            };
-            return Ok(Self::Manifests { keeper: flags.output.clone().map(open).transpose()? });
-        }
-        let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
-        let namespace = flags.target_namespace.clone();
-        let outage = Outage::default();
-        let keeper = Keeper::Namespace { client: client.clone(), outage: outage.clone(), namespace };
-        Ok(Self::Cluster { client, outage, keeper, candidacy: flags.candidacy()? })
-    }
-
-    fn keeper(&self) -> Option<&Keeper> {
-        match self {
-            Self::Cluster { keeper, .. } => Some(keeper),
-            Self::Manifests { keeper } => keeper.as_ref(),
-        }
-    }
-
-    /// Starts what sends Events, where there is a cluster that is written to.
-    fn start_recorder(
-        &self,
-        tasks: &mut JoinSet<()>,
-        flags: &Flags,
-        leadership: &Leadership,
-        metrics: &Arc<Metrics>,
-        stop: &CancellationToken,
-    ) -> Recorder {
-        let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
-        if flags.sync != SyncMode::On {
-            return Recorder::none();
-        }
-        let leadership = leadership.clone();
-        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(move || leadership.holds()));
-        let sender = events::Sender {
-            client: client.clone(),
-            outage: outage.clone(),
-            recorder: recorder.clone(),
-            instance: flags.identity(),
-            metrics: Arc::clone(metrics),
-        };
-        let until = stop.clone();
-        tasks.spawn(supervise("the sending of Events", stop.clone(), Arc::clone(metrics), move || {
-            until_stopped(until.clone(), sender.clone().run())
-        }));
-        recorder
-    }
-
-    fn start(
-        self,
-        tasks: &mut JoinSet<()>,
-        flags: &Flags,
-        store: &Arc<Store>,
-        metrics: &Arc<Metrics>,
-        stop: &CancellationToken,
-    ) {
-        let selection = Arc::new(flags.selection());
-        let admission = Arc::new(flags.admission());
-        let writers = TaskTracker::new();
-        let leadership = self.elect(tasks, flags, metrics, &writers, stop);
-        let recorder = self.start_recorder(tasks, flags, &leadership, metrics, stop);
-        let news = News { metrics: Arc::clone(metrics), recorder };
-        // Manifests have no terms: what was read first counts.
-        let listed = watch::Sender::new(if flags.manifests.is_some() { leadership.term() } else { 0 });
-        if let Some(keeper) = self.keeper() {
-            let settings = reconcile::Settings {
-                store: Arc::clone(store),
-                keeper: keeper.clone(),
-                selection: Arc::clone(&selection),
-                admission: Arc::clone(&admission),
-                policy: flags.policy(),
-                news: news.clone(),
-                leadership: leadership.clone(),
-                links_listed: listed.subscribe(),
-            };
-            let reconciler_stop = stop.clone();
-            let reconciler = supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
-                reconcile::run(settings.clone(), reconciler_stop.clone())
-            });
-            tasks.spawn(writers.track_future(reconciler));
-        } else {
-            // Nothing is kept, so no external target has a holder to wait for.
-            store.set_holders_known();
-        }
-        let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
-        match self {
-            Self::Cluster { client, outage, .. } => {
-                if flags.sync != SyncMode::Off {
-                    let settings = follow::Settings {
-                        store: Arc::clone(&store),
-                        client: client.clone(),
-                        outage: outage.clone(),
-                        selection: Arc::clone(&selection),
-                        policy: flags.policy(),
-                        news: news.clone(),
-                        leadership: leadership.clone(),
-                        links_listed: listed.subscribe(),
-                    };
-                    let until = stop.clone();
-                    let name = "the following by annotation";
-                    let following = supervise(name, stop.clone(), Arc::clone(&metrics), move || {
-                        follow::run(settings.clone(), until.clone())
-                    });
-                    tasks.spawn(writers.track_future(following));
-                }
-                // Whoever only answers DNS has nothing to do with finalizers.
-                if flags.sync != SyncMode::Off {
-                    let (client, outage) = (client.clone(), outage.clone());
-                    let (selection, until) = (Arc::clone(&selection), stop.clone());
-                    let ours = flags.finalizer.then(|| Arc::clone(&store));
-                    let name = "the search for finalizers";
-                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
-                        let selection = Arc::clone(&selection);
-                        let look = earlier::look(client.clone(), outage.clone(), selection, ours.clone());
-                        until_stopped(until.clone(), look)
-                    }));
-                }
-                let source = ClusterSource {
-                    client,
-                    outage,
-                    selection,
-                    admission,
-                    guards: flags.finalizer,
-                    store,
-                    news,
-                    leadership,
-                    listed,
-                };
-                let until = stop.clone();
-                tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
-                    until_stopped(until.clone(), source.clone().run())
-                }));
-            }
-            Self::Manifests { .. } => {
-                let directory = flags.manifests.clone().unwrap_or_default();
-                let source =
-                    ManifestSource { directory, selection, admission, store, news, files: Arc::default() };
-                let until = stop.clone();
-                tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
-                    until_stopped(until.clone(), source.clone().run())
-                }));
-            }
-        }
-    }
-}
-
-impl Source {
-    /// Starts the election, if there is one. The lease is given back when `writers` have ended.
-    fn elect(
-        &self,
-        tasks: &mut JoinSet<()>,
-        flags: &Flags,
-        metrics: &Arc<Metrics>,
-        writers: &TaskTracker,
-        stop: &CancellationToken,
-    ) -> Leadership {
-        let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
-            metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync == SyncMode::On));
-            return Leadership::always();
-        };
-        let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());
-        let leadership = election.leadership();
-        let release = CancellationToken::new();
-        let (writers, stop, written) = (writers.clone(), stop.clone(), release.clone());
-        tasks.spawn(async move {
-            stop.cancelled().await;
-            writers.close();
-            writers.wait().await;
-            written.cancel();
-        });
-        tasks.spawn(supervise("the leader election", release.clone(), Arc::clone(metrics), move || {
-            election.clone().run(release.clone())
-        }));
-        leadership
-    }
-}
-
-async fn until_stopped(
-    stop: CancellationToken,
-    source: impl Future<Output = Result<(), SyncError>> + Send,
-) -> Result<(), SyncError> {
-    stop.run_until_cancelled(source).await.unwrap_or(Ok(()))
-}
-
-/// Every socket, opened before anything is started: a port in use ends the program at once.
-struct Sockets {
-    dns: Vec<(SocketAddr, UdpSocket, TcpListener)>,
-    /// Metrics, health, ready.
-    probes: [(SocketAddr, TcpListener); 3],
-}
-
-impl Sockets {
-    fn open(flags: &Flags) -> Result<Self, RunError> {
-        let probe = |flag, address| {
-            let failed = |source| RunError::Listen { flag, address, transport: "TCP", source };
-            let listener = tcp::bind(address).map_err(failed)?;
-            Ok::<_, RunError>((listener.local_addr().map_err(failed)?, listener))
-        };
-        Ok(Self {
-            dns: flags.listen.iter().map(|address| open_pair(*address)).collect::<Result<_, _>>()?,
-            probes: [
-                probe("metrics-listen", flags.metrics_listen)?,
-                probe("health-listen", flags.health_listen)?,
-                probe("ready-listen", flags.ready_listen)?,
-            ],
-        })
-    }
-}
-
 fn start_dns(
     listeners: &mut JoinSet<(SocketAddr, String)>,
     flags: &Flags,
@@ -448,23 +212,6 @@ fn server_label(address: SocketAddr) -> String {
         format!("dns://:{}", address.port())
     } else {
         format!("dns://{address}")
-    }
-}
-
-/// Opens the same port for UDP and TCP; port 0 is any that is free for both.
-fn open_pair(address: SocketAddr) -> Result<(SocketAddr, UdpSocket, TcpListener), RunError> {
-    let failed =
-        |address, transport| move |source| RunError::Listen { flag: "listen", address, transport, source };
-    let mut tries = if address.port() == 0 { PORT_TRIES } else { 1 };
-    loop {
-        tries -= 1;
-        let tcp = tcp::bind(address).map_err(failed(address, "TCP"))?;
-        let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
-        match udp::bind(bound) {
-            Ok(udp) => return Ok((bound, udp, tcp)),
-            Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(failed(address, "UDP")(error)),
-        }
     }
 }
 

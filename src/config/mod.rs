@@ -3,16 +3,16 @@
 mod admission;
 mod election;
 mod selector;
+mod upstream;
 mod values;
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 use kube::core::Selector;
-use nix::net::if_::if_nametoindex;
 
 use crate::names;
 use crate::store::host_text;
@@ -24,7 +24,7 @@ use crate::sync::selection::Selection;
 pub use admission::AdmissionFlags;
 pub use election::{ElectionFlags, LeaderElection};
 use selector::selector;
-pub use values::UpstreamSpec;
+pub use upstream::UpstreamSpec;
 use values::{delay, dns_label, listen, max_deletes, zone};
 
 /// The port of DNS (RFC 1035 section 4.2).
@@ -327,30 +327,6 @@ pub enum ConfigError {
 }
 
 impl Flags {
-    /// Returns the addresses of the upstream resolvers; none with `--upstream none`.
-    ///
-    /// # Errors
-    /// If a file can't be used, or an upstream is one of our own listeners.
-    pub fn upstreams(&self) -> Result<Vec<SocketAddr>, ConfigError> {
-        let mut servers = Vec::new();
-        for spec in &self.upstream {
-            match spec {
-                UpstreamSpec::None if self.upstream.len() > 1 => return Err(ConfigError::NoneAndOthers),
-                UpstreamSpec::None => {}
-                UpstreamSpec::Server(server) => servers.push(*server),
-                UpstreamSpec::File(path) => servers.extend(
-                    nameservers(path).map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?,
-                ),
-            }
-        }
-        for upstream in &servers {
-            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *upstream)) {
-                return Err(ConfigError::Ourselves { upstream: *upstream, listen: *listen });
-            }
-        }
-        Ok(servers)
-    }
-
     /// Checks what no flag can know alone.
     ///
     /// # Errors
@@ -456,40 +432,6 @@ impl Flags {
 /// Returns how a value is written on the command line.
 fn value_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-/// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood
-/// is passed over.
-fn nameservers(path: &PathBuf) -> Result<Vec<SocketAddr>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let servers: Vec<SocketAddr> = text
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("nameserver"))
-        .filter(|rest| rest.starts_with(char::is_whitespace))
-        .filter_map(|rest| nameserver(rest.split_whitespace().next()?))
-        .collect();
-    if servers.is_empty() { Err("it names no nameserver".to_owned()) } else { Ok(servers) }
-}
-
-/// Parses `192.0.2.1`, `2001:db8::1` or `fe80::1%eth0`.
-fn nameserver(text: &str) -> Option<SocketAddr> {
-    let (address, scope) =
-        text.split_once('%').map_or((text, None), |(address, scope)| (address, Some(scope)));
-    match (address.parse().ok()?, scope) {
-        (IpAddr::V6(ip), Some(scope)) => {
-            let scope = scope.parse().ok().or_else(|| if_nametoindex(scope).ok())?;
-            Some(SocketAddrV6::new(ip, DNS_PORT, 0, scope).into())
-        }
-        (ip, _) => Some(SocketAddr::new(ip, DNS_PORT)),
-    }
-}
-
-/// Whether what is sent to `upstream` arrives at `listen`.
-fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
-    let (ours, theirs) = (listen.ip().to_canonical(), upstream.ip().to_canonical());
-    // Only an address of this machine can be bound.
-    let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
-    listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! How the values of flags are written.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use hickory_proto::rr::Name;
@@ -11,52 +8,9 @@ use ipnet::IpNet;
 use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
-use super::DNS_PORT;
 use super::selector::is_label_key;
 use crate::names;
 use crate::sync::brakes::MaxDeletes;
-
-/// One value of `--upstream`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UpstreamSpec {
-    /// Nobody: names outside the zones are refused.
-    None,
-    /// A resolver.
-    Server(SocketAddr),
-    /// A file like resolv.conf.
-    File(PathBuf),
-}
-
-impl FromStr for UpstreamSpec {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "none" {
-            Ok(Self::None)
-        } else if let Ok(ip) = text.parse::<IpAddr>() {
-            Ok(Self::Server(SocketAddr::new(ip, DNS_PORT)))
-        } else if let Some(address) = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0) {
-            Ok(Self::Server(address))
-        } else if text.contains('/') {
-            Ok(Self::File(text.into()))
-        } else {
-            Err(
-                "neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \
-                 \"none\"",
-            )
-        }
-    }
-}
-
-impl fmt::Display for UpstreamSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Server(address) => address.fmt(f),
-            Self::File(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// Parses `127.0.0.1:53`, `[::1]:53` or `:53`, which means all addresses.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {

@@ -4,36 +4,39 @@
 //! its object closer is made. At most one write per link is under way, and one link's trouble
 //! holds up no other.
 
+mod hearing;
+mod writing;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use futures::stream::BoxStream;
-use futures::{FutureExt, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
-use super::admission::{Admission, HOSTNAME, noted_hostnames};
+use super::admission::Admission;
 use super::brakes::Removals;
 use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
 use super::election::Leadership;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::Objects;
-use super::orphans::{Orphans, orphan_of};
+use super::orphans::Orphans;
 use super::pace::Pace;
-use super::plan::{Actual, Policy, Step, SyncMode, Write, all_writes, next_step};
+use super::plan::{Actual, Policy, Step, SyncMode, all_writes, next_step};
 use super::report::Report;
 use super::selection::Selection;
 use super::service::Service;
-use super::writer::{Keeper, ObjectEvent, WriteError};
+use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
-use crate::store::{Change, Link, ServiceKey, Store, Target};
+use crate::store::{ServiceKey, Store};
+use writing::Written;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
@@ -104,19 +107,6 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
         warn!("stopping although some writes to the API server haven't been answered");
     }
     Ok(())
-}
-
-/// A write that has ended.
-#[derive(Debug)]
-struct Written {
-    key: ServiceKey,
-    looked_at: Instant,
-    write: Write,
-    /// Whether the object was somebody else's before.
-    adopted: bool,
-    removal: bool,
-    code: u16,
-    result: Result<Option<Object>, WriteError>,
 }
 
 struct Reconciler {
@@ -195,169 +185,6 @@ impl Reconciler {
             self.resume();
             self.queue_all();
         }
-    }
-
-    // === what is heard ===
-
-    fn is_listed(&self) -> bool {
-        self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::EndpointSlice)
-    }
-
-    fn observe(&mut self, event: ObjectEvent) {
-        match event {
-            ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
-            ObjectEvent::Unseen => {
-                self.settings.store.set_holders_known();
-                if self.settings.policy.sync == SyncMode::Off {
-                    // Without the right to look, what isn't kept needn't be waited for.
-                    self.listed.extend([Kind::Service, Kind::EndpointSlice]);
-                }
-            }
-            ObjectEvent::Applied(object) => {
-                let id = object.id();
-                self.outdated.remove(&id);
-                self.change_object(&id, |objects| objects.apply(object));
-            }
-            ObjectEvent::Deleted { id, uid } => {
-                self.outdated.remove(&id);
-                self.change_object(&id, |objects| objects.remove(&id, &uid));
-            }
-        }
-    }
-
-    fn take_list(&mut self, kind: Kind, list: Vec<Object>) {
-        let was_listed = self.is_listed();
-        let before: Vec<ObjectId> = self.objects.ids().filter(|id| id.kind == kind).cloned().collect();
-        self.objects.replace(kind, list);
-        self.outdated.retain(|id, _| id.kind != kind);
-        self.listed.insert(kind);
-        self.listed_in_term.insert(kind);
-        for id in before.iter().filter(|id| self.objects.get(id).is_none()) {
-            self.tell_holder(id);
-        }
-        if !self.is_listed() {
-            return;
-        }
-        for id in self.objects.ids() {
-            self.tell_last_target(id);
-            self.tell_holder(id);
-        }
-        self.settings.store.set_holders_known();
-        if was_listed {
-            self.adopt_departed();
-            self.resume();
-            self.queue_all();
-        }
-    }
-
-    /// Takes over what the store says of a link.
-    fn heed(&mut self, change: &Change) {
-        if let (Some(before), Some(after)) = (&change.before, &change.after)
-            && before.external_target != after.external_target
-        {
-            let (before, after) = (&before.external_target, &after.external_target);
-            info!("link {}: its external target is {after} from now on, not {before}", change.key);
-            self.no_longer_wants(&change.key, before);
-        }
-        self.report.heed(change);
-        if change.retargeted().is_some() {
-            // What failed was about the old target.
-            self.pace.stop_waiting(&change.key);
-            self.pace.succeeded(&change.key);
-        }
-        self.queue(&change.key);
-    }
-
-    /// Ends all pauses: what caused them is over.
-    fn resume(&mut self) {
-        for key in self.pace.resume() {
-            self.queue(&key);
-        }
-    }
-
-    /// Tells the store whom the Service of a name is labelled for.
-    fn tell_holder(&self, id: &ObjectId) {
-        if id.kind == Kind::Service {
-            let object = self.objects.get(id).map(|object| object.meta());
-            let holder = object.and_then(labelled_for);
-            let noted = object.and_then(|object| object.annotations.as_ref()?.get(HOSTNAME));
-            let noted = noted_hostnames(noted.map(String::as_str));
-            self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
-        }
-    }
-
-    /// Tells the store what an external target points at that an earlier process has left.
-    fn tell_last_target(&self, id: &ObjectId) {
-        let Some(object) = self.objects.get(id) else { return };
-        if let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) {
-            let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
-            let target = points_at(service, slices);
-            // Where a tombstone leads is nobody's target, and what isn't followed any more isn't either.
-            let followed = |target: &Target| {
-                target.to_string() != self.settings.policy.tombstone
-                    && self.settings.admission.targets.allows(&holder.namespace, target)
-            };
-            if let Some(target) = target.filter(followed) {
-                self.settings.store.set_last_target(&holder, target);
-            }
-        }
-    }
-
-    /// Changes what is known of an object, and queues the links that it mattered to before and
-    /// matters to now.
-    fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
-        self.queue_concerned(id);
-        change(&mut self.objects);
-        self.tell_holder(id);
-        self.queue_concerned(id);
-    }
-
-    fn queue_concerned(&mut self, id: &ObjectId) {
-        if !self.is_listed() {
-            return;
-        }
-        let labelled = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
-        let wanted = self.wanted.get(id).cloned();
-        for key in [labelled, wanted].into_iter().flatten() {
-            self.queue(&key);
-        }
-    }
-
-    /// Objects of ours whose Service is gone since a time when nobody watched; and orphans, which are
-    /// nobody's.
-    fn adopt_departed(&mut self) {
-        for key in self.objects.links().filter(|key| self.left_something(key)) {
-            if let Some(change) = self.settings.store.insert_gone(key) {
-                info!("link {}: its Service is gone, its external target is still there", change.key);
-            }
-        }
-        let keys: Vec<ServiceKey> = self.objects.links().cloned().chain(self.orphans.keys()).collect();
-        for key in &keys {
-            self.note_orphans(key);
-        }
-    }
-
-    /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
-    fn left_something(&self, key: &ServiceKey) -> bool {
-        self.settings.selection.watches(&key.namespace)
-            && self.objects.of_link(key).any(|object| self.is_ours(object.meta()))
-    }
-
-    /// Whether an object whose Service is gone is ours to remove. What somebody else has written is
-    /// only where the user says so.
-    fn is_ours(&self, metadata: &ObjectMeta) -> bool {
-        self.settings.policy.prune || written_by_us(metadata)
-    }
-
-    fn note_orphans(&mut self, key: &ServiceKey) {
-        let Settings { store, selection, policy, .. } = &self.settings;
-        let mut orphans = Vec::new();
-        if policy.sync != SyncMode::Off && !store.knows(key) {
-            let services = self.objects.of_link(key).filter_map(|object| object.as_service());
-            let services = services.filter(|service| orphan_of(&service.metadata, selection).is_some());
-            orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
-        }
-        self.orphans.set(key, orphans);
     }
 
     fn no_longer_wants(&mut self, key: &ServiceKey, external_target: &str) {
@@ -506,136 +333,6 @@ impl Reconciler {
             }
         };
         self.settings.news.metrics.reconciled(result, now);
-    }
-
-    /// Whether a write removes an external target for good, and not one that has another name now.
-    fn is_removal(link: &Link, write: &Write) -> bool {
-        let leftover = !link.is_gone() && write.id().name != *link.external_target;
-        matches!(write, Write::Delete { id, .. } if id.kind == Kind::Service) && !leftover
-    }
-
-    /// Returns whether a removal may be made now; else the link waits for its turn.
-    fn may_remove(&mut self, link: &Link) -> bool {
-        let (max, now) = (self.settings.policy.max_deletes, Instant::now());
-        match self.removals.ask(max, self.objects.number_of_links(), now) {
-            Ok(()) => true,
-            Err(pause) => {
-                self.report.held(link, max, pause);
-                if let Some(pause) = pause {
-                    self.pace.wait(link.key.clone(), pause);
-                }
-                false
-            }
-        }
-    }
-
-    /// Starts a write, unless its time hasn't come yet; returns whether it did.
-    fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
-        let (key, id) = (link.key.clone(), write.id());
-        if let Some(outdated) = self.outdated.get(&id) {
-            if *outdated == self.version_of(&id) {
-                return false;
-            }
-            self.outdated.remove(&id);
-        }
-        if let Some(pause) = self.pace.not_before(link) {
-            self.pace.wait(key, pause);
-            return false;
-        }
-        let removal = Self::is_removal(link, &write);
-        if removal && !self.may_remove(link) {
-            return false;
-        }
-        self.report.not_held(&key);
-        let adopted = self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
-        self.in_flight.insert(key.clone(), false);
-        self.objects.write_begins(&id);
-        let keeper = self.settings.keeper.clone();
-        let (leadership, term) = (self.settings.leadership.clone(), self.term);
-        self.writes.spawn(async move {
-            let request = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind();
-            let (code, result) = match leadership.write(term, request).await {
-                Ok(Ok(answered)) => answered,
-                Ok(Err(_)) => (0, Err(WriteError::panicked())),
-                Err(not_leading) => (0, Err(not_leading.into())),
-            };
-            Written { key, looked_at, write, adopted, removal, code, result }
-        });
-        true
-    }
-
-    fn version_of(&self, id: &ObjectId) -> Option<String> {
-        self.objects.get(id)?.meta().resource_version.clone()
-    }
-
-    fn written(&mut self, written: Written) {
-        let Written { key, looked_at, write, adopted, removal, code, result } = written;
-        if removal && result.is_err() {
-            self.removals.take_back();
-        }
-        let id = write.id();
-        let changed = self.in_flight.remove(&key).unwrap_or(false);
-        if !matches!(result, Err(WriteError::NotLeading(_))) {
-            self.report.count(&write, code, &result, looked_at);
-        }
-        match result {
-            Ok(after) => {
-                self.pace.succeeded(&key);
-                let link = self.settings.store.get(&key);
-                if let Some(link) = &link
-                    && let Some(pause) = self.pace.made(link)
-                {
-                    self.report.undone(&key, &write, pause);
-                }
-                let unanswered = std::mem::take(&mut self.unanswered);
-                if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
-                    self.resume();
-                }
-                match (&write, after) {
-                    (Write::Finalizer { uid, add, .. }, _) => {
-                        drop(self.settings.store.set_guarded(&key, uid, *add));
-                    }
-                    (_, Some(after)) => self.change_object(&id, |objects| objects.answered(after)),
-                    (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
-                }
-                self.queue(&key);
-            }
-            Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
-                self.pace.succeeded(&key);
-                self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
-                self.queue(&key);
-            }
-            Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
-                // With the Service its finalizers have gone.
-                self.settings.store.set_guarded(&key, write.uid(), false);
-                self.queue(&key);
-            }
-            Err(WriteError::Conflict | WriteError::Gone) => {
-                // Somebody was faster. The watch says how the object is now, and unless it has
-                // done so already nothing is tried before.
-                let sent = write.resource_version().map(ToOwned::to_owned);
-                if changed {
-                    self.queue(&key);
-                } else if self.version_of(&id) == sent {
-                    self.outdated.insert(id, sent);
-                }
-            }
-            // By the clock: the election may say so a moment later.
-            Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
-            Err(WriteError::Unanswered) => {
-                self.unanswered = true;
-                self.pace.failed(&key, None);
-            }
-            Err(WriteError::Everywhere { code, message, retry_after }) => {
-                self.report.trouble(&write, code, message);
-                self.pace.failed(&key, retry_after);
-            }
-            Err(WriteError::Other { message, retry_after }) => {
-                let pause = self.pace.failed(&key, retry_after);
-                self.report.failed(&key, &write, &message, pause);
-            }
-        }
-        self.objects.write_ended(&write.id());
     }
 }
 

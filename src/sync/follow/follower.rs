@@ -1,10 +1,10 @@
 //! What an ExternalName Service that follows a link should say: pure functions.
 
-use super::super::desired::{Precondition, SOURCE, labelled_for};
-use super::super::plan::{OnDelete, Policy};
-use super::super::service::{EXTERNAL_NAME, Service};
 use crate::names;
 use crate::store::{Link, ServiceKey, Target, host_text};
+use crate::sync::desired::{Precondition, SOURCE, labelled_for};
+use crate::sync::plan::{OnDelete, Policy};
+use crate::sync::service::{EXTERNAL_NAME, Service};
 
 /// An ExternalName Service that follows a link.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,177 @@
+//! What the reconciler hears: of the objects in the target namespace, and of the links.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tracing::info;
+
+use super::{Reconciler, Settings};
+use crate::store::{Change, ServiceKey, Target};
+use crate::sync::admission::{HOSTNAME, noted_hostnames};
+use crate::sync::desired::{labelled_for, points_at, written_by_us};
+use crate::sync::object::{Kind, Object, ObjectId};
+use crate::sync::objects::Objects;
+use crate::sync::orphans::orphan_of;
+use crate::sync::plan::SyncMode;
+use crate::sync::writer::ObjectEvent;
+
+impl Reconciler {
+    pub(super) fn is_listed(&self) -> bool {
+        self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::EndpointSlice)
+    }
+
+    pub(super) fn observe(&mut self, event: ObjectEvent) {
+        match event {
+            ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
+            ObjectEvent::Unseen => {
+                self.settings.store.set_holders_known();
+                if self.settings.policy.sync == SyncMode::Off {
+                    // Without the right to look, what isn't kept needn't be waited for.
+                    self.listed.extend([Kind::Service, Kind::EndpointSlice]);
+                }
+            }
+            ObjectEvent::Applied(object) => {
+                let id = object.id();
+                self.outdated.remove(&id);
+                self.change_object(&id, |objects| objects.apply(object));
+            }
+            ObjectEvent::Deleted { id, uid } => {
+                self.outdated.remove(&id);
+                self.change_object(&id, |objects| objects.remove(&id, &uid));
+            }
+        }
+    }
+
+    fn take_list(&mut self, kind: Kind, list: Vec<Object>) {
+        let was_listed = self.is_listed();
+        let before: Vec<ObjectId> = self.objects.ids().filter(|id| id.kind == kind).cloned().collect();
+        self.objects.replace(kind, list);
+        self.outdated.retain(|id, _| id.kind != kind);
+        self.listed.insert(kind);
+        self.listed_in_term.insert(kind);
+        for id in before.iter().filter(|id| self.objects.get(id).is_none()) {
+            self.tell_holder(id);
+        }
+        if !self.is_listed() {
+            return;
+        }
+        for id in self.objects.ids() {
+            self.tell_last_target(id);
+            self.tell_holder(id);
+        }
+        self.settings.store.set_holders_known();
+        if was_listed {
+            self.adopt_departed();
+            self.resume();
+            self.queue_all();
+        }
+    }
+
+    /// Takes over what the store says of a link.
+    pub(super) fn heed(&mut self, change: &Change) {
+        if let (Some(before), Some(after)) = (&change.before, &change.after)
+            && before.external_target != after.external_target
+        {
+            let (before, after) = (&before.external_target, &after.external_target);
+            info!("link {}: its external target is {after} from now on, not {before}", change.key);
+            self.no_longer_wants(&change.key, before);
+        }
+        self.report.heed(change);
+        if change.retargeted().is_some() {
+            // What failed was about the old target.
+            self.pace.stop_waiting(&change.key);
+            self.pace.succeeded(&change.key);
+        }
+        self.queue(&change.key);
+    }
+
+    /// Ends all pauses: what caused them is over.
+    pub(super) fn resume(&mut self) {
+        for key in self.pace.resume() {
+            self.queue(&key);
+        }
+    }
+
+    /// Tells the store whom the Service of a name is labelled for.
+    fn tell_holder(&self, id: &ObjectId) {
+        if id.kind == Kind::Service {
+            let object = self.objects.get(id).map(|object| object.meta());
+            let holder = object.and_then(labelled_for);
+            let noted = object.and_then(|object| object.annotations.as_ref()?.get(HOSTNAME));
+            let noted = noted_hostnames(noted.map(String::as_str));
+            self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
+        }
+    }
+
+    /// Tells the store what an external target points at that an earlier process has left.
+    fn tell_last_target(&self, id: &ObjectId) {
+        let Some(object) = self.objects.get(id) else { return };
+        if let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) {
+            let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
+            let target = points_at(service, slices);
+            // Where a tombstone leads is nobody's target, and what isn't followed any more isn't either.
+            let followed = |target: &Target| {
+                target.to_string() != self.settings.policy.tombstone
+                    && self.settings.admission.targets.allows(&holder.namespace, target)
+            };
+            if let Some(target) = target.filter(followed) {
+                self.settings.store.set_last_target(&holder, target);
+            }
+        }
+    }
+
+    /// Changes what is known of an object, and queues the links that it mattered to before and
+    /// matters to now.
+    pub(super) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
+        self.queue_concerned(id);
+        change(&mut self.objects);
+        self.tell_holder(id);
+        self.queue_concerned(id);
+    }
+
+    fn queue_concerned(&mut self, id: &ObjectId) {
+        if !self.is_listed() {
+            return;
+        }
+        let labelled = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
+        let wanted = self.wanted.get(id).cloned();
+        for key in [labelled, wanted].into_iter().flatten() {
+            self.queue(&key);
+        }
+    }
+
+    /// Objects of ours whose Service is gone since a time when nobody watched; and orphans, which are
+    /// nobody's.
+    pub(super) fn adopt_departed(&mut self) {
+        for key in self.objects.links().filter(|key| self.left_something(key)) {
+            if let Some(change) = self.settings.store.insert_gone(key) {
+                info!("link {}: its Service is gone, its external target is still there", change.key);
+            }
+        }
+        let keys: Vec<ServiceKey> = self.objects.links().cloned().chain(self.orphans.keys()).collect();
+        for key in &keys {
+            self.note_orphans(key);
+        }
+    }
+
+    /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
+    pub(super) fn left_something(&self, key: &ServiceKey) -> bool {
+        self.settings.selection.watches(&key.namespace)
+            && self.objects.of_link(key).any(|object| self.is_ours(object.meta()))
+    }
+
+    /// Whether an object whose Service is gone is ours to remove. What somebody else has written is
+    /// only where the user says so.
+    pub(super) fn is_ours(&self, metadata: &ObjectMeta) -> bool {
+        self.settings.policy.prune || written_by_us(metadata)
+    }
+
+    pub(super) fn note_orphans(&mut self, key: &ServiceKey) {
+        let Settings { store, selection, policy, .. } = &self.settings;
+        let mut orphans = Vec::new();
+        if policy.sync != SyncMode::Off && !store.knows(key) {
+            let services = self.objects.of_link(key).filter_map(|object| object.as_service());
+            let services = services.filter(|service| orphan_of(&service.metadata, selection).is_some());
+            orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
+        }
+        self.orphans.set(key, orphans);
+    }
+}
