@@ -111,6 +111,8 @@ pub enum Step {
 pub struct Actual<'a> {
     /// The object that has the external target's name, whosever it is.
     pub named: Option<&'a Service>,
+    /// Whether that one is labelled for the link and still none of ours: it is left alone.
+    pub is_orphan: bool,
     /// Services of other names that are labelled for the link and that lb-linker has written.
     pub other_services: &'a [&'a Service],
     /// EndpointSlices that are labelled for the link.
@@ -183,7 +185,8 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
 
 /// Decides the next step for a link's objects.
 fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
-    let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
+    let labelled = |object: &&Service| labelled_for(&object.metadata).as_ref() == Some(&link.key);
+    let ours = actual.named.filter(labelled).filter(|_| !actual.is_orphan);
     let desired = match (link.state, &link.target) {
         (State::Gone(since), _) => {
             // EndpointSlices go after their Service, so that none is left behind.
@@ -193,8 +196,10 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
             let Some((kind, metadata)) = service.or_else(slice) else { return Step::Forget };
             match policy.on_delete {
                 OnDelete::Retain => return Step::Done,
-                // Under whatever name: it may have got another one since, as names become free.
-                OnDelete::Tombstone if service.is_some() => Desired::tombstone(link, &policy.tombstone),
+                // It moves along when the link gets another name, as names become free.
+                OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
+                    Desired::tombstone(link, &policy.tombstone)
+                }
                 OnDelete::Tombstone | OnDelete::Delete => {
                     return match since.checked_add(policy.delete_delay) {
                         Some(due) if due > now => Step::Wait(due),

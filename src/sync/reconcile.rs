@@ -274,7 +274,8 @@ impl Reconciler {
             .filter(|slice| labelled_for(&slice.metadata).as_ref() != Some(&key))
             .collect();
         let actual = Actual {
-            named: named.iter().filter(|object| counts(object)).find_map(|object| object.as_service()),
+            named: named.iter().find_map(|object| object.as_service()),
+            is_orphan: named.iter().any(|object| object.kind() == Kind::Service && !counts(object)),
             strange_slices: &strangers,
             other_services: &others,
             slices: &slices,
@@ -285,8 +286,6 @@ impl Reconciler {
         }
         if !matches!(step, Step::Write(_)) {
             self.report.not_held(&key);
-        }
-        if !matches!(step, Step::Write(_)) {
             self.pace.succeeded(&key);
         }
         self.report.whose_name(&link, |name| self.objects.get(&ObjectId::service(name)).cloned(), is_news);
