@@ -7,6 +7,8 @@ use std::time::Instant;
 use hickory_proto::rr::Name;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::names;
+
 /// The namespace and name of a LoadBalancer Service. Ordered by namespace, then name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceKey {
@@ -196,6 +198,25 @@ pub struct Link {
 }
 
 impl Link {
+    /// Returns the link of a Service of which nothing else is known, with the name of its external
+    /// target that it would like best.
+    #[must_use]
+    pub fn new(key: ServiceKey, uid: &str) -> Self {
+        Self {
+            uid: uid.into(),
+            created: None,
+            target: None,
+            ports: Box::default(),
+            wishes: Wishes::default(),
+            hostnames: Box::default(),
+            refused: false,
+            guarded: false,
+            state: State::Live,
+            external_target: names::external_target(&key.namespace, &key.name).into(),
+            key,
+        }
+    }
+
     /// Returns whether the Service is gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {

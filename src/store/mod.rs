@@ -220,17 +220,10 @@ impl Store {
             return None;
         }
         let ghost = Link {
-            key: key.clone(),
-            uid: uid.into(),
             created: Some(NEVER),
-            target: None,
-            ports: Box::default(),
-            wishes: Wishes::default(),
-            hostnames: Box::default(),
-            refused: false,
             guarded,
             state: State::Gone(Instant::now()),
-            external_target: Box::default(),
+            ..Link::new(key.clone(), uid)
         };
         Some(self.put(&mut allotment, None, ghost))
     }

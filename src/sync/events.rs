@@ -194,7 +194,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::store::{ServiceKey, State, Wishes};
+    use crate::store::ServiceKey;
 
     fn regarding() -> Regarding {
         Regarding { namespace: "default".into(), name: "web".into(), uid: "u".into() }
@@ -250,19 +250,7 @@ mod tests {
     #[test]
     fn a_link_whose_service_was_never_seen_has_no_events() {
         let (recorder, _) = recorder();
-        let link = |uid: &str| Link {
-            key: ServiceKey::new("default", "web"),
-            uid: uid.into(),
-            created: None,
-            target: None,
-            ports: [].into(),
-            wishes: Wishes::default(),
-            hostnames: [].into(),
-            refused: false,
-            guarded: false,
-            state: State::Live,
-            external_target: "web-default-ext".into(),
-        };
+        let link = |uid| Link::new(ServiceKey::new("default", "web"), uid);
         recorder.about(&link(""), Reason::Removed, "ghost");
         recorder.about(&link("u"), Reason::Removed, "seen");
         let queue = recorder.0.unwrap();

@@ -135,22 +135,9 @@ impl Repairs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{State, Wishes};
 
     fn link() -> Arc<Link> {
-        Arc::new(Link {
-            key: ServiceKey::new("default", "web"),
-            uid: "u".into(),
-            created: None,
-            target: None,
-            ports: [].into(),
-            wishes: Wishes::default(),
-            hostnames: [].into(),
-            refused: false,
-            guarded: false,
-            state: State::Live,
-            external_target: "web-default-ext".into(),
-        })
+        Arc::new(Link::new(ServiceKey::new("default", "web"), "u"))
     }
 
     #[tokio::test]

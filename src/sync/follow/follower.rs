@@ -118,22 +118,9 @@ mod tests {
     }
 
     fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
-        Link {
-            key: ServiceKey::new("shop", "web"),
-            uid: "u".into(),
-            created: None,
-            target,
-            ports: [].into(),
-            wishes: Wishes {
-                allow_from: allow_from.iter().map(|namespace| (*namespace).into()).collect(),
-                ..Default::default()
-            },
-            hostnames: [].into(),
-            refused: false,
-            guarded: false,
-            state: State::Live,
-            external_target: "web-shop-ext".into(),
-        }
+        let allow_from = allow_from.iter().map(|namespace| (*namespace).into()).collect();
+        let wishes = Wishes { allow_from, ..Default::default() };
+        Link { target, wishes, ..Link::new(ServiceKey::new("shop", "web"), "u") }
     }
 
     fn host(name: &str) -> Option<Target> {

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::{Port, ServiceKey, Target, Wishes};
+use crate::store::{Port, ServiceKey, Target};
 use crate::sync::desired::{ORIGINAL_NAME, merge_patch};
 
 const DELAY: Duration = Duration::from_secs(600);
@@ -24,20 +24,8 @@ fn policy() -> Policy {
 }
 
 fn link(target: Option<Target>) -> Link {
-    Link {
-        key: ServiceKey::new("default", "web"),
-        uid: "u".into(),
-        created: None,
-        target,
-        ports: [Port { name: Some("http".into()), protocol: "TCP".into(), port: 80, app_protocol: None }]
-            .into(),
-        wishes: Wishes::default(),
-        hostnames: [].into(),
-        refused: false,
-        guarded: false,
-        state: State::Live,
-        external_target: "web-default-ext".into(),
-    }
+    let http = Port { name: Some("http".into()), protocol: "TCP".into(), port: 80, app_protocol: None };
+    Link { target, ports: [http].into(), ..Link::new(ServiceKey::new("default", "web"), "u") }
 }
 
 fn host(name: &str) -> Link {
