@@ -1,4 +1,9 @@
+use std::collections::HashMap;
+
 use hickory_proto::rr::Name;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 
 use super::*;
 
@@ -327,4 +332,118 @@ fn a_name_that_two_links_ask_for_goes_to_the_holder_else_the_older_and_then_to_t
     store.set_holder("young-default-ext", None, &[]);
     store.forget(&young);
     assert_eq!(leads(&store, "shop"), "old");
+}
+
+/// Parts of names that are bound to clash: joined by hyphens they give the same label in many ways.
+const PARTS: [&str; 3] = ["a", "a-a", "a-a-a"];
+
+/// A Service among those whose names clash, and further names that it may ask for, most of which are others'
+/// own names.
+fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Box<str>>) {
+    let mut part = || PARTS[random.random_range(0..PARTS.len())];
+    let key = ServiceKey::new(part(), part());
+    let own = format!("{}.{}.lb.internal", part(), part());
+    let dashed = format!("{}-{}.lb.internal", part(), part());
+    let all = [own, dashed, "shop.lb.internal".to_owned(), "*.shop.lb.internal".to_owned()];
+    (key, all.iter().filter(|_| random.random_bool(0.5)).map(|name| Box::from(&**name)).collect())
+}
+
+/// Asks for every name that any link could have, and checks whose it is.
+fn check_names(store: &Store, context: &str) {
+    let links = store.links();
+    let objects: HashSet<&str> = links.iter().map(|link| &*link.external_target).collect();
+    assert_eq!(objects.len(), links.len(), "{context}: two links share an external target");
+    let owner = |name: &str| match find(store, &name.split('.').collect::<Vec<_>>()) {
+        Found::Link(link) => Some(link.key.clone()),
+        _ => None,
+    };
+    let mut labels: HashMap<String, HashSet<ServiceKey>> = HashMap::new();
+    let mut taken: HashSet<String> = HashSet::new();
+    for link in &links {
+        let ServiceKey { namespace, name } = &link.key;
+        let (dotted, dashed) = (format!("{name}.{namespace}"), names::dashed_label(namespace, name));
+        assert_eq!(owner(&dotted), Some(link.key.clone()), "{context}: {dotted}");
+        taken.extend([dotted, dashed.clone()]);
+        labels.entry(dashed).or_default().insert(link.key.clone());
+    }
+    for (label, wanted_by) in &labels {
+        assert!(owner(label).is_some_and(|key| wanted_by.contains(&key)), "{context}: {label}");
+    }
+    let mut asked: HashMap<&str, Vec<&Arc<Link>>> = HashMap::new();
+    for link in &links {
+        for name in &link.wishes.hostnames {
+            asked.entry(name).or_default().push(link);
+        }
+    }
+    for (name, askers) in asked {
+        let has: Vec<_> =
+            askers.iter().filter(|link| link.hostnames.iter().any(|own| **own == *name)).collect();
+        assert_eq!(has.len(), 1, "{context}: {name} is had by {has:?}");
+        let relative = name.strip_suffix(".lb.internal").unwrap();
+        if !taken.contains(relative) {
+            assert_eq!(owner(relative), Some(has[0].key.clone()), "{context}: {name}");
+        }
+    }
+}
+
+#[test]
+fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whatever_order() {
+    for seed in 0..40 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut store = Store::new(Departed::Kept);
+        let mut written: HashMap<String, (ServiceKey, Vec<Box<str>>)> = HashMap::new();
+        let mut living: HashMap<ServiceKey, Observed> = HashMap::new();
+        for step in 0..120 {
+            let (key, hostnames) = clashing(&mut random);
+            let link = store.get(&key);
+            match random.random_range(0..10) {
+                0..4 => {
+                    let created = Some(random.random_range(0..3));
+                    let known = living.get(&key).map(|known| (known.uid.clone(), known.created));
+                    let (uid, created) = known.unwrap_or_else(|| (format!("{step}").into(), created));
+                    let host = format!("t{step}.example.");
+                    let wishes = Wishes { hostnames: hostnames.into(), ..Default::default() };
+                    let service =
+                        Observed { uid, created, wishes, ..seen(&key.namespace, &key.name, "", &[&host]) };
+                    living.insert(key, service.clone());
+                    store.apply(service);
+                }
+                4..6 => {
+                    if let Some(known) = living.remove(&key) {
+                        store.delete(&key, &known.uid, None);
+                    }
+                }
+                6..8 => {
+                    // Its external target is written, under the name that it has.
+                    if let Some(link) = link.filter(|link| !link.is_gone()) {
+                        let noted = (key.clone(), link.hostnames.to_vec());
+                        store.set_holder(&link.external_target, Some(&key), &noted.1);
+                        written.insert(link.external_target.to_string(), noted);
+                    }
+                }
+                8 => {
+                    // What it has left is removed, and then it is forgotten.
+                    for (object, _) in written.extract_if(|_, (holder, _)| *holder == key) {
+                        store.set_holder(&object, None, &[]);
+                    }
+                    store.forget(&key);
+                }
+                _ => {
+                    // A restart: what is in the cluster is listed, in any order.
+                    store = Store::new(Departed::Kept);
+                    for (object, (holder, noted)) in &written {
+                        store.set_holder(object, Some(holder), noted);
+                    }
+                    let mut list: Vec<Observed> = living.values().cloned().collect();
+                    list.shuffle(&mut random);
+                    store.replace(None, list, vec![]);
+                    store.set_synced();
+                    for (holder, _) in written.values() {
+                        store.insert_gone(holder);
+                    }
+                }
+            }
+            check_names(&store, &format!("seed {seed}, step {step}"));
+        }
+    }
 }
