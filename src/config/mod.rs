@@ -42,9 +42,9 @@ pub enum LogFormat {
 /// Which load balancers are followed without a word of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SelectionMode {
-    /// All.
+    /// Those that don't opt out.
     All,
-    /// None.
+    /// Those that opt in.
     Annotated,
 }
 
@@ -305,6 +305,12 @@ pub enum ConfigError {
         /// The outer zone.
         outer: String,
     },
+    /// A tombstone that the API server would refuse.
+    #[error(
+        "--on-delete tombstone with --zone {0}: deleted.{0} can't be an externalName, which has letters, digits and \
+         hyphens only; give another zone first"
+    )]
+    Tombstone(String),
     /// One address twice.
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
@@ -342,6 +348,10 @@ impl Flags {
                     });
                 }
             }
+        }
+        let zone = self.zones.first().map(host_text).unwrap_or_default();
+        if self.on_delete == OnDelete::Tombstone && !zone.split('.').all(names::is_label) {
+            return Err(ConfigError::Tombstone(zone));
         }
         for (i, address) in self.listen.iter().enumerate() {
             if address.port() != 0 && self.listen[..i].contains(address) {

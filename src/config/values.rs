@@ -42,7 +42,7 @@ pub(super) fn domain(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str = "not a domain such as cloud.example";
     let mut name =
         Name::from_ascii(text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase()).map_err(|_| WRONG)?;
-    if name.is_root() || name.is_wildcard() {
+    if name.num_labels() == 0 || name.is_wildcard() {
         return Err(WRONG);
     }
     name.set_fqdn(true);

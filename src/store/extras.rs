@@ -4,7 +4,7 @@
 //! holds it the oldest Service, then by namespace and name. So a restart, or another replica, finds
 //! the same answer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::ServiceKey;
 use super::allotment::{Claims, Rank};
@@ -20,7 +20,9 @@ pub(super) struct Extras {
     asked: HashMap<ServiceKey, Asked>,
     /// By external target: the link that it is labelled for, and the names that are noted on it.
     noted: HashMap<Box<str>, (ServiceKey, Vec<Wire>)>,
-    holders: HashMap<Wire, BTreeSet<ServiceKey>>,
+    /// The links for which a name is noted, and on how many external targets: while one takes the place
+    /// of another there are two.
+    holders: HashMap<Wire, BTreeMap<ServiceKey, usize>>,
 }
 
 /// What a link asks for.
@@ -82,17 +84,20 @@ impl Extras {
         self.watching(concerned, |extras| {
             for (key, names) in before.iter() {
                 for name in names {
-                    if let Some(holders) = extras.holders.get_mut(name) {
-                        holders.remove(key);
-                        if holders.is_empty() {
-                            extras.holders.remove(name);
-                        }
+                    let Some(holders) = extras.holders.get_mut(name) else { continue };
+                    match holders.get_mut(key) {
+                        Some(objects @ 2..) => *objects -= 1,
+                        _ => drop(holders.remove(key)),
+                    }
+                    if holders.is_empty() {
+                        extras.holders.remove(name);
                     }
                 }
             }
             if let Some((key, names)) = now {
                 for name in &names {
-                    extras.holders.entry(name.clone()).or_default().insert(key.clone());
+                    let holders = extras.holders.entry(name.clone()).or_default();
+                    *holders.entry(key.clone()).or_default() += 1;
                 }
                 extras.noted.insert(object.into(), (key, names));
             }
@@ -106,7 +111,8 @@ impl Extras {
     }
 
     fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
-        self.claims.winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains(key)))
+        self.claims
+            .winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains_key(key)))
     }
 
     /// Carries out a change, and returns what it means for these names.
@@ -187,6 +193,18 @@ mod tests {
         assert!(extras.ask(&key("old"), Some(1), &shop).is_empty());
         assert_eq!(*extras.names_of(&key("young")), *shop);
         assert_eq!(extras.note("young-ext", None), [passed("shop.example", Some("young"), Some("old"))]);
+    }
+
+    #[test]
+    fn a_name_stays_held_while_one_external_target_takes_the_place_of_another() {
+        let mut extras = Extras::default();
+        let shop = names(&["shop.example"]);
+        extras.ask(&key("young"), Some(2), &shop);
+        extras.note("hashed-ext", Some((&key("young"), &shop)));
+        extras.ask(&key("old"), Some(1), &shop);
+        extras.note("young-ext", Some((&key("young"), &shop)));
+        assert!(extras.note("hashed-ext", None).is_empty());
+        assert_eq!(*extras.names_of(&key("young")), *shop);
     }
 
     #[test]

@@ -65,6 +65,10 @@ impl Index {
     fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Found {
         let mut rest = name;
         while let Some(parent) = parent(rest) {
+            // Names below `_tcp` and the like aren't a load balancer's to have.
+            if rest.get(1) == Some(&b'_') {
+                return Found::Nothing;
+            }
             let absolute = [parent, origin].concat();
             if let Found::Link(link) = self.extras.find(&[b"\x01*", &*absolute].concat()) {
                 return Found::Link(link);

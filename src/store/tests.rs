@@ -280,6 +280,8 @@ fn a_link_has_the_names_that_it_asks_for_below_all_others() {
         ("w", "."),
         ("x.w", "web"),
         ("y.x.w", "web"),
+        ("_acme-challenge.x.w", ""),
+        ("x._tcp.w", ""),
         ("*.w", "web"),
         ("v", ""),
     ] {

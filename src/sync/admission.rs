@@ -102,6 +102,9 @@ impl Admission {
                     .to_owned(),
             );
         }
+        if self.targets.zones.iter().any(|zone| host_text(zone) == name) {
+            return Err("the zone itself is reserved".to_owned());
+        }
         let Some((zone, below)) = self.targets.zones.iter().find_map(|zone| {
             let zone = host_text(zone);
             let below = name.strip_suffix(&*zone)?.strip_suffix('.')?;
@@ -111,9 +114,11 @@ impl Admission {
             return Err(format!("it lies in none of lb-linker's zones ({})", zones.join(", ")));
         };
         let labels: Vec<&str> = below.split('.').collect();
-        let reserved = labels.last().is_some_and(|top| names::is_reserved(top));
-        if reserved || labels.iter().any(|label| label.starts_with('_')) {
-            return Err(format!("names below {}.{zone} are reserved", labels[labels.len() - 1]));
+        if let Some(label) = labels.iter().find(|label| label.starts_with('_')) {
+            return Err(format!("names with a label like {label} are reserved"));
+        }
+        if let Some(top) = labels.last().filter(|top| names::is_reserved(top)) {
+            return Err(format!("{top}.{zone}, with all names below it, is reserved"));
         }
         let own = labels.len() >= 2 && labels.last() == Some(&namespace);
         let anywhere = ["*", namespace].iter().any(|allowed| self.hostname_namespaces.contains(*allowed));
@@ -175,9 +180,9 @@ mod tests {
             ("shop.lb.internal", "below default.lb.internal only"),
             ("default.lb.internal", "below default.lb.internal only"),
             ("*.lb.internal", "below default.lb.internal only"),
-            ("lb.internal", "none of lb-linker's zones (lb.internal, other.example)"),
+            ("lb.internal", "the zone itself is reserved"),
             ("xlb.internal", "none of lb-linker's zones"),
-            ("shop.example.com", "none of lb-linker's zones"),
+            ("shop.example.com", "none of lb-linker's zones (lb.internal, other.example)"),
             ("x.dns.lb.internal", "reserved"),
             ("deleted.lb.internal", "reserved"),
             ("_tcp.shop.default.lb.internal", "reserved"),

@@ -381,7 +381,9 @@ fn stranger(object: &Service) -> Option<String> {
         _ if object.annotation(SOURCE).is_some() => {
             Some(format!("it follows what its annotation {SOURCE} says"))
         }
-        _ if object.spec.type_.as_deref() == Some(EXTERNAL_NAME) || written_by_us(metadata) => None,
+        _ if object.spec.type_.as_deref() == Some(EXTERNAL_NAME) => None,
+        // No load balancer, though we have written our finalizer to it: what was a link is none of this.
+        _ if object.spec.cluster_ip.as_deref() == Some(HEADLESS.1) && written_by_us(metadata) => None,
         _ => Some(format!("it is no {EXTERNAL_NAME} Service and doesn't carry lb-linker's labels")),
     }
 }

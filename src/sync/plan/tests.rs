@@ -150,6 +150,13 @@ fn an_object_that_isnt_ours_is_left_alone_and_named() {
     for (object, reason) in [
         (by_hand(json!({}), json!({"type": "ClusterIP"})), "doesn't carry lb-linker's labels"),
         (
+            by_hand(
+                json!({"managedFields": [{"manager": "lb-linker"}]}),
+                json!({"type": "LoadBalancer", "clusterIP": "10.0.0.1"}),
+            ),
+            "doesn't carry lb-linker's labels",
+        ),
+        (
             by_hand(json!({"ownerReferences": owned}), json!({"type": "ExternalName"})),
             "Secret theirs owns it",
         ),
