@@ -112,7 +112,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> 
     let metrics = Arc::new(Metrics::new()?);
     let source = Source::open(&flags).await?;
     let departed = if source.keeper().is_some() { Departed::Kept } else { Departed::Dropped };
-    let store = Arc::new(Store::new(departed));
+    let store = Arc::new(Store::new(departed).with_zones(&flags.zones));
 
     let sockets = Sockets::open(&flags)?;
     let mut listeners = JoinSet::new();

@@ -104,12 +104,17 @@ impl TargetPolicy {
         if allowed { Ok(()) } else { Err(Refusal::Net) }
     }
 
-    /// Returns whether a target of a load balancer in `namespace` is followed as it is.
+    /// Returns what of a target of a load balancer in `namespace` is followed.
     #[must_use]
-    pub fn allows(&self, namespace: &str, target: &Target) -> bool {
+    pub fn followed(&self, namespace: &str, target: Target) -> Option<Target> {
         match target {
-            Target::Hostname(host) => self.check_host(namespace, host).is_ok(),
-            Target::Addresses(ips) => ips.iter().all(|ip| self.check_address(*ip).is_ok()),
+            Target::Hostname(host) => {
+                self.check_host(namespace, &host).is_ok().then_some(Target::Hostname(host))
+            }
+            Target::Addresses(mut ips) => {
+                ips.retain(|ip| self.check_address(*ip).is_ok());
+                (!ips.is_empty()).then_some(Target::Addresses(ips))
+            }
         }
     }
 }
@@ -192,11 +197,11 @@ mod tests {
         assert_eq!(host(&policy, "a.cloud.example"), "");
         assert!(host(&policy, "a.xcloud.example").contains("--target-domains"));
         assert_eq!(host(&policy, "web.default.lb.internal"), "", "our own zone is allowed in any case");
-        let allows = |target: &[&str]| {
-            policy
-                .allows("default", &Target::Addresses(target.iter().map(|ip| ip.parse().unwrap()).collect()))
-        };
-        assert!(allows(&["192.0.2.9", "2001:db8::1", "::ffff:192.0.2.1"]));
-        assert!(!allows(&["192.0.2.9", "198.51.100.1"]));
+        let addresses = |ips: &[&str]| Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
+        let all = addresses(&["192.0.2.9", "2001:db8::1", "::ffff:192.0.2.1"]);
+        assert_eq!(policy.followed("default", all.clone()), Some(all));
+        let some = addresses(&["192.0.2.9", "198.51.100.1"]);
+        assert_eq!(policy.followed("default", some), Some(addresses(&["192.0.2.9"])));
+        assert_eq!(policy.followed("default", addresses(&["198.51.100.1"])), None);
     }
 }

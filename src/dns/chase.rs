@@ -3,7 +3,11 @@
 //! We give it on with AA set, so nothing else may slip in (RFC 5452 section 6, RFC 2181 section
 //! 5.4.1).
 
+use std::net::IpAddr;
+
 use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::HTTPS;
+use hickory_proto::rr::rdata::svcb::SvcParamValue;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::zone::TTL;
@@ -91,9 +95,18 @@ pub fn follow(answer: &Message, name: &Name, qtype: RecordType, ours: impl Fn(&N
 /// clients to themselves, or into the cluster. Returns whether there were any.
 pub fn drop_refused(answers: &mut Vec<Record>, targets: &TargetPolicy) -> bool {
     let before = answers.len();
+    let followed = |ip: IpAddr| targets.check_address(ip).is_ok();
     answers.retain(|record| match &record.data {
-        RData::A(ip) => targets.check_address(ip.0.into()).is_ok(),
-        RData::AAAA(ip) => targets.check_address(ip.0.into()).is_ok(),
+        RData::A(ip) => followed(ip.0.into()),
+        RData::AAAA(ip) => followed(ip.0.into()),
+        // RFC 9460 section 7.3: hints are addresses, too.
+        RData::SVCB(svcb) | RData::HTTPS(HTTPS(svcb)) => {
+            svcb.svc_params.iter().all(|(_, value)| match value {
+                SvcParamValue::Ipv4Hint(hints) => hints.0.iter().all(|ip| followed(ip.0.into())),
+                SvcParamValue::Ipv6Hint(hints) => hints.0.iter().all(|ip| followed(ip.0.into())),
+                _ => true,
+            })
+        }
         _ => true,
     });
     answers.len() < before
@@ -126,6 +139,7 @@ fn plain_ttl(ttl: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::OpCode;
+    use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
     use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
 
     use super::*;
@@ -226,6 +240,15 @@ mod tests {
         assert!(drop_refused(&mut answers, &TargetPolicy::default()));
         assert_eq!(answers.len(), 2);
         assert!(!drop_refused(&mut answers, &TargetPolicy::default()));
+
+        let https = |hint: &str| {
+            let hint = SvcParamValue::Ipv4Hint(IpHint(vec![hint.parse::<A>().unwrap()]));
+            let svcb = SVCB::new(1, name("t.example."), vec![(SvcParamKey::Ipv4Hint, hint)]);
+            Record::from_rdata(name("t.example."), 60, RData::HTTPS(HTTPS(svcb)))
+        };
+        let mut answers = vec![https("192.0.2.1"), https("127.0.0.1")];
+        assert!(drop_refused(&mut answers, &TargetPolicy::default()));
+        assert_eq!(answers, [https("192.0.2.1")]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! labelled for; where nobody holds it the oldest Service, then by namespace and name. A link that
 //! loses the name of its external target takes the next of its candidates.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
 use super::ServiceKey;
@@ -45,6 +45,11 @@ impl<N: Clone + Eq + Hash> Claims<N> {
         }
     }
 
+    /// Returns who is in the queue for a name.
+    pub(super) fn claimants(&self, name: &N) -> impl Iterator<Item = &ServiceKey> {
+        self.0.get(name).into_iter().flatten().map(|rank| &rank.key)
+    }
+
     /// Returns whose name it is: the claimant that holds it, else the first.
     pub(super) fn winner(&self, name: &N, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
         let claimants = self.0.get(name)?;
@@ -61,6 +66,21 @@ pub(super) enum Reallotted {
     Object(ServiceKey, Box<str>),
     /// The label is this link's from now on, or nobody's.
     Label(Box<[u8]>, Option<ServiceKey>),
+}
+
+/// Returns what has changed in the end: of each name and each link the last change.
+pub(super) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
+    let (mut labels, mut objects) = (HashSet::new(), HashSet::new());
+    let mut last: Vec<Reallotted> = changes
+        .into_iter()
+        .rev()
+        .filter(|change| match change {
+            Reallotted::Object(key, _) => objects.insert(key.clone()),
+            Reallotted::Label(label, _) => labels.insert(label.clone()),
+        })
+        .collect();
+    last.reverse();
+    last
 }
 
 /// Which name is whose.

@@ -110,6 +110,11 @@ impl Extras {
         asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
+    /// Returns the links that ask for a name.
+    pub(super) fn askers(&self, name: &Wire) -> Vec<ServiceKey> {
+        self.claims.claimants(name).cloned().collect()
+    }
+
     fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
         self.claims
             .winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains_key(key)))

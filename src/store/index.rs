@@ -85,8 +85,8 @@ impl Index {
 // === impl Tree ===
 
 impl Tree {
-    /// Has a name lead to a link, or to nothing.
-    pub(super) fn set(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
+    /// Has a name lead to a link, or to nothing. Returns whether it led to none before, or does no more.
+    pub(super) fn set(&self, name: Box<[u8]>, link: Option<Arc<Link>>) -> bool {
         let is_owned = link.is_some();
         let mut was_owned = false;
         let change = |node: &mut Node| {
@@ -105,9 +105,10 @@ impl Tree {
             }
             _ => {}
         }
+        was_owned != is_owned
     }
 
-    fn find(&self, name: &[u8]) -> Found {
+    pub(super) fn find(&self, name: &[u8]) -> Found {
         match self.names.get(name) {
             None => Found::Nothing,
             Some(node) => node.link.clone().map_or(Found::EmptyNonTerminal, Found::Link),

@@ -14,10 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use dashmap::{DashMap, DashSet};
+use hickory_proto::rr::Name;
 use tokio::sync::{broadcast, watch};
 
 use crate::names;
-use allotment::{Allotment, Reallotted, label};
+use allotment::{Allotment, Reallotted, label, outcome};
 use extras::Passed;
 pub use index::Found;
 use index::Index;
@@ -40,6 +41,15 @@ pub enum Departed {
     Dropped,
 }
 
+/// What the external target of a link points at that an earlier process has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastTarget {
+    /// What it points at.
+    pub target: Target,
+    /// The Service that it was written for, where that is noted.
+    pub uid: Option<Box<str>>,
+}
+
 /// The links and the index of their names.
 #[derive(Debug)]
 pub struct Store {
@@ -52,13 +62,15 @@ pub struct Store {
     holders_known: watch::Sender<bool>,
     /// What the external targets point at that an earlier process has left, until all Services
     /// are listed.
-    last_targets: DashMap<ServiceKey, Target>,
+    last_targets: DashMap<ServiceKey, LastTarget>,
     /// Services that exist and can't be read.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
     /// Whether the serial is a resourceVersion.
     versioned: AtomicBool,
     departed: Departed,
+    /// The origins of the zones, in wire form.
+    zones: Box<[Box<[u8]>]>,
 }
 
 // === impl Store: for writers ===
@@ -79,7 +91,16 @@ impl Store {
             serial: AtomicU64::new(0),
             versioned: AtomicBool::new(false),
             departed,
+            zones: Box::default(),
         }
+    }
+
+    /// Returns the store with the zones that its names stand in: a name that a link asks for may be
+    /// another link's own.
+    #[must_use]
+    pub fn with_zones<'a>(self, zones: impl IntoIterator<Item = &'a Name>) -> Self {
+        let zones = zones.into_iter().filter_map(|zone| Some(names::wire(zone.iter())?.into())).collect();
+        Self { zones, ..self }
     }
 
     /// Takes over what a source saw of one Service; returns the change of its link, if any.
@@ -189,24 +210,43 @@ impl Store {
     }
 
     /// Takes over what the external target of a link pointed at before this process was there. A
-    /// Service whose status is blank when it is seen first keeps it.
-    pub fn set_last_target(&self, key: &ServiceKey, target: Target) {
+    /// Service whose status is blank when it is seen first keeps it, unless it is another Service.
+    /// Returns the change of its link, if it was seen before.
+    pub fn set_last_target(&self, key: &ServiceKey, last: LastTarget) -> Option<Change> {
+        let mut allotment = self.write();
         if !self.is_synced() {
-            self.last_targets.insert(key.clone(), target);
+            self.last_targets.insert(key.clone(), last);
+            return None;
         }
+        // The external targets could be seen later than the Services.
+        let blank = |link: &Arc<Link>| !link.is_gone() && link.target.is_none();
+        let link = self.get(key).filter(blank).filter(|link| last.uid.as_ref() == Some(&link.uid))?;
+        let kept = Link { target: Some(last.target), state: State::Stale, ..Link::clone(&link) };
+        Some(self.put(&mut allotment, Some(link), kept))
     }
 
     /// Adds a link for a Service that was gone before this process could see it, because its
     /// external target still stands. It keeps the names that it holds, and comes last for all
-    /// others. Returns nothing if there is a link, or a Service that can't be read.
-    pub fn insert_gone(&self, key: &ServiceKey) -> Option<Change> {
-        self.insert_departing(key, "", false)
+    /// others; of the further names that it asked for it keeps those that nobody else holds. Returns
+    /// nothing if there is a link, or a Service that can't be read.
+    pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<Change> {
+        self.insert_ghost(key, "", false, hostnames)
     }
 
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
     /// or is being deleted; `guarded` says whether it carries our finalizer. A link whose Service is
     /// gone learns that. Returns nothing if nothing changes.
     pub fn insert_departing(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<Change> {
+        self.insert_ghost(key, uid, guarded, Vec::new())
+    }
+
+    fn insert_ghost(
+        &self,
+        key: &ServiceKey,
+        uid: &str,
+        guarded: bool,
+        hostnames: Vec<Box<str>>,
+    ) -> Option<Change> {
         let mut allotment = self.write();
         if let Some(link) = self.get(key) {
             let known = !link.is_gone() || *link.uid == *uid && link.guarded == guarded;
@@ -222,6 +262,7 @@ impl Store {
         let ghost = Link {
             created: Some(NEVER),
             guarded,
+            wishes: Wishes { hostnames: hostnames.into(), ..Default::default() },
             state: State::Gone(Instant::now()),
             ..Link::new(key.clone(), uid)
         };
@@ -261,13 +302,17 @@ impl Store {
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
         let in_use = match known {
-            None => self.last_targets.remove(&key).map(|(_, target)| target),
+            None => {
+                let last = self.last_targets.remove(&key).map(|(_, last)| last);
+                last.filter(|last| last.uid.as_ref().is_none_or(|noted| *noted == uid))
+                    .map(|last| last.target)
+            }
             Some(_) => same.and_then(|link| link.target.clone()),
         };
         let chosen = ingress.choose(in_use.as_ref());
         let state = if chosen.is_none() && in_use.is_some() { State::Stale } else { State::Live };
         let target = chosen.or(in_use);
-        let addresses = matches!(target, Some(Target::Addresses(_)));
+        let named = matches!(target, Some(Target::Hostname(_)));
         let link = Link {
             uid,
             // A load balancer that is deleted and recreated keeps its place for its names.
@@ -276,7 +321,7 @@ impl Store {
                 .filter(|link| link.created != Some(NEVER))
                 .map_or(created, |link| link.created),
             target,
-            ports: if addresses { ports.into() } else { Box::default() },
+            ports: if named { Box::default() } else { ports.into() },
             wishes,
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
@@ -315,14 +360,14 @@ impl Store {
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
             passed = allotment.extras.ask(&link.key, link.created, &link.wishes.hostnames);
         }
-        link.hostnames = allotment.extras.names_of(&link.key);
+        link.hostnames = self.hostnames_of(allotment, &link.key);
         let link = Arc::new(link);
         self.links.insert(link.key.clone(), Arc::clone(&link));
         if let Some(dotted) = dotted_name(&link.key) {
-            self.index.own.set(dotted, Some(Arc::clone(&link)));
+            self.set_own(allotment, dotted, Some(Arc::clone(&link)));
         }
         if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
-            self.index.own.set(label, Some(Arc::clone(&link)));
+            self.set_own(allotment, label, Some(Arc::clone(&link)));
         }
         for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
             self.index.extras.set(name, Some(Arc::clone(&link)));
@@ -339,23 +384,24 @@ impl Store {
         self.carry_out(allotment, reallotted);
         let passed = allotment.extras.ask(&link.key, None, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
-            self.index.own.set(dotted, None);
+            self.set_own(allotment, dotted, None);
         }
         self.links.remove(&link.key);
         self.pass_on(allotment, passed);
         self.publish(&link.key, Some(Arc::clone(link)), None)
     }
 
-    /// Gives names that have changed hands to their new owners.
+    /// Gives names that have changed hands to their new owners. Nobody sees what is so in between only.
     fn carry_out(&self, allotment: &mut Allotment, changes: Vec<Reallotted>) {
-        for change in changes {
+        for change in outcome(changes) {
             match change {
                 Reallotted::Label(label, owner) => {
                     let owner = owner.and_then(|key| self.get(&key));
-                    self.index.own.set(label, owner);
+                    self.set_own(allotment, label, owner);
                 }
                 Reallotted::Object(key, external_target) => {
-                    if let Some(link) = self.get(&key) {
+                    if let Some(link) = self.get(&key).filter(|link| link.external_target != external_target)
+                    {
                         let renamed = Link { external_target, ..Link::clone(&link) };
                         self.put(allotment, Some(link), renamed);
                     }
@@ -371,13 +417,42 @@ impl Store {
                 self.index.extras.set(name, None);
             }
             // Who has got it first: nobody shall find it missing.
-            for link in [to, from].into_iter().flatten().filter_map(|key| self.get(&key)) {
-                if link.hostnames != allotment.extras.names_of(&link.key) {
-                    let again = Link::clone(&link);
-                    self.put(allotment, Some(link), again);
-                }
+            for key in [to, from].into_iter().flatten() {
+                self.see_hostnames(allotment, &key);
             }
         }
+    }
+
+    /// Has one of the names that every link has lead to a link, or to nothing. Who has asked for that
+    /// name has to do without it, or gets it.
+    fn set_own(&self, allotment: &mut Allotment, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        if !self.index.own.set(name.clone(), link) {
+            return;
+        }
+        for zone in &self.zones {
+            for key in allotment.extras.askers(&[&*name, &**zone].concat().into()) {
+                self.see_hostnames(allotment, &key);
+            }
+        }
+    }
+
+    /// Stores a link again if the names that it has aren't those that it had.
+    fn see_hostnames(&self, allotment: &mut Allotment, key: &ServiceKey) {
+        let Some(link) = self.get(key) else { return };
+        if link.hostnames != self.hostnames_of(allotment, key) {
+            let again = Link::clone(&link);
+            self.put(allotment, Some(link), again);
+        }
+    }
+
+    /// Returns the names that a link asks for and has: none that is another link's own.
+    fn hostnames_of(&self, allotment: &Allotment, key: &ServiceKey) -> Box<[Box<str>]> {
+        let free = |name: &str| {
+            let Some(name) = extras::wire(name) else { return false };
+            let own = self.zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
+            !own.into_iter().any(|name| matches!(self.index.own.find(name), Found::Link(_)))
+        };
+        allotment.extras.names_of(key).into_iter().filter(|name| free(name)).collect()
     }
 
     fn publish(&self, key: &ServiceKey, before: Option<Arc<Link>>, after: Option<Arc<Link>>) -> Change {

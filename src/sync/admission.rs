@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::service::Service;
 use crate::names;
-use crate::store::host_text;
+use crate::store::{ServiceKey, host_text};
 use crate::targets::TargetPolicy;
 
 /// The annotation with further DNS names, on a load balancer; on an external target the names that
@@ -70,7 +72,7 @@ impl Admission {
             let Some(text) = service.annotation(annotation) else { continue };
             for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
                 let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-                if granted.iter().any(|known| **known == *lower) {
+                if granted.iter().any(|known| **known == *lower) || self.is_own(&key, &lower) {
                     continue;
                 }
                 let outcome = if granted.len() < MAX_NAMES {
@@ -90,6 +92,19 @@ impl Admission {
             }
         }
         (granted, unusable)
+    }
+
+    /// Returns whether a Service has a name anyway, or would if nobody else had it.
+    fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
+        let below = |zone| name.strip_suffix(&*host_text(zone))?.strip_suffix('.');
+        let own = [format!("{}.{}", key.name, key.namespace), names::dashed_label(&key.namespace, &key.name)];
+        self.targets.zones.iter().filter_map(below).any(|name| own.iter().any(|own| own == name))
+    }
+
+    /// Returns those of these names that a Service of a namespace may have.
+    #[must_use]
+    pub fn still_granted(&self, namespace: &str, hostnames: Vec<Box<str>>) -> Vec<Box<str>> {
+        hostnames.into_iter().filter(|name| self.grant(namespace, name).is_ok()).collect()
     }
 
     /// Checks whether a Service of a namespace may have a name, written in lower case.
@@ -135,8 +150,14 @@ impl Admission {
 
 /// Returns the names that are noted on an external target.
 #[must_use]
-pub fn noted_hostnames(annotation: Option<&str>) -> Vec<Box<str>> {
-    annotation.unwrap_or_default().split(',').filter(|name| !name.is_empty()).map(Into::into).collect()
+pub fn noted_hostnames(metadata: &ObjectMeta) -> Vec<Box<str>> {
+    let noted = metadata.annotations.iter().flatten().find(|(key, _)| *key == HOSTNAME);
+    noted
+        .into_iter()
+        .flat_map(|(_, names)| names.split(','))
+        .filter(|name| !name.is_empty())
+        .map(Into::into)
+        .collect()
 }
 
 fn is_name_label(label: &str) -> bool {
@@ -171,6 +192,8 @@ mod tests {
             ["shop.default.lb.internal", "*.shop.default.lb.internal", "a.b.default.other.example"];
         assert_eq!(names, expected.map(Box::from));
         assert_eq!(unusable, []);
+        let own = "web.default.lb.internal,web-default.other.example";
+        assert_eq!(asked(&admission(), json!({HOSTNAME: own})), (vec![], vec![]), "it has them anyway");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a link's external target should be: a pure function of the link.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,6 +22,8 @@ pub const ORIGINAL_NAME: &str = "original-service-name";
 pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
 /// The annotation by which an ExternalName Service, whatever its name, follows a link.
 pub const SOURCE: &str = "linker.hsj.com/source";
+/// The annotation that holds the uid of the link's Service.
+pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
 /// The label that ties an EndpointSlice to its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
@@ -143,10 +146,12 @@ fn slice<'a>(
 }
 
 /// The names that a link has beside its own are noted on its external target, so that it has them
-/// after a restart too.
+/// after a restart too; and for which Service it was written, for a recreated one has another target.
 fn service_metadata(link: &Link) -> ObjectMeta {
-    let noted = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
-    ObjectMeta { annotations: noted.map(|noted| [noted].into()), ..metadata(link, &link.external_target) }
+    let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
+    let uid = (!link.uid.is_empty()).then(|| (SERVICE_UID.to_owned(), link.uid.to_string()));
+    let noted: BTreeMap<String, String> = hostnames.into_iter().chain(uid).collect();
+    ObjectMeta { annotations: (!noted.is_empty()).then_some(noted), ..metadata(link, &link.external_target) }
 }
 
 fn metadata(link: &Link, name: &str) -> ObjectMeta {
@@ -156,6 +161,12 @@ fn metadata(link: &Link, name: &str) -> ObjectMeta {
         labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
         ..Default::default()
     }
+}
+
+/// Returns what an external target points at on its way from an allocated address, which can't be
+/// changed, to none: a name that never exists (RFC 6761 section 6.4).
+pub(super) fn stepping_stone(external_target: &str) -> String {
+    format!("{external_target}.invalid")
 }
 
 /// Returns whether an object lacks a label that it should carry.
@@ -170,9 +181,14 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
     // The API server keeps a trailing dot that somebody wrote, and writes the type where none is given.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
-    let noted = |metadata: &ObjectMeta| metadata.annotations.as_ref()?.get(HOSTNAME).cloned();
+    // Where nothing else differs the uid alone, missing on what others have written, isn't worth a write.
+    let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
+        (Some(actual), Some(desired)) => actual != desired,
+        _ => false,
+    };
     lacks_labels(&actual.metadata, &desired.metadata)
-        || noted(&actual.metadata) != noted(&desired.metadata)
+        || actual.annotation(HOSTNAME) != desired.annotation(HOSTNAME)
+        || other_uid
         || actual.spec.type_ != desired.spec.type_
         || name(&actual.spec) != name(&desired.spec)
         || ip(&actual.spec) != ip(&desired.spec)
@@ -219,6 +235,9 @@ pub fn merge_patch(desired: &Object, only: &Precondition) -> Value {
         Object::Service(service) => {
             let mut metadata = metadata;
             metadata["annotations"] = json!({HOSTNAME: service.annotation(HOSTNAME)});
+            if let Some(uid) = service.annotation(SERVICE_UID) {
+                metadata["annotations"][SERVICE_UID] = uid.into();
+            }
             let Spec { type_, external_name, cluster_ip, ports, .. } = &service.spec;
             let mut spec = json!({
                 "type": type_,

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::brakes::MaxDeletes;
 use super::desired::{
     Desired, HEADLESS, IPV4, IPV6, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for,
-    service_differs, slice_differs, slice_name, written_by_us,
+    service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
@@ -323,7 +323,7 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
         // An address that was allocated can't become `None`: only by way of ExternalName.
         desired.spec = Spec {
             type_: Some(EXTERNAL_NAME.into()),
-            external_name: Some(format!("{}.invalid", link.external_target)),
+            external_name: Some(stepping_stone(&link.external_target)),
             ..Default::default()
         };
     }

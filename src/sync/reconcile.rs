@@ -247,7 +247,7 @@ impl Reconciler {
             self.pace.forget(&key);
             // Who has left an object behind is looked at once more, as somebody who is gone.
             if self.left_something(&key) {
-                self.settings.store.insert_gone(&key);
+                self.settings.store.insert_gone(&key, self.noted_hostnames(&key));
             }
             return self.note_orphans(&key);
         };

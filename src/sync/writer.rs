@@ -19,8 +19,8 @@ use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::plan::Write;
 use super::service::{FINALIZER, Service};
-use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
-use super::watch::{Events, guarded, readable};
+use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause, watch_code};
+use super::watch::{Events, guarded, key_of, readable};
 use crate::store::ServiceKey;
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
@@ -295,8 +295,10 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     let mut complaints = Complaints::default();
     let mut list = Vec::new();
     events.filter_map(move |event| {
+        // What may pass is waited for; not a right or a namespace that is missing.
+        let unseen = event.as_ref().is_err_and(|error| matches!(watch_code(error), 401 | 403 | 404));
         let Some(event) = trouble.unless_failed(event) else {
-            return std::future::ready(Some(ObjectEvent::Unseen));
+            return std::future::ready(unseen.then_some(ObjectEvent::Unseen));
         };
         std::future::ready(match event {
             Event::Init => {
@@ -309,12 +311,20 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
             }
             Event::InitDone => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
             Event::Apply(object) => {
-                readable(object, &mut complaints).map(|object| ObjectEvent::Applied(object.into()))
+                let key = key_of(&object);
+                let object = readable(object, &mut complaints);
+                if object.is_some() {
+                    complaints.set(&key, None);
+                }
+                object.map(|object| ObjectEvent::Applied(object.into()))
             }
-            Event::Delete(object) => Some(ObjectEvent::Deleted {
-                id: ObjectId { kind, name: object.name_any() },
-                uid: object.uid().unwrap_or_default(),
-            }),
+            Event::Delete(object) => {
+                complaints.set(&key_of(&object), None);
+                Some(ObjectEvent::Deleted {
+                    id: ObjectId { kind, name: object.name_any() },
+                    uid: object.uid().unwrap_or_default(),
+                })
+            }
         })
     })
 }

@@ -87,7 +87,8 @@ fn a_missing_object_is_created_with_labels_and_target() {
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "web-default-ext", "labels": {
                 "app.kubernetes.io/managed-by": "lb-linker-operator",
-                "original-service-name": "web", "original-service-namespace": "default"}},
+                "original-service-name": "web", "original-service-namespace": "default"},
+                "annotations": {"linker.hsj.com/service-uid": "u"}},
             "spec": {"type": "ExternalName", "externalName": "a.example"},
         })
     );
@@ -127,7 +128,7 @@ fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
                 "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
                     "original-service-name": "web", "original-service-namespace": "default"},
-                    "annotations": {"linker.hsj.com/hostname": null}},
+                    "annotations": {"linker.hsj.com/hostname": null, "linker.hsj.com/service-uid": "u"}},
                 "spec": {"type": "ExternalName", "externalName": "a.example",
                     "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null,
                     "loadBalancerSourceRanges": null},
@@ -201,7 +202,18 @@ fn the_names_that_a_link_has_are_noted_on_its_external_target() {
         panic!("it has none any more")
     };
     let patch = merge_patch(&desired, &only);
-    assert_eq!(patch["metadata"]["annotations"], json!({"linker.hsj.com/hostname": null}));
+    assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/hostname"], Value::Null);
+}
+
+#[test]
+fn for_which_service_an_external_target_is_is_noted_and_alone_not_worth_a_write_to_what_others_made() {
+    let link = host("a.example.");
+    let mut earlier = service(&link, &policy());
+    earlier.metadata.annotations = None;
+    assert_eq!(step(&link, Some(&earlier)), Step::Done);
+    let recreated = Link { uid: "v".into(), ..link.clone() };
+    let said = show(step(&recreated, Some(&service(&link, &policy()))));
+    assert_eq!(said, "patch Service web-default-ext", "or its target would be its predecessor's");
 }
 
 #[test]

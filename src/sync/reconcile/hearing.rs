@@ -4,9 +4,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::info;
 
 use super::{Reconciler, Settings};
-use crate::store::{Change, ServiceKey, Target};
-use crate::sync::admission::{HOSTNAME, noted_hostnames};
-use crate::sync::desired::{labelled_for, points_at, written_by_us};
+use crate::store::{Change, LastTarget, ServiceKey, Target};
+use crate::sync::admission::noted_hostnames;
+use crate::sync::desired::{SERVICE_UID, labelled_for, points_at, stepping_stone, written_by_us};
+use crate::sync::log_changes;
 use crate::sync::object::{Kind, Object, ObjectId};
 use crate::sync::objects::Objects;
 use crate::sync::orphans::orphan_of;
@@ -95,26 +96,37 @@ impl Reconciler {
         if id.kind == Kind::Service {
             let object = self.objects.get(id).map(|object| object.meta());
             let holder = object.and_then(labelled_for);
-            let noted = object.and_then(|object| object.annotations.as_ref()?.get(HOSTNAME));
-            let noted = noted_hostnames(noted.map(String::as_str));
+            let noted = object.map(noted_hostnames).unwrap_or_default();
             self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
         }
+    }
+
+    /// Returns the further names that are noted for a link and that it may still have.
+    pub(super) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
+        let services = self.objects.of_link(key).filter(|object| object.kind() == Kind::Service);
+        let noted = services.flat_map(|object| noted_hostnames(object.meta())).collect();
+        self.settings.admission.still_granted(&key.namespace, noted)
     }
 
     /// Tells the store what an external target points at that an earlier process has left.
     fn tell_last_target(&self, id: &ObjectId) {
         let Some(object) = self.objects.get(id) else { return };
-        if let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) {
-            let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
-            let target = points_at(service, slices);
-            // Where a tombstone leads is nobody's target, and what isn't followed any more isn't either.
-            let followed = |target: &Target| {
-                target.to_string() != self.settings.policy.tombstone
-                    && self.settings.admission.targets.allows(&holder.namespace, target)
-            };
-            if let Some(target) = target.filter(followed) {
-                self.settings.store.set_last_target(&holder, target);
-            }
+        let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) else {
+            return;
+        };
+        let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
+        // Where a tombstone leads is nobody's target, nor is a step on the way to an address.
+        let nobodys = |target: &Target| {
+            let text = target.to_string();
+            text == self.settings.policy.tombstone || text == stepping_stone(&id.name)
+        };
+        let target = points_at(service, slices).filter(|target| !nobodys(target));
+        // What isn't followed any more isn't either.
+        let followed =
+            target.and_then(|target| self.settings.admission.targets.followed(&holder.namespace, target));
+        if let Some(target) = followed {
+            let last = LastTarget { target, uid: service.annotation(SERVICE_UID).map(Into::into) };
+            log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
         }
     }
 
@@ -142,7 +154,7 @@ impl Reconciler {
     /// nobody's.
     pub(super) fn adopt_departed(&mut self) {
         for key in self.objects.links().filter(|key| self.left_something(key)) {
-            if let Some(change) = self.settings.store.insert_gone(key) {
+            if let Some(change) = self.settings.store.insert_gone(key, self.noted_hostnames(key)) {
                 info!("link {}: its Service is gone, its external target is still there", change.key);
             }
         }
