@@ -340,7 +340,7 @@ mod tests {
             refused: false,
             guarded: false,
         };
-        store.replace(None, vec![link], vec![]);
+        store.replace(None, vec![link], vec![], &Default::default());
         store.set_synced();
         Handler {
             zones: [Zone::new(&name("lb.internal."), vec![]).unwrap()].into(),

@@ -242,6 +242,7 @@ mod tests {
                 link("default", "pending", &[], &[]),
             ],
             vec![],
+            &Default::default(),
         );
         store.set_synced();
         store

@@ -130,46 +130,36 @@ impl Store {
         Some(self.depart(&mut allotment, &link))
     }
 
-    /// Returns how many living links there are in a namespace, or in all, and how many of them a
-    /// list lacks.
+    /// Returns how many living links there are, and which of those in a namespace, or in all, a list of
+    /// it lacks.
     #[must_use]
-    pub fn compare(
+    pub fn missing_from<'a>(
         &self,
+        list: impl Iterator<Item = &'a ServiceKey>,
         namespace: Option<&str>,
-        list: &[Observed],
-        unreadable: &[ServiceKey],
-    ) -> (usize, usize) {
-        let listed: HashSet<&ServiceKey> =
-            list.iter().map(|observed| &observed.key).chain(unreadable).collect();
-        let (mut known, mut missing) = (0, 0);
-        for link in self.links.iter() {
-            if !link.is_gone() && namespace.is_none_or(|namespace| *link.key.namespace == *namespace) {
-                known += 1;
-                missing += usize::from(!listed.contains(&link.key));
+    ) -> (usize, HashSet<ServiceKey>) {
+        let listed: HashSet<&ServiceKey> = list.collect();
+        let (mut known, mut missing) = (0, HashSet::new());
+        for link in self.links.iter().filter(|link| !link.is_gone()) {
+            known += 1;
+            let within = namespace.is_none_or(|namespace| *link.key.namespace == *namespace);
+            if within && !listed.contains(&link.key) {
+                missing.insert(link.key.clone());
             }
         }
         (known, missing)
     }
 
-    /// Takes over a list that may not be complete: what isn't in it stays as it was. Returns what
-    /// changed.
-    pub fn apply_all(&self, list: Vec<Observed>, unreadable: Vec<ServiceKey>) -> Vec<Change> {
-        let mut allotment = self.write();
-        for key in unreadable {
-            self.unreadable.insert(key);
-        }
-        list.into_iter().filter_map(|observed| self.apply_one(&mut allotment, observed)).collect()
-    }
-
     /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
-    /// for the Services in `unreadable`, which exist though nobody can say how. Links that stay the
-    /// same aren't touched, and readers see each link either as it was or as it is. Returns what
+    /// for the Services in `unreadable`, which exist though nobody can say how, and those in `kept`,
+    /// of which it isn't believed. Links that stay the same aren't touched, and readers see each link either as it was or as it is. Returns what
     /// changed.
     pub fn replace(
         &self,
         namespace: Option<&str>,
         list: Vec<Observed>,
         unreadable: Vec<ServiceKey>,
+        kept: &HashSet<ServiceKey>,
     ) -> Vec<Change> {
         let mut allotment = self.write();
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace == *namespace);
@@ -183,7 +173,7 @@ impl Store {
             .links
             .iter()
             .filter(|link| within(&link.key))
-            .filter(|link| !listed.contains(&link.key) && !link.is_gone())
+            .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key) && !link.is_gone())
             .map(|link| Arc::clone(&link))
             .collect();
         let mut changes = Vec::new();

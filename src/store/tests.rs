@@ -173,7 +173,7 @@ fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
 fn a_service_that_cant_be_read_isnt_gone() {
     let store = Store::new(Departed::Kept);
     let key = ServiceKey::new("default", "web");
-    store.replace(None, vec![], vec![key.clone()]);
+    store.replace(None, vec![], vec![key.clone()], &HashSet::new());
     assert!(store.insert_gone(&key, vec![]).is_none());
     let mut feed = store.subscribe();
     store.delete(&key, "1", None);
@@ -205,7 +205,8 @@ fn a_list_replaces_everything_in_its_namespace() {
     let list =
         vec![seen("default", "same", "2", &["b.example."]), seen("default", "new", "3", &["c.example."])];
     store.apply(seen("elsewhere", "other", "5", &["e.example."]));
-    let changes = store.replace(Some("default"), list, vec![ServiceKey::new("default", "unreadable")]);
+    let changes =
+        store.replace(Some("default"), list, vec![ServiceKey::new("default", "unreadable")], &HashSet::new());
     let mut lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
     lines.sort();
     assert_eq!(lines, ["link default/new: none → c.example", "link default/old: forgotten"]);
@@ -277,7 +278,7 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
     clock.apply(seen("a", "b", "", &["b.example."]));
     let second = clock.serial();
     assert!(second > first && first > 1_700_000_000);
-    clock.replace(None, vec![], vec![]);
+    clock.replace(None, vec![], vec![], &HashSet::new());
     assert!(clock.serial() > second, "a removal is a change");
 }
 
@@ -473,7 +474,7 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     }
                     let mut list: Vec<Observed> = living.values().cloned().collect();
                     list.shuffle(&mut random);
-                    store.replace(None, list, vec![]);
+                    store.replace(None, list, vec![], &HashSet::new());
                     store.set_synced();
                     for (holder, noted) in written.values() {
                         store.insert_gone(holder, noted.clone());

@@ -1,6 +1,6 @@
 //! The source of links without a cluster: Services in YAML or JSON files of a directory.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,7 +70,7 @@ impl ManifestSource {
             if !self.store.is_synced() && unread {
                 continue;
             }
-            let changes = self.store.replace(None, list, Vec::new());
+            let changes = self.store.replace(None, list, Vec::new(), &HashSet::new());
             if self.store.is_synced() {
                 log_changes(&self.news, changes);
             } else {

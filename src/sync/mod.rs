@@ -140,9 +140,6 @@ fn log_change(news: &News, change: &Change) {
         warn!("link {}: {note}", link.key);
         news.recorder.about(link, Reason::Conflict, &note);
     }
-    if let Some((Some(from), Some(to))) = retargeted {
-        news.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
-    }
     if let (Some(target), Some(State::Stale)) = (&link.target, after)
         && before != after
     {

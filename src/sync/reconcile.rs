@@ -72,6 +72,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     let mut feed = settings.store.subscribe();
     let mut events = settings.keeper.events();
     let leadership = settings.leadership.clone();
+    let mut standing = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     let mut reconciler = Reconciler::new(settings);
     // Nothing is written before both lists are complete.
@@ -92,21 +93,27 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             () = stop.cancelled() => break,
             change = feed.recv() => match change {
                 Ok(change) => reconciler.heed(&change),
-                Err(RecvError::Lagged(_)) => reconciler.queue_all(),
+                Err(RecvError::Lagged(_)) => reconciler.catch_up(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = standing.changed() => reconciler.heed_standing(),
             Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
             key = reconciler.pace.due() => reconciler.queue(&key),
             Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
         }
     }
-    let farewell = async { while reconciler.writes.join_next().await.is_some() {} };
-    if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
+    let farewell = async {
+        while let Some(written) = reconciler.writes.join_next().await {
+            reconciler.written(written?);
+        }
+        Ok(())
+    };
+    tokio::time::timeout(FAREWELL, farewell).await.unwrap_or_else(|_| {
         warn!("stopping although some writes to the API server haven't been answered");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 struct Reconciler {
@@ -122,15 +129,15 @@ struct Reconciler {
     queued: HashSet<ServiceKey>,
     /// Links that haven't been looked at since the start: how they stand is no news.
     old_news: HashSet<ServiceKey>,
-    /// Links with a write under way, and whether they changed meanwhile.
-    in_flight: HashMap<ServiceKey, bool>,
+    /// Links with a write under way: they are looked at again when it has ended.
+    in_flight: HashSet<ServiceKey>,
     writes: JoinSet<Written>,
     pace: Pace,
     /// Which link wants an object of a name.
     wanted: HashMap<ObjectId, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
-    outdated: HashMap<ObjectId, Option<String>>,
+    outdated: HashMap<ObjectId, (Option<String>, Instant)>,
     report: Report,
     removals: Removals,
     orphans: Orphans,
@@ -150,7 +157,7 @@ impl Reconciler {
             queue: VecDeque::new(),
             queued: HashSet::new(),
             old_news: HashSet::new(),
-            in_flight: HashMap::new(),
+            in_flight: HashSet::new(),
             writes: JoinSet::new(),
             pace: Pace::default(),
             wanted: HashMap::new(),
@@ -184,6 +191,22 @@ impl Reconciler {
         if self.may_write() {
             self.resume();
             self.queue_all();
+            self.old_news = self.queued.clone();
+        }
+    }
+
+    /// Takes over that this process has begun or ceased to lead.
+    fn heed_standing(&mut self) {
+        if self.settings.leadership.current_term().is_none() {
+            self.report.cease();
+        }
+    }
+
+    /// Looks at every link, and at those that were forgotten while nobody listened.
+    fn catch_up(&mut self) {
+        self.queue_all();
+        for key in self.wanted.values().cloned().collect::<Vec<_>>() {
+            self.queue(&key);
         }
     }
 
@@ -202,9 +225,7 @@ impl Reconciler {
     }
 
     fn queue(&mut self, key: &ServiceKey) {
-        if let Some(changed) = self.in_flight.get_mut(key) {
-            *changed = true;
-        } else if self.queued.insert(key.clone()) {
+        if !self.in_flight.contains(key) && self.queued.insert(key.clone()) {
             self.queue.push_back(key.clone());
         }
     }
@@ -223,15 +244,18 @@ impl Reconciler {
             self.look_at(key);
         }
         self.orphans.report(&self.settings.keeper);
+        self.report.remind(self.settings.policy.max_deletes);
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.
     fn look_at(&mut self, key: ServiceKey) {
+        let now = Instant::now();
         let looked = catch_unwind(AssertUnwindSafe(|| {
             poison(&key);
             self.reconcile(key.clone());
         }));
         if looked.is_err() {
+            self.settings.news.metrics.reconciled(Reconciled::Failed, now);
             let pause = self.pace.failed(&key, None);
             error!(
                 "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
@@ -289,26 +313,21 @@ impl Reconciler {
             self.pace.succeeded(&key);
         }
         self.report.whose_name(&link, |name| self.objects.get(&ObjectId::service(name)).cloned(), is_news);
-        if let Step::Write(_) = step {
-            let ours = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&key));
-            let target = || points_at(ours?, slices.iter().copied());
-            self.report.retargets(&key, target);
-        }
-        let step = match (step, self.settings.policy.sync) {
-            (Step::Write(_), SyncMode::Off) => Step::Done,
-            // Whoever leads does it. All links are looked at again when this one does.
-            (Step::Write(_), SyncMode::On) if !self.may_write() => Step::Done,
-            (Step::Write(_), SyncMode::Plan) => {
-                self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
-                Step::Done
-            }
-            (step, _) => step,
-        };
         let result = match step {
             Step::Done => {
                 self.report.settled(&link);
                 Reconciled::Unchanged
             }
+            Step::Write(_) if self.settings.policy.sync == SyncMode::Off => Reconciled::Unchanged,
+            Step::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
+                let removal = Self::removal(&link, &write);
+                if removal.is_none_or(|object| self.may_remove(&link, &object)) {
+                    self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
+                }
+                Reconciled::Waiting
+            }
+            // Whoever leads does it. All links are looked at again when this one does.
+            Step::Write(_) if !self.may_write() => Reconciled::Waiting,
             Step::Forget => {
                 self.no_longer_wants(&key, &link.external_target);
                 if let Some(change) = self.settings.store.forget(&key) {
@@ -321,10 +340,15 @@ impl Reconciler {
                 Reconciled::Waiting
             }
             Step::Conflict { object, why } => {
+                self.report.settled(&link);
                 self.report.conflict(&link, &object.name, &why, is_news);
                 Reconciled::Conflict
             }
             Step::Write(write) => {
+                let ours =
+                    actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&key));
+                let target = || points_at(ours?, slices.iter().copied());
+                self.report.retargets(&key, !is_news, target);
                 if self.start(&link, write, now) {
                     return;
                 }

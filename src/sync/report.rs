@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
-use super::News;
 use super::brakes::MaxDeletes;
 use super::desired::labelled_for;
 use super::events::Reason;
@@ -15,9 +14,16 @@ use super::plan::Write;
 use super::service::{FINALIZER, Service};
 use super::trouble::Trouble;
 use super::writer::{Keeper, WriteError};
+use super::{News, Pauses};
 use crate::metrics::Reconciled;
 use crate::names;
 use crate::store::{Change, Link, ServiceKey, Target};
+
+/// The first and the longest pause before one write of a sort finds out whether the trouble that all have
+/// is over.
+const PROBE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+/// How long the others rest meanwhile, if nobody tells them.
+const REST: Duration = Duration::from_secs(30);
 
 /// What has been said, so that it isn't said again.
 pub(super) struct Report {
@@ -27,14 +33,24 @@ pub(super) struct Report {
     /// Links whose external target would be removed if there hadn't been so many before.
     held: HashSet<ServiceKey>,
     holding: Trouble,
+    /// How long the next of them waits; without one for ever.
+    next_removal: Option<Duration>,
     /// Links that have lost the name of their external target, and to whom.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
-    /// Links that have a first target, and what the external target of an earlier Service or process
-    /// points at still.
+    /// Links that have another target than the one they had, or their external target has still.
     former: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// What keeps objects of a kind from being written by a verb.
-    troubles: HashMap<(&'static str, Kind), Trouble>,
+    troubles: HashMap<(&'static str, Kind), Common>,
+}
+
+/// Trouble that all writes of a sort have: one of them at a time finds out whether it is over.
+#[derive(Debug)]
+struct Common {
+    trouble: Trouble,
+    pauses: Pauses,
+    /// When the next one may be tried.
+    due: Instant,
 }
 
 impl Report {
@@ -49,6 +65,7 @@ impl Report {
             conflicts: BTreeMap::new(),
             held: HashSet::new(),
             holding: Trouble::default(),
+            next_removal: None,
             names_lost: HashMap::new(),
             former: HashMap::new(),
             planned: HashMap::new(),
@@ -118,20 +135,43 @@ impl Report {
             (Write::Change { .. }, Some(service)) => {
                 info!("external target {object}: changed → {}", aim(service));
             }
-            (Write::Delete { .. }, _) if id.kind == Kind::Service => {
+            (Write::Delete { .. }, Some(left)) => {
+                let finalizers = left.metadata.finalizers.clone().unwrap_or_default();
+                info!("external target {object}: deleted, and held by {}", finalizers.join(", "));
+            }
+            (Write::Delete { .. }, None) if id.kind == Kind::Service => {
                 info!("external target {object}: removed");
                 record(Reason::Removed, &object);
             }
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
-        let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) else { return false };
-        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
+        let Some(mut common) = self.troubles.remove(&(write.verb(), id.kind)) else { return false };
+        common.trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
         true
     }
 
-    /// Says that a write failed for a reason that all of its sort have.
-    pub(super) fn trouble(&mut self, write: &Write, code: u16, sentence: String) {
-        self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, &sentence);
+    /// Says that a write failed for a reason that all of its sort have. Returns when it is tried again.
+    pub(super) fn trouble(&mut self, write: &Write, code: u16, sentence: &str) -> Duration {
+        let new = || Common { trouble: Trouble::default(), pauses: Pauses::new(PROBE), due: Instant::now() };
+        let common = self.troubles.entry((write.verb(), write.id().kind)).or_insert_with(new);
+        common.trouble.report(code, sentence);
+        let pause = common.pauses.next();
+        // Where there was no answer others may well get one: an admission webhook can be slow.
+        common.due = Instant::now() + if code == 0 { Duration::ZERO } else { pause };
+        pause
+    }
+
+    /// Returns how long a write has to wait, because others of its sort have failed for a reason that
+    /// it has too; else it is the one that finds out.
+    pub(super) fn rests(&mut self, write: &Write) -> Option<Duration> {
+        let common = self.troubles.get_mut(&(write.verb(), write.id().kind))?;
+        let now = Instant::now();
+        if common.due > now {
+            // Its success ends the rests of all.
+            return Some(REST);
+        }
+        common.due = now + PROBE.1;
+        None
     }
 
     /// Says that a write failed for a reason of its own.
@@ -203,16 +243,31 @@ impl Report {
             );
             self.news.recorder.about(link, Reason::RemovalHeld, &note);
         }
-        let when = match pause {
-            Some(pause) => format!("the next one follows in {:.0?}", pause),
+        self.next_removal = pause;
+        self.count_held();
+    }
+
+    /// Says how many external targets are held back, if there are any.
+    pub(super) fn remind(&mut self, max: MaxDeletes) {
+        if self.held.is_empty() {
+            return;
+        }
+        let when = match self.next_removal {
+            Some(pause) => format!("the next one follows in {pause:.0?}"),
             None => "no other one follows".to_owned(),
         };
         self.holding.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
-             external targets held back: {}, the latest that of {key}",
+             external targets held back: {}",
             self.held.len()
         ));
+    }
+
+    /// Takes in that this process leads no more: what it held back is another's business.
+    pub(super) fn cease(&mut self) {
+        self.held.clear();
         self.count_held();
+        self.former.clear();
     }
 
     /// Says that nothing of a link is held back any more.
@@ -277,20 +332,30 @@ impl Report {
         self.news.metrics.names_lost.set(i64::try_from(self.names_lost.len()).unwrap_or(i64::MAX));
     }
 
-    /// Takes in that a link has its first target. Whoever changes the target of one that had one has
-    /// recorded it; of a Service that was recreated only its external target knows the former.
+    /// Takes in that a link has another target: it is told when that is written.
     pub(super) fn heed(&mut self, change: &Change) {
         match change.retargeted() {
-            Some((None, Some(_))) => drop(self.former.insert(change.key.clone(), None)),
-            Some(_) => drop(self.former.remove(&change.key)),
+            Some((from, Some(_))) => {
+                self.former.entry(change.key.clone()).or_insert_with(|| from.cloned());
+            }
+            Some((_, None)) => drop(self.former.remove(&change.key)),
             None => {}
         }
     }
 
-    /// Takes in what the external target of a link points at before it is written.
-    pub(super) fn retargets(&mut self, key: &ServiceKey, target: impl FnOnce() -> Option<Target>) {
-        if let Some(former @ None) = self.former.get_mut(key) {
-            *former = target();
+    /// Takes in what the external target of a link points at before it is written. At the first look
+    /// that says what the target was while nobody led; later, what somebody has changed by hand.
+    pub(super) fn retargets(
+        &mut self,
+        key: &ServiceKey,
+        is_first: bool,
+        target: impl FnOnce() -> Option<Target>,
+    ) {
+        match self.former.get_mut(key) {
+            Some(former @ None) => *former = target(),
+            Some(_) => {}
+            None if is_first => drop(self.former.insert(key.clone(), target())),
+            None => {}
         }
     }
 

@@ -1,5 +1,6 @@
 //! The source of links in a cluster: the watch of LoadBalancer Services.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,7 +104,6 @@ struct Scope {
     list: List,
     listed: bool,
     trouble: WatchTrouble,
-    doubt: Doubt,
     /// When the Services are listed again, to confirm a list that isn't believed.
     again: Option<Instant>,
     /// Ends the stream of events.
@@ -117,15 +117,7 @@ impl Scope {
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
         let trouble = WatchTrouble::new(outage, what, "lb-linker needs the ClusterRole of deploy/");
-        Self {
-            namespace,
-            list: List::default(),
-            listed: false,
-            trouble,
-            doubt: Doubt::default(),
-            again: None,
-            end: None,
-        }
+        Self { namespace, list: List::default(), listed: false, trouble, again: None, end: None }
     }
 }
 
@@ -147,7 +139,7 @@ impl ClusterSource {
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
         }
-        let mut complaints = Complaints::default();
+        let (mut complaints, mut doubt) = (Complaints::default(), Doubt::default());
         loop {
             let again = scopes.iter().filter_map(|scope| scope.again).min();
             let (number, event) = tokio::select! {
@@ -172,7 +164,10 @@ impl ClusterSource {
             };
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else { continue };
-            self.news.metrics.watched();
+            if !matches!(event, Event::Init) {
+                // That one is kube's own: nobody has answered yet.
+                self.news.metrics.watched();
+            }
             match event {
                 Event::Init => scope.list = List::default(),
                 Event::InitApply(object) => scope.list.add(&self, object, &mut complaints),
@@ -180,7 +175,7 @@ impl ClusterSource {
                     scope.listed = true;
                     names_settled(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
-                    let changes = self.take_list(scope, list);
+                    let changes = self.take_list(scope, &mut doubt, list);
                     complaints.retain(|key| self.store.get(key).is_some());
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
@@ -211,21 +206,28 @@ impl ClusterSource {
         events.boxed()
     }
 
-    /// Takes over a complete list; one that lacks too much stays without consequences until another
-    /// one agrees.
-    fn take_list(&self, scope: &mut Scope, List { seen, unreadable, departing }: List) -> Vec<Change> {
+    /// Takes over a complete list. Of what it lacks too much isn't believed until another one agrees.
+    fn take_list(&self, scope: &mut Scope, doubt: &mut Doubt, list: List) -> Vec<Change> {
+        let List { seen, unreadable, departing } = list;
         let namespace = scope.namespace.as_deref();
-        let (known, missing) = self.store.compare(namespace, &seen, &unreadable);
-        if self.store.is_synced() && !scope.doubt.believes(known, missing, std::time::Instant::now()) {
+        let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable);
+        let (known, missing) = self.store.missing_from(listed, namespace);
+        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace == *namespace);
+        // The first list is compared with nothing.
+        let kept = if self.store.is_synced() {
+            doubt.keeps(known, &missing, within, std::time::Instant::now())
+        } else {
+            HashSet::new()
+        };
+        scope.again = (!kept.is_empty()).then(|| Instant::now() + SECOND_LOOK);
+        if !kept.is_empty() {
             warn!(
-                "{missing} of {known} load balancers are missing from the API server's new list: it isn't believed \
-                 before another one, in {SECOND_LOOK:?}, agrees; until then they stay as they were"
+                "{} of {known} load balancers are missing from the API server's new list: it isn't believed \
+                 before another one, in {SECOND_LOOK:?}, agrees; until then they stay as they were",
+                kept.len()
             );
-            scope.again = Some(Instant::now() + SECOND_LOOK);
-            return self.store.apply_all(seen, unreadable);
         }
-        scope.again = None;
-        let mut changes = self.store.replace(namespace, seen, unreadable);
+        let mut changes = self.store.replace(namespace, seen, unreadable, &kept);
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
         changes.extend(departing.into_iter().filter_map(insert));
         changes

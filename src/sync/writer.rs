@@ -266,6 +266,11 @@ fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteErr
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
     let retry_after = retry_after(&error);
     match code {
+        // A quota that somebody else was counting, say: nothing that the watch could explain.
+        409 if created && status.reason != "AlreadyExists" => WriteError::Other {
+            message: format!("the API server answered {code} {}", status.message),
+            retry_after,
+        },
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
         // Another uid: the object that was meant is gone.
@@ -275,8 +280,11 @@ fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteErr
             message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
             retry_after,
         },
-        // A missing right, in RBAC's words; quotas and admission say 403 of single objects.
+        // A missing right, in RBAC's words; other admission says 403 of single objects.
         403 if status.message.contains(" cannot ") => everywhere(right, retry_after),
+        403 if ["is being terminated", "exceeded quota"].iter().any(|all| status.message.contains(all)) => {
+            everywhere("no other one can be written either", retry_after)
+        }
         401 | 429 | 500.. => everywhere("", retry_after),
         _ => WriteError::Other {
             message: format!("the API server answered {code} {}", status.message),

@@ -62,7 +62,7 @@ async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_re
     answers(linker.dns, &format!("shop.{zone}. CNAME"), "young.example.com.").await;
     assert_eq!(short(linker.dns, &format!("web.{zone}. CNAME")).await, "web.example.com.");
     assert_eq!(short(linker.dns, &format!("old-{zone}. CNAME")).await, "old.example.com.");
-    // It is noted who has it ...
+    // It is noted who has it, but not what was never its own to have ...
     let object = format!("young-{other}-ext");
     let noted = |names: Option<&str>| {
         let (cluster, target, object) = (&cluster, &target, &object);
@@ -76,10 +76,15 @@ async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_re
             }
         })
     };
-    noted(Some(&wanted)).await;
+    linker
+        .line(&format!("link {other}/young: it doesn't get DNS names that another load balancer has"))
+        .await;
+    noted(Some(&format!("shop.{zone}"))).await;
     // ... so an older one that asks later doesn't get it, before and after a restart.
     ask_for(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
-    linker.line("it doesn't get DNS names that another load balancer has").await;
+    linker
+        .line(&format!("link {namespace}/old: it doesn't get DNS names that another load balancer has"))
+        .await;
     for _ in 0..2 {
         assert_eq!(short(linker.dns, &format!("shop.{zone}. CNAME")).await, "young.example.com.");
         linker.stop();

@@ -1,8 +1,11 @@
 //! What the reconciler hears: of the objects in the target namespace, and of the links.
 
+use std::time::Instant;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::info;
 
+use super::writing::removal_of;
 use super::{Reconciler, Settings};
 use crate::store::{Change, LastTarget, ServiceKey, Target};
 use crate::sync::admission::noted_hostnames;
@@ -36,8 +39,19 @@ impl Reconciler {
             }
             ObjectEvent::Deleted { id, uid } => {
                 self.outdated.remove(&id);
+                self.note_removal(&id, &uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
             }
+        }
+    }
+
+    /// Counts that the external target of a Service that is gone was removed: perhaps by somebody who
+    /// led before.
+    fn note_removal(&mut self, id: &ObjectId, uid: &str) {
+        let holder = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
+        let gone = |key: ServiceKey| self.settings.store.get(&key).is_some_and(|link| link.is_gone());
+        if id.kind == Kind::Service && holder.is_some_and(gone) {
+            self.removals.seen(&removal_of(&id.name, uid), Instant::now());
         }
     }
 
@@ -75,7 +89,9 @@ impl Reconciler {
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
             self.no_longer_wants(&change.key, before);
         }
-        self.report.heed(change);
+        if self.may_write() {
+            self.report.heed(change);
+        }
         if change.retargeted().is_some() {
             // What failed was about the old target.
             self.pace.stop_waiting(&change.key);

@@ -2,16 +2,20 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 
 use super::Reconciler;
 use crate::store::{Link, ServiceKey};
-use crate::sync::desired::labelled_for;
+use crate::sync::desired::{labelled_for, written_by_us};
 use crate::sync::object::{Kind, Object, ObjectId};
 use crate::sync::plan::Write;
 use crate::sync::writer::WriteError;
+
+/// How long the watch may take to say why the API server has refused a write as outdated. It always
+/// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
+const OUTDATED: Duration = Duration::from_secs(60);
 
 /// A write that has ended.
 #[derive(Debug)]
@@ -21,22 +25,25 @@ pub(super) struct Written {
     write: Write,
     /// Whether the object was somebody else's before.
     adopted: bool,
-    removal: bool,
+    /// What it removes for good, as the brake counts it.
+    removal: Option<String>,
     code: u16,
     result: Result<Option<Object>, WriteError>,
 }
 
 impl Reconciler {
-    /// Whether a write removes an external target for good, and not one that has another name now.
-    fn is_removal(link: &Link, write: &Write) -> bool {
-        let leftover = !link.is_gone() && write.id().name != *link.external_target;
-        matches!(write, Write::Delete { id, .. } if id.kind == Kind::Service) && !leftover
+    /// Returns which external target a write removes for good, if it does: not one that has another
+    /// name now.
+    pub(super) fn removal(link: &Link, write: &Write) -> Option<String> {
+        let Write::Delete { id, .. } = write else { return None };
+        let leftover = !link.is_gone() && id.name != *link.external_target;
+        (id.kind == Kind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 
     /// Returns whether a removal may be made now; else the link waits for its turn.
-    fn may_remove(&mut self, link: &Link) -> bool {
+    pub(super) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
         let (max, now) = (self.settings.policy.max_deletes, Instant::now());
-        match self.removals.ask(max, self.objects.number_of_links(), now) {
+        match self.removals.ask(max, object, self.objects.number_of_links(), now) {
             Ok(()) => true,
             Err(pause) => {
                 self.report.held(link, max, pause);
@@ -51,8 +58,10 @@ impl Reconciler {
     /// Starts a write, unless its time hasn't come yet; returns whether it did.
     pub(super) fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
         let (key, id) = (link.key.clone(), write.id());
-        if let Some(outdated) = self.outdated.get(&id) {
-            if *outdated == self.version_of(&id) {
+        if let Some((outdated, since)) = self.outdated.get(&id) {
+            let patience = OUTDATED.saturating_sub(since.elapsed());
+            if *outdated == self.version_of(&id) && !patience.is_zero() {
+                self.pace.wait(key, patience);
                 return false;
             }
             self.outdated.remove(&id);
@@ -61,13 +70,19 @@ impl Reconciler {
             self.pace.wait(key, pause);
             return false;
         }
-        let removal = Self::is_removal(link, &write);
-        if removal && !self.may_remove(link) {
+        if let Some(pause) = self.report.rests(&write) {
+            self.pace.rest(key, pause);
+            return false;
+        }
+        let removal = Self::removal(link, &write);
+        if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
         self.report.not_held(&key);
-        let adopted = self.objects.get(&id).is_some_and(|before| labelled_for(before.meta()).is_none());
-        self.in_flight.insert(key.clone(), false);
+        let is_strange =
+            |before: &Arc<Object>| labelled_for(before.meta()).is_none() && !written_by_us(before.meta());
+        let adopted = self.objects.get(&id).is_some_and(is_strange);
+        self.in_flight.insert(key.clone());
         self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
@@ -89,11 +104,13 @@ impl Reconciler {
 
     pub(super) fn written(&mut self, written: Written) {
         let Written { key, looked_at, write, adopted, removal, code, result } = written;
-        if removal && result.is_err() {
-            self.removals.take_back();
+        if let Some(object) = &removal {
+            // Without an answer it may well be gone.
+            let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
+            self.removals.answered(object, refused);
         }
         let id = write.id();
-        let changed = self.in_flight.remove(&key).unwrap_or(false);
+        self.in_flight.remove(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.report.count(&write, code, &result, looked_at);
         }
@@ -133,11 +150,10 @@ impl Reconciler {
                 // Somebody was faster. The watch says how the object is now, and unless it has
                 // done so already nothing is tried before.
                 let sent = write.resource_version().map(ToOwned::to_owned);
-                if changed {
-                    self.queue(&key);
-                } else if self.version_of(&id) == sent {
-                    self.outdated.insert(id, sent);
+                if self.version_of(&id) == sent {
+                    self.outdated.insert(id, (sent, Instant::now()));
                 }
+                self.queue(&key);
             }
             // By the clock: the election may say so a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
@@ -146,8 +162,9 @@ impl Reconciler {
                 self.pace.failed(&key, None);
             }
             Err(WriteError::Everywhere { code, message, retry_after }) => {
-                self.report.trouble(&write, code, message);
+                let pause = self.report.trouble(&write, code, &message);
                 self.pace.failed(&key, retry_after);
+                self.pace.rest(key, pause.max(retry_after.unwrap_or_default()));
             }
             Err(WriteError::Other { message, retry_after }) => {
                 let pause = self.pace.failed(&key, retry_after);
@@ -156,4 +173,9 @@ impl Reconciler {
         }
         self.objects.write_ended(&write.id());
     }
+}
+
+/// Returns how the brake calls the removal of an external target: the next one of its name is another.
+pub(super) fn removal_of(name: &str, uid: &str) -> String {
+    format!("{name} {uid}")
 }
