@@ -62,8 +62,7 @@ pub struct Metrics {
     pub conflicts: IntGauge,
     /// External targets whose Service is gone and that lb-linker hasn't written.
     pub orphans: IntGauge,
-    /// Links that have lost the name of their external target to another link.
-    pub names_lost: IntGauge,
+    names_lost: IntGauge,
     targets_refused: IntGauge,
     /// External targets whose removal is held back because there are too many at once.
     pub deletes_held: IntGauge,
@@ -117,7 +116,7 @@ impl Metrics {
             )?,
             names_lost: IntGauge::new(
                 "lb_linker_names_lost",
-                "Links whose external target has another name because a link has theirs.",
+                "Links without a name that they would have, because another link has it.",
             )?,
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",
@@ -231,9 +230,10 @@ impl Metrics {
     /// If a metric can't be written, which only a defect of ours can cause.
     pub fn render(&self, store: &Arc<Store>) -> Result<String, prometheus::Error> {
         let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("gone", 0)];
-        let mut refused = 0;
+        let (mut refused, mut lost) = (0, 0);
         for link in store.links() {
             refused += i64::from(link.refused);
+            lost += i64::from(link.lacks_a_name());
             let state = match (link.state, &link.target) {
                 (State::Live, Some(_)) => 0,
                 (State::Live, None) => 1,
@@ -243,6 +243,7 @@ impl Metrics {
             count[state].1 += 1;
         }
         self.targets_refused.set(refused);
+        self.names_lost.set(lost);
         for (state, number) in count {
             self.links.with_label_values(&[state]).set(number);
         }

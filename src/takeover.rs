@@ -1,7 +1,7 @@
 //! `lb-linker takeover`: frees load balancers from the earlier operator's finalizer, and lists the
 //! external targets that it left without a load balancer.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::time::Duration;
 
@@ -56,7 +56,10 @@ pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> 
     let dry_run = dry_run || flags.sync != SyncMode::On;
     let mut outcome = Outcome::default();
     match find(&client, &selection, &progress).await {
-        Ok(found) => free_all(&client, found, dry_run, &progress, &mut outcome).await,
+        Ok(found) => {
+            let namespaces = &selection.namespaces;
+            free_all(&client, namespaces, found, dry_run, &progress, &mut outcome).await
+        }
         Err(error) => {
             outcome.problems.push(error.explain(RIGHTS));
             if error.code() == 0 {
@@ -95,13 +98,15 @@ async fn find(
 
 async fn free_all(
     client: &Client,
+    namespaces: &BTreeSet<String>,
     found: Vec<Bound>,
     dry_run: bool,
     progress: &impl Fn(&str),
     outcome: &mut Outcome,
 ) {
     if found.is_empty() {
-        outcome.lines.push(format!("no Service carries the finalizer {FINALIZER}"));
+        let places: Vec<String> = places(namespaces).map(|place| in_place("Service", place)).collect();
+        outcome.lines.push(format!("no {} carries the finalizer {FINALIZER}", places.join(", no ")));
         return;
     }
     let number = found.len();

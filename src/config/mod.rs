@@ -305,6 +305,9 @@ pub enum ConfigError {
         /// The outer zone.
         outer: String,
     },
+    /// Services that could never go.
+    #[error("--finalizer with --max-deletes 0: a Service would never go, for its external target never does")]
+    NeverGo,
     /// A tombstone that the API server would refuse.
     #[error(
         "--on-delete tombstone with --zone {0}: deleted.{0} can't be an externalName, which has letters, digits and \
@@ -348,6 +351,9 @@ impl Flags {
                     });
                 }
             }
+        }
+        if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {
+            return Err(ConfigError::NeverGo);
         }
         let zone = self.zones.first().map(host_text).unwrap_or_default();
         if self.on_delete == OnDelete::Tombstone && !zone.split('.').all(names::is_label) {

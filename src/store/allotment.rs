@@ -169,6 +169,11 @@ impl Allotment {
         changes
     }
 
+    /// Returns whether an object is labelled for this link.
+    pub(super) fn holds_something(&self, key: &ServiceKey) -> bool {
+        self.holders.values().any(|holder| holder == key)
+    }
+
     /// Returns whether a label is this link's.
     pub(super) fn has_label(&self, key: &ServiceKey) -> bool {
         label(key).is_some_and(|label| self.label_winner(&label) == Some(key))

@@ -223,6 +223,17 @@ impl Link {
         matches!(self.state, State::Gone(_))
     }
 
+    /// Returns whether another link has a name that this one would have, of its external target or of
+    /// those that it asks for.
+    #[must_use]
+    pub fn lacks_a_name(&self) -> bool {
+        let ServiceKey { namespace, name } = &self.key;
+        let best = [names::external_target(namespace, name), names::earlier_external_target(namespace, name)];
+        !self.is_gone()
+            && (!best.contains(&self.external_target.to_string())
+                || self.hostnames.len() < self.wishes.hostnames.len())
+    }
+
     /// Returns whether this process has never seen the Service: only what it left behind.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {

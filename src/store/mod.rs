@@ -330,7 +330,8 @@ impl Store {
         match self.departed {
             Departed::Dropped => self.remove(allotment, link),
             Departed::Kept => {
-                let gone = Link { target: None, state: State::Gone(Instant::now()), ..Link::clone(link) };
+                let state = State::Gone(Instant::now());
+                let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
                 self.put(allotment, Some(Arc::clone(link)), gone)
             }
         }
@@ -483,6 +484,12 @@ impl Store {
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<Arc<Link>> {
         self.links.get(key).map(|link| Arc::clone(&link))
+    }
+
+    /// Returns whether an external target is labelled for this Service.
+    #[must_use]
+    pub fn is_held_by(&self, key: &ServiceKey) -> bool {
+        self.write().holds_something(key)
     }
 
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.

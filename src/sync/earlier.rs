@@ -1,13 +1,13 @@
-//! What the operator before lb-linker has left on load balancers: a finalizer that nobody removes
-//! any more.
+//! What the operator before lb-linker has left on load balancers, or lb-linker with `--finalizer`: a
+//! finalizer that nobody removes any more.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::PartialObjectMeta;
+use kube::core::{PartialObjectMeta, SelectorExt};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -37,6 +37,8 @@ pub struct Bound {
     pub stuck: bool,
     /// The finalizers that it carries beside.
     pub others: Vec<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Bound {
@@ -48,6 +50,7 @@ impl Bound {
             uid: service.uid().unwrap_or_default(),
             stuck: service.metadata.deletion_timestamp.is_some(),
             others,
+            labels: service.labels().clone(),
         })
     }
 
@@ -202,7 +205,10 @@ pub async fn look(
         return Ok(());
     };
     store.synced().await;
-    for bound in found {
+    store.holders_known().await;
+    // Another lb-linker with other labels may have put it on: whose external targets are elsewhere.
+    let is_ours = |bound: &Bound| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
+    for bound in found.iter().filter(|bound| is_ours(bound)) {
         if let Some(change) = store.insert_departing(&bound.key, &bound.uid, true) {
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
         }
@@ -217,8 +223,9 @@ fn lines(found: &[Bound]) -> Vec<String> {
     }
     let stuck = found.iter().filter(|bound| bound.stuck).count();
     let mut lines = vec![format!(
-        "the earlier operator has left its finalizer {FINALIZER}: Services that carry it: {}, stuck in deletion: \
-         {stuck}; when it is stopped, `lb-linker takeover` frees them all (deploy/takeover/ runs it in the cluster)",
+        "the finalizer {FINALIZER}, of the earlier operator or of --finalizer, was left behind: Services that carry \
+         it: {}, stuck in deletion: {stuck}; `lb-linker takeover` frees them all (deploy/takeover/ runs it in the \
+         cluster)",
         found.len()
     )];
     lines.extend(found.iter().take(MAX_LINES).map(|bound| {

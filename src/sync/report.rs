@@ -57,7 +57,6 @@ impl Report {
     /// Returns a report in which nothing has been said.
     pub(super) fn new(keeper: Keeper, news: News) -> Self {
         news.metrics.conflicts.set(0);
-        news.metrics.names_lost.set(0);
         news.metrics.deletes_held.set(0);
         Self {
             keeper,
@@ -296,7 +295,7 @@ impl Report {
         let has_it = *link.external_target == first
             || *link.external_target == names::earlier_external_target(namespace, name);
         if has_it || link.is_gone() {
-            self.has_its_name(&link.key);
+            self.names_lost.remove(&link.key);
             return;
         }
         let holder = object(&first).and_then(|object| labelled_for(object.meta()));
@@ -319,17 +318,6 @@ impl Report {
             self.news.recorder.about(link, Reason::Conflict, &note);
         }
         self.names_lost.insert(link.key.clone(), holder);
-        self.count_names_lost();
-    }
-
-    fn has_its_name(&mut self, key: &ServiceKey) {
-        if self.names_lost.remove(key).is_some() {
-            self.count_names_lost();
-        }
-    }
-
-    fn count_names_lost(&self) {
-        self.news.metrics.names_lost.set(i64::try_from(self.names_lost.len()).unwrap_or(i64::MAX));
     }
 
     /// Takes in that a link has another target: it is told when that is written.
@@ -372,7 +360,7 @@ impl Report {
     pub(super) fn forget(&mut self, key: &ServiceKey) {
         self.no_conflict(key);
         self.not_held(key);
-        self.has_its_name(key);
+        self.names_lost.remove(key);
         self.former.remove(key);
         self.planned.remove(key);
     }

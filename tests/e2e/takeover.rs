@@ -306,7 +306,10 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
     assert!(cluster.get_service("default", "stuck").await.is_none());
     assert_eq!(finalizers(&cluster, "default", "held").await, ["example.com/other"]);
     let again = takeover(&plane, "lb-linker-takeover", &[]);
-    assert!(text(&again.stdout).contains(&format!("no Service carries the finalizer {FINALIZER}")));
+    assert!(
+        text(&again.stdout)
+            .contains(&format!("no Service in all namespaces carries the finalizer {FINALIZER}"))
+    );
 
     // From here on a deletion doesn't hang; and what was taken over is lb-linker's.
     cluster.delete_service("default", "opted").await;
@@ -500,6 +503,7 @@ async fn the_finalizer_is_taken_from_that_very_service_and_from_no_successor() {
         key: ServiceKey::new(&namespace, "web"),
         uid: uid.to_owned(),
         stuck: false,
+        labels: BTreeMap::new(),
         others: Vec::new(),
     };
     let refused = free(&cluster.client, &bound("another")).await.unwrap_err();

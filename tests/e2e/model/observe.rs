@@ -29,6 +29,10 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
     for service in services.unwrap() {
         let name = service.name_any();
         observed.versions.insert(name.clone(), version(&service));
+        let written_for = service.annotations().get("linker.hsj.com/service-uid");
+        if let (Some(owner), Some(uid)) = (owner(&service), written_for) {
+            observed.written_for.insert(owner, uid.clone());
+        }
         match owner(&service) {
             Some(owner) => observed.ours.entry((name, owner)).or_default().front = Some(front(&service)),
             None => drop(observed.strangers.insert(name, version(&service))),

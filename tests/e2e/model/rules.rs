@@ -37,6 +37,8 @@ pub struct Observed {
     pub versions: BTreeMap<String, String>,
     /// Where the followers lead.
     pub followers: BTreeMap<ServiceKey, String>,
+    /// The uid of the Service that each link's external target was written for.
+    pub written_for: BTreeMap<ServiceKey, String>,
 }
 
 impl Observed {
@@ -187,6 +189,9 @@ impl Model {
         for (key, balancer) in self.balancers.iter().filter(|(_, balancer)| balancer.is_selected()) {
             let last = left.get(key).cloned().flatten();
             let last = last.filter(|target| *target != Target::Host(TOMBSTONE.to_owned()));
+            // What was written for its predecessor isn't its own.
+            let own = observed.written_for.get(key).is_none_or(|uid| *uid == balancer.uid);
+            let last = last.filter(|_| own);
             self.links.insert(
                 key.clone(),
                 Link {
