@@ -349,6 +349,7 @@ impl Report {
 
     /// Takes in that nothing is left to be written for a link.
     pub(super) fn settled(&mut self, link: &Link) {
+        self.planned.remove(&link.key);
         if let Some(Some(from)) = self.former.remove(&link.key)
             && let Some(to) = link.target.as_ref().filter(|to| **to != from)
         {

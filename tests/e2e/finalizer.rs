@@ -89,6 +89,30 @@ async fn a_service_goes_after_its_external_target_and_no_delay_holds_it_up() {
 }
 
 #[tokio::test]
+async fn an_external_target_that_somebody_else_holds_is_waited_for() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("guarded").await;
+    grant_finalizer(plane, &namespace);
+    let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    balancer(&cluster, &namespace, "web").await;
+    is_guarded(&cluster, &namespace, "web", true).await;
+    let object = format!("web-{namespace}-ext");
+    external_target(&cluster, &target, &object, "a.example.com").await;
+    let held = json!({"metadata": {"finalizers": ["example.com/other"]}});
+    cluster.patch_service(&target, &object, held).await;
+    cluster.delete_service(&namespace, "web").await;
+    linker.line(&format!("external target {target}/{object}: deleted, and held by example.com/other")).await;
+    // Whatever is done about another one comes after what would be done about this one.
+    balancer(&cluster, &namespace, "later").await;
+    is_guarded(&cluster, &namespace, "later", true).await;
+    is_guarded(&cluster, &namespace, "web", true).await;
+    cluster.patch_service(&target, &object, json!({"metadata": {"finalizers": []}})).await;
+    is_gone(&cluster, &target, &object).await;
+    is_gone(&cluster, &namespace, "web").await;
+}
+
+#[tokio::test]
 async fn what_is_retained_or_a_tombstone_holds_no_service_up() {
     let (plane, cluster, target) = cluster_with_target().await;
     for (on_delete, left) in [("retain", "a.example.com"), ("tombstone", "deleted.lb.internal")] {

@@ -179,3 +179,28 @@ impl Reconciler {
 pub(super) fn removal_of(name: &str, uid: &str) -> String {
     format!("{name} {uid}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::State;
+    use crate::sync::desired::Precondition;
+
+    fn delete(kind: Kind, name: &str) -> Write {
+        let only = Precondition { uid: Some("o".to_owned()), resource_version: None };
+        Write::Delete { id: ObjectId { kind, name: name.to_owned() }, only }
+    }
+
+    #[test]
+    fn only_an_external_target_that_goes_for_good_counts_as_removed() {
+        let living = Link::new(ServiceKey::new("default", "web"), "u");
+        let gone = Link { state: State::Gone(Instant::now()), ..living.clone() };
+        let (own, former) = ("web-default-ext", "former-ext");
+        let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
+        assert_eq!(removal(&gone, Kind::Service, own), Some("web-default-ext o".to_owned()));
+        assert!(removal(&gone, Kind::Service, former).is_some());
+        assert!(removal(&living, Kind::Service, own).is_some(), "with --ip-targets skip");
+        assert_eq!(removal(&living, Kind::Service, former), None, "it has another name now");
+        assert_eq!(removal(&gone, Kind::EndpointSlice, own), None);
+    }
+}
