@@ -13,6 +13,7 @@ mod finalizer;
 mod harness;
 mod leader;
 mod manifests;
+mod meddling;
 mod model;
 mod poison;
 mod selection;

@@ -9,6 +9,7 @@ pub mod dns;
 pub mod linker;
 pub mod process;
 pub mod programs;
+pub mod proxy;
 
 use std::future::Future;
 use std::path::Path;

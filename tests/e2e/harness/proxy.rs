@@ -1,0 +1,144 @@
+//! An API server that does what a real one can't be made to do: a real one behind a proxy that meddles.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use serde_json::json;
+use tempfile::NamedTempFile;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::control_plane::ControlPlane;
+use super::process::Process;
+
+/// What becomes of a request.
+#[derive(Clone, Debug)]
+pub enum Meddling {
+    /// It is answered as it should be.
+    Pass,
+    /// It never reaches the API server; this status and `reason` are the answer.
+    Answer(u16, &'static str),
+    /// The API server answers, and nobody hears it.
+    LoseAnswer,
+    /// In the answer these bytes become those, which are as many.
+    Garble(&'static [u8], &'static [u8]),
+}
+
+/// What becomes of each request, by its first line: `GET /api/v1/… HTTP/1.1`.
+pub type Meddler = Arc<dyn Fn(&str) -> Meddling + Send + Sync>;
+
+/// A real API server behind a proxy. It ends when it is dropped.
+pub struct MeddledApi {
+    _kubectl: Process,
+    _tasks: JoinSet<()>,
+    kubeconfig: NamedTempFile,
+}
+
+impl MeddledApi {
+    /// Starts it, with all rights for whoever connects.
+    pub async fn start(plane: &ControlPlane, meddler: Meddler) -> Self {
+        // It speaks TLS to the API server, and with us plain HTTP.
+        let mut command = plane.kubectl_command();
+        command.args(["proxy", "--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut kubectl = Process::spawn(command).unwrap();
+        let mut line = String::new();
+        BufReader::new(kubectl.stdout().unwrap()).read_line(&mut line).unwrap();
+        let behind: SocketAddr = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                connections.spawn(serve(client, behind, Arc::clone(&meddler)));
+            }
+        });
+        let kubeconfig = NamedTempFile::new().unwrap();
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "meddled",
+            "clusters": [{"name": "meddled", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "nobody", "user": {}}],
+            "contexts": [{"name": "meddled", "context": {"cluster": "meddled", "user": "nobody"}}],
+        });
+        std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
+        Self { _kubectl: kubectl, _tasks: tasks, kubeconfig }
+    }
+
+    /// The path of a kubeconfig for it.
+    pub fn kubeconfig(&self) -> &str {
+        self.kubeconfig.path().to_str().unwrap()
+    }
+}
+
+/// Serves one request; the client has to connect anew for the next.
+async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
+    let Some(request) = read_request(&mut client).await else { return };
+    let line = String::from_utf8_lossy(&request[..request.iter().position(|byte| *byte == b'\r').unwrap()]);
+    let meddling = meddler(&line);
+    if let Meddling::Answer(code, reason) = meddling {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+            "reason": reason, "message": format!("{reason}, says the test")});
+        let body = status.to_string();
+        let head = format!(
+            "HTTP/1.1 {code} Meddled\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        drop(client.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await);
+        return;
+    }
+    let mut server = TcpStream::connect(behind).await.unwrap();
+    let end = request.windows(2).position(|bytes| bytes == b"\r\n").unwrap() + 2;
+    let closing = [&request[..end], b"Connection: close\r\n", &request[end..]].concat();
+    if server.write_all(&closing).await.is_err() {
+        return;
+    }
+    let (mut held, mut buffer) = (Vec::new(), vec![0; 65536]);
+    while let Ok(read @ 1..) = server.read(&mut buffer).await {
+        held.extend_from_slice(&buffer[..read]);
+        let kept = match meddling {
+            Meddling::LoseAnswer => {
+                held.clear();
+                0
+            }
+            Meddling::Garble(from, to) => garble(&mut held, from, to),
+            Meddling::Pass | Meddling::Answer(..) => 0,
+        };
+        let rest = held.split_off(held.len() - kept);
+        if client.write_all(&held).await.is_err() {
+            return;
+        }
+        held = rest;
+    }
+}
+
+/// Reads a request with its body, without the header that would keep the connection.
+async fn read_request(client: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut request = Vec::new();
+    let head = loop {
+        let mut buffer = [0; 4096];
+        let read = client.read(&mut buffer).await.ok().filter(|read| *read > 0)?;
+        request.extend_from_slice(&buffer[..read]);
+        if let Some(end) = request.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+            break end + 4;
+        }
+    };
+    let headers = String::from_utf8_lossy(&request[..head]).to_ascii_lowercase();
+    let length = headers.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    let missing = (head + length.unwrap_or(0)).saturating_sub(request.len());
+    let mut body = vec![0; missing];
+    client.read_exact(&mut body).await.ok()?;
+    request.extend(body);
+    Some(request)
+}
+
+/// Replaces bytes, and returns how many at the end may be the beginning of some that are to be replaced.
+fn garble(bytes: &mut [u8], from: &[u8], to: &[u8]) -> usize {
+    while let Some(at) = bytes.windows(from.len()).position(|window| window == from) {
+        bytes[at..at + from.len()].copy_from_slice(to);
+    }
+    (1..from.len()).rev().find(|length| bytes.ends_with(&from[..*length])).unwrap_or(0)
+}

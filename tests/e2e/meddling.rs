@@ -1,0 +1,100 @@
+//! Answers of the API server that are lost, or wrong: nothing is lost by them, and no brake is released.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::dns::short;
+use crate::harness::linker::Linker;
+use crate::harness::proxy::{MeddledApi, Meddler, Meddling};
+use crate::harness::{cluster_with_target, eventually};
+use crate::story::external_target;
+
+async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
+    cluster.create_load_balancer(namespace, name).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname("a.example.com")]).await;
+}
+
+fn start(api: &MeddledApi, namespace: &str, target: &str, more: &[&str]) -> Linker {
+    let args = ["--kubeconfig", api.kubeconfig(), "--watch-namespaces", namespace, "--upstream", "none"];
+    Linker::start([&args[..], &["--target-namespace", target], more].concat())
+}
+
+/// Meddles with the first request that this is true of.
+fn once(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling) -> Meddler {
+    let done = AtomicBool::new(false);
+    Arc::new(move |line| {
+        if is_it(line) && !done.swap(true, Ordering::Relaxed) { meddling.clone() } else { Meddling::Pass }
+    })
+}
+
+#[tokio::test]
+async fn a_list_of_external_targets_that_fails_at_first_still_says_what_a_blank_service_pointed_at() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("late").await;
+    balancer(&cluster, &namespace, "web").await;
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+    linker.stop();
+    cluster.set_ingress(&namespace, "web", &[]).await;
+
+    let list = format!("GET /api/v1/namespaces/{target}/services?");
+    let api = MeddledApi::start(
+        plane,
+        once(move |line| line.starts_with(&list), Meddling::Answer(503, "ServiceUnavailable")),
+    )
+    .await;
+    let linker = start(&api, &namespace, &target, &[]);
+    linker.ready().await;
+    linker.line("503").await;
+    assert_eq!(short(linker.dns, &format!("web.{namespace}.lb.internal. CNAME")).await, "a.example.com.");
+    assert_eq!(linker.metric("lb_linker_links{state=\"stale\"}"), Some(1.0));
+}
+
+#[tokio::test]
+async fn a_create_that_is_refused_as_a_conflict_of_something_else_is_tried_again() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("conflict").await;
+    let post = format!("POST /api/v1/namespaces/{target}/services?");
+    let api = MeddledApi::start(
+        plane,
+        once(move |line| line.starts_with(&post), Meddling::Answer(409, "Conflict")),
+    )
+    .await;
+    let linker = start(&api, &namespace, &target, &[]);
+    balancer(&cluster, &namespace, "web").await;
+    linker.line("the API server answered 409 Conflict, says the test; next try in").await;
+    external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+}
+
+#[tokio::test]
+async fn removals_whose_answers_are_lost_count_all_the_same() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("lost").await;
+    let lost = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&lost);
+    let meddler = move |line: &str| {
+        if !line.starts_with("DELETE ") {
+            return Meddling::Pass;
+        }
+        counter.fetch_add(1, Ordering::Relaxed);
+        Meddling::LoseAnswer
+    };
+    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let linker = start(&api, &namespace, &target, &["--delete-delay", "0s", "--max-deletes", "2"]);
+    for i in 0..8 {
+        balancer(&cluster, &namespace, &format!("svc-{i}")).await;
+        external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com").await;
+    }
+    for i in 0..8 {
+        cluster.delete_service(&namespace, &format!("svc-{i}")).await;
+    }
+    eventually("six that are held back", || async {
+        (linker.metric("lb_linker_deletes_held") == Some(6.0)).then_some(())
+    })
+    .await;
+    assert!(lost.load(Ordering::Relaxed) >= 2);
+    let left = cluster.services(&target).list(&Default::default()).await.unwrap();
+    assert_eq!(left.items.len(), 6);
+}
