@@ -1,0 +1,128 @@
+//! How a link gets its place in the store: among those that want its names, and under those that it
+//! gets.
+
+use std::sync::Arc;
+
+use super::allotment::{Allotment, Reallotted, label, outcome};
+use super::extras::{self, Passed};
+use super::{Change, Found, Link, ServiceKey, Store};
+use crate::names;
+
+impl Store {
+    /// Stores a link under its names. A new one takes its place among those that want them.
+    pub(super) fn put(&self, allotment: &mut Allotment, before: Option<Arc<Link>>, mut link: Link) -> Change {
+        let mut reallotted = Vec::new();
+        if before.as_ref().is_none_or(|before| before.created != link.created) {
+            reallotted = allotment.remove(&link.key);
+            let (own, changes) = allotment.add(&link.key, link.created);
+            link.external_target = own;
+            reallotted.extend(changes);
+        }
+        let asks = |link: &Link| (link.created, link.wishes.hostnames.clone());
+        let mut passed = Vec::new();
+        if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
+            passed = allotment.extras.ask(&link.key, link.created, &link.wishes.hostnames);
+        }
+        link.hostnames = self.hostnames_of(allotment, &link.key);
+        let link = Arc::new(link);
+        self.links.insert(link.key.clone(), Arc::clone(&link));
+        if let Some(dotted) = dotted_name(&link.key) {
+            self.set_own(allotment, dotted, Some(Arc::clone(&link)));
+        }
+        if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
+            self.set_own(allotment, label, Some(Arc::clone(&link)));
+        }
+        for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
+            self.index.extras.set(name, Some(Arc::clone(&link)));
+        }
+        let change = self.publish(&Arc::clone(&link).key, before, Some(link));
+        self.carry_out(allotment, reallotted);
+        self.pass_on(allotment, passed);
+        change
+    }
+
+    /// Takes a link and its claims out; whoever is next in the queue gets its names.
+    pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
+        let reallotted = allotment.remove(&link.key);
+        self.carry_out(allotment, reallotted);
+        let passed = allotment.extras.ask(&link.key, None, &[]);
+        if let Some(dotted) = dotted_name(&link.key) {
+            self.set_own(allotment, dotted, None);
+        }
+        self.links.remove(&link.key);
+        self.pass_on(allotment, passed);
+        self.publish(&link.key, Some(Arc::clone(link)), None)
+    }
+
+    /// Gives names that have changed hands to their new owners. Nobody sees what is so in between only.
+    pub(super) fn carry_out(&self, allotment: &mut Allotment, changes: Vec<Reallotted>) {
+        for change in outcome(changes) {
+            match change {
+                Reallotted::Label(label, owner) => {
+                    let owner = owner.and_then(|key| self.get(&key));
+                    self.set_own(allotment, label, owner);
+                }
+                Reallotted::Object(key, external_target) => {
+                    if let Some(link) = self.get(&key).filter(|link| link.external_target != external_target)
+                    {
+                        let renamed = Link { external_target, ..Link::clone(&link) };
+                        self.put(allotment, Some(link), renamed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives further names that have changed hands to their new owners.
+    pub(super) fn pass_on(&self, allotment: &mut Allotment, passed: Vec<Passed>) {
+        for Passed { name, from, to } in passed {
+            if to.is_none() {
+                self.index.extras.set(name, None);
+            }
+            // Who has got it first: nobody shall find it missing.
+            for key in [to, from].into_iter().flatten() {
+                self.see_hostnames(allotment, &key);
+            }
+        }
+    }
+
+    /// Has one of the names that every link has lead to a link, or to nothing. Who has asked for that
+    /// name has to do without it, or gets it.
+    fn set_own(&self, allotment: &mut Allotment, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        if !self.index.own.set(name.clone(), link) {
+            return;
+        }
+        for zone in &self.zones {
+            for key in allotment.extras.askers(&[&*name, &**zone].concat().into()) {
+                self.see_hostnames(allotment, &key);
+            }
+        }
+    }
+
+    /// Stores a link again if the names that it has aren't those that it had.
+    fn see_hostnames(&self, allotment: &mut Allotment, key: &ServiceKey) {
+        let Some(link) = self.get(key) else { return };
+        if link.hostnames != self.hostnames_of(allotment, key) {
+            let again = Link::clone(&link);
+            self.put(allotment, Some(link), again);
+        }
+    }
+
+    /// Returns the names that a link asks for and has: none that is another link's own.
+    fn hostnames_of(&self, allotment: &Allotment, key: &ServiceKey) -> Box<[Box<str>]> {
+        let free = |name: &str| {
+            let Some(name) = extras::wire(name) else { return false };
+            let own = self.zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
+            !own.into_iter().any(|name| matches!(self.index.own.find(name), Found::Link(_)))
+        };
+        allotment.extras.names_of(key).into_iter().filter(|name| free(name)).collect()
+    }
+}
+
+/// `<service>.<namespace>`: no two links can want the same one.
+fn dotted_name(key: &ServiceKey) -> Option<Box<[u8]>> {
+    if names::is_reserved(&key.namespace) {
+        return None;
+    }
+    names::wire([key.name.as_bytes(), key.namespace.as_bytes()]).map(Into::into)
+}
