@@ -137,7 +137,7 @@ async fn check_cluster_names_every_missing_right() {
     };
     let output = check("lb-linker", "lb-linker");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 14);
+    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 15);
 
     let namespace = cluster.create_namespace("rightless").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
@@ -154,6 +154,45 @@ async fn check_cluster_names_every_missing_right() {
     }
     // Reading Services in all namespaces doesn't include EndpointSlices.
     assert_eq!(stderr(&output).lines().count(), 8, "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn check_cluster_tries_an_external_target_in_the_target_namespace() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let check = |args: &[&str]| {
+        let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+        let common =
+            ["check", "--cluster", "--upstream", "none", "--kubeconfig", kubeconfig.to_str().unwrap()];
+        run_to_end([&common[..], args].concat())
+    };
+    // Rights can be granted for a namespace that isn't there, by a ClusterRoleBinding at least.
+    let (nowhere, account) = (format!("{target}-nowhere"), "--serviceaccount=lb-linker:lb-linker");
+    plane.kubectl(&["create", "clusterrolebinding", &nowhere, "--clusterrole=cluster-admin", account]);
+    let output = check(&["--target-namespace", &nowhere]);
+    plane.kubectl(&["delete", "clusterrolebinding", &nowhere]);
+    let sentence = format!(
+        "lb-linker: the target namespace {nowhere} doesn't exist: kubectl create namespace {nowhere}\n"
+    );
+    assert_eq!(stderr(&output), sentence);
+    assert_eq!(output.status.code(), Some(1));
+
+    let full = cluster.create_namespace("full").await;
+    crate::harness::grant(plane, &full);
+    let quota = ["create", "quota", "none", "--hard=services=0", "-n", &full];
+    plane.kubectl(&quota);
+    let sentence = format!("lb-linker: the target namespace {full} takes no external targets: ");
+    let refused = || async {
+        let output = check(&["--target-namespace", &full]);
+        (output.status.code() == Some(1) && stderr(&output).starts_with(&sentence)).then_some(output)
+    };
+    let output = crate::harness::eventually("the quota to be in force", refused).await;
+    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    // Who writes nothing tries nothing.
+    assert_eq!(check(&["--target-namespace", &full, "--sync", "plan"]).status.code(), Some(0));
+    for namespace in [&full, &target] {
+        let services = cluster.services(namespace).list(&Default::default()).await.unwrap();
+        assert!(services.items.is_empty(), "nothing is left behind: {services:#?}");
+    }
 }
 
 #[tokio::test]
