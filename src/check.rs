@@ -1,12 +1,14 @@
 //! `lb-linker check`: looks whether everything is in place, and changes nothing.
 
 mod rights;
+mod target;
 
 use crate::config::Flags;
 use crate::dns::zone::Zone;
 use crate::run::RunError;
 use crate::sync::client::connect;
 use crate::sync::manifests;
+use crate::sync::plan::SyncMode;
 
 /// What a check found.
 #[derive(Debug, Default)]
@@ -44,7 +46,11 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     } else if ask_cluster {
         let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         let candidacy = flags.candidacy()?;
-        rights::ask_for(&mut findings, client, &rights::needed(flags, candidacy.as_ref())).await;
+        let needed = rights::needed(flags, candidacy.as_ref());
+        rights::ask_for(&mut findings, client.clone(), &needed).await;
+        if flags.sync == SyncMode::On {
+            target::try_one(&mut findings, client, &flags.target_namespace).await;
+        }
     } else if flags.kubeconfig.is_some() || flags.context.is_some() {
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     }

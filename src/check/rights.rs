@@ -33,6 +33,8 @@ pub(super) struct Right<'a> {
     verb: &'static str,
     resource: Resource,
     namespace: Option<&'a str>,
+    /// The one object that it is about, where it isn't all of them.
+    name: Option<&'a str>,
     need: Need,
 }
 
@@ -47,17 +49,22 @@ enum Need {
 
 impl fmt::Display for Right<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.verb, self.resource.1)?;
+        if let Some(name) = self.name {
+            write!(f, "/{name}")?;
+        }
         match self.namespace {
-            Some(namespace) => write!(f, "{} {} in namespace {namespace}", self.verb, self.resource.1),
-            None => write!(f, "{} {} in all namespaces", self.verb, self.resource.1),
+            Some(namespace) => write!(f, " in namespace {namespace}"),
+            None => write!(f, " in all namespaces"),
         }
     }
 }
 
 /// Returns the rights that lb-linker needs with these flags.
 pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> Vec<Right<'a>> {
-    let right =
-        |resource, namespace, need| move |verb: &&'static str| Right { verb, resource, namespace, need };
+    let right = |resource, namespace, need| {
+        move |verb: &&'static str| Right { verb, resource, namespace, name: None, need }
+    };
     let default = Need::Always("deploy/");
     let watched: Vec<Option<&str>> = if flags.watch_namespaces.is_empty() {
         vec![None]
@@ -89,10 +96,13 @@ pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> 
     }
     if let Some(candidacy) = candidacy {
         let own = Some(&*candidacy.namespace);
-        rights.extend(["get", "create", "update"].iter().map(right(LEASES, own, default)));
+        // Granted for this name alone, but for create, which knows none.
+        let lease = |right| Right { name: Some(&*candidacy.lease), ..right };
+        rights.extend(["create"].iter().map(right(LEASES, own, default)));
+        rights.extend(["get", "update"].iter().map(right(LEASES, own, default)).map(lease));
         if candidacy.pod.is_some() {
             let life = Need::Always("deploy/life/, for --leader-election life");
-            rights.extend(["delete"].iter().map(right(LEASES, own, life)));
+            rights.extend(["delete"].iter().map(right(LEASES, own, life)).map(lease));
             rights.extend(["get"].iter().map(right(PODS, own, life)));
         }
     }
@@ -133,6 +143,7 @@ async fn ask(api: &Api<SelfSubjectAccessReview>, right: &Right<'_>) -> kube::Res
                 group: Some(right.resource.0.to_owned()),
                 version: Some("v1".to_owned()),
                 resource: Some(right.resource.1.to_owned()),
+                name: right.name.map(ToOwned::to_owned),
                 ..Default::default()
             }),
             ..Default::default()

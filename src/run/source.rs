@@ -68,14 +68,13 @@ impl Source {
         flags: &Flags,
         leadership: &Leadership,
         metrics: &Arc<Metrics>,
-        stop: &CancellationToken,
+        end: &End,
     ) -> Recorder {
         let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
         if flags.sync != SyncMode::On {
             return Recorder::none();
         }
-        let leadership = leadership.clone();
-        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(move || leadership.holds()));
+        let recorder = Recorder::new(metrics.events_dropped.clone(), leadership.clone());
         let sender = events::Sender {
             client: client.clone(),
             outage: outage.clone(),
@@ -83,10 +82,11 @@ impl Source {
             instance: flags.identity(),
             metrics: Arc::clone(metrics),
         };
-        let until = stop.clone();
-        tasks.spawn(supervise("the sending of Events", stop.clone(), Arc::clone(metrics), move || {
-            until_stopped(until.clone(), sender.clone().run())
-        }));
+        let written = end.written.clone();
+        let sending = supervise("the sending of Events", written.clone(), Arc::clone(metrics), move || {
+            sender.clone().run(written.clone())
+        });
+        tasks.spawn(end.senders.track_future(sending));
         recorder
     }
 
@@ -102,9 +102,11 @@ impl Source {
     ) {
         let selection = Arc::new(flags.selection());
         let admission = Arc::new(flags.admission());
-        let writers = TaskTracker::new();
-        let leadership = self.elect(tasks, flags, metrics, &writers, stop);
-        let recorder = self.start_recorder(tasks, flags, &leadership, metrics, stop);
+        let end = End::default();
+        let leadership = self.elect(tasks, flags, metrics, &end);
+        let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
+        let writers = end.writers.clone();
+        tasks.spawn(end.follow(stop.clone()));
         let news = News { metrics: Arc::clone(metrics), recorder };
         // Manifests have no terms: what was read first counts.
         let listed = watch::Sender::new(if flags.manifests.is_some() { leadership.term() } else { 0 });
@@ -191,33 +193,42 @@ impl Source {
 }
 
 impl Source {
-    /// Starts the election, if there is one. The lease is given back when `writers` have ended.
-    fn elect(
-        &self,
-        tasks: &mut JoinSet<()>,
-        flags: &Flags,
-        metrics: &Arc<Metrics>,
-        writers: &TaskTracker,
-        stop: &CancellationToken,
-    ) -> Leadership {
+    /// Starts the election, if there is one. The lease is given back at the end of `end`.
+    fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &Arc<Metrics>, end: &End) -> Leadership {
         let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
             metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync == SyncMode::On));
             return Leadership::always();
         };
         let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());
         let leadership = election.leadership();
-        let release = CancellationToken::new();
-        let (writers, stop, written) = (writers.clone(), stop.clone(), release.clone());
-        tasks.spawn(async move {
-            stop.cancelled().await;
-            writers.close();
-            writers.wait().await;
-            written.cancel();
-        });
+        let release = end.told.clone();
         tasks.spawn(supervise("the leader election", release.clone(), Arc::clone(metrics), move || {
             election.clone().run(release.clone())
         }));
         leadership
+    }
+}
+
+/// In which order those end who write: what they have done is told, and then another one may lead.
+#[derive(Default)]
+struct End {
+    writers: TaskTracker,
+    /// Cancelled when the writers have ended.
+    written: CancellationToken,
+    /// Who sends Events.
+    senders: TaskTracker,
+    /// Cancelled when the senders have ended, too.
+    told: CancellationToken,
+}
+
+impl End {
+    async fn follow(self, stop: CancellationToken) {
+        stop.cancelled().await;
+        for (tasks, ended) in [(self.writers, self.written), (self.senders, self.told)] {
+            tasks.close();
+            tasks.wait().await;
+            ended.cancel();
+        }
     }
 }
 

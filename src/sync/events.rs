@@ -3,6 +3,7 @@
 //! Whoever has something to tell puts it into a bounded queue and goes on; a task of its own sends
 //! it. An Event that can't be sent is dropped: nothing ever waits for one.
 
+mod refused;
 mod send;
 mod series;
 
@@ -16,6 +17,7 @@ use tokio::sync::Notify;
 
 pub use send::Sender;
 
+use super::election::Leadership;
 use crate::store::Link;
 
 /// How many Events may wait to be sent: what many changes at once cost in memory, and no more.
@@ -115,14 +117,12 @@ struct Happening {
 #[derive(Clone)]
 pub struct Recorder(Option<Arc<Queue>>);
 
-/// Whether this process is the one that records now: replicas see the same things.
-pub type MayRecord = Arc<dyn Fn() -> bool + Send + Sync>;
-
 impl Recorder {
     /// Returns a recorder whose Events a [`Sender`] sends. Those that are lost are counted in `dropped`.
+    /// Only who leads records: replicas see the same things.
     #[must_use]
-    pub fn new(dropped: IntCounter, may_record: MayRecord) -> Self {
-        Self(Some(Arc::new(Queue { waiting: Mutex::default(), news: Notify::new(), dropped, may_record })))
+    pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
+        Self(Some(Arc::new(Queue { waiting: Mutex::default(), news: Notify::new(), dropped, leadership })))
     }
 
     /// Returns a recorder that records nothing: there is no cluster, or it isn't to be written to.
@@ -133,8 +133,10 @@ impl Recorder {
 
     /// Records an Event, unless too many wait already.
     pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
-        let Some(queue) = self.0.as_ref().filter(|queue| (queue.may_record)()) else { return };
-        queue.push(Happening { regarding, reason, note: cut(note).into() });
+        let Some(queue) = &self.0 else { return };
+        let Some(held) = queue.leadership.held() else { return };
+        let happening = Happening { regarding, reason, note: cut(note).into() };
+        queue.push(Waiting { happening, at: Timestamp::now(), term: held.term });
     }
 
     /// Records an Event on the Service of a link. One that was never seen has none.
@@ -145,32 +147,41 @@ impl Recorder {
     }
 }
 
-/// The Events that wait, and when they happened. It outlives a [`Sender`] that is started again.
+/// An Event that waits to be sent.
+#[derive(Debug)]
+struct Waiting {
+    happening: Happening,
+    at: Timestamp,
+    /// The term in which it happened. It is sent in that one or not at all.
+    term: u64,
+}
+
+/// The Events that wait. It outlives a [`Sender`] that is started again.
 struct Queue {
-    waiting: Mutex<VecDeque<(Happening, Timestamp)>>,
+    waiting: Mutex<VecDeque<Waiting>>,
     news: Notify,
     dropped: IntCounter,
-    may_record: MayRecord,
+    leadership: Leadership,
 }
 
 impl Queue {
-    fn push(&self, happening: Happening) {
+    fn push(&self, event: Waiting) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.len() >= QUEUE {
             self.dropped.inc();
             return;
         }
-        waiting.push_back((happening, Timestamp::now()));
+        waiting.push_back(event);
         drop(waiting);
         self.news.notify_one();
     }
 
-    fn pop(&self) -> Option<(Happening, Timestamp)> {
+    fn pop(&self) -> Option<Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
     /// Waits for the next one. Only one task may wait.
-    async fn next(&self) -> (Happening, Timestamp) {
+    async fn next(&self) -> Waiting {
         loop {
             if let Some(next) = self.pop() {
                 return next;
@@ -191,8 +202,6 @@ fn cut(note: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
     use crate::store::ServiceKey;
 
@@ -202,7 +211,7 @@ mod tests {
 
     fn recorder() -> (Recorder, IntCounter) {
         let dropped = IntCounter::new("dropped", "dropped").unwrap();
-        (Recorder::new(dropped.clone(), Arc::new(|| true)), dropped)
+        (Recorder::new(dropped.clone(), Leadership::always()), dropped)
     }
 
     #[test]
@@ -227,22 +236,21 @@ mod tests {
         }
         assert_eq!(dropped.get(), 5);
         let queue = recorder.0.unwrap();
-        assert_eq!(&*queue.pop().unwrap().0.note, "a → 0", "the first one is the first to be sent");
+        assert_eq!(&*queue.pop().unwrap().happening.note, "a → 0", "the first one is the first to be sent");
         assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE - 1);
     }
 
     #[test]
-    fn who_may_not_record_records_nothing_and_drops_nothing() {
+    fn who_doesnt_lead_records_nothing_and_drops_nothing() {
         let dropped = IntCounter::new("dropped", "dropped").unwrap();
-        let leads = Arc::new(AtomicBool::new(false));
-        let leading = Arc::clone(&leads);
-        let recorder = Recorder::new(dropped.clone(), Arc::new(move || leading.load(Ordering::Relaxed)));
+        let (leadership, lead) = Leadership::by_hand();
+        let recorder = Recorder::new(dropped.clone(), leadership);
         let queue = recorder.0.clone().unwrap();
         recorder.record(regarding(), Reason::Removed, "");
         assert!(queue.pop().is_none());
-        leads.store(true, Ordering::Relaxed);
+        lead(Some(7));
         recorder.record(regarding(), Reason::Removed, "");
-        assert!(queue.pop().is_some());
+        assert_eq!(queue.pop().unwrap().term, 7);
         assert_eq!(dropped.get(), 0);
         Recorder::none().record(regarding(), Reason::Removed, "");
     }
@@ -254,7 +262,7 @@ mod tests {
         recorder.about(&link(""), Reason::Removed, "ghost");
         recorder.about(&link("u"), Reason::Removed, "seen");
         let queue = recorder.0.unwrap();
-        let (happening, _) = queue.pop().unwrap();
+        let Waiting { happening, .. } = queue.pop().unwrap();
         assert_eq!((happening.regarding, &*happening.note), (regarding(), "seen"));
         assert!(queue.pop().is_none());
     }
@@ -264,8 +272,8 @@ mod tests {
         let (recorder, _) = recorder();
         recorder.record(regarding(), Reason::Removed, "before");
         let queue = recorder.0.clone().unwrap();
-        assert_eq!(&*queue.next().await.0.note, "before");
-        let next = tokio::spawn(async move { queue.next().await.0.note });
+        assert_eq!(&*queue.next().await.happening.note, "before");
+        let next = tokio::spawn(async move { queue.next().await.happening.note });
         tokio::task::yield_now().await;
         recorder.record(regarding(), Reason::Removed, "after");
         assert_eq!(&*next.await.unwrap(), "after");

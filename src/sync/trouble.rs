@@ -145,6 +145,16 @@ impl Trouble {
         }
     }
 
+    /// Logs `sentence` about what isn't tried again, unless trouble with the same HTTP code was logged
+    /// less than a minute ago.
+    pub fn refused(&mut self, code: u16, sentence: &str) {
+        match self.unsaid(code) {
+            None => {}
+            Some(0) => warn!("{sentence}"),
+            Some(unsaid) => warn!("{sentence}; {unsaid} times more since this was last said"),
+        }
+    }
+
     /// Logs `sentence` about what is waited for, unless that was done less than a minute ago.
     pub fn remind(&mut self, sentence: &str) {
         if self.unsaid(0).is_some() {

@@ -137,7 +137,7 @@ async fn check_cluster_names_every_missing_right() {
     };
     let output = check("lb-linker", "lb-linker");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 14);
+    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 15);
 
     let namespace = cluster.create_namespace("rightless").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
@@ -154,6 +154,51 @@ async fn check_cluster_names_every_missing_right() {
     }
     // Reading Services in all namespaces doesn't include EndpointSlices.
     assert_eq!(stderr(&output).lines().count(), 8, "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn check_cluster_tries_an_external_target_in_the_target_namespace() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let check = |namespace: &str, account: &str, args: &[&str]| {
+        let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);
+        let common =
+            ["check", "--cluster", "--upstream", "none", "--kubeconfig", kubeconfig.to_str().unwrap()];
+        run_to_end([&common[..], args].concat())
+    };
+    // Rights can be there for a namespace that isn't: everywhere, for one.
+    let home = cluster.create_namespace("everywhere").await;
+    plane.kubectl(&["-n", &home, "create", "serviceaccount", "admin"]);
+    let subject = format!("--serviceaccount={home}:admin");
+    plane.kubectl(&["create", "clusterrolebinding", &home, "--clusterrole=cluster-admin", &subject]);
+    let nowhere = format!("{target}-nowhere");
+    let output = check(&home, "admin", &["--target-namespace", &nowhere]);
+    let sentence = format!(
+        "lb-linker: the target namespace {nowhere} doesn't exist: kubectl create namespace {nowhere}\n"
+    );
+    assert_eq!(stderr(&output), sentence);
+    assert_eq!(output.status.code(), Some(1));
+
+    let full = cluster.create_namespace("full").await;
+    crate::harness::grant(plane, &full);
+    plane.kubectl(&["create", "quota", "none", "--hard=services=0", "-n", &full]);
+    // What a controller does that doesn't run here.
+    let status = r#"{"status": {"hard": {"services": "0"}, "used": {"services": "0"}}}"#;
+    let patch = ["patch", "quota", "none", "--subresource=status", "--type=merge", "-p", status, "-n", &full];
+    plane.kubectl(&patch);
+    let sentence = format!("lb-linker: the target namespace {full} takes no external targets: ");
+    let refused = || async {
+        let output = check("lb-linker", "lb-linker", &["--target-namespace", &full]);
+        (output.status.code() == Some(1) && stderr(&output).starts_with(&sentence)).then_some(output)
+    };
+    let output = crate::harness::eventually("the quota to be in force", refused).await;
+    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    // Who writes nothing tries nothing.
+    let plan = ["--target-namespace", &full, "--sync", "plan"];
+    assert_eq!(check("lb-linker", "lb-linker", &plan).status.code(), Some(0));
+    for namespace in [&full, &target] {
+        let services = cluster.services(namespace).list(&Default::default()).await.unwrap();
+        assert!(services.items.is_empty(), "nothing is left behind: {services:#?}");
+    }
 }
 
 #[tokio::test]

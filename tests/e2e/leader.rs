@@ -134,6 +134,13 @@ impl Stage {
         events
     }
 
+    /// Everything that an account has tried to write, wherever: Events, too, but not its Lease.
+    fn all_writes(&self, account: &str) -> Vec<AuditEvent> {
+        let mut events = self.asked_anywhere(account);
+        events.retain(|event| event.is_write() && event.resource != "leases");
+        events
+    }
+
     /// Waits until the audit log has that many writes of an account, and no more.
     async fn wrote(&self, account: &str, number: usize) {
         let enough = || async { (self.writes(account).len() >= number).then_some(()) };
@@ -264,6 +271,7 @@ async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on(
     all_written("three.example.com").await;
     let before = LINKS;
     stage.wrote("a", before).await;
+    let all_before = stage.all_writes("a").len();
     a.signal(Signal::SIGCONT);
     a.line("not leading any more: the Lease couldn't be renewed for 10 s").await;
     let line = a.line(" leads").await;
@@ -275,6 +283,8 @@ async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on(
     assert_eq!(a.metric("lb_linker_leader"), Some(0.0));
     let tried = stage.writes("a");
     assert_eq!(tried.len(), before, "{:#?}", &tried[before..]);
+    let tried = stage.all_writes("a").split_off(all_before);
+    assert!(tried.is_empty(), "{tried:#?}");
 
     // It leads again, with lists of its own, and writes what is right.
     let earlier = stage.asked_anywhere("a").len();
@@ -343,6 +353,10 @@ async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_g
     let before = stage.writes("a");
     let half = written(&before, "two.example.com");
     assert!(half < LINKS, "it was to be stopped amid its writes");
+    let dropped = "lb_linker_events_dropped_total";
+    let all_before = stage.all_writes("a");
+    let events = |all: &[AuditEvent]| all.iter().filter(|event| event.resource == "events").count();
+    assert!(events(&all_before) < LINKS, "Events were to be waiting");
     a.signal(Signal::SIGCONT);
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
@@ -353,9 +367,51 @@ async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_g
     let tried = stage.writes("a").split_off(before.len());
     assert!(tried.iter().all(|event| event.code == 409), "{tried:#?}");
     assert!(tried.len() <= 16, "no more than were under way at once: {}", tried.len());
+    // Nothing refuses an Event that comes too late: they are dropped here.
+    let waiting = LINKS - events(&all_before);
+    let given_up = || async { (a.metric(dropped)? >= waiting as f64).then_some(()) };
+    eventually("the Events that waited to be dropped", given_up).await;
+    let sent = events(&stage.all_writes("a")) - events(&all_before);
+    assert_eq!(sent, 0, "Events of a term that is over");
     for i in 0..LINKS {
         stage.written(&name(i), "three.example.com").await;
     }
+}
+
+#[tokio::test]
+async fn a_lease_that_is_deleted_stays_with_its_leader() {
+    let stage = Stage::new("deleted").await;
+    let (mut a, b) = stage.two(&[]).await;
+    for times in 2..5 {
+        stage.leases(&stage.target).delete("lb-linker", &DeleteParams::default()).await.unwrap();
+        logged(&a, "leading now as a_", times).await;
+    }
+    assert_eq!(b.logged("leading now"), 0, "{:#?}", b.log());
+    let seen = || {
+        let asked = stage.asked("b", &stage.target);
+        asked.iter().filter(|event| event.resource == "leases" && event.code == 200).count()
+    };
+    let before = seen();
+    eventually("b to see the new Lease", || async { (seen() > before).then_some(()) }).await;
+
+    // It can't know, and goes on as soon as it can: nobody else leads before its lease would have run out.
+    a.signal(Signal::SIGSTOP);
+    stage.leases(&stage.target).delete("lb-linker", &DeleteParams::default()).await.unwrap();
+    let deleted = Instant::now();
+    b.line("somebody has deleted the Lease of a_").await;
+    b.line("leading now as b_").await;
+    let took = deleted.elapsed();
+    assert!(took > Duration::from_secs(14) && took < Duration::from_secs(25), "{took:?}");
+    a.signal(Signal::SIGCONT);
+    let line = a.line(" leads").await;
+    assert!(line.contains("INFO b_"), "{line}");
+    let count = |linker: &Linker, verb: &str, code: u16| {
+        let metric = format!("lb_linker_api_writes_total{{code=\"{code}\",kind=\"Lease\",verb=\"{verb}\"}}");
+        linker.metric(&metric).unwrap_or_default()
+    };
+    assert_eq!((count(&a, "create", 201), count(&b, "create", 201)), (4.0, 1.0));
+    assert!(count(&a, "update", 409) >= 3.0, "what was deleted isn't renewed");
+    assert!(count(&b, "update", 409) == 0.0, "who doesn't lead writes nothing");
 }
 
 #[tokio::test]
@@ -412,13 +468,14 @@ async fn a_missing_right_to_the_lease_is_named_once_and_dns_works_meanwhile() {
     let output = run_to_end_with(&[], &check);
     let complaints = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{complaints}");
-    let missing = |verb| {
+    let missing = |right| {
         format!(
-            "lb-linker: the right to {verb} leases in namespace {} is missing; it is in deploy/\n",
+            "lb-linker: the right to {right} in namespace {} is missing; it is in deploy/\n",
             stage.target
         )
     };
-    assert_eq!(complaints, ["get", "create", "update"].map(missing).concat());
+    let rights = ["create leases", "get leases/lb-linker", "update leases/lb-linker"];
+    assert_eq!(complaints, rights.map(missing).concat());
 
     stage.grant(&["10-rbac.yaml"], &stage.target);
     stage.written("web", "one.example.com").await;
@@ -426,6 +483,14 @@ async fn a_missing_right_to_the_lease_is_named_once_and_dns_works_meanwhile() {
     a.line("can be used again").await;
     assert!(about_leases() < 20, "a hot loop: {}", about_leases());
     assert_eq!(run_to_end_with(&[], &check).status.code(), Some(0));
+    // The rights are those to one Lease.
+    let output = run_to_end_with(&[("LB_LINKER_LEASE_NAME", "other")], &check);
+    let complaints = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        complaints,
+        ["get leases/other", "update leases/other"].map(missing).concat(),
+        "a create has no name"
+    );
 }
 
 #[tokio::test]
@@ -538,7 +603,7 @@ async fn leader_for_life_needs_a_pod_and_its_rights() {
             stage.namespace
         )
     };
-    assert_eq!(complaint, ["delete leases", "get pods"].map(missing).concat());
+    assert_eq!(complaint, ["delete leases/lb-linker", "get pods"].map(missing).concat());
     stage.grant(&["life/rbac.yaml"], &stage.namespace);
     assert_eq!(run(&["check", "--cluster"], &pod), (Some(0), String::new()));
 }

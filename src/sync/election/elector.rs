@@ -72,13 +72,15 @@ pub(super) enum News {
     Resigned,
     /// Somebody else does.
     Leads(String),
+    /// The Lease of somebody else was deleted, and this process may still lead.
+    Vanished(String),
 }
 
 /// A Lease as it was seen last.
 #[derive(Debug)]
 struct Sighting {
     lease: Lease,
-    /// When this process saw it change.
+    /// When this process saw it change, or first saw that it wasn't there any more.
     changed: Instant,
     /// Whether it was read since the last wait. Who was stopped for long may see it renewed.
     fresh: bool,
@@ -89,8 +91,21 @@ struct Sighting {
 #[derive(Debug)]
 enum Known {
     Nothing,
+    /// There is none, and nobody relies on it.
     Absent,
     There(Box<Sighting>),
+    /// There is none any more. Whoever held it doesn't know that yet, or can't be told.
+    Vanished(Box<Sighting>),
+}
+
+impl Known {
+    /// Returns the Lease that is there, or was.
+    fn sighting(&mut self) -> Option<&mut Sighting> {
+        match self {
+            Self::There(sighting) | Self::Vanished(sighting) => Some(sighting),
+            Self::Nothing | Self::Absent => None,
+        }
+    }
 }
 
 /// Whose a Lease is that was read a moment ago.
@@ -164,10 +179,11 @@ impl Elector {
         if now < self.due {
             return Step::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
         }
-        let sighting = match &self.known {
+        let (sighting, vanished) = match &self.known {
             Known::Nothing => return Step::Look,
             Known::Absent => return Step::Create,
-            Known::There(sighting) => sighting,
+            Known::There(sighting) => (sighting, false),
+            Known::Vanished(sighting) => (sighting, true),
         };
         // The version in it says whether it is still the newest.
         let renews = self.held.is_some() && self.pod.is_none() && !self.conflict;
@@ -177,7 +193,8 @@ impl Elector {
         if !sighting.fresh {
             return Step::Look;
         }
-        match (self.whose(sighting, now), &self.pod) {
+        match (self.whose(sighting, vanished, now), &self.pod) {
+            (Whose::Mine | Whose::Nobodys, _) if vanished => Step::Create,
             (Whose::Mine, _) | (Whose::Nobodys, None) => Step::Replace,
             (Whose::Nobodys, Some(_)) => {
                 let metadata = &sighting.lease.metadata;
@@ -195,10 +212,12 @@ impl Elector {
         }
     }
 
-    fn whose(&self, Sighting { lease, changed, owner_lives, .. }: &Sighting, now: Instant) -> Whose {
+    fn whose(&self, sighting: &Sighting, vanished: bool, now: Instant) -> Whose {
+        let Sighting { lease, changed, owner_lives, .. } = sighting;
         match holder(lease) {
             None => return Whose::Nobodys,
-            Some(holder) if holder == self.me => return Whose::Mine,
+            // One that has vanished may have been taken before.
+            Some(holder) if holder == self.me && !vanished => return Whose::Mine,
             Some(_) => {}
         }
         if let (Some(me), Some(owner)) = (&self.pod, owner(lease)) {
@@ -210,7 +229,9 @@ impl Elector {
                 Some(false) => Whose::Nobodys,
             };
         }
-        match duration(lease, self.timing.lease).map(|duration| *changed + duration) {
+        // Who holds a Lease for life stops as early as others when it can't read it any more.
+        let lasts = duration(lease, self.timing.lease).or(vanished.then_some(self.timing.lease));
+        match lasts.map(|lasts| *changed + lasts) {
             Some(end) if end <= now => Whose::Nobodys,
             end => Whose::Theirs(end),
         }
@@ -220,7 +241,7 @@ impl Elector {
     pub(super) fn claim(&self, name: &str, now: Timestamp) -> Lease {
         let there = match &self.known {
             Known::There(sighting) => Some(&sighting.lease),
-            Known::Nothing | Known::Absent => None,
+            Known::Nothing | Known::Absent | Known::Vanished(_) => None,
         };
         claim(there, name, &self.me, self.pod.as_ref(), self.timing.lease, now)
     }
@@ -277,7 +298,8 @@ impl Elector {
 
     /// Takes over that the Lease was deleted.
     pub(super) fn deleted(&mut self, now: Instant) {
-        self.is_absent(now);
+        self.known = Known::Absent;
+        self.due = now;
     }
 
     /// Takes over that there was none to write.
@@ -288,7 +310,7 @@ impl Elector {
 
     /// Takes over the Pod that owns the Lease, as it is.
     pub(super) fn saw_pod(&mut self, pod: Option<&Pod>) {
-        let Known::There(sighting) = &mut self.known else { return };
+        let Some(sighting) = self.known.sighting() else { return };
         let owner = owner(&sighting.lease);
         let lives = pod.is_some_and(|pod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -328,14 +350,28 @@ impl Elector {
     }
 
     fn is_absent(&mut self, now: Instant) {
-        self.lose("somebody has deleted the Lease".to_owned());
-        self.known = Known::Absent;
         self.due = now;
+        let held = self.held.is_some();
+        self.lose("somebody has deleted the Lease".to_owned());
+        self.known = match mem::replace(&mut self.known, Known::Nothing) {
+            Known::There(sighting) if !held => {
+                let holder = holder(&sighting.lease).filter(|holder| *holder != self.me);
+                self.news.extend(holder.map(|holder| News::Vanished(holder.to_owned())));
+                // It may have been renewed right before it was deleted, so what counts is now.
+                // A Pod that is over doesn't come back; one that lived may be over by now.
+                let owner_lives = sighting.owner_lives.filter(|lives| !lives);
+                Known::Vanished(Box::new(Sighting { changed: now, fresh: true, owner_lives, ..*sighting }))
+            }
+            Known::Vanished(sighting) => {
+                Known::Vanished(Box::new(Sighting { fresh: true, owner_lives: None, ..*sighting }))
+            }
+            Known::There(_) | Known::Nothing | Known::Absent => Known::Absent,
+        };
     }
 
     fn rest_until(&mut self, due: Instant) {
         self.due = due;
-        if let Known::There(sighting) = &mut self.known {
+        if let Some(sighting) = self.known.sighting() {
             sighting.fresh = false;
         }
     }

@@ -70,6 +70,19 @@ impl Leadership {
         Self(watch::channel(Standing { term: ONLY_TERM, held: Some(Span::Always) }).1)
     }
 
+    /// Returns a leadership for a test, and what gives it for a term or takes it.
+    #[cfg(test)]
+    pub(crate) fn by_hand() -> (Self, impl Fn(Option<u64>)) {
+        let (election, receiver) = watch::channel(Standing::default());
+        let lead = move |term: Option<u64>| {
+            election.send_modify(|standing| {
+                standing.term = term.unwrap_or(standing.term);
+                standing.held = term.map(|_| Span::Always);
+            });
+        };
+        (Self(receiver), lead)
+    }
+
     /// Returns whether the lease is held right now: by the clock, for the process may have been
     /// stopped since somebody looked at it.
     #[must_use]

@@ -114,6 +114,9 @@ impl Election {
                 News::Lost(why) => warn!("not leading any more: {why}"),
                 News::Resigned => info!("not leading any more: lb-linker is stopping"),
                 News::Leads(holder) => info!("{holder} leads"),
+                News::Vanished(holder) => {
+                    warn!("somebody has deleted the Lease of {holder}, which may still lead; waiting for it");
+                }
             }
         }
     }
@@ -186,6 +189,7 @@ impl<'a> Talk<'a> {
                     Step::Create => ask(self.leases.create(&post, &lease)).await,
                     _ => ask_until(elector.deadline(), self.leases.replace(&name, &post, &lease)).await,
                 };
+                self.count(step.verb(), &written);
                 match written {
                     Ok(lease) => {
                         elector.wrote(lease, sent, Instant::now());
@@ -197,7 +201,9 @@ impl<'a> Talk<'a> {
             Step::Delete { ref uid, ref resource_version } => {
                 let only = Preconditions { uid: uid.clone(), resource_version: resource_version.clone() };
                 let delete = DeleteParams { preconditions: Some(only), ..Default::default() };
-                match ask(self.leases.delete(&name, &delete)).await {
+                let deleted = ask(self.leases.delete(&name, &delete)).await;
+                self.count(step.verb(), &deleted);
+                match deleted {
                     Ok(_) => {
                         elector.deleted(Instant::now());
                         return self.election.outage.over();
@@ -228,24 +234,41 @@ impl<'a> Talk<'a> {
         }
     }
 
+    /// Counts a write of the Lease.
+    fn count<T>(&self, verb: &str, answer: &Result<T, Failure>) {
+        let code = match answer {
+            Ok(_) if verb == "create" => 201,
+            Ok(_) => 200,
+            Err(failure) => failure.code(),
+        };
+        let labels = [verb, "Lease", &code.to_string()];
+        self.election.metrics.api_writes.with_label_values(&labels).inc();
+    }
+
     /// Empties the Lease, so that another one takes over at once.
     async fn release(&mut self, elector: &Elector) {
         let name = &self.election.candidacy.lease;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let empty = async |lease: Lease| {
+            let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+            let written = ask_until(Some(deadline), self.leases.replace(name, &post, &lease)).await;
+            self.count("update", &written);
+            written.map(drop)
+        };
         let release = async {
             let Some(lease) = elector.release(Timestamp::now()) else { return Ok(()) };
-            let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-            match self.leases.replace(name, &post, &lease).await {
+            match empty(lease).await {
                 // A renewal that nobody waited for has come in between.
-                Err(kube::Error::Api(status)) if status.code == 409 => {}
-                written => return written.map(drop),
+                Err(failure) if failure.code() == 409 => {}
+                written => return written,
             }
-            let lease = self.leases.get(name).await?;
+            let lease = ask_until(Some(deadline), self.leases.get(name)).await?;
             if lease::holder(&lease) == Some(&*self.election.holder) {
-                self.leases.replace(name, &post, &lease::released(lease, Timestamp::now())).await?;
+                empty(lease::released(lease, Timestamp::now())).await?;
             }
             Ok(())
         };
-        if let Err(failure) = ask(release).await {
+        if let Err(failure) = release.await {
             let doing = format!("give back Lease {}/{name}", self.election.candidacy.namespace);
             warn!("{}; another one takes it when it runs out", failure.sentence(&doing, ""));
         }

@@ -11,14 +11,16 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
 use tower::timeout::error::Elapsed;
-use tracing::debug;
+use tracing::{debug, warn};
 
+use super::refused::Namespaces;
 use super::series::{Limit, Memory, Todo};
-use super::{Happening, Recorder, Regarding};
+use super::{Happening, Queue, Recorder, Regarding, Waiting};
 use crate::metrics::Metrics;
 use crate::sync::desired::FIELD_MANAGER;
-use crate::sync::trouble::{Outage, Trouble, explain, root_cause};
+use crate::sync::trouble::{Outage, explain, root_cause};
 use crate::sync::{Pauses, SyncError};
 
 /// Who says it. Kubernetes wants a qualified name here.
@@ -30,6 +32,9 @@ const TRIES: usize = 3;
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// How often series are looked at that go on.
 const LOOK: Duration = Duration::from_secs(15);
+
+/// How long the Events that wait at the end may take.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Sends what a [`Recorder`] takes in.
 #[derive(Clone)]
@@ -59,94 +64,152 @@ enum Outcome {
     Again(Duration),
 }
 
+/// What a sender knows.
+struct Known {
+    /// The term that the memory belongs to: whoever led in between may have recorded the same.
+    term: u64,
+    memory: Memory,
+    namespaces: Namespaces,
+    limit: Limit,
+    /// How many Events are being sent.
+    under_way: u64,
+}
+
 impl Sender {
-    /// Sends Events as they come, for ever.
+    /// Sends Events as they come. At `stop`, when nobody records any more, it sends those that wait, as
+    /// far as that takes no longer than two seconds.
     ///
     /// # Errors
     /// Never: what can't be sent is dropped.
-    pub async fn run(self) -> Result<(), SyncError> {
+    pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
         let Some(queue) = self.recorder.0.clone() else { return Ok(()) };
-        let (mut memory, mut trouble) = (Memory::default(), Trouble::default());
-        let mut limit = Limit::new(Instant::now());
+        let mut known = Known {
+            term: 0,
+            memory: Memory::default(),
+            namespaces: Namespaces::default(),
+            limit: Limit::new(Instant::now()),
+            under_way: 0,
+        };
+        let late = async {
+            stop.cancelled().await;
+            sleep(FAREWELL).await;
+        };
+        tokio::select! {
+            () = self.send_all(&queue, &mut known, &stop) => {}
+            () = late => {}
+        }
+        let unsent = known.under_way + std::iter::from_fn(|| queue.pop()).map(|_| 1).sum::<u64>();
+        if unsent > 0 {
+            queue.dropped.inc_by(unsent);
+            warn!("stopping although {unsent} Kubernetes Events haven't been sent; they are dropped");
+        }
+        Ok(())
+    }
+
+    /// Sends Events until there are none at `stop`.
+    async fn send_all(&self, queue: &Queue, known: &mut Known, stop: &CancellationToken) {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let todo = tokio::select! {
-                (happening, at) = queue.next() => {
-                    let todo = memory.see(&happening, at, Instant::now());
+                biased;
+                Waiting { happening, at, term } = queue.next() => {
+                    if term != known.term {
+                        (known.term, known.memory) = (term, Memory::default());
+                    }
+                    let todo = known.memory.see(&happening, at, Instant::now());
                     vec![(happening, todo)]
                 }
-                _ = look.tick() => memory.due(Instant::now()),
+                () = stop.cancelled() => return,
+                _ = look.tick() => known.memory.due(Instant::now()),
             };
-            for (happening, mut todo) in todo {
+            for (happening, todo) in todo {
                 if todo == Todo::Nothing {
                     continue;
                 }
-                sleep(limit.take(Instant::now())).await;
-                let mut outcome = self.deliver(&happening, &todo, &mut trouble).await;
-                if let (Outcome::Expired, Todo::Count { last, .. }) = (outcome, &todo) {
-                    memory.forget(&happening);
-                    todo = memory.see(&happening, *last, Instant::now());
-                    outcome = self.deliver(&happening, &todo, &mut trouble).await;
-                }
-                if outcome != Outcome::Sent {
+                known.under_way = 1;
+                if !self.sent(&happening, todo, known).await {
                     queue.dropped.inc();
-                    memory.forget(&happening);
+                    known.memory.forget(&happening);
                 }
+                known.under_way = 0;
             }
         }
     }
 
+    /// Sends one Event, if that can be done.
+    async fn sent(&self, happening: &Happening, todo: Todo, known: &mut Known) -> bool {
+        if known.namespaces.is_left_alone(&happening.regarding.namespace, Instant::now()) {
+            return false;
+        }
+        sleep(known.limit.take(Instant::now())).await;
+        let mut outcome = self.deliver(happening, &todo, known).await;
+        if let (Outcome::Expired, Todo::Count { last, .. }) = (outcome, &todo) {
+            known.memory.forget(happening);
+            let todo = known.memory.see(happening, *last, Instant::now());
+            outcome = self.deliver(happening, &todo, known).await;
+        }
+        outcome == Outcome::Sent
+    }
+
     /// Sends one Event, and again where that may help.
-    async fn deliver(&self, happening: &Happening, todo: &Todo, trouble: &mut Trouble) -> Outcome {
+    async fn deliver(&self, happening: &Happening, todo: &Todo, known: &mut Known) -> Outcome {
         let mut pauses = Pauses::new(RETRY);
         for _ in 1..TRIES {
-            match self.send(happening, todo, trouble).await {
+            match self.send(happening, todo, known).await {
                 Outcome::Again(at_least) => sleep(pauses.next().max(at_least)).await,
                 outcome => return outcome,
             }
         }
-        self.send(happening, todo, trouble).await
+        self.send(happening, todo, known).await
     }
 
-    async fn send(&self, happening: &Happening, todo: &Todo, trouble: &mut Trouble) -> Outcome {
+    async fn send(&self, happening: &Happening, todo: &Todo, known: &mut Known) -> Outcome {
         let namespace = &happening.regarding.namespace;
-        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        let (verb, sent) = match todo {
-            Todo::Nothing => return Outcome::Sent,
-            Todo::Create(at) => {
-                let event = self.event(happening, *at);
-                let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-                ("create", api.create(&post, &event).await)
-            }
-            Todo::Count { first, count, last } => {
-                // Nothing else of an Event can be changed.
-                let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
-                let patch = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-                (
-                    "patch",
-                    api.patch(&name(happening, *first), &patch, &Patch::Merge(json!({ "series": series })))
-                        .await,
-                )
-            }
+        let verb = if matches!(todo, Todo::Create(_)) { "create" } else { "patch" };
+        let Some(leadership) = self.recorder.0.as_ref().map(|queue| &queue.leadership) else {
+            return Outcome::Refused;
+        };
+        // An Event has no version that would refuse it when another one leads.
+        let Ok(sent) = leadership.write(known.term, self.request(happening, todo)).await else {
+            return Outcome::Refused;
         };
         let code = match &sent {
-            Ok(_) if verb == "create" => 201,
-            Ok(_) => 200,
+            Ok(()) if verb == "create" => 201,
+            Ok(()) => 200,
             Err(kube::Error::Api(status)) => status.code,
             Err(_) => 0,
         };
         self.metrics.api_writes.with_label_values(&[verb, "Event", &code.to_string()]).inc();
         let Err(error) = sent else {
             self.outage.over();
-            trouble.over("Events can be recorded again");
+            known.namespaces.taken(namespace);
             return Outcome::Sent;
         };
-        self.sort(&error, verb, namespace, trouble)
+        self.sort(&error, verb, namespace, &mut known.namespaces)
+    }
+
+    async fn request(&self, happening: &Happening, todo: &Todo) -> kube::Result<()> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &happening.regarding.namespace);
+        match todo {
+            Todo::Nothing => Ok(()),
+            Todo::Create(at) => {
+                let event = self.event(happening, *at);
+                let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+                api.create(&post, &event).await.map(drop)
+            }
+            Todo::Count { first, count, last } => {
+                // Nothing else of an Event can be changed.
+                let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
+                let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+                let patch = Patch::Merge(json!({ "series": series }));
+                api.patch(&name(happening, *first), &params, &patch).await.map(drop)
+            }
+        }
     }
 
     /// Decides what a failed request means, and says what people should know.
-    fn sort(&self, error: &kube::Error, verb: &str, namespace: &str, trouble: &mut Trouble) -> Outcome {
+    fn sort(&self, error: &kube::Error, verb: &str, namespace: &str, namespaces: &mut Namespaces) -> Outcome {
         let status = match error {
             kube::Error::Api(status) => status,
             kube::Error::Service(error) if error.is::<Elapsed>() => return Outcome::Again(Duration::ZERO),
@@ -156,6 +219,7 @@ impl Sender {
             }
         };
         let doing = format!("{verb} Events in namespace {namespace}");
+        let now = Instant::now();
         match status.code {
             // The try before this one had arrived.
             409 => Outcome::Sent,
@@ -166,22 +230,29 @@ impl Sender {
                 debug!("no Events in namespace {namespace}: {}", status.message);
                 Outcome::Refused
             }
-            // A missing right, in RBAC's words; quotas and admission say 403, too.
-            403 if status.message.contains(" cannot ") => {
-                let right = "lb-linker needs the ClusterRole of deploy/, which grants create and patch of \
-                             events in events.k8s.io; links and DNS don't need it";
-                trouble.report(403, &explain(error, &doing, right));
+            // Rights, in RBAC's words, and quotas are the namespace's.
+            code @ (401 | 403) => {
+                let sentence = if status.message.contains(" cannot ") {
+                    let right = "lb-linker needs the ClusterRole of deploy/, which grants create and patch of \
+                                 events in events.k8s.io; links and DNS don't need it";
+                    explain(error, &doing, right)
+                } else {
+                    format!("can't {doing}: the API server answered {code} {}", status.message)
+                };
+                namespaces.trouble(namespace, now).refused(code, &sentence);
+                namespaces.refuse(namespace, now);
                 Outcome::Refused
             }
             429 | 500.. => {
-                trouble.report(status.code, &explain(error, &doing, ""));
+                namespaces.trouble(namespace, now).report(status.code, &explain(error, &doing, ""));
                 // Where the API server sends a Status, it repeats RFC 9110's Retry-After there.
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
                 Outcome::Again(Duration::from_secs(seconds.into()).min(RETRY.1))
             }
             code => {
                 let message = &status.message;
-                trouble.report(code, &format!("can't {doing}: the API server answered {code} {message}"));
+                let sentence = format!("can't {doing}: the API server answered {code} {message}");
+                namespaces.trouble(namespace, now).refused(code, &sentence);
                 Outcome::Refused
             }
         }
@@ -234,21 +305,31 @@ mod tests {
 
     use super::super::Reason;
     use super::*;
+    use crate::sync::election::Leadership;
 
     /// What the API server does to a request. A real one can't be made to do most of it.
     #[derive(Clone, Copy)]
     enum Answer {
         Nothing,
+        Never,
         Status(u16, &'static str),
     }
 
     const CREATED: Answer = Answer::Status(201, "");
 
+    type Requests = mpsc::UnboundedReceiver<(String, String)>;
+
     /// Runs a sender against an API server that answers so, and then always that all is well. Returns
     /// the recorder, what was asked, and how many Events were dropped.
-    fn sender(
-        answers: &[Answer],
-    ) -> (Recorder, mpsc::UnboundedReceiver<(String, String)>, Arc<Metrics>, impl Drop) {
+    fn sender(answers: &[Answer]) -> (Recorder, Requests, Arc<Metrics>, impl Drop + use<>) {
+        let (sender, requests) = idle_sender(answers, Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        (recorder, requests, metrics, tasks)
+    }
+
+    fn idle_sender(answers: &[Answer], leadership: Leadership) -> (Sender, Requests) {
         let (asked, requests) = mpsc::unbounded_channel();
         let answers = Arc::new(Mutex::new(VecDeque::from(answers.to_vec())));
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -261,6 +342,7 @@ mod tests {
                 let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
                 asked.send((path, what)).unwrap();
                 let (code, body) = match answer.unwrap_or(CREATED) {
+                    Answer::Never => return std::future::pending().await,
                     Answer::Nothing => return Err(std::io::Error::other("connection reset")),
                     Answer::Status(code @ 200..300, _) => (code, sent),
                     Answer::Status(code, message) => {
@@ -273,21 +355,23 @@ mod tests {
             }
         });
         let metrics = Arc::new(Metrics::new().unwrap());
-        let recorder = Recorder::new(metrics.events_dropped.clone(), Arc::new(|| true));
+        let recorder = Recorder::new(metrics.events_dropped.clone(), leadership);
         let sender = Sender {
             client: Client::new(service, "default"),
             outage: Outage::default(),
-            recorder: recorder.clone(),
+            recorder,
             instance: "x".repeat(200),
-            metrics: Arc::clone(&metrics),
+            metrics,
         };
-        let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(sender.run());
-        (recorder, requests, metrics, tasks)
+        (sender, requests)
     }
 
     fn record(recorder: &Recorder, note: &str) {
-        let regarding = Regarding { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        record_in("default", recorder, note);
+    }
+
+    fn record_in(namespace: &str, recorder: &Recorder, note: &str) {
+        let regarding = Regarding { namespace: namespace.into(), name: "web".into(), uid: "u".into() };
         recorder.record(regarding, Reason::TargetChanged, note);
     }
 
@@ -322,23 +406,95 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_refused_event_isnt_sent_again_and_an_overloaded_api_server_gets_a_pause() {
         let answers = [
-            Answer::Status(403, "User \"x\" cannot create resource \"events\""),
             Answer::Status(404, "namespaces \"default\" not found"),
             Answer::Status(422, "Invalid"),
             Answer::Status(429, "too many requests"),
             CREATED,
         ];
         let (recorder, mut requests, metrics, _tasks) = sender(&answers);
-        for note in ["forbidden", "gone", "invalid", "busy"] {
+        for note in ["gone", "invalid", "busy"] {
             record(&recorder, note);
         }
-        for note in ["forbidden", "gone", "invalid", "busy"] {
+        for note in ["gone", "invalid", "busy"] {
             assert_eq!(requests.recv().await.unwrap().1, note);
         }
         let start = Instant::now();
         assert_eq!(requests.recv().await.unwrap().1, "busy");
         assert!(start.elapsed() >= RETRY.0);
+        assert_eq!(metrics.events_dropped.get(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_that_refuses_events_isnt_asked_for_each_and_the_others_are() {
+        let forbidden = Answer::Status(403, "User \"x\" cannot create resource \"events\"");
+        let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
+        let mut asked = async || {
+            let (path, note) = requests.recv().await.unwrap();
+            (path.contains("/namespaces/refusing/"), note)
+        };
+        for i in 0..10 {
+            record_in("refusing", &recorder, &i.to_string());
+        }
+        record(&recorder, "elsewhere");
+        assert_eq!(asked().await, (true, "0".to_owned()));
+        assert_eq!(asked().await, (false, "elsewhere".to_owned()));
+        assert_eq!(metrics.events_dropped.get(), 10);
+        sleep(Duration::from_secs(3)).await;
+        for note in ["later", "last"] {
+            record_in("refusing", &recorder, note);
+            assert_eq!(asked().await, (true, note.to_owned()));
+        }
+        assert_eq!(metrics.events_dropped.get(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_sent_in_its_own_term_or_dropped() {
+        let (leadership, lead) = Leadership::by_hand();
+        let (sender, mut requests) = idle_sender(&[], leadership);
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        lead(Some(1));
+        for note in ["a", "b", "c"] {
+            record(&recorder, note);
+        }
+        lead(None);
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        sleep(Duration::from_secs(1)).await;
         assert_eq!(metrics.events_dropped.get(), 3);
+        lead(Some(2));
+        record(&recorder, "a");
+        assert_eq!(requests.recv().await.unwrap().1, "a");
+        // Another one may have recorded the same since: it is no more of that series.
+        lead(None);
+        lead(Some(3));
+        record(&recorder, "a");
+        assert_eq!(requests.recv().await.unwrap().1, "a");
+        assert!(requests.try_recv().is_err(), "nothing else was sent");
+        assert_eq!(metrics.events_dropped.get(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_end_what_waits_is_sent_and_what_takes_too_long_is_counted() {
+        let (sender, mut requests) = idle_sender(&[], Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let stop = CancellationToken::new();
+        stop.cancel();
+        for i in 0..10 {
+            record(&recorder, &i.to_string());
+        }
+        sender.run(stop.clone()).await.unwrap();
+        assert_eq!(std::iter::from_fn(|| requests.try_recv().ok()).count(), 10);
+        assert_eq!(metrics.events_dropped.get(), 0);
+
+        let (sender, _requests) = idle_sender(&[CREATED, Answer::Never], Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        for i in 0..10 {
+            record(&recorder, &i.to_string());
+        }
+        let start = Instant::now();
+        sender.run(stop).await.unwrap();
+        assert_eq!(start.elapsed(), FAREWELL);
+        assert_eq!(metrics.events_dropped.get(), 9, "the one under way, too");
     }
 
     #[tokio::test(start_paused = true)]

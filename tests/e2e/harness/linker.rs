@@ -151,13 +151,15 @@ impl Linker {
         page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// The writes that it has made, whatever came of them, without its Events, which may come late.
+    /// The writes that it has made, whatever came of them, without its Events, which may come late, and its Lease,
+    /// which is renewed.
     pub fn writes(&self) -> f64 {
         let (code, page) = get(self.metrics, "/metrics");
         assert_eq!(code, 200);
         let value = |line: &str| {
             let (labels, value) = line.strip_prefix("lb_linker_api_writes_total{")?.split_once("} ")?;
-            (!labels.contains("kind=\"Event\"")).then(|| value.parse::<f64>().ok())?
+            let counts = ["kind=\"Event\"", "kind=\"Lease\""].iter().all(|kind| !labels.contains(kind));
+            counts.then(|| value.parse::<f64>().ok())?
         };
         page.lines().filter_map(value).sum()
     }

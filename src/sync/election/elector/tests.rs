@@ -203,6 +203,132 @@ async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
 }
 
 #[tokio::test]
+async fn somebody_elses_lease_that_vanishes_is_made_when_it_would_have_run_out() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    // The holder may have renewed it right before it was deleted.
+    for at in [2, 4, 6, 8, 10, 12, 14] {
+        let now = start + seconds(at);
+        assert_eq!(elector.next(now), Step::Look, "{at}");
+        elector.saw(None, now, now);
+        assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "{at}");
+    }
+    assert_eq!(elector.take_news(), [News::Vanished("other_2".to_owned())], "said once");
+    let now = start + seconds(16);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(None, now, now);
+    assert_eq!(elector.next(now), Step::Wait(start + seconds(17)), "no longer than it would have lasted");
+    let now = start + seconds(17);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(None, now, now);
+    assert_eq!(elector.next(now), Step::Create);
+    let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
+    assert_eq!(made.metadata.resource_version, None);
+    elector.wrote(lease(ME, 9), now, now);
+    assert_eq!(elector.take_news(), [News::Gained]);
+}
+
+#[tokio::test]
+async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    elector.saw(None, start + seconds(2), start + seconds(2));
+    let now = start + seconds(4);
+    elector.saw(Some(lease("other_2", 5)), now, now);
+    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+    assert_eq!(elector.next(start + seconds(17)), Step::Look);
+    elector.saw(Some(lease("other_2", 6)), now, start + seconds(17));
+    assert_eq!(elector.next(start + seconds(17)), Step::Wait(start + seconds(19)));
+    // Also one that is quicker than our own request.
+    elector.saw(None, start + seconds(19), start + seconds(19));
+    elector.saw(None, start + seconds(34), start + seconds(34));
+    assert_eq!(elector.next(start + seconds(34)), Step::Create);
+    elector.conflict(start + seconds(34));
+    assert_eq!(elector.next(start + seconds(34)), Step::Look);
+}
+
+#[tokio::test]
+async fn a_lease_that_nobody_held_or_that_was_ours_to_delete_is_made_at_once() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("", 1)), start, start);
+    assert_eq!(elector.next(start), Step::Replace);
+    elector.gone(start);
+    assert_eq!(elector.next(start), Step::Create);
+    // One that runs out while it is taken over: somebody else may have been quicker.
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    let now = start + seconds(15);
+    elector.saw(Some(lease("other_2", 1)), now, now);
+    assert_eq!(elector.next(now), Step::Replace);
+    elector.gone(now);
+    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+}
+
+#[tokio::test]
+async fn a_lease_of_ours_that_vanished_after_we_had_lost_it_may_have_been_another_ones() {
+    let start = Instant::now();
+    let mut elector = leader(start);
+    let late = start + seconds(60);
+    assert_eq!(elector.next(late), Step::Look);
+    elector.saw(None, late, late);
+    assert_eq!(elector.next(late), Step::Wait(late + seconds(2)));
+    let later = late + seconds(15);
+    elector.saw(None, later, later);
+    assert_eq!(elector.next(later), Step::Create);
+}
+
+#[tokio::test]
+async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
+    for (found, is_over) in [
+        (Some(pod("their-uid", "Running")), false),
+        (Some(pod("their-uid", "Failed")), true),
+        (Some(pod("another-uid", "Running")), true),
+        (None, true),
+    ] {
+        let start = Instant::now();
+        let mut elector = for_life(start);
+        elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+        elector.saw_pod(Some(&pod("their-uid", "Running")));
+        assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+        // Its age is no matter.
+        for now in [start + seconds(3600), start + seconds(7200)] {
+            assert_eq!(elector.next(now), Step::Look);
+            elector.saw(None, now, now);
+            assert_eq!(elector.next(now), Step::LookAtPod("their-pod".to_owned()), "each time anew");
+            elector.saw_pod(found.as_ref());
+            if is_over {
+                assert_eq!(elector.next(now), Step::Create, "{found:?}");
+                break;
+            }
+            assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "{found:?}");
+        }
+    }
+    // What ran in this Pod before has ended.
+    let start = Instant::now();
+    let mut elector = for_life(start);
+    elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Create);
+}
+
+#[tokio::test]
+async fn who_cant_ask_for_pods_waits_as_long_as_a_holder_for_life_goes_on_without_its_lease() {
+    let start = Instant::now();
+    let mut elector = candidate(start);
+    elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    let late = start + seconds(15);
+    elector.saw(None, late, late);
+    assert_eq!(elector.next(late), Step::Create);
+}
+
+#[tokio::test]
 async fn who_is_second_to_create_it_follows() {
     let start = Instant::now();
     let mut elector = candidate(start);

@@ -1,0 +1,45 @@
+//! Whether the target namespace takes external targets: rights can be there without the namespace.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Service, ServiceSpec};
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+
+use super::Findings;
+
+/// How long the API server, and who it asks, may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Tries to create an external target without creating it. Returns nothing about rights that are
+/// missing, which [`super::rights`] names.
+pub(super) async fn try_one(findings: &mut Findings, client: Client, namespace: &str) {
+    let api: Api<Service> = Api::namespaced(client, namespace);
+    let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };
+    let spec = ServiceSpec {
+        type_: Some("ExternalName".to_owned()),
+        external_name: Some("check.lb-linker.invalid".to_owned()),
+        ..Default::default()
+    };
+    let service = Service { metadata, spec: Some(spec), ..Default::default() };
+    let dry_run = PostParams { dry_run: true, ..Default::default() };
+    let Ok(answer) = tokio::time::timeout(PATIENCE, api.create(&dry_run, &service)).await else {
+        findings.lines.push(format!("no answer within {PATIENCE:?} to a dry run in namespace {namespace}"));
+        return;
+    };
+    match answer {
+        Ok(_) => findings.lines.push(format!("yes  external targets are taken in namespace {namespace}")),
+        Err(kube::Error::Api(status)) if status.code == 404 => findings.cluster.push(format!(
+            "the target namespace {namespace} doesn't exist: kubectl create namespace {namespace}"
+        )),
+        // In RBAC's words: a right.
+        Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains(" cannot ") => {}
+        Err(kube::Error::Api(status)) if status.code == 403 => findings
+            .cluster
+            .push(format!("the target namespace {namespace} takes no external targets: {}", status.message)),
+        // Some admission webhooks can't do without effects.
+        Err(error) => {
+            findings.lines.push(format!("can't try an external target in namespace {namespace}: {error}"))
+        }
+    }
+}

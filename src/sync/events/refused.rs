@@ -1,0 +1,125 @@
+//! The namespaces in which Events are refused: named once each, and left alone for a while.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::sync::Pauses;
+use crate::sync::trouble::Trouble;
+
+/// The first and the longest time in which a namespace that refuses Events isn't asked.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How many namespaces are named each on its own: where a right is missing everywhere, a few say enough.
+const NAMED: usize = 10;
+/// How many namespaces are remembered. One that is forgotten is at worst asked once more.
+const REMEMBERED: usize = 1000;
+
+/// The trouble with one namespace.
+#[derive(Debug)]
+struct Refused {
+    /// None for those that aren't named on their own.
+    trouble: Option<Trouble>,
+    pauses: Pauses,
+    /// Nothing is asked before.
+    not_before: Instant,
+}
+
+/// The namespaces with which there is trouble.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces {
+    refused: HashMap<Box<str>, Refused>,
+    /// The trouble with those that aren't named on their own.
+    others: Trouble,
+}
+
+impl Namespaces {
+    /// Returns whether a namespace has refused Events so recently that it isn't asked.
+    pub(super) fn is_left_alone(&self, namespace: &str, now: Instant) -> bool {
+        self.refused.get(namespace).is_some_and(|refused| now < refused.not_before)
+    }
+
+    /// Takes over that no Event is taken in a namespace: it is left alone for a growing time.
+    pub(super) fn refuse(&mut self, namespace: &str, now: Instant) {
+        let refused = self.entry(namespace, now);
+        refused.not_before = now + refused.pauses.next();
+    }
+
+    /// Returns what is to be told of trouble with a namespace.
+    pub(super) fn trouble(&mut self, namespace: &str, now: Instant) -> &mut Trouble {
+        self.entry(namespace, now);
+        let own = self.refused.get_mut(namespace).and_then(|refused| refused.trouble.as_mut());
+        own.unwrap_or(&mut self.others)
+    }
+
+    /// Takes over that a namespace has taken an Event.
+    pub(super) fn taken(&mut self, namespace: &str) {
+        let Some(refused) = self.refused.remove(namespace) else { return };
+        if let Some(mut trouble) = refused.trouble {
+            trouble.over(&format!("Events can be recorded again in namespace {namespace}"));
+        } else if self.refused.values().all(|refused| refused.trouble.is_some()) {
+            self.others.over("Events can be recorded again in the other namespaces");
+        }
+    }
+
+    fn entry(&mut self, namespace: &str, now: Instant) -> &mut Refused {
+        if !self.refused.contains_key(namespace) && self.refused.len() >= REMEMBERED {
+            // A named one is kept: it would be named anew.
+            let unnamed = self.refused.iter().filter(|(_, refused)| refused.trouble.is_none());
+            let oldest = unnamed.min_by_key(|(_, refused)| refused.not_before);
+            if let Some(oldest) = oldest.map(|(namespace, _)| namespace.clone()) {
+                self.refused.remove(&oldest);
+            }
+        }
+        let named = self.refused.values().filter(|refused| refused.trouble.is_some()).count();
+        self.refused.entry(namespace.into()).or_insert_with(|| Refused {
+            trouble: (named < NAMED).then(Trouble::default),
+            pauses: Pauses::new(PAUSE),
+            not_before: now,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_that_refuses_is_left_alone_for_a_growing_time_of_half_a_minute_at_most() {
+        let (mut namespaces, mut pauses) = (Namespaces::default(), Vec::new());
+        for _ in 0..8 {
+            let start = Instant::now();
+            namespaces.refuse("no", start);
+            assert!(namespaces.is_left_alone("no", start));
+            assert!(!namespaces.is_left_alone("yes", start), "the others aren't");
+            while namespaces.is_left_alone("no", Instant::now()) {
+                tokio::time::advance(Duration::from_millis(100)).await;
+            }
+            pauses.push(start.elapsed());
+        }
+        assert!(pauses[0] < Duration::from_secs(3), "{pauses:?}");
+        assert_eq!(pauses[7], PAUSE.1);
+        namespaces.taken("yes");
+        namespaces.refuse("no", Instant::now());
+        assert!(namespaces.is_left_alone("no", Instant::now() + PAUSE.1 / 2), "others have no say");
+        namespaces.taken("no");
+        assert!(!namespaces.is_left_alone("no", Instant::now()));
+    }
+
+    #[tokio::test]
+    async fn what_is_remembered_is_bounded_and_so_is_what_is_named() {
+        let (mut namespaces, now) = (Namespaces::default(), Instant::now());
+        for i in 0..REMEMBERED + 10 {
+            namespaces.refuse(&i.to_string(), now);
+        }
+        assert_eq!(namespaces.refused.len(), REMEMBERED);
+        let named = |namespaces: &Namespaces| {
+            namespaces.refused.values().filter(|refused| refused.trouble.is_some()).count()
+        };
+        assert_eq!(named(&namespaces), NAMED);
+        for i in 0..REMEMBERED + 10 {
+            namespaces.taken(&i.to_string());
+        }
+        assert!(namespaces.refused.is_empty());
+    }
+}
