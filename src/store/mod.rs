@@ -50,8 +50,8 @@ pub struct Store {
     feed: broadcast::Sender<Change>,
     synced: watch::Sender<bool>,
     holders_known: watch::Sender<bool>,
-    /// What the external targets point at that an earlier process has left, until all Services
-    /// are listed.
+    /// What the external targets point at that an earlier process has left: until all Services are
+    /// listed of all, from then on of those whose Service was gone.
     last_targets: DashMap<ServiceKey, Target>,
     /// Services that exist and can't be read.
     unreadable: DashSet<ServiceKey>,
@@ -179,7 +179,6 @@ impl Store {
     /// doesn't exist.
     pub fn set_synced(&self) {
         self.synced.send_replace(true);
-        self.last_targets.clear();
     }
 
     /// Takes over that every external target that can be seen has been shown to
@@ -261,7 +260,10 @@ impl Store {
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
         let in_use = match known {
-            None => self.last_targets.remove(&key).map(|(_, target)| target),
+            None => {
+                let last = self.last_targets.remove(&key).map(|(_, target)| target);
+                last.filter(|_| !self.is_synced())
+            }
             Some(_) => same.and_then(|link| link.target.clone()),
         };
         let chosen = ingress.choose(in_use.as_ref());
@@ -418,6 +420,13 @@ impl Store {
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<Arc<Link>> {
         self.links.get(key).map(|link| Arc::clone(&link))
+    }
+
+    /// Returns what the external target of a Service pointed at that was gone before this process could
+    /// see it.
+    #[must_use]
+    pub fn last_target(&self, key: &ServiceKey) -> Option<Target> {
+        self.last_targets.get(key).map(|target| target.clone())
     }
 
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.
