@@ -351,3 +351,80 @@ async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
     }
     points_at(&cluster, &other, "never", "by-hand.example.com").await;
 }
+
+#[tokio::test]
+async fn while_the_api_server_is_away_one_follower_asks_and_then_all_are_written() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    // Whose writes are undone is written again later, whatever is heard meanwhile.
+    be_stubborn(&plane, &cluster, &own).await;
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    for i in 0..20 {
+        follower(&cluster, &own, &format!("db-{i}"), "web").await;
+    }
+    let undone = || async { (linker.logged("changes what is written") >= 20).then_some(()) };
+    eventually("all to be undone", undone).await;
+    plane.kill_apiserver();
+    let unanswered = || {
+        let code = "code=\"0\",kind=\"Service\",verb=\"patch\"";
+        linker.metric(&format!("lb_linker_api_writes_total{{{code}}}")).unwrap_or_default()
+    };
+    // Twenty on their own would come to that many much sooner than the probes of one.
+    eventually("some probes", || async { (unanswered() >= 4.0).then_some(()) }).await;
+    let started = std::time::Instant::now();
+    plane.start_apiserver();
+    let away = unanswered();
+    // Eight may have been under way at once; the pauses between the others double from half a second.
+    let seconds = u32::try_from(started.elapsed().as_secs()).unwrap();
+    assert!(away <= f64::from(8 + 4 + seconds), "{away} in vain");
+    let before = patches(&plane, &own);
+    eventually("the others", || async { (patches(&plane, &own) >= before + 20).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    let policy = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: picky}
+spec:
+  matchConstraints:
+    resourceRules:
+      - {apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [services]}
+  matchConditions:
+    - {name: ours, expression: "object.metadata.namespace == 'NAMESPACE' && object.spec.type == 'ExternalName'"}
+  validations:
+    - {expression: "object.spec.externalName != 'refused.example.com'"}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: picky}
+spec: {policyName: picky, validationActions: [Deny]}
+"#;
+    plane.kubectl_stdin(&["apply", "-f", "-"], &policy.replace("NAMESPACE", &own));
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    follower(&cluster, &own, "db", "web").await;
+    points_at(&cluster, &own, "db", "a.example.com").await;
+    // The policy is in force when it shows.
+    eventually("the policy", || async {
+        let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",
+            "externalName": "refused.example.com"}});
+        let probe = serde_json::from_value(probe).unwrap();
+        cluster.services(&own).create(&Default::default(), &probe).await.is_err().then_some(())
+    })
+    .await;
+    cluster.set_ingress(&own, "web", &[Ingress::Hostname("refused.example.com")]).await;
+    // Pauses grow: now there is time.
+    let pause = |line: &String| line.split_once("next try in ")?.1.split(['.', 's']).next()?.parse().ok();
+    eventually("a long pause", || async {
+        linker.log().iter().filter_map(pause).any(|seconds: u32| seconds >= 6).then_some(())
+    })
+    .await;
+    cluster.set_ingress(&own, "web", &[Ingress::Hostname("b.example.com")]).await;
+    let soon = std::time::Duration::from_secs(3);
+    tokio::time::timeout(soon, points_at(&cluster, &own, "db", "b.example.com")).await.expect("at once");
+}
