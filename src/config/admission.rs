@@ -24,7 +24,7 @@ pub struct AdmissionFlags {
     pub hostname_annotations: Vec<String>,
 
     /// Namespaces whose load balancers may ask for any name in the zones, or "*" for all; others may ask for names
-    /// below <namespace>.<zone>
+    /// below `<namespace>.<zone>`
     #[arg(
         long,
         value_name = "NAMES",

@@ -60,8 +60,8 @@ pub struct Store {
     feed: broadcast::Sender<Change>,
     synced: watch::Sender<bool>,
     holders_known: watch::Sender<bool>,
-    /// What the external targets point at that an earlier process has left, until all Services
-    /// are listed.
+    /// What the external targets point at that an earlier process has left: until all Services are
+    /// listed of all, from then on of those whose Service was gone.
     last_targets: DashMap<ServiceKey, LastTarget>,
     /// Services that exist and can't be read.
     unreadable: DashSet<ServiceKey>,
@@ -190,7 +190,6 @@ impl Store {
     /// doesn't exist.
     pub fn set_synced(&self) {
         self.synced.send_replace(true);
-        self.last_targets.clear();
     }
 
     /// Takes over that every external target that can be seen has been shown to
@@ -294,8 +293,8 @@ impl Store {
         let in_use = match known {
             None => {
                 let last = self.last_targets.remove(&key).map(|(_, last)| last);
-                last.filter(|last| last.uid.as_ref().is_none_or(|noted| *noted == uid))
-                    .map(|last| last.target)
+                let own = |last: &LastTarget| last.uid.as_ref().is_none_or(|noted| *noted == uid);
+                last.filter(|last| !self.is_synced() && own(last)).map(|last| last.target)
             }
             Some(_) => same.and_then(|link| link.target.clone()),
         };
@@ -381,6 +380,13 @@ impl Store {
     #[must_use]
     pub fn is_held_by(&self, key: &ServiceKey) -> bool {
         self.write().holds_something(key)
+    }
+
+    /// Returns what the external target of a Service pointed at that was gone before this process could
+    /// see it.
+    #[must_use]
+    pub fn last_target(&self, key: &ServiceKey) -> Option<Target> {
+        self.last_targets.get(key).map(|last| last.target.clone())
     }
 
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.

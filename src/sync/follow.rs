@@ -3,42 +3,49 @@
 //!
 //! Only their `spec.externalName` is ever written, and they are never deleted.
 
+mod departed;
 mod follower;
+mod heard;
+mod places;
+mod writing;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::api::Patch;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client};
-use serde_json::json;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info};
 
 use super::desired::{Precondition, SOURCE};
 use super::election::Leadership;
-use super::events::{Reason, Regarding};
-use super::object::Object;
+use super::events::Reason;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
+use super::reconcile::poison;
 use super::selection::Selection;
 use super::service::{EXTERNAL_NAME, Service};
-use super::trouble::{Complaints, Outage, Trouble, WatchTrouble};
-use super::watch::{guarded, key_of, readable};
-use super::writer::{WriteError, patch_elsewhere};
+use super::trouble::{Complaints, Outage};
+use super::watch::guarded;
 use super::{News, SyncError};
-use crate::store::{ServiceKey, Store};
+use crate::store::{Change, ServiceKey, Store};
+use departed::Departed;
 use follower::{Follower, Wish};
+use heard::{Followers, Heard, regarding};
+use places::{Place, Places};
+use writing::Written;
 
 /// Writes under way at once.
 const MAX_WRITES: usize = 8;
-/// What grants the right to write.
-const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
+/// How long a load balancer may come later than what follows it, as when both are applied together.
+const LATENESS: Duration = Duration::from_secs(5);
 
 /// What following needs.
 #[derive(Clone)]
@@ -66,26 +73,39 @@ pub struct Settings {
 /// # Errors
 /// If the Services can't be followed any more.
 pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut feed = settings.store.subscribe();
+    let mut memory = Memory::default();
+    memory.departed.look_again(&settings.store);
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     loop {
         let term = leadership.current_term();
         if term == Some(*links_listed.borrow_and_update()) && settings.store.is_synced() {
-            lead(&settings, term.unwrap_or_default(), &stop).await?;
+            memory = lead(&settings, &mut feed, memory, term.unwrap_or_default(), &stop).await?;
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = leadership.changed() => {}
             Ok(()) = links_listed.changed() => {}
+            change = feed.recv() => match change {
+                Ok(change) => memory.departed.heed(&change, &settings.store),
+                Err(RecvError::Lagged(_)) => memory.departed.look_again(&settings.store),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
         }
     }
 }
 
 /// Keeps the followers in step for as long as a term lasts.
-async fn lead(settings: &Settings, term: u64, stop: &CancellationToken) -> Result<(), SyncError> {
-    let mut feed = settings.store.subscribe();
+async fn lead(
+    settings: &Settings,
+    feed: &mut broadcast::Receiver<Change>,
+    memory: Memory,
+    term: u64,
+    stop: &CancellationToken,
+) -> Result<Memory, SyncError> {
     let mut leadership = settings.leadership.clone();
-    let mut following = Following::new(settings.clone(), term);
+    let mut following = Following::new(settings.clone(), memory, term);
     let mut events = following.watch();
     while leadership.current_term() == Some(term) && !stop.is_cancelled() {
         following.work();
@@ -93,8 +113,8 @@ async fn lead(settings: &Settings, term: u64, stop: &CancellationToken) -> Resul
             () = stop.cancelled() => {}
             () = leadership.changed() => {}
             change = feed.recv() => match change {
-                Ok(change) => following.link_changed(&change.key),
-                Err(RecvError::Lagged(_)) => following.queue_all(),
+                Ok(change) => following.link_changed(&change),
+                Err(RecvError::Lagged(_)) => following.look_again(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             event = events.next() => {
@@ -102,6 +122,7 @@ async fn lead(settings: &Settings, term: u64, stop: &CancellationToken) -> Resul
                 following.heed(number, event);
             }
             key = following.pace.due() => following.queue(&key),
+            () = following.places.due(), if following.writes.len() < MAX_WRITES => {}
             Some(written) = following.writes.join_next() => following.written(written?),
         }
     }
@@ -109,82 +130,67 @@ async fn lead(settings: &Settings, term: u64, stop: &CancellationToken) -> Resul
     while let Some(written) = following.writes.join_next().await {
         following.written(written?);
     }
-    Ok(())
+    Ok(following.memory)
 }
 
-/// A write that has ended.
-#[derive(Debug)]
-struct Written {
-    before: Follower,
-    name: String,
-    code: u16,
-    result: Result<Option<Object>, WriteError>,
-}
-
-/// A namespace that is looked at, or all.
-struct Scope {
-    namespace: Option<String>,
-    trouble: WatchTrouble,
-    /// The list as it comes in.
-    list: Vec<Service>,
+/// What outlives a term.
+#[derive(Debug, Default)]
+struct Memory {
+    /// What is wrong with single followers, as it was said.
+    complaints: Complaints,
+    departed: Departed,
 }
 
 struct Following {
     settings: Settings,
+    memory: Memory,
     term: u64,
-    scopes: Vec<Scope>,
-    followers: HashMap<ServiceKey, Follower>,
-    by_source: HashMap<ServiceKey, BTreeSet<ServiceKey>>,
+    followers: Followers,
     queue: BTreeSet<ServiceKey>,
-    in_flight: HashSet<ServiceKey>,
+    /// Followers with a write under way, and whether what it is about has changed meanwhile.
+    in_flight: HashMap<ServiceKey, bool>,
     writes: JoinSet<Written>,
-    pace: Pace,
+    /// A write is about the name that is wanted.
+    pace: Pace<String>,
+    places: Places,
     /// Followers as they were seen last of which the API server says that they have changed.
     outdated: HashMap<ServiceKey, Precondition>,
     planned: HashMap<ServiceKey, String>,
-    complaints: Complaints,
-    trouble: Trouble,
+    /// Followers that haven't been looked at since the term began: how they stand is no news.
+    old_news: HashSet<ServiceKey>,
+    /// Followers whose load balancer has been there.
+    resolved: HashSet<ServiceKey>,
+    /// Followers whose load balancer hasn't, and since when that is known.
+    unknown: HashMap<ServiceKey, Instant>,
 }
 
-type Events = futures::stream::BoxStream<
-    'static,
-    (usize, kube::runtime::watcher::Result<Event<DeserializeGuard<Service>>>),
->;
+type WatchEvent = kube::runtime::watcher::Result<Event<DeserializeGuard<Service>>>;
+type Events = futures::stream::BoxStream<'static, (usize, WatchEvent)>;
 
 impl Following {
-    fn new(settings: Settings, term: u64) -> Self {
-        let namespaces = &settings.selection.namespaces;
-        let all: Vec<Option<String>> =
-            if namespaces.is_empty() { vec![None] } else { namespaces.iter().cloned().map(Some).collect() };
-        let scope = |namespace: Option<String>| {
-            let place =
-                namespace.as_ref().map_or("all namespaces".to_owned(), |one| format!("namespace {one}"));
-            let what = format!("ExternalName Services in {place}");
-            let hint = "lb-linker needs the ClusterRole of deploy/";
-            let trouble = WatchTrouble::new(settings.outage.clone(), what, hint);
-            Scope { namespace, trouble, list: Vec::new() }
-        };
+    fn new(settings: Settings, memory: Memory, term: u64) -> Self {
         Self {
-            scopes: all.into_iter().map(scope).collect(),
+            followers: Followers::new(&settings.selection, &settings.outage),
             settings,
+            memory,
             term,
-            followers: HashMap::new(),
-            by_source: HashMap::new(),
             queue: BTreeSet::new(),
-            in_flight: HashSet::new(),
+            in_flight: HashMap::new(),
             writes: JoinSet::new(),
             pace: Pace::default(),
+            places: Places::default(),
             outdated: HashMap::new(),
             planned: HashMap::new(),
-            complaints: Complaints::default(),
-            trouble: Trouble::default(),
+            old_news: HashSet::new(),
+            resolved: HashSet::new(),
+            unknown: HashMap::new(),
         }
     }
 
     fn watch(&self) -> Events {
-        let watches = self.scopes.iter().enumerate().map(|(number, scope)| {
+        let watches = self.followers.namespaces().map(|(number, namespace)| {
             let client = self.settings.client.clone();
-            let api = match &scope.namespace {
+            let api = match namespace {
                 Some(namespace) => Api::namespaced(client, namespace),
                 None => Api::all(client),
             };
@@ -196,82 +202,61 @@ impl Following {
 
     // === what is heard ===
 
-    fn heed(
-        &mut self,
-        number: usize,
-        event: kube::runtime::watcher::Result<Event<DeserializeGuard<Service>>>,
-    ) {
-        let scope = &mut self.scopes[number];
-        match scope.trouble.unless_failed(event) {
-            None => {}
-            Some(Event::Init) => scope.list.clear(),
-            Some(Event::InitApply(object)) => {
-                // Nearly none of them follows anything.
-                let service = readable(object, &mut self.complaints);
-                scope.list.extend(service.filter(|service| service.annotation(SOURCE).is_some()));
-            }
-            Some(Event::InitDone) => {
-                let (namespace, list) = (scope.namespace.clone(), std::mem::take(&mut scope.list));
-                let known = self
-                    .followers
-                    .keys()
-                    .filter(|key| namespace.as_ref().is_none_or(|namespace| *key.namespace == **namespace));
-                for key in known.cloned().collect::<Vec<_>>() {
-                    if !list.iter().any(|service| service.key() == key) {
-                        self.drop(&key);
-                    }
+    fn heed(&mut self, number: usize, event: WatchEvent) {
+        let was_listed = self.followers.is_listed();
+        for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
+            match heard {
+                Heard::Answer => self.open(&Place::Everywhere),
+                Heard::Follower(key) => self.queue(&key),
+                Heard::NoFollower(key) => {
+                    self.forget(&key);
+                    self.memory.complaints.set(&key, None);
                 }
-                for service in list {
-                    self.seen(&service);
+                Heard::Malformed { key, uid, why } => {
+                    self.forget(&key);
+                    self.complain(&key, &uid, &why, was_listed);
                 }
             }
-            Some(Event::Apply(object)) => {
-                if let Some(service) = readable(object, &mut self.complaints) {
-                    self.seen(&service);
-                }
-            }
-            Some(Event::Delete(object)) => self.drop(&key_of(&object)),
+        }
+        if !was_listed && self.followers.is_listed() {
+            self.old_news = self.followers.keys().cloned().collect();
+            self.queue_all();
         }
     }
 
-    fn seen(&mut self, service: &Service) {
-        let key = service.key();
-        let target_namespace = self.settings.selection.target_namespace.as_deref();
-        match Follower::of(service, target_namespace) {
-            Some(Ok(follower)) => {
-                if self.followers.get(&key).is_some_and(|known| known.source != follower.source) {
-                    self.drop(&key);
+    fn link_changed(&mut self, change: &Change) {
+        self.memory.departed.heed(change, &self.settings.store);
+        let keys: Vec<ServiceKey> = self.followers.of(&change.key).cloned().collect();
+        for key in keys {
+            if change.retargeted().is_some() {
+                // What failed was about the old target.
+                self.pace.stop_waiting(&key);
+                self.pace.succeeded(&key);
+                if let Some(changed) = self.in_flight.get_mut(&key) {
+                    *changed = true;
                 }
-                self.by_source.entry(follower.source.clone()).or_default().insert(key.clone());
-                self.followers.insert(key.clone(), follower);
-                self.queue(&key);
             }
-            Some(Err(why)) => {
-                self.drop(&key);
-                self.complaints.set(&key, Some(why));
-            }
-            None => self.drop(&key),
+            self.queue(&key);
         }
     }
 
-    fn drop(&mut self, key: &ServiceKey) {
-        self.complaints.set(key, None);
+    /// Looks at all links and followers, because changes have been missed.
+    fn look_again(&mut self) {
+        self.memory.departed.look_again(&self.settings.store);
+        self.pace.resume();
+        self.queue_all();
+    }
+
+    fn forget(&mut self, key: &ServiceKey) {
         self.planned.remove(key);
         self.outdated.remove(key);
+        self.old_news.remove(key);
+        self.resolved.remove(key);
+        self.unknown.remove(key);
         self.pace.forget(key);
-        if let Some(follower) = self.followers.remove(key)
-            && let Some(keys) = self.by_source.get_mut(&follower.source)
-        {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.by_source.remove(&follower.source);
-            }
-        }
-    }
-
-    fn link_changed(&mut self, link: &ServiceKey) {
-        for key in self.by_source.get(link).cloned().unwrap_or_default() {
-            self.queue(&key);
+        self.places.forget(key);
+        if let Some(changed) = self.in_flight.get_mut(key) {
+            *changed = true;
         }
     }
 
@@ -285,106 +270,89 @@ impl Following {
 
     // === what is done ===
 
+    /// Looks at queued followers and starts writes, as many as may be under way; none before all
+    /// followers are known.
     fn work(&mut self) {
-        while self.writes.len() < MAX_WRITES {
-            let Some(key) = self.queue.pop_first() else { break };
+        while self.followers.is_listed() && self.writes.len() < MAX_WRITES {
+            let Some(key) = self.queue.pop_first().or_else(|| self.places.next_probe()) else { break };
             // When a write ends, its follower is looked at again anyway.
-            if !self.in_flight.contains(&key) && !self.pace.rests(&key) {
+            if !self.in_flight.contains_key(&key) && !self.pace.rests(&key) {
                 self.look_at(&key);
             }
         }
     }
 
+    /// Looks at a follower. A defect that only one follower brings to light costs only that one.
     fn look_at(&mut self, key: &ServiceKey) {
-        let Some(follower) = self.followers.get(key).cloned() else { return };
-        let link = self.settings.store.get(&follower.source);
-        let name = match follower.wish(link.as_deref(), &self.settings.policy) {
-            Wish::Leave => {
-                self.complaints.set(key, None);
-                return;
+        let looked = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(follower) = self.followers.get(key).cloned() {
+                poison(key);
+                self.follow(follower);
             }
-            Wish::Refuse(why) => return self.refuse(&follower, why),
-            Wish::Write(name) => name,
-        };
-        self.complaints.set(key, None);
-        if self.settings.policy.sync == SyncMode::Plan {
-            if self.planned.get(key) != Some(&name) {
-                info!("plan for Service {key}, which follows {}: patch → {name}", follower.source);
-                self.planned.insert(key.clone(), name);
-            }
-            return;
-        }
-        if self.outdated.get(key) == Some(&follower.version) {
-            return;
-        }
-        self.in_flight.insert(key.clone());
-        let (client, outage) = (self.settings.client.clone(), self.settings.outage.clone());
-        let (leadership, term) = (self.settings.leadership.clone(), self.term);
-        self.writes.spawn(async move {
-            let Precondition { uid, resource_version } = &follower.version;
-            let patch = json!({
-                "metadata": {"uid": uid, "resourceVersion": resource_version},
-                "spec": {"externalName": name},
-            });
-            let patch = Patch::Merge(patch);
-            let request = patch_elsewhere(client, &outage, &follower.key, &patch, RIGHT);
-            let (code, result) =
-                leadership.write(term, request).await.unwrap_or_else(|error| (0, Err(error.into())));
-            Written { before: follower, name, code, result }
-        });
-    }
-
-    fn refuse(&mut self, follower: &Follower, why: String) {
-        let key = &follower.key;
-        if self.complaints.set(key, Some(why.clone())) {
-            let (namespace, name) = (key.namespace.clone(), key.name.clone());
-            let uid = follower.version.uid.clone().unwrap_or_default().into();
-            self.settings.news.recorder.record(
-                Regarding { namespace, name, uid },
-                Reason::TargetRefused,
-                &why,
+        }));
+        if looked.is_err() {
+            let pause = self.pace.failed(key, None);
+            error!(
+                "Service {key}: its following has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
         }
     }
 
-    fn written(&mut self, Written { before, name, code, result }: Written) {
-        let key = before.key;
-        self.in_flight.remove(&key);
-        self.settings
-            .news
-            .metrics
-            .api_writes
-            .with_label_values(&["patch", "Service", &code.to_string()])
-            .inc();
-        match result {
-            Ok(after) => {
-                info!("Service {key}, which follows {}: {} → {name}", before.source, before.name);
-                self.trouble.over("Services that follow a load balancer can be written again");
-                self.pace.succeeded(&key);
-                if let (Some(Object::Service(service)), Some(known)) = (after, self.followers.get_mut(&key))
-                    && known.version == before.version
-                {
-                    known.version = Precondition::of(&service.metadata);
-                    known.name = service.spec.external_name.clone().unwrap_or_default();
+    fn follow(&mut self, follower: Follower) {
+        let (key, source) = (&follower.key, &follower.source);
+        self.pace.stop_waiting(key);
+        let store = &self.settings.store;
+        let (link, gone) = (store.get(source), self.memory.departed.get(source));
+        if gone.is_some() || store.knows(source) {
+            self.resolved.insert(key.clone());
+            self.unknown.remove(key);
+        } else if !self.resolved.contains(key) {
+            return self.unknown(&follower);
+        }
+        let is_news = !self.old_news.remove(key);
+        let wish = follower.wish(link.as_deref(), gone, &self.settings.policy);
+        if !matches!(wish, Wish::Refuse(_)) {
+            self.memory.complaints.set(key, None);
+        }
+        if !matches!(wish, Wish::Write(_)) {
+            self.pace.succeeded(key);
+            self.planned.remove(key);
+        }
+        match (wish, self.settings.policy.sync) {
+            (Wish::Leave, _) => {}
+            (Wish::Refuse(why), _) => {
+                let uid = follower.version.uid.as_deref().unwrap_or_default();
+                self.complain(key, uid, &why, is_news);
+            }
+            (Wish::Write(name), SyncMode::Plan) => {
+                if self.planned.get(key) != Some(&name) {
+                    info!("plan for Service {key}, which follows {source}: patch → {name}");
+                    self.planned.insert(key.clone(), name);
                 }
-                self.queue(&key);
             }
-            // Somebody was faster: the watch says how it is now.
-            Err(WriteError::Conflict | WriteError::Gone) => {
-                self.outdated.insert(key.clone(), before.version);
-                self.queue(&key);
-            }
-            // The end of the term is the end of this.
-            Err(WriteError::NotLeading(_)) => {}
-            Err(WriteError::Unanswered) => drop(self.pace.failed(&key, None)),
-            Err(WriteError::Everywhere { code, message, retry_after }) => {
-                self.trouble.report(code, &message);
-                self.pace.failed(&key, retry_after);
-            }
-            Err(WriteError::Other { message, retry_after }) => {
-                let pause = self.pace.failed(&key, retry_after);
-                warn!("Service {key}, which follows {}: {message}; next try in {pause:.1?}", before.source);
-            }
+            (Wish::Write(name), _) => self.start(follower, name),
+        }
+    }
+
+    /// Says of a follower that there is no such load balancer, and hasn't been.
+    fn unknown(&mut self, follower: &Follower) {
+        let key = &follower.key;
+        let since = self.unknown.entry(key.clone()).or_insert_with(Instant::now).elapsed();
+        let is_news = !self.old_news.contains(key);
+        if is_news && since < LATENESS {
+            return self.pace.wait(key.clone(), LATENESS.saturating_sub(since));
+        }
+        let why = format!(
+            "annotation {SOURCE} names {}, which is no load balancer that lb-linker follows",
+            follower.source
+        );
+        self.old_news.remove(key);
+        self.complain(key, follower.version.uid.as_deref().unwrap_or_default(), &why, is_news);
+    }
+
+    fn complain(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
+        if self.memory.complaints.set(key, Some(why.to_owned())) && is_news {
+            self.settings.news.recorder.record(regarding(key, uid), Reason::TargetRefused, why);
         }
     }
 }

@@ -1,15 +1,14 @@
-//! When links are looked at again: after a failed write, at the end of a delay, and ever more
+//! When links, and what follows them, are looked at again: after a failed write, at the end of a delay, and ever more
 //! seldom where somebody else wants it otherwise.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use tokio_util::time::{DelayQueue, delay_queue};
 
 use super::Pauses;
-use crate::store::{Link, ServiceKey};
+use crate::store::ServiceKey;
 
 /// The first and the longest pause after a failed write of a link.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -23,26 +22,37 @@ const PEACE: Duration = Duration::from_secs(120);
 /// The farthest moment a timer is set for: the timer wheel ends at some two years.
 const FARTHEST: Duration = Duration::from_secs(24 * 3600);
 
-/// When links are looked at again.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
+/// When links are looked at again; a write is about `A`.
+#[derive(Debug)]
+pub(super) struct Pace<A> {
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     failures: HashMap<ServiceKey, Pauses>,
-    repairs: HashMap<ServiceKey, Repairs>,
+    repairs: HashMap<ServiceKey, Repairs<A>>,
 }
 
 /// Writes for a link as it is now.
 #[derive(Debug)]
-struct Repairs {
-    link: Arc<Link>,
+struct Repairs<A> {
+    about: A,
     number: u32,
     last: Instant,
     pauses: Pauses,
     due: Option<Instant>,
 }
 
-impl Pace {
+impl<A> Default for Pace<A> {
+    fn default() -> Self {
+        Self {
+            timers: DelayQueue::new(),
+            timer_of: HashMap::new(),
+            failures: HashMap::new(),
+            repairs: HashMap::new(),
+        }
+    }
+}
+
+impl<A: PartialEq + Clone> Pace<A> {
     /// Waits for the next link whose time has come.
     pub(super) async fn due(&mut self) -> ServiceKey {
         let Some(due) = self.timers.next().await else { return std::future::pending().await };
@@ -107,18 +117,18 @@ impl Pace {
 
     /// Returns how long a write for a link as it is now has to wait, because somebody else undoes
     /// them.
-    pub(super) fn not_before(&self, link: &Arc<Link>) -> Option<Duration> {
-        let repairs = self.repairs.get(&link.key).filter(|repairs| Arc::ptr_eq(&repairs.link, link))?;
+    pub(super) fn not_before(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
+        let repairs = self.repairs.get(key).filter(|repairs| repairs.about == *about)?;
         repairs.due?.checked_duration_since(Instant::now())
     }
 
     /// Counts a write that was made for a link as it is now. Where many follow each other, somebody
     /// else, an admission policy perhaps, undoes them: then they get ever more seldom, and the pause
     /// before the next one is returned.
-    pub(super) fn made(&mut self, link: &Arc<Link>) -> Option<Duration> {
-        let repairs = self.repairs.entry(link.key.clone()).or_insert_with(|| Repairs::new(link));
-        if !Arc::ptr_eq(&repairs.link, link) || repairs.last.elapsed() > PEACE {
-            *repairs = Repairs::new(link);
+    pub(super) fn made(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
+        let repairs = self.repairs.entry(key.clone()).or_insert_with(|| Repairs::new(about));
+        if repairs.about != *about || repairs.last.elapsed() > PEACE {
+            *repairs = Repairs::new(about);
         }
         repairs.number += 1;
         repairs.last = Instant::now();
@@ -131,10 +141,9 @@ impl Pace {
     }
 }
 
-impl Repairs {
-    fn new(link: &Arc<Link>) -> Self {
-        let link = Arc::clone(link);
-        Self { link, number: 0, last: Instant::now(), pauses: Pauses::new(REPAIR), due: None }
+impl<A: Clone> Repairs<A> {
+    fn new(about: &A) -> Self {
+        Self { about: about.clone(), number: 0, last: Instant::now(), pauses: Pauses::new(REPAIR), due: None }
     }
 }
 
@@ -142,30 +151,28 @@ impl Repairs {
 mod tests {
     use super::*;
 
-    fn link() -> Arc<Link> {
-        Arc::new(Link::new(ServiceKey::new("default", "web"), "u"))
+    fn key() -> ServiceKey {
+        ServiceKey::new("default", "web")
     }
 
     #[tokio::test]
     async fn writes_for_a_link_that_stays_the_same_get_ever_more_seldom() {
-        let mut pace = Pace::default();
-        let same = link();
+        let (mut pace, key) = (Pace::default(), key());
         for _ in 0..REPAIRS {
-            assert_eq!(pace.made(&same), None);
-            assert_eq!(pace.not_before(&same), None);
+            assert_eq!(pace.made(&key, &"same"), None);
+            assert_eq!(pace.not_before(&key, &"same"), None);
         }
-        let pause = pace.made(&same).unwrap();
+        let pause = pace.made(&key, &"same").unwrap();
         assert!(pause >= REPAIR.0 && pause <= REPAIR.1);
-        assert!(pace.not_before(&same).unwrap() <= pause);
-        assert_eq!(pace.not_before(&link()), None, "a new target is written at once");
-        assert_eq!(pace.made(&link()), None);
-        assert_eq!(pace.not_before(&same), None);
+        assert!(pace.not_before(&key, &"same").unwrap() <= pause);
+        assert_eq!(pace.not_before(&key, &"new"), None, "a new target is written at once");
+        assert_eq!(pace.made(&key, &"new"), None);
+        assert_eq!(pace.not_before(&key, &"same"), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_after_failures_grow_to_their_bound_and_end_together() {
-        let mut pace = Pace::default();
-        let key = link().key.clone();
+        let (mut pace, key) = (Pace::<()>::default(), key());
         let pauses: Vec<Duration> = (0..12).map(|_| pace.failed(&key, None)).collect();
         assert!(pauses[0] < Duration::from_secs(2));
         assert!(pauses.iter().all(|pause| *pause <= RETRY.1));
@@ -178,8 +185,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_link_is_due_when_its_time_has_come() {
-        let mut pace = Pace::default();
-        let key = link().key.clone();
+        let (mut pace, key) = (Pace::<()>::default(), key());
         pace.wait(key.clone(), Duration::from_secs(600));
         let before = tokio::time::Instant::now();
         assert_eq!(pace.due().await, key);

@@ -35,7 +35,7 @@ use super::service::Service;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
-use crate::store::{ServiceKey, Store};
+use crate::store::{Link, ServiceKey, Store};
 use writing::Written;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
@@ -132,7 +132,7 @@ struct Reconciler {
     /// Links with a write under way: they are looked at again when it has ended.
     in_flight: HashSet<ServiceKey>,
     writes: JoinSet<Written>,
-    pace: Pace,
+    pace: Pace<Arc<Link>>,
     /// Which link wants an object of a name.
     wanted: HashMap<ObjectId, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
@@ -359,17 +359,18 @@ impl Reconciler {
     }
 }
 
-/// Makes the reconciling of one link panic, for the test that shows that this stops no other.
+/// Makes the reconciling of one link panic, or the following of one Service, for the tests that show
+/// that this stops no other.
 #[cfg(debug_assertions)]
 #[expect(clippy::panic, reason = "the purpose")]
-fn poison(key: &ServiceKey) {
+pub(super) fn poison(key: &ServiceKey) {
     if std::env::var("LB_LINKER_TEST_PANIC").is_ok_and(|poisoned| poisoned == key.to_string()) {
         panic!("{key} is poisoned");
     }
 }
 
 #[cfg(not(debug_assertions))]
-fn poison(_key: &ServiceKey) {}
+pub(super) fn poison(_key: &ServiceKey) {}
 
 /// The objects that an external target of this name may consist of.
 fn object_ids(external_target: &str) -> [ObjectId; 3] {

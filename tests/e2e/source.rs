@@ -1,11 +1,62 @@
 //! ExternalName Services that follow a load balancer by annotation.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::trouble::be_stubborn;
+
+const TARGETS: &str = "external-targets";
+
+/// A control plane with one lb-linker at a time, which may write everywhere: on the shared one each of them
+/// follows, and records Events, in the namespaces of all tests.
+async fn own_cluster() -> (ControlPlane, Cluster) {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
+    let cluster = plane.cluster().await;
+    (plane, cluster)
+}
+
+/// A load balancer that all namespaces may follow.
+async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
+    cluster.create_load_balancer(namespace, name).await;
+    let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "*"}}});
+    cluster.patch_service(namespace, name, allow).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
+}
+
+/// The notes of the Warnings TargetRefused about a Service.
+fn refusals(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
+    let selector = format!("involvedObject.name={name},reason=TargetRefused");
+    let list =
+        plane.kubectl(&["get", "events", "-n", namespace, "--field-selector", &selector, "-o", "json"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["message"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Waits for a Warning. Events are sent in their order: whatever came before it has been sent, too.
+async fn refusal(plane: &ControlPlane, namespace: &str, name: &str) -> String {
+    let look = || async { refusals(plane, namespace, name).pop() };
+    eventually(&format!("a Warning on {namespace}/{name}"), look).await
+}
+
+/// How many PATCHes of Services of a namespace lb-linker has sent.
+fn patches(plane: &ControlPlane, namespace: &str) -> usize {
+    let ours = |user: &str| user.ends_with(":lb-linker:lb-linker");
+    let events = plane.audit_events().into_iter();
+    events
+        .filter(|event| event.verb == "patch" && event.resource == "services" && ours(&event.user))
+        .filter(|event| event.namespace == namespace)
+        .count()
+}
 
 /// Makes an ExternalName Service that follows `source`.
 async fn follower(cluster: &Cluster, namespace: &str, name: &str, source: &str) {
@@ -29,17 +80,20 @@ fn grant_source(plane: &ControlPlane, namespaces: &[&str]) {
     let rights = std::fs::read_to_string(deploy().join("source/rbac.yaml")).unwrap();
     let role = rights.split("---").next().unwrap();
     plane.kubectl_stdin(&["apply", "-f", "-"], role);
-    for namespace in namespaces {
-        plane.kubectl(&[
-            "-n",
-            namespace,
-            "create",
-            "rolebinding",
-            "lb-linker-source",
-            "--clusterrole=lb-linker-source",
-            "--serviceaccount=lb-linker:lb-linker",
-        ]);
-    }
+    namespaces.iter().for_each(|namespace| grant_source_to(plane, namespace));
+}
+
+/// Gives them in one more namespace.
+fn grant_source_to(plane: &ControlPlane, namespace: &str) {
+    plane.kubectl(&[
+        "-n",
+        namespace,
+        "create",
+        "rolebinding",
+        "lb-linker-source",
+        "--clusterrole=lb-linker-source",
+        "--serviceaccount=lb-linker:lb-linker",
+    ]);
 }
 
 #[tokio::test]
@@ -132,5 +186,244 @@ async fn without_the_right_to_write_the_file_that_grants_it_is_named_once() {
         points_at(&cluster, &own, &format!("db-{i}"), "a.example.com").await;
     }
     assert_eq!(linker.logged("deploy/source/"), 1, "{:#?}", linker.log());
-    linker.line("Services that follow a load balancer can be written again").await;
+    let over = format!("Services in namespace {own} that follow a load balancer can be written again");
+    linker.line(&over).await;
+}
+
+#[tokio::test]
+async fn somebody_who_undoes_what_is_written_to_a_follower_is_not_fought_in_a_hot_loop() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    be_stubborn(&plane, &cluster, &own).await;
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    load_balancer(&cluster, &own, "other", "b.example.com").await;
+    follower(&cluster, &own, "db", "web").await;
+    let line = linker.line("somebody else, or an admission policy, changes what is written").await;
+    assert!(line.contains(&format!("Service {own}/db, which follows {own}/web")), "{line}");
+    let before = patches(&plane, &own);
+    assert!(before <= 14, "{before} PATCHes");
+    // A new target is written at once.
+    cluster.set_ingress(&own, "web", &[Ingress::Hostname("c.example.com")]).await;
+    eventually("another PATCH", || async { (patches(&plane, &own) > before + 5).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_may_not_be_written_to_is_named_once_and_only_probed() {
+    let plane = &ControlPlane::start(Options::default());
+    apply_deploy(plane);
+    let cluster = plane.cluster().await;
+    let (granted, refused) =
+        (cluster.create_namespace("granted").await, cluster.create_namespace("refused").await);
+    grant_source(plane, &[&granted]);
+    load_balancer(&cluster, &granted, "web", "a.example.com").await;
+    let source = format!("{granted}/web");
+    for i in 0..30 {
+        follower(&cluster, &refused, &format!("db-{i}"), &source).await;
+    }
+    follower(&cluster, &granted, "db", &source).await;
+    let linker = Linker::in_cluster(plane, TARGETS, &["--upstream", "none"]);
+    linker.line(&format!("can't patch Services in namespace {refused}")).await;
+    // What succeeds elsewhere says nothing about this namespace.
+    for host in ["b.example.com", "c.example.com", "d.example.com", "e.example.com"] {
+        cluster.set_ingress(&granted, "web", &[Ingress::Hostname(host)]).await;
+        points_at(&cluster, &granted, "db", host).await;
+    }
+    assert_eq!(linker.logged("deploy/source/"), 1, "{:#?}", linker.log());
+    // Those that were under way when the first was refused, and a probe now and then.
+    let tried = patches(plane, &refused);
+    assert!(tried <= 16, "{tried} PATCHes");
+
+    grant_source_to(plane, &refused);
+    for i in 0..30 {
+        points_at(&cluster, &refused, &format!("db-{i}"), "e.example.com").await;
+    }
+    let over = format!("Services in namespace {refused} that follow a load balancer can be written again");
+    linker.line(&over).await;
+    assert_eq!(linker.logged("can be written again"), 1, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn what_followers_lack_is_told_once_and_how_they_stand_at_the_start_is_no_event() {
+    let (plane, cluster) = own_cluster().await;
+    let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": null}}});
+    cluster.patch_service(&own, "web", allow).await;
+    let source = format!("{own}/web");
+    follower(&cluster, &other, "old", &source).await;
+    follower(&cluster, &other, "old-malformed", "a/b/c").await;
+    follower(&cluster, &other, "old-typo", &format!("{own}/wbe")).await;
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    let refused = format!("it may not follow {source}");
+    let malformed = "annotation linker.hsj.com/source \"a/b/c\" isn't [<namespace>/]<service>";
+    let unknown = format!("names {own}/wbe, which is no load balancer that lb-linker follows");
+    linker.line(&format!("Service {other}/old: {refused}")).await;
+    linker.line(&format!("Service {other}/old-malformed: {malformed}")).await;
+    let line = linker.line(&format!("Service {other}/old-typo: ")).await;
+    assert!(line.contains(&unknown), "{line}");
+
+    follower(&cluster, &other, "malformed", "a/b/c").await;
+    assert_eq!(refusal(&plane, &other, "malformed").await, malformed);
+    follower(&cluster, &other, "typo", &format!("{own}/wbe")).await;
+    assert!(refusal(&plane, &other, "typo").await.contains(&unknown));
+    // Whatever else happens to them.
+    for team in ["a", "b", "c"] {
+        for name in ["malformed", "typo"] {
+            let label = json!({"metadata": {"labels": {"team": team}}});
+            cluster.patch_service(&other, name, label).await;
+        }
+    }
+    // A load balancer that comes later is awaited, and one that is deleted is no mistake.
+    follower(&cluster, &own, "early", "late").await;
+    load_balancer(&cluster, &own, "late", "late.example.com").await;
+    points_at(&cluster, &own, "early", "late.example.com").await;
+    cluster.delete_service(&own, "late").await;
+    linker.line(&format!("link {own}/late: late.example.com → gone")).await;
+    follower(&cluster, &other, "new", &source).await;
+    assert!(refusal(&plane, &other, "new").await.starts_with(&refused));
+
+    for name in ["malformed", "typo", "new"] {
+        assert_eq!(linker.logged(&format!("Service {other}/{name}: ")), 1, "{:#?}", linker.log());
+        assert_eq!(refusals(&plane, &other, name).len(), 1);
+    }
+    for name in ["old", "old-malformed", "old-typo"] {
+        assert_eq!(refusals(&plane, &other, name), Vec::<String>::new(), "{name}");
+    }
+    assert_eq!(linker.logged(&format!("Service {own}/early: ")), 0, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn a_follower_that_makes_lb_linker_panic_stops_no_other() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    let poisoned = format!("{own}/poisoned");
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let linker = Linker::start_with(
+        &[("LB_LINKER_TEST_PANIC", &poisoned)],
+        ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", TARGETS, "--upstream", "none"],
+    );
+    for name in ["before", "poisoned", "zafter"] {
+        follower(&cluster, &own, name, "web").await;
+    }
+    linker.line(&format!("Service {poisoned}: its following has panicked, a defect of lb-linker")).await;
+    for host in ["a.example.com", "b.example.com"] {
+        cluster.set_ingress(&own, "web", &[Ingress::Hostname(host)]).await;
+        points_at(&cluster, &own, "before", host).await;
+        points_at(&cluster, &own, "zafter", host).await;
+    }
+    points_at(&cluster, &own, "poisoned", "by-hand.example.com").await;
+    let restarts = "lb_linker_sync_restarts_total{task=\"the following by annotation\"}";
+    assert_eq!(linker.metric(restarts), None, "the task itself went on");
+}
+
+#[tokio::test]
+async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
+    let (plane, cluster) = own_cluster().await;
+    let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
+    let args = ["--upstream", "none", "--on-delete", "tombstone", "--ip-targets", "skip"];
+    let mut linker = Linker::in_cluster(&plane, TARGETS, &args);
+    for (name, ingress) in [("web", Ingress::Hostname("a.example.com")), ("ip", Ingress::Ip("192.0.2.1"))] {
+        load_balancer(&cluster, &own, name, "unused.example.com").await;
+        cluster.set_ingress(&own, name, &[ingress]).await;
+        for namespace in [&own, &other] {
+            follower(&cluster, namespace, &format!("follows-{name}"), &format!("{own}/{name}")).await;
+        }
+    }
+    for namespace in [&own, &other] {
+        points_at(&cluster, namespace, "follows-web", "a.example.com").await;
+        points_at(&cluster, namespace, "follows-ip", "192.0.2.1").await;
+    }
+    // Addresses have no object: the reconciler forgets the link at once.
+    cluster.delete_service(&own, "ip").await;
+    for namespace in [&own, &other] {
+        points_at(&cluster, namespace, "follows-ip", "deleted.lb.internal").await;
+    }
+
+    // The load balancer goes while nobody looks: what it allowed isn't known any more.
+    linker.stop();
+    cluster.delete_service(&own, "web").await;
+    follower(&cluster, &other, "never", &format!("{own}/web")).await;
+    let _linker = Linker::in_cluster(&plane, TARGETS, &args);
+    for namespace in [&own, &other] {
+        points_at(&cluster, namespace, "follows-web", "deleted.lb.internal").await;
+    }
+    points_at(&cluster, &other, "never", "by-hand.example.com").await;
+}
+
+#[tokio::test]
+async fn while_the_api_server_is_away_one_follower_asks_and_then_all_are_written() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    // Whose writes are undone is written again later, whatever is heard meanwhile.
+    be_stubborn(&plane, &cluster, &own).await;
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    for i in 0..20 {
+        follower(&cluster, &own, &format!("db-{i}"), "web").await;
+    }
+    let undone = || async { (linker.logged("changes what is written") >= 20).then_some(()) };
+    eventually("all to be undone", undone).await;
+    plane.kill_apiserver();
+    let unanswered = || {
+        let code = "code=\"0\",kind=\"Service\",verb=\"patch\"";
+        linker.metric(&format!("lb_linker_api_writes_total{{{code}}}")).unwrap_or_default()
+    };
+    eventually("a first try", || async { (unanswered() >= 1.0).then_some(()) }).await;
+    // In this time all twenty become due: that they don't try can't be awaited.
+    tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+    // Eight may have been under way at once; the pauses between the others double from half a second.
+    let away = unanswered();
+    assert!(away <= 12.0, "{away} in vain");
+    plane.start_apiserver();
+    let before = patches(&plane, &own);
+    eventually("the others", || async { (patches(&plane, &own) >= before + 20).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    let policy = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: picky}
+spec:
+  matchConstraints:
+    resourceRules:
+      - {apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [services]}
+  matchConditions:
+    - {name: ours, expression: "object.metadata.namespace == 'NAMESPACE' && object.spec.type == 'ExternalName'"}
+  validations:
+    - {expression: "object.spec.externalName != 'refused.example.com'"}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: picky}
+spec: {policyName: picky, validationActions: [Deny]}
+"#;
+    plane.kubectl_stdin(&["apply", "-f", "-"], &policy.replace("NAMESPACE", &own));
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    follower(&cluster, &own, "db", "web").await;
+    points_at(&cluster, &own, "db", "a.example.com").await;
+    // The policy is in force when it shows.
+    eventually("the policy", || async {
+        let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",
+            "externalName": "refused.example.com"}});
+        let probe = serde_json::from_value(probe).unwrap();
+        cluster.services(&own).create(&Default::default(), &probe).await.is_err().then_some(())
+    })
+    .await;
+    cluster.set_ingress(&own, "web", &[Ingress::Hostname("refused.example.com")]).await;
+    // Pauses grow: now there is time.
+    let pause = |line: &String| line.split_once("next try in ")?.1.strip_suffix('s')?.parse().ok();
+    eventually("a long pause", || async {
+        linker.log().iter().filter_map(pause).any(|seconds: f64| seconds >= 6.0).then_some(())
+    })
+    .await;
+    cluster.set_ingress(&own, "web", &[Ingress::Hostname("b.example.com")]).await;
+    let soon = std::time::Duration::from_secs(3);
+    tokio::time::timeout(soon, points_at(&cluster, &own, "db", "b.example.com")).await.expect("at once");
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::cluster::Ingress;
+use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, query, show};
 use crate::harness::linker::Linker;
@@ -188,12 +188,9 @@ async fn a_blank_status_keeps_the_target_and_a_type_change_ends_the_link() {
         .await;
 }
 
-/// Needs a control plane of its own: the policy concerns every lb-linker.
-#[tokio::test]
-async fn somebody_who_always_wants_it_otherwise_is_not_fought_in_a_hot_loop() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
-    let cluster = plane.cluster().await;
+/// Has the API server make `stubborn.example` of what every ExternalName Service of a namespace says. Whoever
+/// calls it needs a control plane of its own: the policy concerns every lb-linker.
+pub async fn be_stubborn(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let policy = r#"
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -203,7 +200,7 @@ spec:
     resourceRules:
       - {apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [services]}
   matchConditions:
-    - {name: ours, expression: "object.metadata.namespace == 'external-targets'"}
+    - {name: ours, expression: "object.metadata.namespace == 'NAMESPACE' && object.spec.type == 'ExternalName'"}
   failurePolicy: Fail
   reinvocationPolicy: Never
   mutations:
@@ -216,14 +213,22 @@ kind: MutatingAdmissionPolicyBinding
 metadata: {name: stubborn}
 spec: {policyName: stubborn}
 "#;
-    plane.kubectl_stdin(&["apply", "-f", "-"], policy);
+    plane.kubectl_stdin(&["apply", "-f", "-"], &policy.replace("NAMESPACE", namespace));
     // The policy is in force when it shows.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName", "externalName": "a.example"}});
-        let made = cluster.create_service("external-targets", probe).await;
+        let made = cluster.create_service(namespace, probe).await;
         (made.spec.unwrap().external_name.as_deref() == Some("stubborn.example")).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn somebody_who_always_wants_it_otherwise_is_not_fought_in_a_hot_loop() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    be_stubborn(&plane, &cluster, "external-targets").await;
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
     cluster.create_load_balancer("default", "web").await;
     cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;

@@ -1,7 +1,8 @@
 //! What an ExternalName Service that follows a link should say: pure functions.
 
+use super::departed::Gone;
 use crate::names;
-use crate::store::{Link, ServiceKey, Target, host_text};
+use crate::store::{Link, ServiceKey, Target, Wishes, host_text};
 use crate::sync::desired::{Precondition, SOURCE, labelled_for};
 use crate::sync::plan::{OnDelete, Policy};
 use crate::sync::service::{EXTERNAL_NAME, Service};
@@ -55,27 +56,53 @@ impl Follower {
         }))
     }
 
-    /// Decides what becomes of it.
-    pub(super) fn wish(&self, link: Option<&Link>, policy: &Policy) -> Wish {
-        let Some(link) = link else { return Wish::Leave };
-        let allowed = self.key.namespace == self.source.namespace || link.wishes.allows(&self.key.namespace);
-        let wanted = match (&link.target, link.is_gone()) {
-            (_, true) if policy.on_delete == OnDelete::Tombstone && allowed => policy.tombstone.clone(),
-            (_, true) | (None, _) => return Wish::Leave,
-            _ if !allowed => {
-                return Wish::Refuse(format!(
-                    "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
-                    self.source, self.key.namespace
-                ));
-            }
-            (Some(Target::Hostname(host)), _) => host_text(host),
-            (Some(Target::Addresses(ips)), _) => match ips.iter().find(|ip| ip.is_ipv4()) {
-                Some(ip) => ip.to_string(),
-                None => return Wish::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
-            },
+    /// Decides what becomes of it; `gone` is what is known of a load balancer that is gone.
+    pub(super) fn wish(&self, link: Option<&Link>, gone: Option<&Gone>, policy: &Policy) -> Wish {
+        let Some(link) = link.filter(|link| !link.is_gone()) else {
+            let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
+            return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Wish::Leave };
         };
+        let Some(target) = &link.target else { return Wish::Leave };
+        if !self.is_allowed(&link.wishes) {
+            return Wish::Refuse(format!(
+                "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
+                self.source, self.key.namespace
+            ));
+        }
+        match external_name(target) {
+            Some(name) => self.unless_it_says(name),
+            None => Wish::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
+        }
+    }
+
+    /// Whether it follows a load balancer that is gone to the tombstone. What nobody has ever allowed
+    /// stays as it is; where nobody knows any more, whoever points where the load balancer was has
+    /// followed it.
+    fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&Gone>) -> bool {
+        let followed = |gone: &Gone| {
+            external_name(&gone.target).as_deref() == Some(self.name.trim_end_matches('.'))
+                && gone.wishes.as_ref().is_none_or(|wishes| self.is_allowed(wishes))
+        };
+        // As long as there is a link the tombstone is kept in force. Afterwards it is put in place
+        // once, and what somebody writes later stays.
+        link.is_some_and(|link| self.is_allowed(&link.wishes)) || gone.is_some_and(followed)
+    }
+
+    fn is_allowed(&self, wishes: &Wishes) -> bool {
+        self.key.namespace == self.source.namespace || wishes.allows(&self.key.namespace)
+    }
+
+    fn unless_it_says(&self, wanted: String) -> Wish {
         // The API server keeps a trailing dot that somebody wrote.
         if wanted == self.name.trim_end_matches('.') { Wish::Leave } else { Wish::Write(wanted) }
+    }
+}
+
+/// Returns what `spec.externalName` says of a target; nothing if there is no way to.
+fn external_name(target: &Target) -> Option<String> {
+    match target {
+        Target::Hostname(host) => Some(host_text(host)),
+        Target::Addresses(ips) => ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string),
     }
 }
 
@@ -87,7 +114,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::store::{State, Wishes};
+    use crate::store::State;
     use crate::sync::brakes::MaxDeletes;
     use crate::sync::desired::IpTargets;
     use crate::sync::plan::SyncMode;
@@ -162,14 +189,14 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let delete = policy(OnDelete::Delete);
-        let wish = |follower: &Follower, link: Link| follower.wish(Some(&link), &delete);
+        let wish = |follower: &Follower, link: Link| follower.wish(Some(&link), None, &delete);
         let write = |name: &str| Wish::Write(name.to_owned());
         assert_eq!(wish(&own, link(host("new.example."), &[])), write("new.example"));
         assert_eq!(wish(&own, link(host("old.example."), &[])), Wish::Leave);
         assert_eq!(wish(&own, link(None, &[])), Wish::Leave, "pending");
         assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
         assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Wish::Refuse(_)));
-        assert_eq!(own.wish(None, &delete), Wish::Leave);
+        assert_eq!(own.wish(None, None, &delete), Wish::Leave);
 
         assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Wish::Refuse(_)));
         for allowed in [&["b", "app"][..], &["*"]] {
@@ -183,12 +210,35 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         for on_delete in [OnDelete::Delete, OnDelete::Retain] {
-            assert_eq!(own.wish(Some(&gone(&[])), &policy(on_delete)), Wish::Leave);
+            assert_eq!(own.wish(Some(&gone(&[])), None, &policy(on_delete)), Wish::Leave);
         }
         let tombstone = policy(OnDelete::Tombstone);
         let wanted = Wish::Write("deleted.lb.internal".to_owned());
-        assert_eq!(own.wish(Some(&gone(&[])), &tombstone), wanted);
-        assert_eq!(other.wish(Some(&gone(&["app"])), &tombstone), wanted);
-        assert_eq!(other.wish(Some(&gone(&[])), &tombstone), Wish::Leave);
+        assert_eq!(own.wish(Some(&gone(&[])), None, &tombstone), wanted);
+        assert_eq!(other.wish(Some(&gone(&["app"])), None, &tombstone), wanted);
+        assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Wish::Leave);
+    }
+    #[test]
+    fn where_a_link_is_forgotten_or_was_never_seen_only_who_points_there_moves_to_the_tombstone() {
+        let tombstone = policy(OnDelete::Tombstone);
+        let moved = Wish::Write("deleted.lb.internal".to_owned());
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        let own = follower(service("shop", "web")).unwrap().unwrap();
+        let seen = |allow_from| Some(link(None, allow_from).wishes);
+        let gone = |name, wishes| Gone { target: host(name).unwrap(), wishes };
+        for (name, wishes, expected) in [
+            ("old.example.", None, &moved),
+            ("another.example.", None, &Wish::Leave),
+            ("old.example.", seen(&["app"][..]), &moved),
+            ("old.example.", seen(&[]), &Wish::Leave),
+        ] {
+            assert_eq!(other.wish(None, Some(&gone(name, wishes)), &tombstone), *expected, "{name}");
+        }
+        let gone = gone("old.example.", None);
+        assert_eq!(own.wish(None, Some(&gone), &tombstone), moved);
+        assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Wish::Leave);
+        let ghost = Link { state: State::Gone(Instant::now()), ..link(None, &[]) };
+        assert_eq!(other.wish(Some(&ghost), Some(&gone), &tombstone), moved);
+        assert_eq!(other.wish(Some(&ghost), None, &tombstone), Wish::Leave);
     }
 }

@@ -66,7 +66,7 @@ impl Reconciler {
             }
             self.outdated.remove(&id);
         }
-        if let Some(pause) = self.pace.not_before(link) {
+        if let Some(pause) = self.pace.not_before(&key, link) {
             self.pace.wait(key, pause);
             return false;
         }
@@ -119,7 +119,7 @@ impl Reconciler {
                 self.pace.succeeded(&key);
                 let link = self.settings.store.get(&key);
                 if let Some(link) = &link
-                    && let Some(pause) = self.pace.made(link)
+                    && let Some(pause) = self.pace.made(&key, link)
                 {
                     self.report.undone(&key, &write, pause);
                 }

@@ -1,0 +1,266 @@
+//! What the watches say: which Services follow what.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{Event, Result};
+
+use super::follower::Follower;
+use crate::store::ServiceKey;
+use crate::sync::desired::SOURCE;
+use crate::sync::events::Regarding;
+use crate::sync::selection::Selection;
+use crate::sync::service::Service;
+use crate::sync::trouble::{Complaints, Outage, WatchTrouble};
+use crate::sync::watch::{key_of, readable};
+
+/// What an event means.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// A follower is new or has changed.
+    Follower(ServiceKey),
+    /// A Service says that it follows something, but not what.
+    Malformed { key: ServiceKey, uid: Box<str>, why: String },
+    /// A Service follows nothing, or not what it followed before.
+    NoFollower(ServiceKey),
+    /// The API server answers.
+    Answer,
+}
+
+/// A namespace that is looked at, or all.
+struct Scope {
+    namespace: Option<String>,
+    trouble: WatchTrouble,
+    /// The list as it comes in, and the Services in it that can't be read.
+    list: Vec<Service>,
+    unreadable: HashSet<ServiceKey>,
+    listed: bool,
+}
+
+/// The followers, as they are known.
+pub(super) struct Followers {
+    target_namespace: Option<String>,
+    scopes: Vec<Scope>,
+    known: HashMap<ServiceKey, Follower>,
+    by_source: HashMap<ServiceKey, BTreeSet<ServiceKey>>,
+}
+
+impl Followers {
+    pub(super) fn new(selection: &Selection, outage: &Outage) -> Self {
+        let namespaces = &selection.namespaces;
+        let all: Vec<Option<String>> =
+            if namespaces.is_empty() { vec![None] } else { namespaces.iter().cloned().map(Some).collect() };
+        let scope = |namespace: Option<String>| {
+            let place =
+                namespace.as_ref().map_or("all namespaces".to_owned(), |one| format!("namespace {one}"));
+            let what = format!("ExternalName Services in {place}");
+            let hint = "lb-linker needs the ClusterRole of deploy/";
+            let trouble = WatchTrouble::new(outage.clone(), what, hint);
+            Scope { namespace, trouble, list: Vec::new(), unreadable: HashSet::new(), listed: false }
+        };
+        Self {
+            target_namespace: selection.target_namespace.clone(),
+            scopes: all.into_iter().map(scope).collect(),
+            known: HashMap::new(),
+            by_source: HashMap::new(),
+        }
+    }
+
+    /// Returns the namespaces to watch, by number; `None` is all.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = (usize, Option<&str>)> {
+        self.scopes.iter().map(|scope| scope.namespace.as_deref()).enumerate()
+    }
+
+    /// Returns whether a complete list has come from everywhere.
+    pub(super) fn is_listed(&self) -> bool {
+        self.scopes.iter().all(|scope| scope.listed)
+    }
+
+    pub(super) fn get(&self, key: &ServiceKey) -> Option<&Follower> {
+        self.known.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &ServiceKey) -> Option<&mut Follower> {
+        self.known.get_mut(key)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.known.keys()
+    }
+
+    /// Returns who follows a link.
+    pub(super) fn of(&self, source: &ServiceKey) -> impl Iterator<Item = &ServiceKey> {
+        self.by_source.get(source).into_iter().flatten()
+    }
+
+    /// Takes over what the watch of a scope says.
+    pub(super) fn heed(
+        &mut self,
+        number: usize,
+        event: Result<Event<DeserializeGuard<Service>>>,
+        complaints: &mut Complaints,
+    ) -> Vec<Heard> {
+        let scope = &mut self.scopes[number];
+        let Some(event) = scope.trouble.unless_failed(event) else { return Vec::new() };
+        let mut heard = Vec::new();
+        match event {
+            Event::Init => {
+                scope.list.clear();
+                scope.unreadable.clear();
+                return heard;
+            }
+            Event::InitApply(object) => {
+                let key = key_of(&object);
+                match readable(object, complaints) {
+                    // Nearly none of them follows anything.
+                    Some(service) if service.annotation(SOURCE).is_some() => scope.list.push(service),
+                    Some(_) => {}
+                    None => drop(scope.unreadable.insert(key)),
+                }
+            }
+            Event::InitDone => {
+                scope.listed = true;
+                let (list, unreadable) =
+                    (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
+                let namespace = scope.namespace.clone();
+                let mut listed: HashSet<ServiceKey> = list.iter().map(Service::key).collect();
+                // What can't be read counts as it was.
+                listed.extend(unreadable);
+                let within = |key: &ServiceKey| {
+                    namespace.as_ref().is_none_or(|namespace| *key.namespace == **namespace)
+                };
+                let gone: Vec<ServiceKey> =
+                    self.known.keys().filter(|key| within(key) && !listed.contains(key)).cloned().collect();
+                for key in gone {
+                    self.forget(&key);
+                    heard.push(Heard::NoFollower(key));
+                }
+                complaints.retain(|key| !within(key) || listed.contains(key));
+                for service in list {
+                    self.seen(&service, &mut heard);
+                }
+            }
+            Event::Apply(object) => {
+                if let Some(service) = readable(object, complaints) {
+                    self.seen(&service, &mut heard);
+                }
+            }
+            Event::Delete(object) => {
+                let key = key_of(&object);
+                self.forget(&key);
+                heard.push(Heard::NoFollower(key));
+            }
+        }
+        heard.push(Heard::Answer);
+        heard
+    }
+
+    fn seen(&mut self, service: &Service, heard: &mut Vec<Heard>) {
+        let key = service.key();
+        match Follower::of(service, self.target_namespace.as_deref()) {
+            Some(Ok(follower)) => {
+                if self.known.get(&key).is_some_and(|known| {
+                    known.source != follower.source || known.version.uid != follower.version.uid
+                }) {
+                    self.forget(&key);
+                    heard.push(Heard::NoFollower(key.clone()));
+                }
+                self.by_source.entry(follower.source.clone()).or_default().insert(key.clone());
+                self.known.insert(key.clone(), follower);
+                heard.push(Heard::Follower(key));
+            }
+            Some(Err(why)) => {
+                self.forget(&key);
+                heard.push(Heard::Malformed { uid: service.uid().into(), key, why });
+            }
+            None => {
+                self.forget(&key);
+                heard.push(Heard::NoFollower(key));
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &ServiceKey) {
+        if let Some(follower) = self.known.remove(key)
+            && let Some(keys) = self.by_source.get_mut(&follower.source)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.by_source.remove(&follower.source);
+            }
+        }
+    }
+}
+
+/// Returns what an Event about a Service needs.
+pub(super) fn regarding(key: &ServiceKey, uid: &str) -> Regarding {
+    Regarding { namespace: key.namespace.clone(), name: key.name.clone(), uid: uid.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn followers(namespaces: &[&str]) -> Followers {
+        let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
+        Followers::new(&Selection { namespaces, ..Default::default() }, &Outage::default())
+    }
+
+    fn service(name: &str, source: &str) -> Value {
+        json!({"metadata": {"namespace": "a", "name": name, "uid": name, "annotations": {SOURCE: source}},
+            "spec": {"type": "ExternalName", "externalName": "old.example"}})
+    }
+
+    fn object(service: Value) -> DeserializeGuard<Service> {
+        serde_json::from_value(service).unwrap()
+    }
+
+    fn list(followers: &mut Followers, number: usize, services: Vec<Value>) -> Vec<Heard> {
+        let mut complaints = Complaints::default();
+        let mut heed = |event| followers.heed(number, Ok(event), &mut complaints);
+        heed(Event::Init);
+        for service in services {
+            heed(Event::InitApply(object(service)));
+        }
+        heed(Event::InitDone)
+    }
+
+    #[test]
+    fn followers_are_listed_when_every_namespace_has_sent_its_list() {
+        let mut followers = followers(&["a", "b"]);
+        list(&mut followers, 1, vec![]);
+        assert!(!followers.is_listed());
+        list(&mut followers, 0, vec![service("db", "web")]);
+        assert!(followers.is_listed());
+        assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1);
+    }
+
+    #[test]
+    fn who_is_missing_from_a_new_list_follows_no_more_and_who_cant_be_read_stays() {
+        let mut followers = followers(&[]);
+        list(&mut followers, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
+        let mut bad = service("bad", "web");
+        bad["spec"]["type"] = 5.into();
+        let heard = list(&mut followers, 0, vec![service("db", "web"), bad]);
+        let key = |name| ServiceKey::new("a", name);
+        assert_eq!(heard, [Heard::NoFollower(key("gone")), Heard::Follower(key("db")), Heard::Answer]);
+        assert_eq!(followers.of(&key("web")).count(), 2);
+    }
+
+    #[test]
+    fn a_new_source_is_another_follower_and_a_malformed_one_none() {
+        let mut followers = followers(&[]);
+        list(&mut followers, 0, vec![service("db", "web")]);
+        let key = ServiceKey::new("a", "db");
+        let mut apply = |source| {
+            followers.heed(0, Ok(Event::Apply(object(service("db", source)))), &mut Complaints::default())
+        };
+        let anew = [Heard::NoFollower(key.clone()), Heard::Follower(key.clone()), Heard::Answer];
+        assert_eq!(apply("b/web"), anew);
+        assert_eq!(apply("b/web"), [Heard::Follower(key.clone()), Heard::Answer]);
+        assert!(matches!(&apply("a/b/c")[..], [Heard::Malformed { .. }, Heard::Answer]));
+        assert_eq!(followers.by_source.len(), 0);
+    }
+}
