@@ -6,6 +6,9 @@
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
+# Many tests wait for something that takes its time, such as the end of a lease: more at once than there are cores.
+TEST_THREADS := 8
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -14,7 +17,7 @@ demo: has-rust ## show lb-linker at work, without a cluster (the first build tak
 	@cargo run --locked --quiet --example demo
 
 test: has-rust control-plane ## run every test, against a real kube-apiserver
-	cargo test --locked
+	RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked
 
 build: has-rust ## build target/release/lb-linker
 	cargo build --locked --release --bin lb-linker
