@@ -243,9 +243,7 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
     eventually("the audit log", || async { (writes(&plane) == expected).then_some(()) }).await;
 
     // What the earlier operator has left is named, with what is to be done.
-    linker
-        .line("Services that carry it: 4, stuck in deletion: 2; `lb-linker takeover`")
-        .await;
+    linker.line("Services that carry it: 4, stuck in deletion: 2; `lb-linker takeover`").await;
     for name in ["stuck", "held"] {
         linker.line(&format!("Service default/{name} is stuck in deletion: it carries {FINALIZER}")).await;
         linker.line(&format!("external target {TARGETS}/{name}-default-ext is an orphan")).await;

@@ -72,6 +72,7 @@ impl Model {
         wrong.extend(next.settle_followers(observed, &mut checked));
         next.count(&mut checked);
         next.since.clear();
+        next.leads.clear();
         for key in next.links.keys().cloned().collect::<Vec<_>>() {
             next.note_now(&key);
         }
@@ -221,6 +222,8 @@ impl Model {
             let lead = self.lead(&key);
             let now = observed.followers.get(&key).cloned().unwrap_or_default();
             let follower = self.followers.get_mut(&key).expect("it is one of them");
+            // Two watches have no common order: what its source was a moment ago may still be written.
+            follower.may_lead_to.extend(self.leads.get(&follower.source).into_iter().flatten().cloned());
             let gone = self.links.get(&follower.source).is_none_or(|link| link.gone);
             if self.on_delete == OnDelete::Tombstone && gone {
                 follower.may_lead_to.push(TOMBSTONE.to_owned());

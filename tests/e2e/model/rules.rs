@@ -66,6 +66,8 @@ pub struct Model {
     pub(super) objects: BTreeMap<(String, ServiceKey), Shape>,
     /// For each link how its external target may have been since the last quiet point.
     pub(super) since: BTreeMap<ServiceKey, Vec<Shape>>,
+    /// Where each link may have led its followers since the last quiet point.
+    pub(super) leads: BTreeMap<ServiceKey, Vec<String>>,
     pub strangers: BTreeMap<String, Stranger>,
     pub followers: BTreeMap<ServiceKey, Follower>,
 }
@@ -79,6 +81,7 @@ impl Model {
             links: BTreeMap::new(),
             objects: BTreeMap::new(),
             since: BTreeMap::new(),
+            leads: BTreeMap::new(),
             strangers: BTreeMap::new(),
             followers: BTreeMap::new(),
         }
@@ -218,11 +221,13 @@ impl Model {
         if !self.running {
             return;
         }
+        self.note_lead(key);
         let known = self.links.get(key);
         let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected()) else {
             if known.is_some_and(|link| !link.gone) {
                 let link = self.links.get_mut(key).expect("it is known");
                 (link.gone, link.target) = (true, None);
+                self.note_lead(key);
                 match self.on_delete {
                     OnDelete::Delete => self.note(key, Shape::default()),
                     OnDelete::Tombstone => self.note(key, Shape::named(TOMBSTONE)),
@@ -242,6 +247,7 @@ impl Model {
         };
         let shape = link.target.as_ref().map(|target| Shape::of(target, link.port));
         self.links.insert(key.clone(), link);
+        self.note_lead(key);
         self.note_now(key);
         if let Some(shape) = shape {
             self.note(key, shape);
@@ -300,6 +306,16 @@ impl Model {
         }
     }
 
+    /// Notes where a link leads its followers, may they follow it.
+    fn note_lead(&mut self, key: &ServiceKey) {
+        let Some(link) = self.links.get(key) else { return };
+        let lead = match &link.target {
+            None => (link.gone && self.on_delete == OnDelete::Tombstone).then(|| TOMBSTONE.to_owned()),
+            Some(target) => target.leads_a_follower_to(),
+        };
+        self.leads.entry(key.clone()).or_default().extend(lead);
+    }
+
     /// Notes where each follower may lead by now.
     fn note_leads(&mut self) {
         let leads: Vec<_> =
@@ -314,13 +330,8 @@ impl Model {
         let source = &self.followers.get(key)?.source;
         let followable = source.namespace == key.namespace
             || self.balancers.get(source).is_some_and(|balancer| balancer.followable);
-        match &self.links.get(source)?.target {
-            Some(Target::Host(host)) if followable => Some(host.clone()),
-            Some(Target::Ips(ips)) if followable => {
-                ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string)
-            }
-            _ => None,
-        }
+        let target = self.links.get(source)?.target.as_ref().filter(|_| followable);
+        target.and_then(Target::leads_a_follower_to)
     }
 }
 

@@ -70,6 +70,16 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Where it leads who follows its load balancer.
+    pub fn leads_a_follower_to(&self) -> Option<String> {
+        match self {
+            Self::Host(host) => Some(host.clone()),
+            Self::Ips(ips) => ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string),
+        }
+    }
+}
+
 /// What the Service of an external target is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Front {
