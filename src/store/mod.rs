@@ -46,8 +46,30 @@ pub enum Departed {
 pub struct LastTarget {
     /// What it points at.
     pub target: Target,
-    /// The Service that it was written for, where that is noted.
-    pub uid: Option<Box<str>>,
+    /// The Service whose target that is: another one of its name has another.
+    pub written_for: WrittenFor,
+}
+
+/// Which Service of a name an external target was written for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WrittenFor {
+    /// The one with this uid, as lb-linker has noted.
+    Uid(Box<str>),
+    /// One that was created until then, in seconds since 1970: the earlier operator made external
+    /// targets after their Services, and deleted them with them.
+    CreatedUntil(i64),
+    /// Nobody can say.
+    Anybody,
+}
+
+impl WrittenFor {
+    fn is(&self, uid: &str, created: Option<i64>) -> bool {
+        match self {
+            Self::Uid(noted) => **noted == *uid,
+            Self::CreatedUntil(until) => created.is_none_or(|created| created <= *until),
+            Self::Anybody => true,
+        }
+    }
 }
 
 /// The links and the index of their names.
@@ -209,7 +231,11 @@ impl Store {
         }
         // The external targets could be seen later than the Services.
         let blank = |link: &Arc<Link>| !link.is_gone() && link.target.is_none();
-        let link = self.get(key).filter(blank).filter(|link| last.uid.as_ref() == Some(&link.uid))?;
+        let link = self.get(key).filter(blank)?;
+        // By now its predecessor may have been seen, too: only a note is certain.
+        if last.written_for != WrittenFor::Uid(link.uid.clone()) {
+            return None;
+        }
         let kept = Link { target: Some(last.target), state: State::Stale, ..Link::clone(&link) };
         Some(self.put(&mut allotment, Some(link), kept))
     }
@@ -293,7 +319,7 @@ impl Store {
         let in_use = match known {
             None => {
                 let last = self.last_targets.remove(&key).map(|(_, last)| last);
-                let own = |last: &LastTarget| last.uid.as_ref().is_none_or(|noted| *noted == uid);
+                let own = |last: &LastTarget| last.written_for.is(&uid, created);
                 last.filter(|last| !self.is_synced() && own(last)).map(|last| last.target)
             }
             Some(_) => same.and_then(|link| link.target.clone()),

@@ -78,19 +78,27 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
 }
 
-fn last(host: &str, uid: Option<&str>) -> LastTarget {
-    LastTarget { target: Target::Hostname(Name::from_ascii(host).unwrap()), uid: uid.map(Into::into) }
+fn last(host: &str, written_for: WrittenFor) -> LastTarget {
+    LastTarget { target: Target::Hostname(Name::from_ascii(host).unwrap()), written_for }
+}
+
+fn noted(uid: &str) -> WrittenFor {
+    WrittenFor::Uid(uid.into())
 }
 
 #[test]
 fn what_an_external_target_points_at_is_only_the_target_of_the_service_that_it_was_written_for() {
-    for (noted, expected) in
-        [(Some("1"), Some("a.example")), (None, Some("a.example")), (Some("0"), Some("pending"))]
-    {
+    for (written_for, expected) in [
+        (noted("1"), "a.example"),
+        (noted("0"), "pending"),
+        (WrittenFor::CreatedUntil(5), "a.example"),
+        (WrittenFor::CreatedUntil(4), "pending"),
+        (WrittenFor::Anybody, "a.example"),
+    ] {
         let store = Store::new(Departed::Kept);
-        store.set_last_target(&ServiceKey::new("default", "web"), last("a.example.", noted));
-        store.apply(seen("default", "web", "1", &[]));
-        assert_eq!(target(&store, &["web-default"]).as_deref(), expected, "{noted:?}");
+        store.set_last_target(&ServiceKey::new("default", "web"), last("a.example.", written_for.clone()));
+        store.apply(Observed { created: Some(5), ..seen("default", "web", "1", &[]) });
+        assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{written_for:?}");
     }
 }
 
@@ -100,18 +108,21 @@ fn external_targets_that_are_seen_late_still_say_what_a_blank_service_pointed_at
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &[]));
     store.set_synced();
-    assert!(store.set_last_target(&key, last("a.example.", None)).is_none(), "it may be its predecessor's");
-    assert!(store.set_last_target(&key, last("a.example.", Some("0"))).is_none());
-    assert!(store.set_last_target(&key, last("a.example.", Some("1"))).is_some());
+    assert!(
+        store.set_last_target(&key, last("a.example.", WrittenFor::Anybody)).is_none(),
+        "it may be its predecessor's"
+    );
+    assert!(store.set_last_target(&key, last("a.example.", noted("0"))).is_none());
+    assert!(store.set_last_target(&key, last("a.example.", noted("1"))).is_some());
     assert_eq!(store.get(&key).unwrap().state, State::Stale);
-    assert!(store.set_last_target(&key, last("b.example.", Some("1"))).is_none(), "it has one");
+    assert!(store.set_last_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
 }
 
 #[test]
 fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_points_at() {
     let store = Store::new(Departed::Kept);
     let key = ServiceKey::new("default", "web");
-    store.set_last_target(&key, last("a.example.", Some("1")));
+    store.set_last_target(&key, last("a.example.", noted("1")));
     store.apply(seen("default", "web", "1", &[]));
     assert_eq!(store.get(&key).unwrap().state, State::Stale);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));

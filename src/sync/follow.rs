@@ -29,7 +29,7 @@ use super::election::Leadership;
 use super::events::Reason;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
-use super::reconcile::poison;
+use super::reconcile::{FAREWELL, poison};
 use super::selection::Selection;
 use super::service::{EXTERNAL_NAME, Service};
 use super::trouble::{Complaints, Outage};
@@ -126,10 +126,14 @@ async fn lead(
             Some(written) = following.writes.join_next() => following.written(written?),
         }
     }
-    // A write that is under way ends with the lease, or in time.
-    while let Some(written) = following.writes.join_next().await {
-        following.written(written?);
-    }
+    let farewell = async {
+        while let Some(written) = following.writes.join_next().await {
+            following.written(written?);
+        }
+        Ok::<_, SyncError>(())
+    };
+    // Who gets no answer doesn't keep the others from stopping, or from another term.
+    tokio::time::timeout(FAREWELL, farewell).await.unwrap_or(Ok(()))?;
     Ok(following.memory)
 }
 
@@ -154,7 +158,7 @@ struct Following {
     pace: Pace<String>,
     places: Places,
     /// Followers as they were seen last of which the API server says that they have changed.
-    outdated: HashMap<ServiceKey, Precondition>,
+    outdated: HashMap<ServiceKey, (Precondition, Instant)>,
     planned: HashMap<ServiceKey, String>,
     /// Followers that haven't been looked at since the term began: how they stand is no news.
     old_news: HashSet<ServiceKey>,

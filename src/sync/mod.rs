@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod brakes;
 pub mod client;
+mod closed;
 pub mod desired;
 pub mod directory;
 pub mod earlier;

@@ -83,12 +83,6 @@ impl<A: PartialEq + Clone> Pace<A> {
         pause
     }
 
-    /// Has a link rest although its own writes haven't failed: those of others have.
-    pub(super) fn rest(&mut self, key: ServiceKey, pause: Duration) {
-        self.failures.entry(key.clone()).or_insert_with(|| Pauses::new(RETRY));
-        self.wait(key, pause);
-    }
-
     /// Returns whether a link rests after a failed write.
     pub(super) fn rests(&self, key: &ServiceKey) -> bool {
         self.failures.contains_key(key) && self.timer_of.contains_key(key)

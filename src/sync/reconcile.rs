@@ -22,6 +22,7 @@ use tracing::{error, warn};
 
 use super::admission::Admission;
 use super::brakes::Removals;
+use super::closed::Closed;
 use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
 use super::election::Leadership;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
@@ -32,16 +33,18 @@ use super::plan::{Actual, Policy, Step, SyncMode, all_writes, next_step};
 use super::report::Report;
 use super::selection::Selection;
 use super::service::Service;
+use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, Store};
+pub(super) use writing::OUTDATED;
 use writing::Written;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
 /// How long writes under way may take to end when lb-linker is told to stop.
-const FAREWELL: Duration = Duration::from_secs(5);
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What the reconciler needs.
 #[derive(Clone)]
@@ -101,6 +104,9 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
             key = reconciler.pace.due() => reconciler.queue(&key),
+            () = until(reconciler.closed.due()) => {
+                reconciler.closed.next().iter().for_each(|key| reconciler.queue(key));
+            }
             Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
         }
     }
@@ -139,6 +145,7 @@ struct Reconciler {
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, (Option<String>, Instant)>,
     report: Report,
+    closed: Closed,
     removals: Removals,
     orphans: Orphans,
     /// Whether the last write had no answer.
@@ -163,6 +170,7 @@ impl Reconciler {
             wanted: HashMap::new(),
             outdated: HashMap::new(),
             report,
+            closed: Closed::default(),
             removals: Removals::default(),
             orphans,
             unanswered: false,

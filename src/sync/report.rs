@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
+use super::News;
 use super::brakes::MaxDeletes;
 use super::desired::labelled_for;
 use super::events::Reason;
@@ -14,16 +15,9 @@ use super::plan::Write;
 use super::service::{FINALIZER, Service};
 use super::trouble::Trouble;
 use super::writer::{Keeper, WriteError};
-use super::{News, Pauses};
 use crate::metrics::Reconciled;
 use crate::names;
 use crate::store::{Change, Link, ServiceKey, Target};
-
-/// The first and the longest pause before one write of a sort finds out whether the trouble that all have
-/// is over.
-const PROBE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// How long the others rest meanwhile, if nobody tells them.
-const REST: Duration = Duration::from_secs(30);
 
 /// What has been said, so that it isn't said again.
 pub(super) struct Report {
@@ -41,16 +35,7 @@ pub(super) struct Report {
     former: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// What keeps objects of a kind from being written by a verb.
-    troubles: HashMap<(&'static str, Kind), Common>,
-}
-
-/// Trouble that all writes of a sort have: one of them at a time finds out whether it is over.
-#[derive(Debug)]
-struct Common {
-    trouble: Trouble,
-    pauses: Pauses,
-    /// When the next one may be tried.
-    due: Instant,
+    troubles: HashMap<(&'static str, Kind), Trouble>,
 }
 
 impl Report {
@@ -144,33 +129,14 @@ impl Report {
             }
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
-        let Some(mut common) = self.troubles.remove(&(write.verb(), id.kind)) else { return false };
-        common.trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
+        let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) else { return false };
+        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
         true
     }
 
-    /// Says that a write failed for a reason that all of its sort have. Returns when it is tried again.
-    pub(super) fn trouble(&mut self, write: &Write, code: u16, sentence: &str) -> Duration {
-        let new = || Common { trouble: Trouble::default(), pauses: Pauses::new(PROBE), due: Instant::now() };
-        let common = self.troubles.entry((write.verb(), write.id().kind)).or_insert_with(new);
-        common.trouble.report(code, sentence);
-        let pause = common.pauses.next();
-        // Where there was no answer others may well get one: an admission webhook can be slow.
-        common.due = Instant::now() + if code == 0 { Duration::ZERO } else { pause };
-        pause
-    }
-
-    /// Returns how long a write has to wait, because others of its sort have failed for a reason that
-    /// it has too; else it is the one that finds out.
-    pub(super) fn rests(&mut self, write: &Write) -> Option<Duration> {
-        let common = self.troubles.get_mut(&(write.verb(), write.id().kind))?;
-        let now = Instant::now();
-        if common.due > now {
-            // Its success ends the rests of all.
-            return Some(REST);
-        }
-        common.due = now + PROBE.1;
-        None
+    /// Says that a write failed for a reason that all of its sort have.
+    pub(super) fn trouble(&mut self, write: &Write, code: u16, sentence: &str) {
+        self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
     }
 
     /// Says that a write failed for a reason of its own.

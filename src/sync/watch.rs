@@ -315,7 +315,7 @@ impl List {
 }
 
 /// Waits until a moment; without one, for ever.
-async fn until(moment: Option<Instant>) {
+pub(super) async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
         None => std::future::pending().await,

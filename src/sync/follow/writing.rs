@@ -1,6 +1,7 @@
 //! What is written to followers, and what comes of it.
 
 use std::panic::AssertUnwindSafe;
+use std::time::Instant;
 
 use futures::FutureExt;
 use kube::api::Patch;
@@ -12,6 +13,7 @@ use super::follower::Follower;
 use super::places::Place;
 use crate::sync::desired::Precondition;
 use crate::sync::object::Object;
+use crate::sync::reconcile::OUTDATED;
 use crate::sync::writer::{WriteError, patch_elsewhere};
 
 /// What grants the right to write.
@@ -30,10 +32,13 @@ impl Following {
     /// Starts to write a follower, unless its time hasn't come yet.
     pub(super) fn start(&mut self, follower: Follower, name: String) {
         let key = &follower.key;
-        if self.outdated.get(key) == Some(&follower.version) {
-            return;
+        if let Some((outdated, since)) = self.outdated.get(key) {
+            let patience = OUTDATED.saturating_sub(since.elapsed());
+            if *outdated == follower.version && !patience.is_zero() {
+                return self.pace.wait(key.clone(), patience);
+            }
+            self.outdated.remove(key);
         }
-        self.outdated.remove(key);
         if let Some(pause) = self.pace.not_before(key, &name) {
             return self.pace.wait(key.clone(), pause);
         }
@@ -99,7 +104,7 @@ impl Following {
             // Somebody was faster: the watch says how it is now.
             Err(WriteError::Conflict | WriteError::Gone) => {
                 if unseen {
-                    self.outdated.insert(key.clone(), before.version);
+                    self.outdated.insert(key.clone(), (before.version, Instant::now()));
                 }
                 self.queue(&key);
             }

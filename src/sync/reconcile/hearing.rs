@@ -7,7 +7,7 @@ use tracing::info;
 
 use super::writing::removal_of;
 use super::{Reconciler, Settings};
-use crate::store::{Change, LastTarget, ServiceKey, Target};
+use crate::store::{Change, LastTarget, ServiceKey, Target, WrittenFor};
 use crate::sync::admission::noted_hostnames;
 use crate::sync::desired::{SERVICE_UID, labelled_for, points_at, stepping_stone, written_by_us};
 use crate::sync::log_changes;
@@ -56,7 +56,7 @@ impl Reconciler {
     }
 
     fn take_list(&mut self, kind: Kind, list: Vec<Object>) {
-        let was_listed = self.is_listed();
+        let (was_listed, could_write) = (self.is_listed(), self.may_write());
         let before: Vec<ObjectId> = self.objects.ids().filter(|id| id.kind == kind).cloned().collect();
         self.objects.replace(kind, list);
         self.outdated.retain(|id, _| id.kind != kind);
@@ -69,7 +69,9 @@ impl Reconciler {
             return;
         }
         for id in self.objects.ids() {
-            self.tell_last_target(id);
+            if !was_listed {
+                self.tell_last_target(id);
+            }
             self.tell_holder(id);
         }
         self.settings.store.set_holders_known();
@@ -77,6 +79,9 @@ impl Reconciler {
             self.adopt_departed();
             self.resume();
             self.queue_all();
+        }
+        if !could_write {
+            self.take_up_writing();
         }
     }
 
@@ -120,7 +125,13 @@ impl Reconciler {
     /// Returns the further names that are noted for a link and that it may still have.
     pub(super) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
         let services = self.objects.of_link(key).filter(|object| object.kind() == Kind::Service);
-        let noted = services.flat_map(|object| noted_hostnames(object.meta())).collect();
+        let mut noted: Vec<Box<str>> = Vec::new();
+        // There may be two, of which one is to take the place of the other.
+        for name in services.flat_map(|object| noted_hostnames(object.meta())) {
+            if !noted.contains(&name) {
+                noted.push(name);
+            }
+        }
         self.settings.admission.still_granted(&key.namespace, noted)
     }
 
@@ -141,7 +152,12 @@ impl Reconciler {
         let followed =
             target.and_then(|target| self.settings.admission.targets.followed(&holder.namespace, target));
         if let Some(target) = followed {
-            let last = LastTarget { target, uid: service.annotation(SERVICE_UID).map(Into::into) };
+            let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
+                (Some(uid), _) => WrittenFor::Uid(uid.into()),
+                (None, Some(created)) => WrittenFor::CreatedUntil(created.0.as_second()),
+                (None, None) => WrittenFor::Anybody,
+            };
+            let last = LastTarget { target, written_for };
             log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
         }
     }

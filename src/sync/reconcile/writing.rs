@@ -15,7 +15,7 @@ use crate::sync::writer::WriteError;
 
 /// How long the watch may take to say why the API server has refused a write as outdated. It always
 /// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
-const OUTDATED: Duration = Duration::from_secs(60);
+pub(in crate::sync) const OUTDATED: Duration = Duration::from_secs(60);
 
 /// A write that has ended.
 #[derive(Debug)]
@@ -70,8 +70,7 @@ impl Reconciler {
             self.pace.wait(key, pause);
             return false;
         }
-        if let Some(pause) = self.report.rests(&write) {
-            self.pace.rest(key, pause);
+        if self.closed.holds(&key, &write) {
             return false;
         }
         let removal = Self::removal(link, &write);
@@ -113,6 +112,17 @@ impl Reconciler {
         self.in_flight.remove(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.report.count(&write, code, &result, looked_at);
+        }
+        let says_nothing = |error: &WriteError| {
+            matches!(
+                error,
+                WriteError::NotLeading(_) | WriteError::Unanswered | WriteError::Everywhere { .. }
+            )
+        };
+        if !result.as_ref().is_err_and(says_nothing) {
+            for waiting in self.closed.opened(&write) {
+                self.queue(&waiting);
+            }
         }
         match result {
             Ok(after) => {
@@ -162,9 +172,13 @@ impl Reconciler {
                 self.pace.failed(&key, None);
             }
             Err(WriteError::Everywhere { code, message, retry_after }) => {
-                let pause = self.report.trouble(&write, code, &message);
-                self.pace.failed(&key, retry_after);
-                self.pace.rest(key, pause.max(retry_after.unwrap_or_default()));
+                self.report.trouble(&write, code, &message);
+                if matches!(code, 401 | 403 | 404) {
+                    self.closed.refused(&key, &write, retry_after);
+                } else {
+                    // Others may fare better: it may be a webhook that has trouble with this one.
+                    self.pace.failed(&key, retry_after);
+                }
             }
             Err(WriteError::Other { message, retry_after }) => {
                 let pause = self.pace.failed(&key, retry_after);
