@@ -72,6 +72,7 @@ fn for_takeover(flag: &str) -> bool {
         "watch_namespaces",
         "service_selector",
         "selection",
+        "sync",
         "dry_run",
     ]
     .contains(&flag)

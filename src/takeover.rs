@@ -53,7 +53,7 @@ pub struct Outcome {
 pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, RunError> {
     let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     let selection = flags.selection();
-    let dry_run = dry_run || flags.sync != SyncMode::On;
+    let dry_run = dry_run || flags.sync == SyncMode::Plan;
     let mut outcome = Outcome::default();
     match find(&client, &selection, &progress).await {
         Ok(found) => {

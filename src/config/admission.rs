@@ -12,7 +12,8 @@ use crate::targets::TargetPolicy;
 /// What of Services' wishes is granted.
 #[derive(Clone, Debug, Args)]
 pub struct AdmissionFlags {
-    /// Annotations of load balancers that hold further DNS names, beside linker.hsj.com/hostname
+    /// Annotations of load balancers that hold further DNS names, beside linker.hsj.com/hostname, separated by
+    /// commas [default: none]
     #[arg(
         long,
         value_name = "KEYS",
@@ -24,7 +25,7 @@ pub struct AdmissionFlags {
     pub hostname_annotations: Vec<String>,
 
     /// Namespaces whose load balancers may ask for any name in the zones, or "*" for all; others may ask for names
-    /// below `<namespace>.<zone>`
+    /// below `<namespace>.<zone>`; separated by commas [default: none]
     #[arg(
         long,
         value_name = "NAMES",
@@ -46,7 +47,7 @@ pub struct AdmissionFlags {
     )]
     pub cluster_domain: Name,
 
-    /// Domains that targets must lie in [default: any]
+    /// Domains that targets must lie in, separated by commas [default: any]
     #[arg(
         long,
         value_name = "DOMAINS",
@@ -57,7 +58,7 @@ pub struct AdmissionFlags {
     )]
     pub target_domains: Vec<Name>,
 
-    /// Networks that targets' addresses must lie in, such as 192.0.2.0/24 [default: any]
+    /// Networks that targets' addresses must lie in, such as 192.0.2.0/24, separated by commas [default: any]
     #[arg(
         long,
         value_name = "NETS",

@@ -424,8 +424,8 @@ impl Flags {
         flags.extend([
             ("--sync", value_name(&self.sync)),
             ("--on-delete", value_name(&self.on_delete)),
-            ("--delete-delay", values::duration_text(self.delete_delay)),
-            ("--finalizer", self.finalizer.to_string()),
+            ("--delete-delay", values::duration_text(self.policy().delete_delay)),
+            ("--finalizer", if self.finalizer { "on" } else { "off" }.to_owned()),
             ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
             ("--prune", if self.prune { "on" } else { "off" }.to_owned()),
             ("--ip-targets", value_name(&self.ip_targets)),

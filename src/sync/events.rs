@@ -30,13 +30,13 @@ const NOTE: usize = 1024;
 pub enum Reason {
     /// A link that had a target has another.
     TargetChanged,
-    /// The status of the Service has become blank, and the last target is kept.
+    /// The status of the Service names no target that is followed any more, and the last one is kept.
     TargetStale,
     /// There was no external target, and there is one now.
     ExternalTargetCreated,
     /// An object of somebody else has become the external target.
     Adopted,
-    /// The name of the external target is taken.
+    /// A name is taken: of the external target, or a DNS name that was asked for.
     Conflict,
     /// The target isn't one that may be pointed at.
     TargetRefused,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kube::core::{Selector, SelectorExt};
 
-use super::desired::labelled_for;
+use super::desired::MANAGED_BY;
 use super::service::Service;
 
 /// The annotation by which a Service opts in (`"true"`) or out (`"false"`).
@@ -29,8 +29,8 @@ impl Selection {
     pub fn selects(&self, service: &Service) -> bool {
         let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
         let opted = service.annotation(MANAGED);
-        let external_target =
-            self.target_namespace.as_deref() == Some(namespace) && labelled_for(&service.metadata).is_some();
+        let external_target = self.target_namespace.as_deref() == Some(namespace)
+            && service.label(MANAGED_BY.0) == Some(MANAGED_BY.1);
         service.is_living_load_balancer()
             && !external_target
             && self.watches(namespace)
@@ -94,6 +94,8 @@ mod tests {
         let labels = json!({"labels": {"app.kubernetes.io/managed-by": "lb-linker-operator",
             "original-service-name": "web", "original-service-namespace": "default"}});
         assert!(!selection.selects(&service("targets", labels.clone())));
+        let managed = json!({"labels": {"app.kubernetes.io/managed-by": "lb-linker-operator"}});
+        assert!(!selection.selects(&service("targets", managed)));
         assert!(selection.selects(&service("elsewhere", labels)));
         assert!(selection.selects(&service("targets", json!({}))));
     }

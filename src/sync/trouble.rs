@@ -18,7 +18,8 @@ const QUIET: Duration = Duration::from_secs(60);
 pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
-            format!("can't {doing}: the API server forbids it ({}); {right}", status.message)
+            let right = if right.is_empty() { String::new() } else { format!("; {right}") };
+            format!("can't {doing}: the API server forbids it ({}){right}", status.message)
         }
         kube::Error::Api(status) if status.code == 401 => format!(
             "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",

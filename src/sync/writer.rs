@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tower::timeout::error::Elapsed;
 
 use super::desired::{FIELD_MANAGER, merge_patch};
+use super::earlier::is_another;
 use super::election::NotLeading;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
@@ -274,7 +275,7 @@ fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteErr
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
         // Another uid: the object that was meant is gone.
-        422 if status.message.contains("metadata.uid") && !created => WriteError::Gone,
+        422 if is_another(&error) && !created => WriteError::Gone,
         404 => WriteError::Everywhere {
             code,
             message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
