@@ -56,6 +56,19 @@ pub struct Removals {
 // === impl Removals ===
 
 impl Removals {
+    /// Takes over that this process has found `waiting` external targets to be removed at its start, of
+    /// `present` ones. Where that is more than may be removed in ten minutes, the process before may
+    /// just have removed as many: one that is started again and again mustn't remove them all.
+    pub fn start(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
+        if waiting > limit(max, present) {
+            // A share grows with what was removed: this is more than it can grow to.
+            for number in 0..limit(max, 2 * present) {
+                // No object has such a name.
+                self.count(&format!("{number} before the start"), now);
+            }
+        }
+    }
+
     /// Asks for the removal of this object, while `present` external targets are there. It counts at
     /// once, and once.
     ///
@@ -73,13 +86,7 @@ impl Removals {
             self.under_way.insert(object.to_owned());
             return Ok(());
         }
-        let limit = match max {
-            MaxDeletes::Unlimited => usize::MAX,
-            MaxDeletes::Number(number) => number,
-            MaxDeletes::Share => {
-                unsuspicious((present + self.made.len()).saturating_sub(self.under_way.len()))
-            }
-        };
+        let limit = limit(max, (present + self.made.len()).saturating_sub(self.under_way.len()));
         if self.made.len() < limit {
             self.count(object, now);
             self.under_way.insert(object.to_owned());
@@ -115,6 +122,15 @@ impl Removals {
             let expired = self.made.pop_front();
             expired.map(|(_, object)| self.counted.remove(&object));
         }
+    }
+}
+
+/// Returns how many of `number` external targets may be removed in ten minutes.
+fn limit(max: MaxDeletes, number: usize) -> usize {
+    match max {
+        MaxDeletes::Unlimited => usize::MAX,
+        MaxDeletes::Number(number) => number,
+        MaxDeletes::Share => unsuspicious(number),
     }
 }
 
@@ -213,6 +229,23 @@ mod tests {
         removals.seen("b", now);
         removals.seen("theirs", now);
         assert!(removals.ask(max, "c", 5, now).is_err());
+    }
+
+    #[test]
+    fn who_finds_more_to_remove_at_the_start_than_may_go_waits_for_ten_minutes() {
+        let start = Instant::now();
+        let later = start + WINDOW;
+        for (max, waiting, allowed) in [
+            (MaxDeletes::Share, 10, true),
+            (MaxDeletes::Share, 11, false),
+            (MaxDeletes::Number(2), 3, false),
+            (MaxDeletes::Unlimited, 100, true),
+        ] {
+            let mut removals = Removals::default();
+            removals.start(max, waiting, 30, start);
+            assert_eq!(removals.ask(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
+            assert!(removals.ask(max, "a", 30, later).is_ok(), "{max} {waiting}");
+        }
     }
 
     fn keys(numbers: impl Iterator<Item = usize>) -> HashSet<ServiceKey> {

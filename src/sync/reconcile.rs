@@ -88,6 +88,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
         }
     }
     reconciler.adopt_departed();
+    reconciler.brake();
     reconciler.queue_all();
     reconciler.old_news = reconciler.queued.clone();
     loop {
@@ -208,6 +209,13 @@ impl Reconciler {
         if self.settings.leadership.current_term().is_none() {
             self.report.cease();
         }
+    }
+
+    /// Takes over how much there is to be removed at the start.
+    fn brake(&mut self) {
+        let waiting = self.settings.store.links().iter().filter(|link| link.is_gone()).count();
+        let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
+        self.removals.start(max, waiting, present, Instant::now());
     }
 
     /// Looks at every link, and at those that were forgotten while nobody listened.

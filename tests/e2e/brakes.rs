@@ -80,6 +80,38 @@ async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
         .await;
 }
 
+#[tokio::test]
+async fn an_lb_linker_that_is_started_again_and_again_removes_no_more() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("brake").await;
+    balancers(&cluster, &namespace, 8).await;
+    let args = [
+        "--upstream",
+        "none",
+        "--watch-namespaces",
+        &namespace,
+        "--delete-delay",
+        "0s",
+        "--max-deletes",
+        "3",
+    ];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    there_are(&cluster, &target, 8).await;
+    for i in 0..8 {
+        cluster.delete_service(&namespace, &format!("svc-{i}")).await;
+    }
+    there_are(&cluster, &target, 5).await;
+    for _ in 0..2 {
+        linker.kill();
+        linker = Linker::in_cluster(plane, &target, &args);
+        eventually("what is held back", || async {
+            (linker.metric("lb_linker_deletes_held") == Some(5.0)).then_some(())
+        })
+        .await;
+        assert_eq!(external_targets(&cluster, &target).await, 5);
+    }
+}
+
 /// Sets a label on Services, or takes it away.
 async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = usize>, value: Option<&str>) {
     for i in names {

@@ -4,22 +4,11 @@
 use serde_json::json;
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::Linker;
-use crate::harness::{cluster_with_target, deploy, eventually};
+use crate::harness::{cluster_with_target, eventually, grant_optional};
 use crate::story::external_target;
 
 const FINALIZER: &str = "lb-linker/finalizer";
-
-/// Gives the right of `deploy/finalizer/` in one namespace alone.
-fn grant_finalizer(plane: &ControlPlane, namespace: &str) {
-    let rights = std::fs::read_to_string(deploy().join("finalizer/rbac.yaml")).unwrap();
-    let role = rights.split("---").next().unwrap();
-    plane.kubectl_stdin(&["apply", "-f", "-"], role);
-    let account = "--serviceaccount=lb-linker:lb-linker";
-    let role = "--clusterrole=lb-linker-finalizer";
-    plane.kubectl(&["-n", namespace, "create", "rolebinding", "lb-linker-finalizer", role, account]);
-}
 
 async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Option<Vec<String>> {
     Some(cluster.get_service(namespace, name).await?.metadata.finalizers.unwrap_or_default())
@@ -49,7 +38,7 @@ async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
 async fn a_service_goes_after_its_external_target_and_no_delay_holds_it_up() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
-    grant_finalizer(plane, &namespace);
+    grant_optional(plane, "finalizer", &namespace);
     // The delay of ten minutes doesn't count.
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
     let mut linker = Linker::in_cluster(plane, &target, &args);
@@ -92,7 +81,7 @@ async fn a_service_goes_after_its_external_target_and_no_delay_holds_it_up() {
 async fn an_external_target_that_somebody_else_holds_is_waited_for() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
-    grant_finalizer(plane, &namespace);
+    grant_optional(plane, "finalizer", &namespace);
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "web").await;
@@ -117,7 +106,7 @@ async fn what_is_retained_or_a_tombstone_holds_no_service_up() {
     let (plane, cluster, target) = cluster_with_target().await;
     for (on_delete, left) in [("retain", "a.example.com"), ("tombstone", "deleted.lb.internal")] {
         let namespace = cluster.create_namespace("guarded").await;
-        grant_finalizer(plane, &namespace);
+        grant_optional(plane, "finalizer", &namespace);
         let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
         let _linker = Linker::in_cluster(plane, &target, &[&args[..], &["--on-delete", on_delete]].concat());
         balancer(&cluster, &namespace, "web").await;
@@ -140,7 +129,7 @@ async fn without_the_right_the_external_targets_are_kept_all_the_same_and_the_fi
         external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "a.example.com").await;
     }
     linker.line("deploy/finalizer/").await;
-    grant_finalizer(plane, &namespace);
+    grant_optional(plane, "finalizer", &namespace);
     for name in ["a", "b", "c"] {
         is_guarded(&cluster, &namespace, name, true).await;
     }

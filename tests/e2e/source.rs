@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, grant_optional};
 use crate::trouble::be_stubborn;
 
 const TARGETS: &str = "external-targets";
@@ -75,25 +75,9 @@ async fn points_at(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
     eventually(&format!("{namespace}/{name} → {host}"), look).await;
 }
 
-/// Gives the rights of `deploy/source/` in these namespaces alone, by RoleBindings, as its comment says.
+/// Gives the rights of `deploy/source/` in these namespaces alone.
 fn grant_source(plane: &ControlPlane, namespaces: &[&str]) {
-    let rights = std::fs::read_to_string(deploy().join("source/rbac.yaml")).unwrap();
-    let role = rights.split("---").next().unwrap();
-    plane.kubectl_stdin(&["apply", "-f", "-"], role);
-    namespaces.iter().for_each(|namespace| grant_source_to(plane, namespace));
-}
-
-/// Gives them in one more namespace.
-fn grant_source_to(plane: &ControlPlane, namespace: &str) {
-    plane.kubectl(&[
-        "-n",
-        namespace,
-        "create",
-        "rolebinding",
-        "lb-linker-source",
-        "--clusterrole=lb-linker-source",
-        "--serviceaccount=lb-linker:lb-linker",
-    ]);
+    namespaces.iter().for_each(|namespace| grant_optional(plane, "source", namespace));
 }
 
 #[tokio::test]
@@ -234,7 +218,7 @@ async fn a_namespace_that_may_not_be_written_to_is_named_once_and_only_probed() 
     let tried = patches(plane, &refused);
     assert!(tried <= 16, "{tried} PATCHes");
 
-    grant_source_to(plane, &refused);
+    grant_optional(plane, "source", &refused);
     for i in 0..30 {
         points_at(&cluster, &refused, &format!("db-{i}"), "e.example.com").await;
     }

@@ -13,7 +13,7 @@ pub mod proxy;
 
 use std::future::Future;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster::Cluster;
@@ -56,6 +56,23 @@ pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
 /// Applies `deploy/`, as a user would.
 pub fn apply_deploy(plane: &ControlPlane) {
     plane.kubectl(&["apply", "-f", deploy().to_str().unwrap()]);
+}
+
+/// Gives lb-linker the optional rights of a folder of `deploy/` in one namespace alone, by a RoleBinding, as the
+/// comments there say.
+pub fn grant_optional(plane: &ControlPlane, folder: &str, namespace: &str) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let rights = std::fs::read_to_string(deploy().join(folder).join("rbac.yaml")).unwrap();
+    let role = rights.split("---").next().unwrap();
+    {
+        // Two that create the same object at once: one of them would fail.
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        plane.kubectl_stdin(&["apply", "-f", "-"], role);
+    }
+    let name = format!("lb-linker-{folder}");
+    let role = format!("--clusterrole={name}");
+    let account = "--serviceaccount=lb-linker:lb-linker";
+    plane.kubectl(&["-n", namespace, "create", "rolebinding", &name, &role, account]);
 }
 
 /// Gives lb-linker the rights of `deploy/` in another target namespace, which must exist.
