@@ -347,7 +347,10 @@ async fn what_is_to_be_told_at_the_end_is_told_or_counted() {
             assert_eq!(sent, SENT, "{:#?}", linker.log());
         } else {
             let left = services - sent;
-            linker.line(&format!("stopping although {left} Kubernetes Events haven't been sent")).await;
+            let line = linker.line("Kubernetes Events haven't been sent").await;
+            // The answer to the last one may not have been waited for.
+            let said = [left, left + 1].map(|number| format!("stopping although {number} Kubernetes Events"));
+            assert!(said.iter().any(|said| line.contains(said)), "{line}, of which {left} weren't");
         }
     }
 }
