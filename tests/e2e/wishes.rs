@@ -50,7 +50,8 @@ async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_re
     let namespace = cluster.create_namespace("names").await;
     let other = cluster.create_namespace("names").await;
     let zone = format!("{namespace}.lb.internal");
-    let args = ["--upstream", "none", "--hostname-namespaces", "*"];
+    let both = format!("{namespace},{other}");
+    let args = ["--upstream", "none", "--hostname-namespaces", "*", "--watch-namespaces", &both];
     let mut linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "old", "old.example.com").await;
     balancer(&cluster, &namespace, "web", "web.example.com").await;
@@ -82,9 +83,10 @@ async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_re
     noted(Some(&format!("shop.{zone}"))).await;
     // ... so an older one that asks later doesn't get it, before and after a restart.
     ask_for(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
-    linker
-        .line(&format!("link {namespace}/old: it doesn't get DNS names that another load balancer has"))
-        .await;
+    eventually("that it lacks a name, as the other one does", || async {
+        (linker.metric("lb_linker_names_lost") == Some(2.0)).then_some(())
+    })
+    .await;
     for _ in 0..2 {
         assert_eq!(short(linker.dns, &format!("shop.{zone}. CNAME")).await, "young.example.com.");
         linker.stop();
