@@ -34,21 +34,17 @@ async fn there_are(cluster: &Cluster, target: &str, number: usize) {
     .await;
 }
 
+/// Returns the flags with which three external targets of a namespace may go, at once.
+fn three_removals(namespace: &str) -> [&str; 8] {
+    ["--upstream", "none", "--watch-namespaces", namespace, "--delete-delay", "0s", "--max-deletes", "3"]
+}
+
 #[tokio::test]
 async fn no_more_external_targets_are_removed_than_max_deletes_allows() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("brake").await;
     balancers(&cluster, &namespace, 8).await;
-    let args = [
-        "--upstream",
-        "none",
-        "--watch-namespaces",
-        &namespace,
-        "--delete-delay",
-        "0s",
-        "--max-deletes",
-        "3",
-    ];
+    let args = three_removals(&namespace);
     let linker = Linker::in_cluster(plane, &target, &args);
     there_are(&cluster, &target, 8).await;
     for i in 0..8 {
@@ -85,16 +81,7 @@ async fn an_lb_linker_that_is_started_again_and_again_removes_no_more() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("brake").await;
     balancers(&cluster, &namespace, 8).await;
-    let args = [
-        "--upstream",
-        "none",
-        "--watch-namespaces",
-        &namespace,
-        "--delete-delay",
-        "0s",
-        "--max-deletes",
-        "3",
-    ];
+    let args = three_removals(&namespace);
     let mut linker = Linker::in_cluster(plane, &target, &args);
     there_are(&cluster, &target, 8).await;
     for i in 0..8 {

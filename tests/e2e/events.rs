@@ -145,24 +145,29 @@ async fn the_same_again_is_counted_and_no_event_of_its_own() {
     // The API server has forgotten it, as it does after an hour: then it is an Event again.
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
     assert!(texts(&plane, "default", "web").is_empty());
-    cluster.set_ingress("default", "web", &[Ingress::Hostname("b.example.com")]).await;
-    event(&plane, "default", "web", "Normal TargetChanged: a.example.com → b.example.com").await;
-    for host in ["a", "b"] {
+    // Each change waits for the Event of the one before: what changes while that is being written is
+    // told with it.
+    let change = async |host: &str| {
         cluster.set_ingress("default", "web", &[Ingress::Hostname(&format!("{host}.example.com"))]).await;
-        external_target(&cluster, TARGETS, "web-default-ext", &format!("{host}.example.com")).await;
-    }
+    };
+    let (there, back) = (
+        "Normal TargetChanged: a.example.com → b.example.com",
+        "Normal TargetChanged: b.example.com → a.example.com",
+    );
+    change("b").await;
+    event(&plane, "default", "web", there).await;
+    change("a").await;
+    event(&plane, "default", "web", back).await;
+    change("b").await;
     let again = || async {
         let events = events(&plane, "default", "web");
         (events.len() == 2 && events[0].count == 2).then_some(())
     };
     eventually("there and back: two Events, one of them twice", again).await;
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
-    for host in ["a", "b"] {
-        cluster.set_ingress("default", "web", &[Ingress::Hostname(&format!("{host}.example.com"))]).await;
-        external_target(&cluster, TARGETS, "web-default-ext", &format!("{host}.example.com")).await;
-    }
     // "b → a" had been sent once: the second time is a PATCH, which finds nothing.
-    event(&plane, "default", "web", "Normal TargetChanged: b.example.com → a.example.com").await;
+    change("a").await;
+    event(&plane, "default", "web", back).await;
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use super::series::{Limit, Memory, Todo};
 use super::{Happening, Queue, Recorder, Regarding, Waiting};
 use crate::metrics::Metrics;
 use crate::sync::desired::FIELD_MANAGER;
-use crate::sync::trouble::{Outage, explain, root_cause};
+use crate::sync::trouble::{Outage, explain, retry_after, root_cause};
 use crate::sync::{Pauses, SyncError};
 
 /// Who says it. Kubernetes wants a qualified name here.
@@ -245,9 +245,7 @@ impl Sender {
             }
             429 | 500.. => {
                 namespaces.trouble(namespace, now).report(status.code, &explain(error, &doing, ""));
-                // Where the API server sends a Status, it repeats RFC 9110's Retry-After there.
-                let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-                Outcome::Again(Duration::from_secs(seconds.into()).min(RETRY.1))
+                Outcome::Again(retry_after(error).unwrap_or_default().min(RETRY.1))
             }
             code => {
                 let message = &status.message;

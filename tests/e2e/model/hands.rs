@@ -95,18 +95,7 @@ impl Hands {
             }
             Action::Distort(how) => return self.edit_object(key, distortion(*how)).await,
             Action::DeleteSlice => {
-                let slices = self.slices();
-                let mut touched = false;
-                for name in slice_names(key) {
-                    if slices
-                        .get_opt(&name)
-                        .await
-                        .unwrap()
-                        .is_some_and(|slice| owner(&slice) == Some(key.clone()))
-                    {
-                        touched |= slices.delete(&name, &DeleteParams::default()).await.is_ok();
-                    }
-                }
+                let touched = self.delete_slices(key).await;
                 return Outcome { touched, ..Outcome::default() };
             }
             Action::EditSlice(ip) => {
@@ -179,16 +168,19 @@ impl Hands {
             touched |= services.delete(&name, &DeleteParams::default()).await.is_ok();
         }
         if with_slices {
-            let slices = self.slices();
-            for name in slice_names(key) {
-                if slices
-                    .get_opt(&name)
-                    .await
-                    .unwrap()
-                    .is_some_and(|slice| owner(&slice) == Some(key.clone()))
-                {
-                    touched |= slices.delete(&name, &DeleteParams::default()).await.is_ok();
-                }
+            touched |= self.delete_slices(key).await;
+        }
+        touched
+    }
+
+    /// Deletes the EndpointSlices of a link. Returns whether there was one.
+    async fn delete_slices(&self, key: &ServiceKey) -> bool {
+        let slices = self.slices();
+        let mut touched = false;
+        for name in slice_names(key) {
+            let slice = slices.get_opt(&name).await.unwrap();
+            if slice.is_some_and(|slice| owner(&slice) == Some(key.clone())) {
+                touched |= slices.delete(&name, &DeleteParams::default()).await.is_ok();
             }
         }
         touched
