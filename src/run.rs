@@ -18,8 +18,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, Flags};
+use crate::dns::ahead;
+use crate::dns::cache::{Cache, CacheOptions};
+use crate::dns::forward::{Endpoint, Forward, ForwardOptions};
 use crate::dns::handler::Handler;
-use crate::dns::upstream::Upstream;
+use crate::dns::resolver::Resolver;
 use crate::dns::zone::Zone;
 use crate::dns::{probes, tcp, udp};
 use crate::metrics::Metrics;
@@ -28,6 +31,9 @@ use crate::sync::client::ClientError;
 use crate::sync::directory::DirectoryError;
 use sockets::Sockets;
 use source::Source;
+
+/// How long answers of upstreams are cached at most, in seconds: the built-in `cache 30`.
+const CACHE_TTL: u32 = 30;
 
 /// Why lb-linker doesn't run.
 #[derive(Debug, thiserror::Error)]
@@ -116,8 +122,8 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> 
 
     let sockets = Sockets::open(&flags)?;
     let mut listeners = JoinSet::new();
-    start_dns(&mut listeners, &flags, sockets.dns, upstreams, &store, &metrics, &stop)?;
     let mut background = JoinSet::new();
+    start_dns((&mut listeners, &mut background), &flags, sockets.dns, upstreams, &store, &metrics, &stop)?;
     start_probes(&mut background, sockets.probes, &store, &metrics, &stop);
     source.start(&mut background, &flags, &store, &metrics, &stop);
 
@@ -150,10 +156,10 @@ fn raise_file_limit() {
 }
 
 fn start_dns(
-    listeners: &mut JoinSet<(SocketAddr, String)>,
+    (listeners, background): (&mut JoinSet<(SocketAddr, String)>, &mut JoinSet<()>),
     flags: &Flags,
     sockets: Vec<(SocketAddr, UdpSocket, TcpListener)>,
-    upstreams: Vec<SocketAddr>,
+    upstreams: Vec<Endpoint>,
     store: &Arc<Store>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
@@ -178,7 +184,14 @@ fn start_dns(
         names.join(" "),
         if through.is_empty() { "are refused".to_owned() } else { format!("through {}", through.join(" ")) },
     );
-    let upstream = (!upstreams.is_empty()).then(|| Arc::new(Upstream::new(upstreams)));
+    let resolver = (!upstreams.is_empty()).then(|| {
+        let forward = Forward::new(upstreams, ForwardOptions::default());
+        Arc::new(Resolver::new(Arc::new(forward), Some(Cache::new(CacheOptions::capped(CACHE_TTL)))))
+    });
+    if let Some(resolver) = &resolver {
+        let following = ahead::run(Arc::clone(store), Arc::clone(&zones), Arc::clone(resolver), stop.clone());
+        background.spawn(following);
+    }
     let targets = Arc::new(flags.admission().targets);
     for (address, udp, tcp) in sockets {
         info!("DNS on {address}, by UDP and TCP");
@@ -186,7 +199,7 @@ fn start_dns(
             zones: Arc::clone(&zones),
             store: Arc::clone(store),
             targets: Arc::clone(&targets),
-            upstream: upstream.clone(),
+            resolver: resolver.clone(),
             metrics: Arc::clone(metrics),
             server: server_label(address),
         });

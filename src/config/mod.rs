@@ -14,6 +14,7 @@ use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 use kube::core::Selector;
 
+use crate::dns::forward::tls::TlsError;
 use crate::names;
 use crate::store::host_text;
 use crate::sync::admission::Admission;
@@ -227,10 +228,11 @@ pub struct Flags {
     pub listen: Vec<SocketAddr>,
 
     /// Resolver for all other names, and for the addresses behind a load balancer's hostname: an
-    /// address, a file like resolv.conf, or "none"; may be given more than once
+    /// address, tls:// with an address and the name in its certificate, a file like resolv.conf, or "none"; may be
+    /// given more than once
     #[arg(
         long,
-        value_name = "ADDRESS[:PORT]|FILE|none",
+        value_name = "ADDRESS[:PORT]|tls://ADDRESS%NAME[:PORT]|FILE|none",
         env = "LB_LINKER_UPSTREAM",
         default_value = "/etc/resolv.conf",
         value_delimiter = ',',
@@ -323,6 +325,9 @@ pub enum ConfigError {
          name (deploy/ sets them)"
     )]
     LifeOutsideAPod,
+    /// There is no TLS.
+    #[error("--upstream tls://…: {0}")]
+    Tls(#[from] TlsError),
     /// An upstream is ourselves.
     #[error(
         "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"

@@ -48,7 +48,7 @@ fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right
         ),
         (
             ["--upstream", "8.8.8"],
-            "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
+            "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|tls://ADDRESS%NAME[:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
         ),
     ] {
         let said = wrong(&[&format!("{}={}", arguments[0], arguments[1])]);
@@ -107,8 +107,35 @@ fn zones_in_each_other_and_addresses_given_twice_are_refused() {
 }
 
 #[test]
+fn an_upstream_by_tls_has_an_address_and_a_name_to_prove() {
+    for (text, shown) in [
+        ("tls://192.0.2.1", Some("tls://192.0.2.1:853")),
+        ("tls://192.0.2.1:8853", Some("tls://192.0.2.1:8853")),
+        ("tls://192.0.2.1%dns.example.com", Some("tls://192.0.2.1%dns.example.com:853")),
+        ("tls://192.0.2.1%dns.example.com:8853", Some("tls://192.0.2.1%dns.example.com:8853")),
+        ("tls://2001:db8::1", Some("tls://[2001:db8::1]:853")),
+        ("tls://[2001:db8::1]:8853", Some("tls://[2001:db8::1]:8853")),
+        ("tls://2001:db8::1%dns.example.com", Some("tls://[2001:db8::1]%dns.example.com:853")),
+        ("tls://[2001:db8::1]%dns.example.com:8853", Some("tls://[2001:db8::1]%dns.example.com:8853")),
+        ("tls://dns.example.com", None),
+        ("tls://192.0.2.1%", None),
+        ("tls://192.0.2.1%not a name", None),
+        ("tls://192.0.2.1:0", None),
+        ("tls://192.0.2.1%dns.example.com:0", None),
+        ("https://192.0.2.1", None),
+    ] {
+        let parsed = text.parse::<UpstreamSpec>();
+        assert_eq!(parsed.as_ref().map(ToString::to_string).ok().as_deref(), shown, "{text}: {parsed:?}");
+        // What is shown can be given again.
+        if let Ok(spec) = parsed {
+            assert_eq!(spec.to_string().parse(), Ok(spec));
+        }
+    }
+}
+
+#[test]
 fn none_stands_alone() {
-    assert_eq!(flags(&["--upstream=none"]).upstreams().unwrap(), []);
+    assert!(flags(&["--upstream=none"]).upstreams().unwrap().is_empty());
     assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));
 }
 

@@ -6,8 +6,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use nix::net::if_::if_nametoindex;
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
 
 use super::{ConfigError, DNS_PORT, Flags};
+use crate::dns::forward::tls::{self, TlsClient};
+use crate::dns::forward::{Endpoint, Transport};
+
+/// The port of DNS over TLS (RFC 7858 section 3.1).
+const TLS_PORT: u16 = 853;
 
 /// One value of `--upstream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +23,8 @@ pub enum UpstreamSpec {
     None,
     /// A resolver.
     Server(SocketAddr),
+    /// A resolver that is asked by TLS, and the name that it has to prove.
+    Tls(SocketAddr, ServerName<'static>),
     /// A file like resolv.conf.
     File(PathBuf),
 }
@@ -30,6 +39,13 @@ impl FromStr for UpstreamSpec {
             Ok(Self::Server(SocketAddr::new(ip, DNS_PORT)))
         } else if let Some(address) = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0) {
             Ok(Self::Server(address))
+        } else if let Some(rest) = text.strip_prefix("tls://") {
+            tls_server(rest).ok_or(
+                "after tls:// comes an address, then % and the name in its certificate, then the port if it isn't \
+                 853: tls://192.0.2.1%dns.example.com:853",
+            )
+        } else if text.contains("://") {
+            Err("the only scheme is tls://; an address alone is asked by UDP and TCP")
         } else if text.contains('/') {
             Ok(Self::File(text.into()))
         } else {
@@ -46,35 +62,70 @@ impl fmt::Display for UpstreamSpec {
         match self {
             Self::None => f.write_str("none"),
             Self::Server(address) => address.fmt(f),
+            Self::Tls(address, name) if *name == ServerName::from(address.ip()) => {
+                write!(f, "tls://{address}")
+            }
+            Self::Tls(address, name) => {
+                let address = address.to_string();
+                let (ip, port) = address.rsplit_once(':').unwrap_or((&address, ""));
+                write!(f, "tls://{ip}%{}:{port}", name.to_str())
+            }
             Self::File(path) => path.display().fmt(f),
         }
     }
 }
 
 impl Flags {
-    /// Returns the addresses of the upstream resolvers; none with `--upstream none`.
+    /// Returns the upstream resolvers; none with `--upstream none`.
     ///
     /// # Errors
-    /// If a file can't be used, or an upstream is one of our own listeners.
-    pub fn upstreams(&self) -> Result<Vec<SocketAddr>, ConfigError> {
+    /// If a file can't be used, an upstream is one of our own listeners, or nobody is trusted.
+    pub fn upstreams(&self) -> Result<Vec<Endpoint>, ConfigError> {
+        let plain = |address| Endpoint { address, transport: Transport::Udp };
+        let mut connector = None;
         let mut servers = Vec::new();
         for spec in &self.upstream {
             match spec {
                 UpstreamSpec::None if self.upstream.len() > 1 => return Err(ConfigError::NoneAndOthers),
                 UpstreamSpec::None => {}
-                UpstreamSpec::Server(server) => servers.push(*server),
-                UpstreamSpec::File(path) => servers.extend(
-                    nameservers(path).map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?,
-                ),
+                UpstreamSpec::Server(address) => servers.push(plain(*address)),
+                UpstreamSpec::Tls(address, name) => {
+                    let connector = match &connector {
+                        Some(connector) => TlsConnector::clone(connector),
+                        None => connector.insert(tls::connector(None)?).clone(),
+                    };
+                    let client = TlsClient { connector, name: name.clone() };
+                    servers.push(Endpoint { address: *address, transport: Transport::Tls(client) });
+                }
+                UpstreamSpec::File(path) => {
+                    let found = nameservers(path)
+                        .map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?;
+                    servers.extend(found.into_iter().map(plain));
+                }
             }
         }
-        for upstream in &servers {
-            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *upstream)) {
-                return Err(ConfigError::Ourselves { upstream: *upstream, listen: *listen });
+        for Endpoint { address, .. } in &servers {
+            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *address)) {
+                return Err(ConfigError::Ourselves { upstream: *address, listen: *listen });
             }
         }
         Ok(servers)
     }
+}
+
+/// Parses what follows `tls://`, as CoreDNS's `forward` writes it: `192.0.2.1%dns.example.com:853`.
+fn tls_server(text: &str) -> Option<UpstreamSpec> {
+    let ip = |text: &str| text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().ok();
+    let (address, name) = if let Some((address, rest)) = text.split_once('%') {
+        let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
+        let port = port.map_or(Some(TLS_PORT), |port| port.parse().ok())?;
+        (SocketAddr::new(ip(address)?, port), ServerName::try_from(name.to_owned()).ok()?)
+    } else {
+        let without_port = || Some(SocketAddr::new(ip(text)?, TLS_PORT));
+        let address = text.parse().ok().or_else(without_port)?;
+        (address, ServerName::from(address.ip()))
+    };
+    (address.port() != 0).then_some(UpstreamSpec::Tls(address, name))
 }
 
 /// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood

@@ -10,6 +10,7 @@ use hickory_proto::rr::rdata::HTTPS;
 use hickory_proto::rr::rdata::svcb::SvcParamValue;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
+use super::cache::plain_ttl;
 use super::zone::TTL;
 use crate::targets::TargetPolicy;
 
@@ -129,11 +130,6 @@ fn proof(answer: &Message, owner: &Name) -> Vec<Record> {
         record.ttl = plain_ttl(record.ttl).min(TTL);
     }
     proof
-}
-
-/// RFC 2181 section 8: a TTL with the top bit set is zero.
-fn plain_ttl(ttl: u32) -> u32 {
-    if i32::try_from(ttl).is_ok() { ttl } else { 0 }
 }
 
 #[cfg(test)]

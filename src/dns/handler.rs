@@ -1,4 +1,4 @@
-//! From a decoded request to its response: the zones first, then the upstream.
+//! From a message to the message that answers it.
 
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
@@ -6,24 +6,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::FutureExt;
-use hickory_proto::op::{Edns, Metadata, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_proto::op::{Edns, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
 use hickory_server::net::xfer::Protocol;
 use hickory_server::server::Request;
 use tracing::{debug, error};
 
-use super::acl::may_recurse;
-use super::chase::{End, drop_refused, follow};
+use super::loadbalance::shuffle;
+use super::resolver::Resolver;
 use super::unmapped;
-use super::upstream::{Purpose, Question, Upstream, UpstreamError};
-use super::wire::{Ede, MAX_UDP, Response, Screened, encode, format_error, limit, screen, server_failure};
+use super::wire::{Ede, MAX_UDP, Screened, encode, format_error, limit, screen, server_failure};
 use super::zone::Zone;
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::targets::TargetPolicy;
-
-/// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
-const MAX_LOOKUPS: usize = 8;
 
 /// Answers requests, from whichever transport they come.
 #[derive(Debug)]
@@ -35,7 +31,7 @@ pub struct Handler {
     /// Which addresses behind a link's target are given.
     pub targets: Arc<TargetPolicy>,
     /// Who resolves everything else; nobody with `--upstream none`.
-    pub upstream: Option<Arc<Upstream>>,
+    pub resolver: Option<Arc<Resolver>>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// The address that the server is listening on, as CoreDNS writes it in its metrics.
@@ -85,7 +81,10 @@ impl Handler {
         let query = query.original();
         let found = self.zone_of(query.name());
         let zone = found.as_ref().map(|(zone, _)| *zone);
-        let response = self.respond(&request, query, found).await;
+        let mut response = self.respond(&request, query, found).await;
+        for section in [&mut response.answers, &mut response.authorities, &mut response.additionals] {
+            shuffle(section);
+        }
         self.count(&request, query, zone, response.metadata.response_code, started);
         let edns = request.edns.as_ref().map(|asked| response_edns(asked, response.ede));
         let encoded = encode(&response, query, edns.as_ref(), limit(&request, protocol));
@@ -100,109 +99,8 @@ impl Handler {
 
     /// Returns the zone that a name is in, and the name relative to it. Zones don't lie in each
     /// other.
-    fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
+    pub(super) fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
         self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
-    }
-
-    async fn respond(&self, request: &Request, query: &Query, zone: Option<(&Zone, Vec<u8>)>) -> Response {
-        let mut response = Response::new(Metadata::response_from_request(&request.metadata));
-        if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
-            // RFC 6891 section 6.1.3.
-            response.metadata.response_code = ResponseCode::BADVERS;
-            return response;
-        }
-        let transfer = matches!(query.query_type(), RecordType::AXFR | RecordType::IXFR);
-        if query.query_class() != DNSClass::IN || transfer {
-            response.metadata.response_code = ResponseCode::Refused;
-            return response;
-        }
-        let client = request.src().ip();
-        let upstream = self.upstream.as_deref().filter(|_| may_recurse(client));
-        response.metadata.recursion_available = upstream.is_some();
-        let question = Question {
-            query: query.clone(),
-            recursion_desired: request.metadata.recursion_desired,
-            checking_disabled: request.metadata.checking_disabled,
-            authentic_data: request.metadata.authentic_data,
-            dnssec_ok: request.edns.as_ref().map(|edns| edns.flags().dnssec_ok),
-        };
-        if zone.is_some() {
-            self.answer_with_authority(&mut response, upstream, question, zone).await;
-        } else {
-            forward(&mut response, upstream, &question).await;
-        }
-        response
-    }
-
-    /// Answers with authority, and follows a CNAME to the addresses behind it: a stub resolver
-    /// can't.
-    async fn answer_with_authority(
-        &self,
-        response: &mut Response,
-        upstream: Option<&Upstream>,
-        mut question: Question,
-        mut zone: Option<(&Zone, Vec<u8>)>,
-    ) {
-        response.metadata.authoritative = true;
-        let mut seen: Vec<Name> = Vec::new();
-        while !seen.contains(question.query.name()) && seen.len() < MAX_LOOKUPS {
-            let name = question.query.name().clone();
-            let next = match zone {
-                Some((zone, relative)) => {
-                    let answer = zone.answer(&self.store, &name, &relative, question.query.query_type());
-                    response.metadata.response_code = answer.rcode;
-                    response.ede = answer.ede;
-                    response.answers.extend(answer.answers);
-                    response.authorities = answer.authorities;
-                    response.additionals = answer.additionals;
-                    answer.chase
-                }
-                None => match upstream.filter(|_| question.recursion_desired) {
-                    Some(upstream) => self.chase(response, upstream, &question).await,
-                    None => None,
-                },
-            };
-            let Some(next) = next else { return };
-            zone = self.zone_of(&next);
-            seen.push(name);
-            question.query.set_name(next);
-        }
-        response.metadata.response_code = ResponseCode::ServFail;
-        response.ede = Some(Ede::LOOP);
-    }
-
-    /// Adds what the upstream knows of a target; returns the name of ours that it leads back to, if
-    /// it does. The response code is the last of the chain (RFC 6604 section 3).
-    async fn chase(&self, response: &mut Response, upstream: &Upstream, question: &Question) -> Option<Name> {
-        let answer = match upstream.ask(question, Purpose::Chase).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                response.metadata.response_code = ResponseCode::ServFail;
-                response.ede = Some(ede(error));
-                return None;
-            }
-        };
-        if answer.metadata.response_code == ResponseCode::Refused {
-            // The upstream doesn't want to: the client may know somebody who does.
-            return None;
-        }
-        let Query { name, query_type, .. } = &question.query;
-        let mut followed = follow(&answer, name, *query_type, |name| self.zone_of(name).is_some());
-        if drop_refused(&mut followed.answers, &self.targets) {
-            response.ede = Some(Ede::FILTERED);
-        }
-        response.answers.extend(followed.answers);
-        response.authorities = followed.authorities;
-        response.metadata.truncation |= answer.metadata.truncation;
-        match followed.end {
-            End::Here(rcode) => response.metadata.response_code = rcode,
-            End::Leads(name) => return Some(name),
-            End::Lame => {
-                response.metadata.response_code = ResponseCode::ServFail;
-                response.ede = Some(Ede::UPSTREAM_FAILED);
-            }
-        }
-        None
     }
 
     fn count(
@@ -214,7 +112,7 @@ impl Handler {
         started: Instant,
     ) {
         // An unmatched name is in CoreDNS's root block, or dropped where there is none.
-        let (zone, plugin) = match (zone, &self.upstream) {
+        let (zone, plugin) = match (zone, &self.resolver) {
             (Some(zone), _) => (zone.origin().to_ascii(), "lb_linker"),
             (None, Some(_)) => (".".to_owned(), "forward"),
             (None, None) => ("dropped".to_owned(), ""),
@@ -226,46 +124,6 @@ impl Handler {
         dns_requests.with_label_values(&labels).inc();
         dns_responses.with_label_values(&[server, &zone, "", &rcode_label(rcode), plugin]).inc();
         dns_duration.with_label_values(&[server, &zone, ""]).observe(started.elapsed().as_secs_f64());
-    }
-}
-
-/// Passes the question on and the answer back as it is.
-async fn forward(response: &mut Response, upstream: Option<&Upstream>, question: &Question) {
-    let Some(upstream) = upstream else {
-        response.metadata.response_code = ResponseCode::Refused;
-        return;
-    };
-    match upstream.ask(question, Purpose::Forward).await {
-        Ok(answer) => {
-            let Metadata { authoritative, recursion_available, authentic_data, truncation, .. } =
-                answer.metadata;
-            let rcode = answer.metadata.response_code;
-            // A client without EDNS can't see the upper bits, and would take the rest for its own.
-            let expressible = rcode.high() == 0 || question.dnssec_ok.is_some();
-            response.metadata.response_code = if expressible { rcode } else { ResponseCode::ServFail };
-            response.metadata.authoritative = authoritative;
-            response.metadata.recursion_available = recursion_available;
-            response.metadata.authentic_data = authentic_data;
-            response.metadata.truncation = truncation;
-            response.answers = answer.answers;
-            response.authorities = answer.authorities;
-            response.additionals = answer.additionals;
-        }
-        Err(error) => {
-            response.metadata.response_code = match error {
-                // As CoreDNS's forward does at its limit.
-                UpstreamError::Busy => ResponseCode::Refused,
-                UpstreamError::NoAnswer => ResponseCode::ServFail,
-            };
-            response.ede = Some(ede(error));
-        }
-    }
-}
-
-fn ede(error: UpstreamError) -> Ede {
-    match error {
-        UpstreamError::Busy => Ede::BUSY,
-        UpstreamError::NoAnswer => Ede::NO_UPSTREAM,
     }
 }
 
@@ -323,6 +181,7 @@ fn rcode_label(rcode: ResponseCode) -> String {
 mod tests {
     use hickory_proto::op::Message;
 
+    use super::super::forward::{Forward, ForwardOptions};
     use super::*;
     use crate::store::{Departed, Ingress, Observed, ServiceKey, Wishes};
 
@@ -342,12 +201,13 @@ mod tests {
         };
         store.replace(None, vec![link], vec![], &Default::default());
         store.set_synced();
+        let forward = Arc::new(Forward::new(vec![], ForwardOptions::default()));
         Handler {
             zones: [Zone::new(&name("lb.internal."), vec![]).unwrap()].into(),
             store: Arc::new(store),
             targets: Arc::default(),
             // Nobody: a question that gets that far fails.
-            upstream: Some(Arc::new(Upstream::new(vec![]))),
+            resolver: Some(Arc::new(Resolver::new(forward, None))),
             metrics: Arc::new(Metrics::new().unwrap()),
             server: "dns://:53".to_owned(),
         }

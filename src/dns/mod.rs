@@ -1,12 +1,21 @@
 //! Answers DNS: for the links of the store with authority, for everything else by forwarding.
 
 pub mod acl;
+pub mod ahead;
+mod bounded;
+pub mod cache;
 pub mod chase;
+mod flights;
+pub mod forward;
 pub mod handler;
+mod loadbalance;
+pub mod memory;
 pub mod probes;
+pub mod question;
+pub mod resolver;
+mod respond;
 pub mod tcp;
 pub mod udp;
-pub mod upstream;
 pub mod wire;
 pub mod zone;
 

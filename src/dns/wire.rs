@@ -39,6 +39,8 @@ impl Ede {
     pub const UPSTREAM_FAILED: Self = Self { code: 0, text: "the upstream can't resolve the target" };
     /// The bound on questions to the upstream is reached.
     pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
+    /// The answer is an older one (RFC 8914 section 4.4).
+    pub const STALE: Self = Self { code: 3, text: "no upstream has answered: this is what was known last" };
     /// The target's addresses aren't followed (RFC 8914 section 4.18).
     pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
     /// A CNAME leads back to itself.

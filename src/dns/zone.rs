@@ -1,6 +1,7 @@
 //! What a zone answers: a pure function of the store, the name and the type.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hickory_proto::ProtoError;
 use hickory_proto::op::ResponseCode;
@@ -9,7 +10,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use super::wire::Ede;
 use crate::names;
-use crate::store::{Found, Store, Target};
+use crate::store::{Found, Link, Store, Target};
 
 /// Seconds that caches keep our records, and (RFC 2308) the absence of one.
 pub const TTL: u32 = 5;
@@ -43,6 +44,8 @@ pub struct ZoneAnswer {
     pub chase: Option<Name>,
     /// Why it isn't an answer.
     pub ede: Option<Ede>,
+    /// The link whose name it is.
+    pub link: Option<Arc<Link>>,
 }
 
 impl Zone {
@@ -97,24 +100,31 @@ impl Zone {
             (b"\x02ns\x03dns", _) => answer.answers = addresses(name, TTL, &self.addresses, qtype),
             (_, Found::Nothing) => answer.rcode = ResponseCode::NXDomain,
             (_, Found::EmptyNonTerminal) => {}
-            (_, Found::Link(link)) => match (&link.target, link.wishes.ttl.unwrap_or(TTL)) {
-                (None, _) => {}
-                (Some(Target::Addresses(ips)), ttl) => answer.answers = addresses(name, ttl, ips, qtype),
-                // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who
-                // asks for it by name (RFC 8482 for ANY) doesn't want what is behind it.
-                (Some(Target::Hostname(host)), ttl) => {
-                    answer.answers.push(record(name, ttl, RData::CNAME(CNAME(host.clone()))));
-                    if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
-                        answer.chase = Some(host.clone());
-                    }
-                }
-            },
+            (_, Found::Link(link)) => {
+                self.link(&link, name, qtype, &mut answer);
+                answer.link = Some(link);
+            }
         }
         if answer.answers.is_empty() {
             // RFC 2308 sections 2.1 and 2.2: no such name and no such data come with the SOA.
             answer.authorities.push(self.soa(store));
         }
         answer
+    }
+
+    fn link(&self, link: &Link, name: &Name, qtype: RecordType, answer: &mut ZoneAnswer) {
+        match (&link.target, link.wishes.ttl.unwrap_or(TTL)) {
+            (None, _) => {}
+            (Some(Target::Addresses(ips)), ttl) => answer.answers = addresses(name, ttl, ips, qtype),
+            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for it by
+            // name (RFC 8482 for ANY) doesn't want what is behind it.
+            (Some(Target::Hostname(host)), ttl) => {
+                answer.answers.push(record(name, ttl, RData::CNAME(CNAME(host.clone()))));
+                if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
+                    answer.chase = Some(host.clone());
+                }
+            }
+        }
     }
 
     fn apex(&self, store: &Store, name: &Name, qtype: RecordType, answer: &mut ZoneAnswer) {
@@ -158,6 +168,7 @@ impl ZoneAnswer {
             additionals: Vec::new(),
             chase: None,
             ede: None,
+            link: None,
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use hickory_proto::rr::Name;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -158,6 +160,53 @@ pub fn host_text(name: &Name) -> String {
     text
 }
 
+/// When a link's addresses were last asked for. It is the same for the link before and after a change, and
+/// no part of what makes them differ.
+#[derive(Clone, Debug, Default)]
+pub struct Asked(Arc<[AtomicU32; 2]>);
+
+impl PartialEq for Asked {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Asked {}
+
+/// What [`Asked`] counts from, in seconds. Never is zero.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+impl Asked {
+    /// Takes in that the addresses of a family are asked for now.
+    pub fn note(&self, family: Family) {
+        let (last, now) = (&self.0[family as usize], Self::now());
+        // Mostly somebody has asked in this second: then other cores needn't hear of it.
+        if last.load(Ordering::Relaxed) != now {
+            last.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the addresses of a family were asked for in the last `within`.
+    #[must_use]
+    pub fn is_recent(&self, family: Family, within: Duration) -> bool {
+        let last = self.0[family as usize].load(Ordering::Relaxed);
+        last != 0 && u64::from(Self::now() - last) <= within.as_secs()
+    }
+
+    fn now() -> u32 {
+        u32::try_from(START.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(1)
+    }
+}
+
+/// A family of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
 /// Where a link stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -195,6 +244,8 @@ pub struct Link {
     pub state: State,
     /// The name of the external target that belongs to this link and no other.
     pub external_target: Box<str>,
+    /// When its addresses were last asked for.
+    pub asked: Asked,
 }
 
 impl Link {
@@ -213,6 +264,7 @@ impl Link {
             guarded: false,
             state: State::Live,
             external_target: names::external_target(&key.namespace, &key.name).into(),
+            asked: Asked::default(),
             key,
         }
     }
@@ -247,9 +299,9 @@ pub struct Change {
     /// Which link.
     pub key: ServiceKey,
     /// The link before; `None` if it is new.
-    pub before: Option<std::sync::Arc<Link>>,
+    pub before: Option<Arc<Link>>,
     /// The link now; `None` if lb-linker has forgotten it.
-    pub after: Option<std::sync::Arc<Link>>,
+    pub after: Option<Arc<Link>>,
 }
 
 impl Change {

@@ -22,7 +22,9 @@ use crate::names;
 use allotment::Allotment;
 pub use index::Found;
 use index::Index;
-pub use link::{Change, Ingress, Link, Observed, Port, ServiceKey, State, Target, Wishes, host_text};
+pub use link::{
+    Asked, Change, Family, Ingress, Link, Observed, Port, ServiceKey, State, Target, Wishes, host_text,
+};
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
@@ -343,6 +345,7 @@ impl Store {
             guarded,
             state,
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
+            asked: known.as_ref().map_or_else(Asked::default, |link| link.asked.clone()),
             key,
         };
         if resource_version.is_some() {

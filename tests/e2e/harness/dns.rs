@@ -90,6 +90,18 @@ pub fn show(answer: &Message) -> String {
     format!("{} {} | {}", answer.metadata.response_code, flags.join(" "), sections.join(" | "))
 }
 
+/// An answer as [`show`] shows it, without the TTLs of records of other zones: those of cached ones count down.
+pub fn without_foreign_ttls(shown: &str) -> String {
+    let (mut shown, mut rest) = (String::new(), shown);
+    while let Some((before, after)) = rest.split_once(" IN ") {
+        let (start, ttl) = before.rsplit_once(' ').unwrap();
+        let ours = start.to_ascii_lowercase().ends_with("lb.internal.");
+        shown.extend([start, " ", if ours { ttl } else { "TTL" }, " IN "]);
+        rest = after;
+    }
+    shown + rest
+}
+
 /// Asks by UDP for one name and type, and shows the data of the answer section alone: `a.example. 192.0.2.1`.
 pub async fn short(server: SocketAddr, question: &str) -> String {
     let answer = ask_udp(server, &query(question)).await;

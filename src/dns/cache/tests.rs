@@ -1,0 +1,224 @@
+use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::time::advance;
+
+use super::super::question::Question;
+use super::*;
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+fn question(qname: &str, qtype: RecordType) -> Question {
+    Question::plain(name(qname), qtype)
+}
+
+/// `name ttl type data`.
+fn record(text: &str) -> Record {
+    let [owner, ttl, qtype, data] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let data = match qtype {
+        "A" => RData::A(data.parse::<A>().unwrap()),
+        "CNAME" => RData::CNAME(CNAME(name(data))),
+        "NS" => RData::NS(NS(name(data))),
+        "SOA" => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
+        _ => panic!("{text}"),
+    };
+    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
+}
+
+fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Arc<Message> {
+    let mut message = Message::response(1, OpCode::Query);
+    message.metadata.response_code = rcode;
+    message.add_query(Query::query(name("a.example."), RecordType::A));
+    message.add_answers(answers.iter().map(|text| record(text)));
+    message.add_authorities(authorities.iter().map(|text| record(text)));
+    Arc::new(message)
+}
+
+fn address(ttl: u32) -> Arc<Message> {
+    message(ResponseCode::NoError, &[&format!("a.example. {ttl} A 192.0.2.1")], &[])
+}
+
+fn absence() -> Arc<Message> {
+    message(ResponseCode::NXDomain, &[], &["example. 900 SOA ns.example."])
+}
+
+fn failure() -> Arc<Message> {
+    message(ResponseCode::ServFail, &[], &[])
+}
+
+const OK: ResponseCode = ResponseCode::NoError;
+const NX: ResponseCode = ResponseCode::NXDomain;
+
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_and_for_how_long() {
+    let key = question("a.example.", RecordType::A).key();
+    type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], Option<(Kind, u32)>);
+    let cases: &[Case<'_>] = &[
+        (OK, &["a.example. 20 A 192.0.2.1"], &[], Some((Kind::Success, 20))),
+        // The message as a whole lives as long as its shortest record.
+        (
+            OK,
+            &["a.example. 20 CNAME b.example.", "b.example. 10 A 192.0.2.1"],
+            &["example. 8 NS ns.example."],
+            Some((Kind::Success, 8)),
+        ),
+        (OK, &["a.example. 0 A 192.0.2.1"], &[], Some((Kind::Success, 5))),
+        (OK, &["a.example. 3600 A 192.0.2.1"], &[], Some((Kind::Success, 30))),
+        // RFC 2181 section 8.
+        (OK, &["a.example. 4294967295 A 192.0.2.1"], &[], Some((Kind::Success, 5))),
+        (OK, &[], &["example. 900 SOA ns.example."], Some((Kind::Denial, 30))),
+        // RFC 2308 section 2.2: no data at the end of the chain.
+        (
+            OK,
+            &["a.example. 20 CNAME b.example."],
+            &["example. 900 SOA ns.example."],
+            Some((Kind::Denial, 20)),
+        ),
+        (NX, &[], &["example. 6 SOA ns.example."], Some((Kind::Denial, 6))),
+        (NX, &["a.example. 7 CNAME b.example."], &["example. 9 SOA ns.example."], Some((Kind::Denial, 7))),
+        // A referral, and an answer without anything.
+        (OK, &[], &["example. 900 NS ns.example."], Some((Kind::Success, 5))),
+        (OK, &[], &[], Some((Kind::Success, 5))),
+        (ResponseCode::ServFail, &[], &[], Some((Kind::Failure, 5))),
+        (ResponseCode::NotImp, &[], &[], Some((Kind::Failure, 5))),
+        // RFC 2308 section 5: without an SOA nobody says for how long.
+        (NX, &[], &[], None),
+        (OK, &["a.example. 20 CNAME b.example."], &[], None),
+        // A chain that leads to itself.
+        (OK, &["a.example. 20 CNAME b.example.", "b.example. 20 CNAME a.example."], &[], None),
+        (ResponseCode::Refused, &[], &[], None),
+        (ResponseCode::FormErr, &[], &[], None),
+    ];
+    for (rcode, answers, authorities, expected) in cases {
+        let cache = Cache::new(CacheOptions::capped(30));
+        cache.put(&key, &message(*rcode, answers, authorities));
+        let found = cache.get(&key).map(|found| (found.kind, found.ttl));
+        assert_eq!(found, *expected, "{rcode} {answers:?} {authorities:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_answer_a_transfer_and_an_answer_without_recursion_arent_kept() {
+    let cache = Cache::new(CacheOptions::default());
+    let key = question("a.example.", RecordType::A).key();
+    let mut cut = Message::clone(&address(60));
+    cut.metadata.truncation = true;
+    cache.put(&key, &Arc::new(cut));
+    let without_recursion = Question { recursion_desired: false, ..question("a.example.", RecordType::A) };
+    for key in [question("a.example.", RecordType::AXFR).key(), without_recursion.key()] {
+        cache.put(&key, &address(60));
+        assert!(cache.get(&key).is_none());
+    }
+    assert_eq!(cache.len(), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ttls_count_down_and_what_has_expired_is_gone() {
+    let cache = Cache::new(CacheOptions::default());
+    let key = question("A.example.", RecordType::A).key();
+    cache.put(&key, &address(60));
+    for (after, left) in [(0, Some(60)), (1, Some(59)), (58, Some(1)), (1, None)] {
+        advance(Duration::from_secs(after)).await;
+        assert_eq!(cache.get(&key).map(|found| found.ttl), left);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
+    let cache = Cache::new(CacheOptions::default());
+    let plain = question("a.example.", RecordType::A);
+    cache.put(&plain.key(), &address(60));
+    let with_do = Question { dnssec_ok: true, ..plain.clone() };
+    let with_cd = Question { checking_disabled: true, ..plain.clone() };
+    let with_ad = Question { authentic_data: true, ..plain };
+    assert!(cache.get(&with_do.key()).is_none());
+    assert!(cache.get(&with_cd.key()).is_none());
+    assert!(cache.get(&with_ad.key()).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
+    let cache = Cache::new(CacheOptions::default());
+    let key = question("a.example.", RecordType::A).key();
+    let kind = || cache.get(&key).map(|found| found.kind);
+    cache.put(&key, &failure());
+    assert_eq!(kind(), Some(Kind::Failure));
+    cache.put(&key, &address(60));
+    assert_eq!(kind(), Some(Kind::Success));
+    cache.put(&key, &failure());
+    assert_eq!(kind(), Some(Kind::Success));
+    cache.put(&key, &absence());
+    assert_eq!(kind(), Some(Kind::Denial));
+    cache.put(&key, &address(60));
+    assert_eq!(kind(), Some(Kind::Success));
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_nobody_has_answered_is_known_for_a_second() {
+    let cache = Cache::new(CacheOptions::default());
+    let asked = question("a.example.", RecordType::A);
+    cache.put_silence(&asked.key(), &asked.query);
+    assert_eq!(cache.get(&asked.key()).map(|found| (found.kind, found.ttl)), Some((Kind::Failure, 1)));
+    advance(Duration::from_secs(1)).await;
+    assert!(cache.get(&asked.key()).is_none());
+    let cache = Cache::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
+    cache.put_silence(&asked.key(), &asked.query);
+    cache.put(&asked.key(), &failure());
+    assert!(cache.get(&asked.key()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_popular_answer_is_asked_for_again_before_it_expires() {
+    let prefetch = Prefetch { amount: 3, within: Duration::from_secs(60), percentage: 10 };
+    let cache = Cache::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
+    let key = question("a.example.", RecordType::A).key();
+    let freshness = || cache.get(&key).map(|found| found.freshness);
+    cache.put(&key, &address(100));
+    assert_eq!(freshness(), Some(Freshness::Fresh));
+    advance(Duration::from_secs(50)).await;
+    assert_eq!(freshness(), Some(Freshness::Fresh));
+    advance(Duration::from_secs(40)).await;
+    assert_eq!(freshness(), Some(Freshness::Due), "the third time, in the last tenth");
+    // The new answer is as popular as the old one, until nobody has asked for a minute.
+    cache.put(&key, &address(300));
+    advance(Duration::from_secs(50)).await;
+    assert_eq!(freshness(), Some(Freshness::Fresh), "popular, and far from its end");
+    advance(Duration::from_secs(230)).await;
+    assert_eq!(freshness(), Some(Freshness::Fresh), "the first time after a long gap");
+    assert_eq!(freshness(), Some(Freshness::Fresh));
+    assert_eq!(freshness(), Some(Freshness::Due));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
+    for verify in [None, Some(Duration::from_millis(100))] {
+        let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
+        let cache = Cache::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
+        let [a, aaaa] = [RecordType::A, RecordType::AAAA].map(|qtype| question("a.example.", qtype).key());
+        cache.put(&a, &address(60));
+        cache.put(&aaaa, &failure());
+        advance(Duration::from_secs(60)).await;
+        let found = |key| cache.get(key).map(|found| (found.ttl, found.freshness));
+        assert_eq!(found(&a), Some((30, Freshness::Stale(verify))));
+        assert_eq!(found(&aaaa), None);
+        advance(Duration::from_secs(3599)).await;
+        assert!(found(&a).is_some());
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(found(&a), None);
+    }
+}
+
+#[test]
+fn it_is_bounded_by_entries() {
+    let bounds = Bounds { capacity: 100, min_ttl: 5, max_ttl: 30 };
+    let cache = Cache::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
+    for i in 0..1000 {
+        let key = question(&format!("{i}.example."), RecordType::A).key();
+        cache.put(&key, &address(60));
+        let key = question(&format!("no{i}.example."), RecordType::A).key();
+        cache.put(&key, &absence());
+    }
+    let (success, denial) = cache.len();
+    assert!((30..=100).contains(&success) && (30..=100).contains(&denial), "{success} {denial}");
+}

@@ -1,0 +1,177 @@
+//! One question to one upstream, by UDP, TCP or TLS.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::op::{Message, ResponseCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::either::Either;
+
+use super::health::Upstream;
+use super::pool::Connection;
+use super::tls::TlsClient;
+use crate::dns::question::Question;
+use crate::dns::wire::{Reply, reply_to};
+
+/// How long an upstream may be silent before it is checked whether it lives, as for CoreDNS.
+const SILENCE: Duration = Duration::from_secs(2);
+/// When a datagram is first sent again; then after twice as long, and so on.
+const REPEAT: Duration = Duration::from_millis(500);
+/// The longest datagram that is taken; we ask for less.
+const MAX_DATAGRAM: usize = 4096;
+
+/// Where an upstream is, and how it is spoken to.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// By which transport.
+    pub transport: Transport,
+}
+
+/// How an upstream is spoken to.
+#[derive(Clone, Debug)]
+pub enum Transport {
+    /// By UDP, and by TCP where an answer doesn't fit.
+    Udp,
+    /// By TCP alone.
+    Tcp,
+    /// By TLS alone.
+    Tls(TlsClient),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.transport {
+            Transport::Tls(_) => write!(f, "tls://{}", self.address),
+            Transport::Udp | Transport::Tcp => self.address.fmt(f),
+        }
+    }
+}
+
+/// Asks an upstream until the deadline. One that fails, or is silent for long, is checked.
+pub(super) async fn exchange(
+    upstream: Arc<Upstream>,
+    question: &Question,
+    deadline: Instant,
+) -> io::Result<Message> {
+    let asking = timeout_at(deadline, ask(&upstream, question));
+    tokio::pin!(asking);
+    let answer = tokio::select! {
+        answer = &mut asking => answer,
+        () = sleep(SILENCE) => {
+            upstream.suspect();
+            asking.await
+        }
+    };
+    let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    if answer.is_err() {
+        upstream.suspect();
+    }
+    answer
+}
+
+async fn ask(upstream: &Upstream, question: &Question) -> io::Result<Message> {
+    let answer = ask_once(upstream, question, true).await?;
+    let rcode = answer.metadata.response_code;
+    // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
+    if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
+        return ask_once(upstream, question, false).await;
+    }
+    Ok(answer)
+}
+
+/// Asks an upstream once, with EDNS or without.
+pub(super) async fn ask_once(upstream: &Upstream, question: &Question, edns: bool) -> io::Result<Message> {
+    let bytes = question.message(edns).to_vec().map_err(io::Error::other)?;
+    if !matches!(upstream.endpoint.transport, Transport::Udp) {
+        return by_stream(upstream, &bytes).await;
+    }
+    match by_udp(upstream.endpoint.address, &bytes).await? {
+        Reply::Answer(answer) => Ok(*answer),
+        Reply::Truncated(cut) => match by_stream(upstream, &bytes).await {
+            Ok(whole) => Ok(whole),
+            // Better than nothing, and TC says what it is.
+            Err(error) => cut.map(|cut| *cut).ok_or(error),
+        },
+        Reply::Garbled | Reply::Foreign => Err(io::Error::other("the answer can't be decoded")),
+    }
+}
+
+async fn by_udp(server: SocketAddr, bytes: &[u8]) -> io::Result<Reply> {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // A socket of its own: the port is random (RFC 5452 section 9.2), and once it is connected the kernel
+    // drops what other addresses send.
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(server).await?;
+    let mut pause = REPEAT;
+    loop {
+        socket.send(bytes).await?;
+        let repeat = Instant::now() + pause;
+        while let Ok(readable) = timeout_at(repeat, socket.readable()).await {
+            readable?;
+            // What doesn't match may be forged: the real answer may still come.
+            match receive(&socket, bytes)? {
+                None | Some(Reply::Foreign) => {}
+                Some(reply) => return Ok(reply),
+            }
+        }
+        pause *= 2;
+    }
+}
+
+/// Takes one datagram, if there is one. The buffer isn't kept while we wait.
+fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
+    let mut buffer = [0; MAX_DATAGRAM];
+    match socket.try_recv(&mut buffer) {
+        Ok(length) => Ok(Some(reply_to(asked, &buffer[..length]))),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Asks over a connection that is open already, if there is one, else over a new one.
+async fn by_stream(upstream: &Upstream, bytes: &[u8]) -> io::Result<Message> {
+    if let Some(connection) = upstream.pool.take() {
+        // It may have been closed at the other end meanwhile.
+        if let Ok(answer) = over(upstream, connection, bytes).await {
+            return Ok(answer);
+        }
+    }
+    over(upstream, connect(&upstream.endpoint).await?, bytes).await
+}
+
+async fn connect(endpoint: &Endpoint) -> io::Result<Connection> {
+    let stream = TcpStream::connect(endpoint.address).await?;
+    stream.set_nodelay(true)?;
+    Ok(match &endpoint.transport {
+        Transport::Udp | Transport::Tcp => Either::Left(stream),
+        Transport::Tls(client) => {
+            Either::Right(Box::new(client.connector.connect(client.name.clone(), stream).await?))
+        }
+    })
+}
+
+/// Asks over a connection, which is kept for the next question if all goes well.
+async fn over(upstream: &Upstream, mut connection: Connection, bytes: &[u8]) -> io::Result<Message> {
+    let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
+    connection.write_all(&[&length.to_be_bytes(), bytes].concat()).await?;
+    connection.flush().await?;
+    let mut answer = vec![0; usize::from(connection.read_u16().await?)];
+    connection.read_exact(&mut answer).await?;
+    match reply_to(bytes, &answer) {
+        Reply::Answer(answer) | Reply::Truncated(Some(answer)) => {
+            upstream.pool.put(connection);
+            Ok(*answer)
+        }
+        _ => Err(io::Error::other("the answer by TCP doesn't match the question")),
+    }
+}

@@ -1,0 +1,49 @@
+//! In which order upstreams are asked.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rand::seq::SliceRandom;
+
+/// In which order upstreams are asked, as CoreDNS's `policy` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// In any.
+    Random,
+    /// Each comes first in turn.
+    RoundRobin,
+    /// As they were given.
+    Sequential,
+}
+
+impl Policy {
+    /// Returns the items in the order for one question; `turn` counts the questions.
+    pub(super) fn order<T>(self, mut items: Vec<T>, turn: &AtomicUsize) -> Vec<T> {
+        match self {
+            Self::Random => items.shuffle(&mut rand::rng()),
+            Self::RoundRobin if !items.is_empty() => {
+                let first = turn.fetch_add(1, Ordering::Relaxed) % items.len();
+                items.rotate_left(first);
+            }
+            Self::RoundRobin | Self::Sequential => {}
+        }
+        items
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_has_its_order() {
+        let turn = AtomicUsize::new(0);
+        let order = |policy: Policy| policy.order(vec![1, 2, 3], &turn);
+        assert_eq!(order(Policy::Sequential), [1, 2, 3]);
+        assert_eq!(order(Policy::RoundRobin), [1, 2, 3]);
+        assert_eq!(order(Policy::RoundRobin), [2, 3, 1]);
+        assert_eq!(order(Policy::RoundRobin), [3, 1, 2]);
+        let firsts: Vec<u8> = (0..200).map(|_| order(Policy::Random)[0]).collect();
+        assert!([1, 2, 3].iter().all(|first| firsts.contains(first)), "{firsts:?}");
+        assert!(Policy::RoundRobin.order(Vec::<u8>::new(), &turn).is_empty());
+    }
+}

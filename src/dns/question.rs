@@ -1,0 +1,104 @@
+//! A question about a name that isn't ours, and what makes two of them the same.
+
+use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::rr::{DNSClass, Name, RecordType};
+
+use super::wire::MAX_UDP;
+use crate::names;
+
+/// A question for somebody else.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Name, type and class.
+    pub query: Query,
+    /// RD: whoever is asked shall recurse.
+    pub recursion_desired: bool,
+    /// CD: whoever is asked shall not validate (RFC 4035 section 3.2.2).
+    pub checking_disabled: bool,
+    /// AD: the client understands AD (RFC 6840 section 5.7).
+    pub authentic_data: bool,
+    /// DO: the client wants the DNSSEC records (RFC 3225).
+    pub dnssec_ok: bool,
+}
+
+/// What makes questions the same: they have one answer.
+///
+/// AD isn't part of it: it says what the client understands, and everybody is asked with it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The name in wire form, in lower case.
+    pub name: Box<[u8]>,
+    qtype: RecordType,
+    class: DNSClass,
+    recursion_desired: bool,
+    checking_disabled: bool,
+    dnssec_ok: bool,
+}
+
+impl Question {
+    /// Returns a question of somebody who wants addresses and nothing special.
+    #[must_use]
+    pub fn plain(name: Name, qtype: RecordType) -> Self {
+        Self {
+            query: Query::query(name, qtype),
+            recursion_desired: true,
+            checking_disabled: false,
+            authentic_data: false,
+            dnssec_ok: false,
+        }
+    }
+
+    /// Returns what makes this question the same as another.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        Key {
+            name: wire_name(self.query.name()),
+            qtype: self.query.query_type(),
+            class: self.query.query_class(),
+            recursion_desired: self.recursion_desired,
+            checking_disabled: self.checking_disabled,
+            dnssec_ok: self.dnssec_ok,
+        }
+    }
+
+    /// Returns the message for the upstream. Its id is random (RFC 5452 section 9.2). Nothing that belongs
+    /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
+    /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
+    pub(super) fn message(&self, with_edns: bool) -> Message {
+        let mut message = Message::query();
+        message.metadata.recursion_desired = self.recursion_desired;
+        message.metadata.checking_disabled = self.checking_disabled;
+        message.metadata.authentic_data = true;
+        let mut query = self.query.clone();
+        query.set_name(query.name().to_lowercase());
+        message.add_query(query);
+        if with_edns {
+            let mut edns = Edns::new();
+            edns.set_max_payload(MAX_UDP);
+            edns.set_dnssec_ok(self.dnssec_ok);
+            message.set_edns(edns);
+        }
+        message
+    }
+}
+
+impl Key {
+    /// Returns whether addresses are asked for, or what takes their place (RFC 9460).
+    pub(super) fn is_common(&self) -> bool {
+        matches!(self.qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS)
+    }
+
+    /// Returns whether the answer may be kept: one to a question without RD says what a server happened
+    /// to know.
+    pub(super) fn is_for_cache(&self) -> bool {
+        let transfer = matches!(self.qtype, RecordType::AXFR | RecordType::IXFR);
+        self.recursion_desired && !transfer
+    }
+}
+
+/// Returns a name in wire form, in lower case.
+#[must_use]
+pub fn wire_name(name: &Name) -> Box<[u8]> {
+    // No label of a name that could be decoded is too long.
+    names::wire(name.iter()).unwrap_or_default().into()
+}

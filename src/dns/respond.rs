@@ -1,0 +1,209 @@
+//! From a decoded request to its response: the zones first, then what is behind them.
+
+use std::time::Duration;
+
+use hickory_proto::op::{Message, Metadata, Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+use hickory_server::server::Request;
+use tokio::time::timeout;
+
+use super::acl::may_recurse;
+use super::chase::{End, Followed, drop_refused, follow};
+use super::forward::ForwardError;
+use super::handler::Handler;
+use super::question::Question;
+use super::resolver::{Known, Resolver};
+use super::wire::{Ede, Response};
+use super::zone::Zone;
+use crate::store::{Family, Link};
+
+/// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
+const MAX_LOOKUPS: usize = 8;
+/// How long a health check waits for an upstream: who asks for the root's name servers wants to know whether
+/// we live, within a second.
+const HEALTH_CHECK: Duration = Duration::from_millis(500);
+
+impl Handler {
+    pub(super) async fn respond(
+        &self,
+        request: &Request,
+        query: &Query,
+        zone: Option<(&Zone, Vec<u8>)>,
+    ) -> Response {
+        let mut response = Response::new(Metadata::response_from_request(&request.metadata));
+        if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
+            // RFC 6891 section 6.1.3.
+            response.metadata.response_code = ResponseCode::BADVERS;
+            return response;
+        }
+        let transfer = matches!(query.query_type(), RecordType::AXFR | RecordType::IXFR);
+        if query.query_class() != DNSClass::IN || transfer {
+            response.metadata.response_code = ResponseCode::Refused;
+            return response;
+        }
+        let client = request.src().ip();
+        let resolver = self.resolver.as_deref().filter(|_| may_recurse(client));
+        response.metadata.recursion_available = resolver.is_some();
+        let question = Question {
+            query: query.clone(),
+            recursion_desired: request.metadata.recursion_desired,
+            checking_disabled: request.metadata.checking_disabled,
+            authentic_data: request.metadata.authentic_data,
+            dnssec_ok: request.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok),
+        };
+        if zone.is_some() {
+            self.answer_with_authority(&mut response, resolver, question, zone).await;
+        } else {
+            forward(&mut response, resolver, &question, request.edns.is_some()).await;
+        }
+        response
+    }
+
+    /// Answers with authority, and follows a CNAME to the addresses behind it: a stub resolver
+    /// can't.
+    async fn answer_with_authority(
+        &self,
+        response: &mut Response,
+        resolver: Option<&Resolver>,
+        mut question: Question,
+        mut zone: Option<(&Zone, Vec<u8>)>,
+    ) {
+        response.metadata.authoritative = true;
+        let mut seen: Vec<Name> = Vec::new();
+        while !seen.contains(question.query.name()) && seen.len() < MAX_LOOKUPS {
+            let name = question.query.name().clone();
+            let next = match zone {
+                Some((zone, relative)) => {
+                    let qtype = question.query.query_type();
+                    let answer = zone.answer(&self.store, &name, &relative, qtype);
+                    answer.link.iter().for_each(|link| note(link, qtype));
+                    response.metadata.response_code = answer.rcode;
+                    response.ede = answer.ede;
+                    response.answers.extend(answer.answers);
+                    response.authorities = answer.authorities;
+                    response.additionals = answer.additionals;
+                    answer.chase
+                }
+                None => match resolver.filter(|_| question.recursion_desired) {
+                    Some(resolver) => self.chase(response, resolver, &question).await,
+                    None => None,
+                },
+            };
+            let Some(next) = next else { return };
+            zone = self.zone_of(&next);
+            seen.push(name);
+            question.query.set_name(next);
+        }
+        response.metadata.response_code = ResponseCode::ServFail;
+        response.ede = Some(Ede::LOOP);
+    }
+
+    /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
+    /// response code is the last of the chain (RFC 6604 section 3).
+    async fn chase(&self, response: &mut Response, resolver: &Resolver, question: &Question) -> Option<Name> {
+        let failed = |response: &mut Response, ede| {
+            response.metadata.response_code = ResponseCode::ServFail;
+            response.ede = Some(ede);
+            None
+        };
+        let (answer, mut stale) = match resolver.chase(question).await {
+            Ok(Known::Now(answer)) => (answer, false),
+            Ok(Known::Last(answer)) => (answer, true),
+            Err(error) => return failed(response, ede(error)),
+        };
+        if answer.metadata.response_code == ResponseCode::Refused {
+            // The upstream doesn't want to: the client may know somebody who does.
+            return None;
+        }
+        let mut truncated = answer.metadata.truncation;
+        let mut followed = self.follow(&answer, question);
+        if followed.end == End::Lame
+            && let Some(last) = resolver.recall(question)
+        {
+            (truncated, stale) = (false, true);
+            followed = self.follow(&last, question);
+        }
+        if stale {
+            response.ede = Some(Ede::STALE);
+        }
+        if drop_refused(&mut followed.answers, &self.targets) {
+            response.ede = Some(Ede::FILTERED);
+        }
+        response.answers.extend(followed.answers);
+        response.authorities = followed.authorities;
+        response.metadata.truncation |= truncated;
+        match followed.end {
+            End::Here(rcode) => response.metadata.response_code = rcode,
+            End::Leads(name) => return Some(name),
+            End::Lame => return failed(response, Ede::UPSTREAM_FAILED),
+        }
+        None
+    }
+
+    fn follow(&self, answer: &Message, question: &Question) -> Followed {
+        let Query { name, query_type, .. } = &question.query;
+        follow(answer, name, *query_type, |name| self.zone_of(name).is_some())
+    }
+}
+
+fn note(link: &Link, qtype: RecordType) {
+    match qtype {
+        RecordType::A => link.asked.note(Family::V4),
+        RecordType::AAAA => link.asked.note(Family::V6),
+        _ => {}
+    }
+}
+
+/// Passes the question on and the answer back as it is.
+async fn forward(response: &mut Response, resolver: Option<&Resolver>, question: &Question, has_edns: bool) {
+    let Some(resolver) = resolver else {
+        response.metadata.response_code = ResponseCode::Refused;
+        return;
+    };
+    let is_health_check = question.query.name().is_root() && question.query.query_type() == RecordType::NS;
+    let resolving = resolver.resolve(question);
+    let resolved = if is_health_check {
+        timeout(HEALTH_CHECK, resolving).await.unwrap_or(Err(ForwardError::Late))
+    } else {
+        resolving.await
+    };
+    match resolved {
+        Ok(answer) => pass_back(response, answer, question, has_edns),
+        Err(error) => {
+            response.metadata.response_code = match error {
+                // As CoreDNS's forward does at its limit.
+                ForwardError::Busy => ResponseCode::Refused,
+                ForwardError::NoAnswer | ForwardError::Late => ResponseCode::ServFail,
+            };
+            response.ede = Some(ede(error));
+        }
+    }
+}
+
+fn pass_back(response: &mut Response, answer: Message, question: &Question, has_edns: bool) {
+    let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
+        answer.metadata;
+    // A client without EDNS can't see the upper bits, and would take the rest for its own.
+    let expressible = response_code.high() == 0 || has_edns;
+    response.metadata.response_code = if expressible { response_code } else { ResponseCode::ServFail };
+    response.metadata.authoritative = authoritative;
+    response.metadata.recursion_available = recursion_available;
+    // RFC 6840 sections 5.7 and 5.8: only to who understands it.
+    response.metadata.authentic_data = authentic_data && (question.authentic_data || question.dnssec_ok);
+    response.metadata.truncation = truncation;
+    response.answers = answer.answers;
+    response.authorities = answer.authorities;
+    response.additionals = answer.additionals;
+    // Everybody is asked in lower case, and the answer may have been somebody else's: the client gets its
+    // own spelling back (RFC 4343 section 4.1).
+    let name = question.query.name();
+    let own = |record: &&mut Record| record.name == *name;
+    response.answers.iter_mut().filter(own).for_each(|record| record.name = name.clone());
+}
+
+fn ede(error: ForwardError) -> Ede {
+    match error {
+        ForwardError::Busy => Ede::BUSY,
+        ForwardError::NoAnswer | ForwardError::Late => Ede::NO_UPSTREAM,
+    }
+}
