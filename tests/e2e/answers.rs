@@ -2,7 +2,6 @@
 
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
-use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -10,19 +9,39 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use crate::harness::dns::{
-    CoreDns, FaultyUpstream, ask_tcp, ask_udp, query, read_message, send_udp, short, show,
-    without_foreign_ttls, write_message,
+    CoreDns, FaultyUpstream, address, ask_tcp, ask_udp, ede, error, query, read_message, send_udp, short,
+    show, without_foreign_ttls, write_message,
 };
 use crate::harness::linker::Linker;
 
 /// lb-linker on manifests in which the Service `name` of `default` has each of these ingress entries.
-struct Fixture {
-    linker: Linker,
-    _directory: tempfile::TempDir,
+pub struct Fixture {
+    pub linker: Linker,
+    directory: tempfile::TempDir,
 }
 
-async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
+impl Fixture {
+    /// Gives the links other ingress entries.
+    pub fn set(&self, links: &[(&str, &str)]) {
+        write_links(&self.directory, links);
+    }
+}
+
+pub async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
+    fixture_with(&[], links, args).await
+}
+
+/// Does what [`fixture`] does, with these variables.
+pub async fn fixture_with(variables: &[(&str, &str)], links: &[(&str, &str)], args: &[&str]) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
+    write_links(&directory, links);
+    let manifests = ["--manifests", directory.path().to_str().unwrap()];
+    let linker = Linker::start_with(variables, [&manifests, args].concat());
+    linker.ready().await;
+    Fixture { linker, directory }
+}
+
+fn write_links(directory: &tempfile::TempDir, links: &[(&str, &str)]) {
     let mut text = String::new();
     for (name, ingress) in links {
         let _ = writeln!(
@@ -32,12 +51,9 @@ async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
         );
     }
     std::fs::write(directory.path().join("services.yaml"), text).unwrap();
-    let linker = Linker::start([&["--manifests", directory.path().to_str().unwrap()], args].concat());
-    linker.ready().await;
-    Fixture { linker, _directory: directory }
 }
 
-async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
+pub async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
     fixture(links, &["--upstream", &upstream.to_string()]).await
 }
 
@@ -210,13 +226,6 @@ async fn targets_that_lead_in_a_circle_fail_and_say_so() {
     assert_eq!(ede(&answer), Some(0));
 }
 
-fn ede(answer: &Message) -> Option<u16> {
-    answer.edns.as_ref()?.options().as_ref().iter().find_map(|(_, option)| match option {
-        EdnsOption::Unknown(15, data) => Some(u16::from_be_bytes([data[0], data[1]])),
-        _ => None,
-    })
-}
-
 #[tokio::test]
 async fn an_answer_that_is_too_long_is_truncated_and_whole_by_tcp() {
     let upstream = CoreDns::cloud().await;
@@ -292,14 +301,6 @@ async fn a_slow_answer_on_a_connection_holds_up_no_other() {
     assert_eq!(show(&second), "Server Failure rd ra |  |  | ");
 }
 
-fn address(asked: &Message, last: u8) -> Message {
-    let mut answer = Message::response(asked.metadata.id, OpCode::Query);
-    answer.add_queries(asked.queries.clone());
-    let name = asked.queries[0].name().clone();
-    answer.add_answer(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
-    answer
-}
-
 #[tokio::test]
 async fn an_upstream_that_is_silent_ends_in_servfail_with_the_alias() {
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
@@ -319,13 +320,13 @@ async fn an_upstream_that_is_silent_ends_in_servfail_with_the_alias() {
 #[tokio::test]
 async fn answers_that_dont_match_the_question_are_passed_over() {
     let upstream = FaultyUpstream::start(|asked, _| {
-        let mut wrong_id = address(asked, 1);
+        let mut wrong_id = address(asked, 1, 60);
         wrong_id.metadata.id = asked.metadata.id.wrapping_add(1);
-        let mut wrong_name = address(asked, 2);
+        let mut wrong_name = address(asked, 2, 60);
         wrong_name.queries = vec![Query::query(Name::from_ascii("other.example.").unwrap(), RecordType::A)];
-        let mut wrong_type = address(asked, 3);
+        let mut wrong_type = address(asked, 3, 60);
         wrong_type.queries[0].set_query_type(RecordType::AAAA);
-        vec![wrong_id, wrong_name, wrong_type, asked.clone(), address(asked, 4)]
+        vec![wrong_id, wrong_name, wrong_type, asked.clone(), address(asked, 4, 60)]
     })
     .await;
     let fixture = with_upstream(&LINKS, upstream.address).await;
@@ -335,7 +336,7 @@ async fn answers_that_dont_match_the_question_are_passed_over() {
 #[tokio::test]
 async fn a_truncated_answer_of_the_upstream_is_asked_for_by_tcp() {
     let upstream = FaultyUpstream::start(|asked, tcp| {
-        let mut answer = address(asked, if tcp { 2 } else { 1 });
+        let mut answer = address(asked, if tcp { 2 } else { 1 }, 60);
         answer.metadata.truncation = !tcp;
         vec![answer]
     })
@@ -345,18 +346,12 @@ async fn a_truncated_answer_of_the_upstream_is_asked_for_by_tcp() {
     assert_eq!(short(fixture.linker.dns, "other.example. A").await, "192.0.2.2");
 }
 
-fn error(asked: &Message, rcode: ResponseCode) -> Message {
-    let mut answer = Message::error_msg(asked.metadata.id, OpCode::Query, rcode);
-    answer.add_queries(asked.queries.clone());
-    answer
-}
-
 #[tokio::test]
 async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
     let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
     let refusing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::Refused)]).await;
-    let good = FaultyUpstream::start(|asked, _| vec![address(asked, 9)]).await;
+    let good = FaultyUpstream::start(|asked, _| vec![address(asked, 9, 60)]).await;
     for bad in [silent.address, failing.address, refusing.address] {
         let upstreams = format!("{bad},{}", good.address);
         let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
@@ -380,11 +375,7 @@ async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
 #[tokio::test]
 async fn a_good_answer_that_comes_late_is_better_than_an_error_at_once() {
     let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
-    let slow = FaultyUpstream::start(|asked, _| {
-        std::thread::sleep(Duration::from_millis(700));
-        vec![address(asked, 9)]
-    })
-    .await;
+    let slow = FaultyUpstream::late(Duration::from_millis(700), |asked, _| vec![address(asked, 9, 60)]).await;
     let upstreams = format!("{},{}", failing.address, slow.address);
     let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
     for _ in 0..4 {
@@ -395,7 +386,11 @@ async fn a_good_answer_that_comes_late_is_better_than_an_error_at_once() {
 #[tokio::test]
 async fn an_upstream_that_doesnt_know_edns_is_asked_without() {
     let old = FaultyUpstream::start(|asked, _| {
-        if asked.edns.is_some() { vec![error(asked, ResponseCode::FormErr)] } else { vec![address(asked, 9)] }
+        if asked.edns.is_some() {
+            vec![error(asked, ResponseCode::FormErr)]
+        } else {
+            vec![address(asked, 9, 60)]
+        }
     })
     .await;
     let fixture = with_upstream(&LINKS, old.address).await;
@@ -417,7 +412,7 @@ async fn an_error_without_the_question_is_an_answer_all_the_same() {
 #[tokio::test]
 async fn nothing_but_the_chain_is_taken_from_an_upstream() {
     let liar = FaultyUpstream::start(|asked, _| {
-        let mut answer = address(asked, 9);
+        let mut answer = address(asked, 9, 60);
         for name in ["web-default.lb.internal.", "www.bank.example."] {
             let lie = RData::A(A::new(192, 0, 2, 66));
             answer.add_answer(Record::from_rdata(Name::from_ascii(name).unwrap(), 60, lie.clone()));

@@ -23,4 +23,5 @@ mod story;
 mod takeover;
 mod throughput;
 mod trouble;
+mod upstreams;
 mod wishes;

@@ -18,8 +18,9 @@ use super::tls::TlsClient;
 use crate::dns::question::Question;
 use crate::dns::wire::{Reply, reply_to};
 
-/// How long an upstream may be silent before it is checked whether it lives, as for CoreDNS.
-const SILENCE: Duration = Duration::from_secs(2);
+/// How long an upstream may be silent before it is checked whether it lives. By then no other one has been
+/// asked: who waits for its answer drops the question to this one.
+const SILENCE: Duration = Duration::from_millis(400);
 /// When a datagram is first sent again; then after twice as long, and so on.
 const REPEAT: Duration = Duration::from_millis(500);
 /// The longest datagram that is taken; we ask for less.

@@ -3,16 +3,18 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hickory_proto::op::{Edns, Message, Query};
-use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::rdata::{A, AAAA, SOA};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::process::{Process, ReservedPort};
 use super::programs::programs;
@@ -137,9 +139,14 @@ pub struct CoreDns {
 impl CoreDns {
     /// Starts CoreDNS with this server block's plugins; `file` finds its zone `db` beside the Corefile.
     pub async fn start(plugins: &str, db: &str) -> Self {
+        Self::start_with_scheme("", plugins, db).await
+    }
+
+    /// Does what [`CoreDns::start`] does, with `tls://` before the port, or nothing.
+    pub async fn start_with_scheme(scheme: &str, plugins: &str, db: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = ReservedPort::take().unwrap();
-        let corefile = format!(".:{} {{\n bind 127.0.0.1\n{plugins}\n}}", port.number());
+        let corefile = format!("{scheme}.:{} {{\n bind 127.0.0.1\n{plugins}\n}}", port.number());
         std::fs::write(directory.path().join("Corefile"), corefile).unwrap();
         std::fs::write(directory.path().join("db"), db).unwrap();
         let mut command = Command::new(&programs().coredns);
@@ -180,19 +187,26 @@ chain   60 IN CNAME a.example.com.
 back    60 IN CNAME web-default.lb.internal.
 ";
 
-/// How a faulty upstream answers a question that came by UDP (`tcp` false) or TCP; several messages, or none.
-pub type Fault = fn(asked: &Message, tcp: bool) -> Vec<Message>;
-
 /// An upstream that does what a real one can't be made to do. It ends when it is dropped.
 pub struct FaultyUpstream {
     _tasks: JoinSet<()>,
     /// Where it answers.
     pub address: SocketAddr,
+    asked: Arc<Mutex<Vec<Message>>>,
 }
 
 impl FaultyUpstream {
-    /// Starts it.
-    pub async fn start(fault: Fault) -> Self {
+    /// Starts it. `fault` says how a question that came by UDP (`false`) or TCP is answered: by several messages,
+    /// or none.
+    pub async fn start(fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static) -> Self {
+        Self::late(Duration::ZERO, fault).await
+    }
+
+    /// Starts one whose answers come so late. No question waits for another.
+    pub async fn late(
+        delay: Duration,
+        fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static,
+    ) -> Self {
         let (tcp, udp) = loop {
             let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
             if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
@@ -200,25 +214,90 @@ impl FaultyUpstream {
             }
         };
         let address = tcp.local_addr().unwrap();
+        let asked: Arc<Mutex<Vec<Message>>> = Arc::default();
+        let log = Arc::clone(&asked);
+        let answer = Arc::new(move |bytes: &[u8], by_tcp: bool| {
+            let message = Message::from_vec(bytes).unwrap();
+            let answers = fault(&message, by_tcp);
+            log.lock().unwrap().push(message);
+            answers.into_iter().map(|answer| answer.to_vec().unwrap()).collect::<Vec<_>>()
+        });
         let mut tasks = JoinSet::new();
+        let by_udp = Arc::clone(&answer);
         tasks.spawn(async move {
+            let mut under_way = JoinSet::new();
             let mut buffer = vec![0; 65535];
             loop {
                 let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
-                for answer in fault(&Message::from_vec(&buffer[..length]).unwrap(), false) {
-                    udp.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
-                }
+                let (answers, udp) = (by_udp(&buffer[..length], false), Arc::clone(&udp));
+                under_way.spawn(async move {
+                    sleep(delay).await;
+                    for answer in answers {
+                        // Who has given up doesn't listen any more.
+                        let _ = udp.send_to(&answer, client).await;
+                    }
+                });
+                while under_way.try_join_next().is_some() {}
             }
         });
         tasks.spawn(async move {
+            let mut connections = JoinSet::new();
             loop {
                 let (mut stream, _) = tcp.accept().await.unwrap();
-                let Some(asked) = read_message(&mut stream).await else { continue };
-                for answer in fault(&Message::from_vec(&asked).unwrap(), true) {
-                    write_message(&mut stream, &answer.to_vec().unwrap()).await;
-                }
+                let answer = Arc::clone(&answer);
+                connections.spawn(async move {
+                    while let Some(asked) = read_message(&mut stream).await {
+                        sleep(delay).await;
+                        for answer in answer(&asked, true) {
+                            write_message(&mut stream, &answer).await;
+                        }
+                    }
+                });
             }
         });
-        Self { _tasks: tasks, address }
+        Self { _tasks: tasks, address, asked }
     }
+
+    /// The messages that asked a question, a name and a type, so far.
+    pub fn asked(&self, question: &str) -> Vec<Message> {
+        let wanted = query(question).queries;
+        let asked = self.asked.lock().unwrap();
+        asked.iter().filter(|message| message.queries == wanted).cloned().collect()
+    }
+}
+
+/// Answers a question for addresses with 192.0.2.`last`, or 2001:db8::`last`, and this TTL.
+pub fn address(asked: &Message, last: u8, ttl: u32) -> Message {
+    let mut answer = Message::response(asked.metadata.id, OpCode::Query);
+    answer.add_queries(asked.queries.clone());
+    let data = match asked.queries[0].query_type() {
+        RecordType::AAAA => RData::AAAA(AAAA::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())),
+        _ => RData::A(A::new(192, 0, 2, last)),
+    };
+    answer.add_answer(Record::from_rdata(asked.queries[0].name().clone(), ttl, data));
+    answer
+}
+
+/// Answers a question with a code and nothing else.
+pub fn error(asked: &Message, rcode: ResponseCode) -> Message {
+    let mut answer = Message::error_msg(asked.metadata.id, OpCode::Query, rcode);
+    answer.add_queries(asked.queries.clone());
+    answer
+}
+
+/// Answers a question with NXDOMAIN or, with another code, NODATA, which may be kept for an hour.
+pub fn absence(asked: &Message, rcode: ResponseCode) -> Message {
+    let mut answer = error(asked, rcode);
+    let name = |text| Name::from_ascii(text).unwrap();
+    let soa = SOA::new(name("ns.example.com."), name("root.example.com."), 1, 7200, 1800, 86400, 3600);
+    answer.add_authority(Record::from_rdata(name("example.com."), 3600, RData::SOA(soa)));
+    answer
+}
+
+/// The INFO-CODE of an Extended DNS Error (RFC 8914).
+pub fn ede(answer: &Message) -> Option<u16> {
+    answer.edns.as_ref()?.options().as_ref().iter().find_map(|(_, option)| match option {
+        EdnsOption::Unknown(15, data) => Some(u16::from_be_bytes([data[0], data[1]])),
+        _ => None,
+    })
 }

@@ -1,0 +1,469 @@
+//! What lb-linker makes of its upstreams: cached, remembered, checked; and what becomes of their faults.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
+use hickory_proto::rr::{Name, RData, Record, RecordType, rdata::CNAME};
+
+use crate::answers::{fixture, fixture_with, with_upstream};
+use crate::harness::dns::{
+    CoreDns, FaultyUpstream, absence, address, answers, ask_tcp, ask_udp, ede, error, query, short, show,
+};
+use crate::harness::eventually;
+
+const WEB: [(&str, &str); 1] = [("web", "{hostname: a.example.com}")];
+
+/// How an upstream behaves; it can be told to behave otherwise.
+#[derive(Clone, Default)]
+struct Mood(Arc<AtomicU8>);
+
+const GOOD: u8 = 0;
+const SILENT: u8 = 1;
+const FAILING: u8 = 2;
+const EMPTY: u8 = 3;
+const MISSING: u8 = 4;
+
+impl Mood {
+    fn set(&self, mood: u8) {
+        self.0.store(mood, Ordering::SeqCst);
+    }
+
+    /// An upstream in this mood, whose answers live so long.
+    async fn upstream(&self, ttl: u32) -> FaultyUpstream {
+        let mood = self.clone();
+        FaultyUpstream::start(move |asked, _| match mood.0.load(Ordering::SeqCst) {
+            SILENT => vec![],
+            FAILING => vec![error(asked, ResponseCode::ServFail)],
+            EMPTY => vec![absence(asked, ResponseCode::NoError)],
+            MISSING => vec![absence(asked, ResponseCode::NXDomain)],
+            _ => vec![address(asked, 10, ttl)],
+        })
+        .await
+    }
+}
+
+fn ttl(answer: &Message) -> u32 {
+    answer.answers.last().unwrap().ttl
+}
+
+#[tokio::test]
+async fn a_question_that_is_being_asked_isnt_asked_again_unless_do_or_cd_differ() {
+    let upstream =
+        FaultyUpstream::late(Duration::from_millis(300), |asked, _| vec![address(asked, 9, 60)]).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let plain = query("other.example. A");
+    let (mut with_do, mut with_cd) = (plain.clone(), plain.clone());
+    with_do.edns.as_mut().unwrap().set_dnssec_ok(true);
+    with_cd.metadata.checking_disabled = true;
+    let asking = [&plain, &with_do, &with_cd].into_iter().flat_map(|message| vec![message; 20]);
+    for answer in join_all(asking.map(|message| ask_udp(fixture.linker.dns, message))).await {
+        assert_eq!(answer.answers.len(), 1, "{}", show(&answer));
+    }
+    let mut asked: Vec<(bool, bool)> = upstream
+        .asked("other.example. A")
+        .iter()
+        .map(|asked| (asked.edns.as_ref().unwrap().flags().dnssec_ok, asked.metadata.checking_disabled))
+        .collect();
+    asked.sort_unstable();
+    assert_eq!(asked, [(false, false), (false, true), (true, false)]);
+}
+
+#[tokio::test]
+async fn answers_are_cached_with_ttls_that_count_down_and_absence_and_failure_too() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(60).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    for (mood_now, name) in [
+        (GOOD, "good.example."),
+        (EMPTY, "x.example.com."),
+        (MISSING, "y.example.com."),
+        (FAILING, "z.example."),
+    ] {
+        mood.set(mood_now);
+        let question = format!("{name} A");
+        let first = ask_udp(fixture.linker.dns, &query(&question)).await;
+        let second = ask_tcp(fixture.linker.dns, &query(&question)).await;
+        assert_eq!(first.metadata.response_code, second.metadata.response_code, "{name}");
+        assert_eq!(first.answers.len(), second.answers.len(), "{name}");
+        assert!(second.metadata.authoritative, "as CoreDNS's cache does");
+        assert_eq!(upstream.asked(&question).len(), 1, "{name}");
+    }
+    let first = ask_udp(fixture.linker.dns, &query("good.example. A")).await;
+    assert!((25..=30).contains(&ttl(&first)), "{}", show(&first));
+    eventually("a lower TTL", || async {
+        let later = ask_udp(fixture.linker.dns, &query("good.example. A")).await;
+        (ttl(&later) < ttl(&first)).then_some(())
+    })
+    .await;
+    // The spelling is the client's own, whoever asked first.
+    let other = ask_udp(fixture.linker.dns, &query("GOOD.Example. A")).await;
+    assert!(show(&other).contains("GOOD.Example. "), "{}", show(&other));
+    assert_eq!(upstream.asked("good.example. A").len(), 1);
+}
+
+#[tokio::test]
+async fn absence_behind_a_name_of_ours_is_never_older_than_our_own_records() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(60).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    mood.set(MISSING);
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(
+        show(&answer),
+        "Non-Existent Domain aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. | example.com. 5 IN SOA \
+         ns.example.com. root.example.com. 1 7200 1800 86400 3600 | "
+    );
+    let since = Instant::now();
+    assert_eq!(short(fixture.linker.dns, "a.example.com. A").await, "Non-Existent Domain");
+    mood.set(GOOD);
+    answers(fixture.linker.dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
+    // Not before: the upstream isn't asked for each question.
+    assert!(since.elapsed() > Duration::from_secs(3), "{:?}", since.elapsed());
+    assert_eq!(upstream.asked("a.example.com. A").len(), 2);
+}
+
+#[tokio::test]
+async fn what_a_target_had_is_given_while_no_upstream_answers_and_nothing_for_a_new_target() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(0).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    let ask = async |question: &str| ask_udp(dns, &query(question)).await;
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
+    mood.set(EMPTY);
+    let nodata = show(&ask("web-default.lb.internal. AAAA").await);
+    assert!(nodata.starts_with("No Error"), "{nodata}");
+
+    for bad in [SILENT, FAILING] {
+        mood.set(bad);
+        eventually("the remembered addresses", || async {
+            let answer = ask("web-default.lb.internal. A").await;
+            (ede(&answer) == Some(3)).then(|| {
+                assert_eq!(
+                    show(&answer),
+                    "No Error aa rd ra | a.example.com. 30 IN A 192.0.2.10, web-default.lb.internal. 5 IN CNAME \
+                     a.example.com. |  | "
+                );
+            })
+        })
+        .await;
+        eventually("the remembered absence", || async {
+            let answer = ask("web-default.lb.internal. AAAA").await;
+            (ede(&answer) == Some(3)).then(|| assert_eq!(show(&answer), nodata))
+        })
+        .await;
+    }
+
+    // Under its own name it is a failure.
+    let other = ask("a.example.com. A").await;
+    assert_eq!(other.metadata.response_code, ResponseCode::ServFail, "{}", show(&other));
+    // Of a new target nothing is known.
+    mood.set(SILENT);
+    fixture.set(&[("web", "{hostname: b.example.com}")]);
+    answers(dns, "web-default.lb.internal. CNAME", "b.example.com.").await;
+    let answer = ask("web-default.lb.internal. A").await;
+    assert_eq!(
+        show(&answer),
+        "Server Failure aa rd ra | web-default.lb.internal. 5 IN CNAME b.example.com. |  | "
+    );
+    mood.set(GOOD);
+    answers(dns, "web-default.lb.internal. A", "b.example.com. 192.0.2.10").await;
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_too_late_for_one_client_is_there_for_the_next() {
+    let upstream =
+        FaultyUpstream::late(Duration::from_millis(2500), |asked, _| vec![address(asked, 9, 60)]).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    let (link, other) = (query("web-default.lb.internal. A"), query("other.example. A"));
+    let since = Instant::now();
+    let (late, waited) = tokio::join!(
+        async { (ask_udp(dns, &link).await, since.elapsed()) },
+        // Who asks for the name itself may wait longer, as with CoreDNS.
+        ask_udp(dns, &other),
+    );
+    let (late, after) = late;
+    assert_eq!(late.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(ede(&late), Some(22));
+    assert!(after < Duration::from_millis(2400), "{after:?}: a CoreDNS in front gives up at 2 s");
+    assert_eq!(waited.answers.len(), 1, "{}", show(&waited));
+    let since = Instant::now();
+    answers(dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.9").await;
+    assert!(since.elapsed() < Duration::from_millis(2400), "it was asked for already: {:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
+    let mood = Mood::default();
+    let (flaky, good) = (mood.upstream(60).await, Mood::default().upstream(60).await);
+    let upstreams = format!("{},{}", flaky.address, good.address);
+    let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
+    mood.set(SILENT);
+    let ask = |i: usize| async move { short(fixture.linker.dns, &format!("n{i}.example. A")).await };
+    let down = format!("upstream {} doesn't answer", flaky.address);
+    let mut asked = 0;
+    // Some questions go to it first, and the other one answers them half a second later.
+    while fixture.linker.logged(&down) == 0 {
+        asked += 1;
+        assert!(asked < 500, "{:#?}", fixture.linker.log());
+        assert_eq!(ask(asked).await, "192.0.2.10");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for i in 1000..1050 {
+        assert_eq!(ask(i).await, "192.0.2.10");
+        assert!(flaky.asked(&format!("n{i}.example. A")).is_empty(), "it is left out");
+    }
+    assert!(!flaky.asked(". NS").is_empty(), "it is asked how it is");
+    mood.set(GOOD);
+    fixture.linker.line(&format!("upstream {} answers again", flaky.address)).await;
+    let mut i = 2000;
+    while flaky.asked(&format!("n{i}.example. A")).is_empty() {
+        i += 1;
+        assert!(i < 2100, "it is asked again");
+        assert_eq!(ask(i).await, "192.0.2.10");
+    }
+    assert_eq!(fixture.linker.logged(&down), 1);
+}
+
+#[tokio::test]
+async fn with_all_upstreams_down_they_are_asked_all_the_same() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(60).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    mood.set(SILENT);
+    assert_eq!(short(fixture.linker.dns, "one.example. A").await, "Server Failure");
+    fixture.linker.line("doesn't answer").await;
+    // Questions are served, health checks not: that may be what is broken.
+    mood.set(GOOD);
+    assert_eq!(short(fixture.linker.dns, "two.example. A").await, "192.0.2.10");
+}
+
+#[tokio::test]
+async fn a_health_check_is_answered_within_a_second_though_no_upstream_is() {
+    let upstream = FaultyUpstream::start(|_, _| vec![]).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    // CoreDNS's forward asks this way, and takes any answer for a sign of life.
+    let mut check = query(". NS");
+    check.edns = None;
+    let since = Instant::now();
+    let answer = ask_udp(fixture.linker.dns, &check).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn do_cd_and_ad_are_passed_on_and_what_belongs_to_one_hop_is_not() {
+    let upstream = FaultyUpstream::start(|asked, _| {
+        let mut answer = address(asked, 9, 60);
+        answer.metadata.authentic_data = true;
+        answer.edns = asked.edns.clone();
+        answer.edns.as_mut().unwrap().options_mut().insert(EdnsOption::Unknown(10, vec![1; 16]));
+        vec![answer]
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let mut asked = query("other.example. A");
+    let edns = asked.edns.as_mut().unwrap();
+    edns.set_dnssec_ok(true);
+    // COOKIE, edns-tcp-keepalive and padding (RFC 7873, 7828, 7830).
+    for code in [10, 11, 12] {
+        edns.options_mut().insert(EdnsOption::Unknown(code, vec![0; 8]));
+    }
+    asked.metadata.checking_disabled = true;
+    let answer = ask_udp(fixture.linker.dns, &asked).await;
+    assert!(answer.metadata.authentic_data && answer.metadata.checking_disabled);
+    let edns = answer.edns.as_ref().unwrap();
+    assert!(edns.flags().dnssec_ok && edns.options().as_ref().is_empty(), "{edns:?}");
+    let passed_on = upstream.asked("other.example. A").pop().unwrap();
+    let edns = passed_on.edns.as_ref().unwrap();
+    assert!(edns.flags().dnssec_ok && passed_on.metadata.checking_disabled);
+    for code in [10, 11, 12] {
+        assert!(edns.option(EdnsCode::from(code)).is_none());
+    }
+
+    // RFC 6840 sections 5.7 and 5.8: AD is for who asks for it, by AD or DO.
+    let mut plain = query("third.example. A");
+    assert!(!ask_udp(fixture.linker.dns, &plain).await.metadata.authentic_data);
+    plain.metadata.authentic_data = true;
+    assert!(ask_udp(fixture.linker.dns, &plain).await.metadata.authentic_data);
+    // We vouch for a chain as a whole, and can't for our own part of it.
+    let mut chased = query("web-default.lb.internal. A");
+    chased.metadata.authentic_data = true;
+    chased.edns.as_mut().unwrap().set_dnssec_ok(true);
+    let answer = ask_udp(fixture.linker.dns, &chased).await;
+    assert_eq!(answer.answers.len(), 2);
+    assert!(!answer.metadata.authentic_data);
+}
+
+#[tokio::test]
+async fn a_flood_of_slow_names_is_refused_and_leaves_the_zone_alone() {
+    let upstream = FaultyUpstream::start(|asked, _| {
+        let is_target = asked.queries[0].name().to_ascii().ends_with("example.com.");
+        if is_target { vec![address(asked, 9, 60)] } else { vec![] }
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    let mut flood = tokio::net::TcpStream::connect(dns).await.unwrap();
+    let mut refused = 0;
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(dns).await.unwrap();
+    for i in 0..1200 {
+        socket.send(&query(&format!("slow{i}.example. A")).to_vec().unwrap()).await.unwrap();
+        // What comes back at once is a refusal: nobody answers the others.
+        let mut buffer = [0; 1232];
+        while let Ok(Ok(length)) =
+            tokio::time::timeout(Duration::from_millis(1), socket.recv(&mut buffer)).await
+        {
+            let answer = Message::from_vec(&buffer[..length]).unwrap();
+            refused += usize::from(answer.metadata.response_code == ResponseCode::Refused);
+        }
+    }
+    assert!(refused > 0, "as CoreDNS's forward does at max_concurrent");
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
+    crate::harness::dns::write_message(&mut flood, &query("web-default.lb.internal. A").to_vec().unwrap())
+        .await;
+    assert!(crate::harness::dns::read_message(&mut flood).await.is_some());
+}
+
+#[tokio::test]
+async fn a_new_target_is_looked_up_ahead_and_nothing_that_was_cached_about_it_counts() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(60).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    // Somebody was too early.
+    mood.set(MISSING);
+    assert_eq!(short(dns, "b.example.com. A").await, "Non-Existent Domain");
+    mood.set(GOOD);
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
+    fixture.set(&[("web", "{hostname: b.example.com}")]);
+    eventually("a look-up without a client", || async {
+        (upstream.asked("b.example.com. A").len() == 2).then_some(())
+    })
+    .await;
+    assert!(upstream.asked("b.example.com. AAAA").is_empty(), "nobody has asked for IPv6 addresses");
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "b.example.com. 192.0.2.10");
+    assert_eq!(upstream.asked("b.example.com. A").len(), 2);
+    // The old name is asked for anew, too.
+    assert_eq!(short(dns, "a.example.com. A").await, "192.0.2.10");
+    assert_eq!(upstream.asked("a.example.com. A").len(), 2);
+}
+
+#[tokio::test]
+async fn a_target_in_a_chain_of_aliases_that_never_ends_fails() {
+    let upstream = FaultyUpstream::start(|asked, _| {
+        // Each name is an alias of a longer one.
+        let name = asked.queries[0].name().clone();
+        let next = Name::from_ascii("x").unwrap().append_domain(&name).unwrap();
+        let mut answer = error(asked, ResponseCode::NoError);
+        answer.add_answer(Record::from_rdata(name.clone(), 60, RData::CNAME(CNAME(next.clone()))));
+        answer.add_answer(Record::from_rdata(next, 60, RData::CNAME(CNAME(name))));
+        vec![answer]
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail, "{}", show(&answer));
+}
+
+#[tokio::test]
+async fn every_type_is_chased() {
+    let db = "$ORIGIN example.com.
+@ 3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
+a 60 IN A 192.0.2.10
+a 60 IN AAAA 2001:db8::10
+a 60 IN TXT \"text\"
+a 60 IN MX 10 mail.example.com.
+a 60 IN HTTPS 1 . alpn=h2
+a 60 IN CAA 0 issue \"ca.example.net\"
+a 60 IN SRV 0 0 443 a.example.com.
+";
+    let upstream = CoreDns::start("file db example.com", db).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    for qtype in ["A", "AAAA", "TXT", "MX", "HTTPS", "CAA", "SRV"] {
+        let wanted: RecordType = qtype.parse().unwrap();
+        let answer = ask_udp(fixture.linker.dns, &query(&format!("web-default.lb.internal. {qtype}"))).await;
+        let types: Vec<_> = answer.answers.iter().map(Record::record_type).collect();
+        assert_eq!(types, [RecordType::CNAME, wanted], "{}", show(&answer));
+    }
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. NAPTR")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+    assert_eq!((answer.answers.len(), answer.authorities.len()), (1, 1), "NODATA: {}", show(&answer));
+}
+
+/// A real CoreDNS that answers by TLS, and the file with the authority that vouches for it.
+async fn coredns_by_tls(directory: &tempfile::TempDir) -> CoreDns {
+    let made = rcgen::generate_simple_self_signed(vec!["dns.example.net".to_owned()]).unwrap();
+    std::fs::write(directory.path().join("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(directory.path().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let path = |file| directory.path().join(file).display().to_string();
+    let plugins = format!("tls {} {}\nfile db example.com", path("cert.pem"), path("key.pem"));
+    let db = "$ORIGIN example.com.
+@ 3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
+a 60 IN A 192.0.2.10
+*.w 60 IN A 192.0.2.11
+";
+    CoreDns::start_with_scheme("tls://", &plugins, db).await
+}
+
+#[tokio::test]
+async fn an_upstream_is_asked_by_tls_if_it_proves_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let upstream = coredns_by_tls(&directory).await;
+    let authority = directory.path().join("cert.pem").display().to_string();
+    let (port, ip) = (upstream.address.port(), upstream.address.ip());
+    let start = async |name: &str| {
+        let upstream = format!("tls://{ip}%{name}:{port}");
+        fixture_with(&[("SSL_CERT_FILE", &authority)], &WEB, &["--upstream", &upstream]).await
+    };
+    let fixture = start("dns.example.net").await;
+    let dns = fixture.linker.dns;
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
+    // Many at once, and then over connections that are open already.
+    for _ in 0..2 {
+        let asking = (0..50).map(|i| async move { short(dns, &format!("n{i}.w.example.com. A")).await });
+        assert!(join_all(asking).await.iter().all(|answer| answer == "192.0.2.11"));
+    }
+    let fixture = start("other.example.net").await;
+    assert_eq!(short(fixture.linker.dns, "a.example.com. A").await, "Server Failure");
+}
+
+#[tokio::test]
+async fn behind_a_caching_coredns_a_late_target_and_a_new_one_are_seen_after_ten_and_five_seconds() {
+    let mood = Mood::default();
+    mood.set(MISSING);
+    let upstream = mood.upstream(60).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let front = CoreDns::start(&format!("forward . {}\ncache 30", fixture.linker.dns), "").await;
+    let question = "web-default.lb.internal. A";
+    // For ten seconds clients ask in vain, all the time.
+    let asked_in_vain = Instant::now();
+    while asked_in_vain.elapsed() < Duration::from_secs(10) {
+        assert_eq!(short(front.address, question).await, "a.example.com.", "with NXDOMAIN");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    mood.set(GOOD);
+    let took = until(front.address, question, "a.example.com. 192.0.2.10").await;
+    eprintln!("behind a CoreDNS with cache 30: a target that begins to exist is seen after {took:?}");
+    assert!(took < Duration::from_secs(11), "5 s in each of two caches: {took:?}");
+
+    fixture.set(&[("web", "{hostname: b.example.com}")]);
+    answers(fixture.linker.dns, "web-default.lb.internal. CNAME", "b.example.com.").await;
+    let took = until(front.address, question, "b.example.com. 192.0.2.10").await;
+    eprintln!("behind a CoreDNS with cache 30: a new target is seen after {took:?}");
+    assert!(took < Duration::from_secs(6), "5 s in one cache: {took:?}");
+}
+
+/// Waits until the answer is this, and returns how long that took.
+async fn until(server: SocketAddr, question: &str, expected: &str) -> Duration {
+    let since = Instant::now();
+    answers(server, question, expected).await;
+    since.elapsed()
+}
