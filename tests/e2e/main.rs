@@ -19,6 +19,7 @@ mod poison;
 mod selection;
 mod sockets;
 mod source;
+mod storm;
 mod story;
 mod takeover;
 mod throughput;

@@ -1,0 +1,306 @@
+//! Answers while targets change all the time, and while lb-linker starts.
+//!
+//! Rates are what the machine gives: they are printed (`-- --nocapture`).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{Name, RData, Record};
+use lb_linker::dns::ahead;
+use lb_linker::dns::cache::{Cache, CacheOptions};
+use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
+use lb_linker::dns::handler::Handler;
+use lb_linker::dns::resolver::Resolver;
+use lb_linker::dns::udp;
+use lb_linker::dns::zone::Zone;
+use lb_linker::metrics::Metrics;
+use lb_linker::store::{Departed, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes};
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{FaultyUpstream, ede, error, query};
+use crate::harness::linker::Linker;
+use crate::harness::{PATIENCE, apply_deploy, eventually};
+
+/// How many links change.
+const LINKS: u32 = 50;
+/// Clients that ask, one question after the other.
+const CLIENTS: usize = 4;
+const STORM: Duration = Duration::from_secs(10);
+
+/// The target of a link in its n-th generation.
+fn host(link: u32, generation: u32) -> String {
+    format!("g{generation}.lb{link}.example.com")
+}
+
+/// The one address of that target.
+fn ip(link: u32, generation: u32) -> [u8; 4] {
+    [10, u8::try_from(link).unwrap(), (generation >> 8) as u8, (generation & 0xff) as u8]
+}
+
+/// A cloud that knows the address of every target there ever was.
+async fn cloud() -> FaultyUpstream {
+    FaultyUpstream::start(|asked, _| {
+        let name = asked.queries[0].name().to_ascii();
+        let mut answer = error(asked, ResponseCode::NoError);
+        if let Some((link, generation)) = parse_host(&name) {
+            let [a, b, c, d] = ip(link, generation);
+            let owner = asked.queries[0].name().clone();
+            answer.add_answer(Record::from_rdata(owner, 60, RData::A(A::new(a, b, c, d))));
+        }
+        vec![answer]
+    })
+    .await
+}
+
+fn parse_host(name: &str) -> Option<(u32, u32)> {
+    let mut labels = name.split('.');
+    let generation = labels.next()?.strip_prefix('g')?.parse().ok()?;
+    Some((labels.next()?.strip_prefix("lb")?.parse().ok()?, generation))
+}
+
+/// What is known of the generations of each link.
+#[derive(Default)]
+struct Generations {
+    /// The newest that may be answered.
+    begun: Vec<AtomicU32>,
+    /// The oldest that may be answered.
+    delivered: Vec<AtomicU32>,
+    answers: AtomicUsize,
+    changed: AtomicUsize,
+    over: AtomicBool,
+}
+
+impl Generations {
+    fn new() -> Arc<Self> {
+        let zeros = || (0..LINKS).map(|_| AtomicU32::new(0)).collect();
+        Arc::new(Self { begun: zeros(), delivered: zeros(), ..Self::default() })
+    }
+
+    /// Asks for the addresses of all links in turn until it is over, and checks every answer: it is one target and
+    /// its address, never an older one than was answered or delivered before the question.
+    async fn ask(self: Arc<Self>, server: SocketAddr, namespace: String) {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.connect(server).await.unwrap();
+        let mut buffer = [0; 1232];
+        let mut link = 0;
+        while !self.over.load(Ordering::SeqCst) {
+            link = (link + 7) % LINKS;
+            let at = link as usize;
+            let question = query(&format!("svc-{link}-{namespace}.lb.internal. A"));
+            let oldest = self.delivered[at].load(Ordering::SeqCst);
+            socket.send(&question.to_vec().unwrap()).await.unwrap();
+            let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
+            let newest = self.begun[at].load(Ordering::SeqCst);
+            let answer = Message::from_vec(&buffer[..length]).unwrap();
+            assert_eq!(answer.metadata.id, question.metadata.id);
+            let generation = self.check(link, &answer);
+            assert!(
+                (oldest..=newest).contains(&generation),
+                "link {link}: generation {generation} isn't between {oldest} and {newest}"
+            );
+            // Who has seen the new one never sees the old one again.
+            self.delivered[at].fetch_max(generation, Ordering::SeqCst);
+            self.answers.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn check(&self, link: u32, answer: &Message) -> u32 {
+        assert_eq!(answer.metadata.response_code, ResponseCode::NoError, "{answer}");
+        let [alias, address] = &*answer.answers else { panic!("an alias and its address: {answer}") };
+        let RData::CNAME(target) = &alias.data else { panic!("{answer}") };
+        let (of, generation) = parse_host(&target.0.to_ascii()).expect("a target of ours");
+        assert_eq!(of, link);
+        assert_eq!(address.name, target.0, "a mix: {answer}");
+        let [a, b, c, d] = ip(link, generation);
+        assert_eq!(address.data, RData::A(A::new(a, b, c, d)), "a mix: {answer}");
+        generation
+    }
+
+    /// Has clients ask while `change` changes one link after the other at this rate, then checks that each link's
+    /// last target is answered.
+    async fn storm(
+        self: &Arc<Self>,
+        what: &str,
+        server: SocketAddr,
+        namespace: &str,
+        rate: u32,
+        change: impl AsyncFn(u32, u32),
+    ) {
+        let mut clients = JoinSet::new();
+        for _ in 0..CLIENTS {
+            clients.spawn(Arc::clone(self).ask(server, namespace.to_owned()));
+        }
+        let since = Instant::now();
+        // In steps of a hundredth of a second, which a loaded machine can keep.
+        let mut step = interval(Duration::from_millis(10));
+        step.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut next = 0;
+        while since.elapsed() < STORM {
+            step.tick().await;
+            let changes = (next..next + rate / 100).map(|number| {
+                let (link, generation) = (number % LINKS, number / LINKS + 1);
+                self.begun[link as usize].store(generation, Ordering::SeqCst);
+                change(link, generation)
+            });
+            self.changed.fetch_add(join_all(changes).await.len(), Ordering::SeqCst);
+            next += rate / 100;
+        }
+        let seconds = since.elapsed().as_secs_f64();
+        // A client that has found something wrong has panicked.
+        eventually("the last targets", || async {
+            let last = |at: usize| self.begun[at].load(Ordering::SeqCst);
+            let seen = |at: usize| self.delivered[at].load(Ordering::SeqCst);
+            assert_eq!(clients.len(), CLIENTS);
+            (0..LINKS as usize).all(|at| last(at) == seen(at)).then_some(())
+        })
+        .await;
+        self.over.store(true, Ordering::SeqCst);
+        while let Some(ended) = clients.join_next().await {
+            ended.expect("every answer was right");
+        }
+        let rate = |count: &AtomicUsize| count.load(Ordering::SeqCst) as f64 / seconds;
+        eprintln!(
+            "storm: {what}: {:.0} changes/s, {:.0} answers/s",
+            rate(&self.changed),
+            rate(&self.answers)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_targets_change_200_times_a_second_every_answer_is_one_target_and_never_an_older_one() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let namespace = cluster.create_namespace("storm").await;
+    for link in 0..LINKS {
+        cluster.create_load_balancer(&namespace, &format!("svc-{link}")).await;
+        point(&cluster, &namespace, link, 0).await;
+    }
+    let cloud = cloud().await;
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", &cloud.address.to_string()]);
+    linker.ready().await;
+    let change = async |link, generation| point(&cluster, &namespace, link, generation).await;
+    let generations = Generations::new();
+    generations.storm("from the API server", linker.dns, &namespace, 200, change).await;
+}
+
+async fn point(cluster: &Cluster, namespace: &str, link: u32, generation: u32) {
+    cluster
+        .set_ingress(namespace, &format!("svc-{link}"), &[Ingress::Hostname(&host(link, generation))])
+        .await;
+}
+
+fn observed(link: u32, generation: u32) -> Observed {
+    let hostnames = vec![Name::from_ascii(format!("{}.", host(link, generation))).unwrap()];
+    Observed {
+        key: ServiceKey::new("storm", &format!("svc-{link}")),
+        uid: "u".into(),
+        created: None,
+        resource_version: Some((generation * LINKS + link).into()),
+        ingress: StoreIngress { hostnames, addresses: vec![] },
+        ports: vec![],
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_moment_it_is_made() {
+    let cloud = cloud().await;
+    let store = Arc::new(Store::new(Departed::Kept));
+    store.replace(
+        None,
+        (0..LINKS).map(|link| observed(link, 0)).collect(),
+        vec![],
+        &std::collections::HashSet::default(),
+    );
+    store.set_synced();
+    let zones: Arc<[Zone]> = [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into();
+    let endpoint = Endpoint { address: cloud.address, transport: Transport::Udp };
+    let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
+    let resolver = Arc::new(Resolver::new(forward, Some(Cache::new(CacheOptions::capped(30)))));
+    let handler = Arc::new(Handler {
+        zones: Arc::clone(&zones),
+        store: Arc::clone(&store),
+        targets: Arc::default(),
+        resolver: Some(Arc::clone(&resolver)),
+        metrics: Arc::new(Metrics::new().unwrap()),
+        server: "dns://:53".to_owned(),
+    });
+    let socket = udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let server = socket.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    let until = stop.clone();
+    tasks.spawn(async move { udp::serve(socket, handler, until).await.unwrap() });
+    tasks.spawn(ahead::run(Arc::clone(&store), zones, resolver, stop.clone()));
+
+    let generations = Generations::new();
+    let change = async |link: u32, generation| {
+        store.apply(observed(link, generation));
+        // Whoever asks from now on gets the new one.
+        generations.delivered[link as usize].store(generation, Ordering::SeqCst);
+    };
+    generations.storm("fed to the store", server, "storm", 1000, change).await;
+    stop.cancel();
+    while tasks.join_next().await.is_some() {}
+}
+
+#[tokio::test]
+async fn a_replica_that_starts_never_denies_a_name_that_lives() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let namespace = cluster.create_namespace("live").await;
+    for link in 0..LINKS {
+        cluster.create_load_balancer(&namespace, &format!("svc-{link}")).await;
+        point(&cluster, &namespace, link, 0).await;
+    }
+    let mut count: HashMap<String, usize> = HashMap::new();
+    for round in 0..6 {
+        let args = ["--upstream", "none", "--delete-delay", "0s"];
+        // Its ports are open by then, and it knows nothing yet.
+        let mut linker = Linker::in_cluster(&plane, "external-targets", &args);
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.connect(linker.dns).await.unwrap();
+        let mut right = 0;
+        while right < 3 * LINKS {
+            let link = right % LINKS;
+            let question = query(&format!("svc-{link}.{namespace}.lb.internal. CNAME"));
+            socket.send(&question.to_vec().unwrap()).await.unwrap();
+            let mut buffer = [0; 1232];
+            let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("an answer").unwrap();
+            let answer = Message::from_vec(&buffer[..length]).unwrap();
+            let rcode = answer.metadata.response_code;
+            *count.entry(rcode.to_string()).or_default() += 1;
+            match rcode {
+                ResponseCode::NoError => {
+                    assert_eq!(answer.answers[0].data.to_string(), format!("{}.", host(link, 0)));
+                    right += 1;
+                }
+                // RFC 8914 section 4.15.
+                ResponseCode::ServFail => assert_eq!(ede(&answer), Some(14), "not ready"),
+                rcode => panic!("{rcode} for a name that lives"),
+            }
+        }
+        if round % 2 == 0 {
+            linker.kill();
+        } else {
+            assert!(linker.stop().success());
+        }
+    }
+    eprintln!("restarts: answers by rcode: {count:?}");
+}
