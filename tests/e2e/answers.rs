@@ -14,14 +14,14 @@ use crate::harness::dns::{
 };
 use crate::harness::linker::Linker;
 
-/// lb-linker on manifests in which the Service `name` of `default` has each of these ingress entries.
-struct Fixture {
-    linker: Linker,
-    _directory: tempfile::TempDir,
+/// lb-linker on manifests.
+pub(crate) struct Fixture {
+    pub(crate) linker: Linker,
+    pub(crate) directory: tempfile::TempDir,
 }
 
+/// On manifests in which the Service `name` of `default` has each of these ingress entries.
 async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
-    let directory = tempfile::tempdir().unwrap();
     let mut text = String::new();
     for (name, ingress) in links {
         let _ = writeln!(
@@ -30,10 +30,17 @@ async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
              spec: {{type: LoadBalancer}}\nstatus: {{loadBalancer: {{ingress: [{ingress}]}}}}"
         );
     }
-    std::fs::write(directory.path().join("services.yaml"), text).unwrap();
-    let linker = Linker::start([&["--manifests", directory.path().to_str().unwrap()], args].concat());
+    serving(&text, args, &[]).await
+}
+
+/// On these manifests, with these arguments and variables.
+pub(crate) async fn serving(manifests: &str, args: &[&str], variables: &[(&str, &str)]) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("services.yaml"), manifests).unwrap();
+    let all = [&["--manifests", directory.path().to_str().unwrap()], args].concat();
+    let linker = Linker::start_with(variables, all);
     linker.ready().await;
-    Fixture { linker, _directory: directory }
+    Fixture { linker, directory }
 }
 
 async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
@@ -56,7 +63,7 @@ const LINKS: [(&str, &str); 12] = [
 ];
 
 /// The SOA's serial counts from the clock, so it is left out.
-fn without_serial(answer: &str) -> String {
+pub(crate) fn without_serial(answer: &str) -> String {
     let parts: Vec<&str> = answer.split(" hostmaster.lb.internal. ").collect();
     parts
         .iter()
@@ -66,7 +73,7 @@ fn without_serial(answer: &str) -> String {
         .join(" hostmaster.lb.internal. SERIAL ")
 }
 
-const SOA: &str =
+pub(crate) const SOA: &str =
     "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. SERIAL 7200 1800 86400 5";
 const CLOUD_SOA: &str = "example.com. 5 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600";
 

@@ -24,3 +24,4 @@ mod takeover;
 mod throughput;
 mod trouble;
 mod wishes;
+mod zone_answers;
