@@ -172,6 +172,13 @@ impl Zone {
         &self.origin
     }
 
+    /// Returns the seconds that caches keep the zone's records, and absence in it: absence behind a
+    /// CNAME of the zone mustn't be kept longer.
+    #[must_use]
+    pub fn ttl(&self) -> u32 {
+        self.authority.ttl
+    }
+
     /// Returns the part of `name` below the origin, as [`names::wire`] writes it, if `name` is in
     /// the zone.
     #[must_use]
@@ -244,7 +251,7 @@ impl Zone {
             // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for
             // it by name (RFC 8482 for ANY) doesn't want what is behind it.
             Some(Target::Hostname(host)) => {
-                answer.answers.push(record(name, self.ttl(link), RData::CNAME(CNAME(host.clone()))));
+                answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
                 if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
                     answer.chase = Some(host.clone());
                 }
@@ -256,18 +263,18 @@ impl Zone {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
                 self.services(asked, link, &ports, answer);
             }
-            Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl(link), ips, qtype),
+            Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
         }
     }
 
     fn pointers(&self, asked: &Asked<'_>, links: &[Arc<Link>]) -> Vec<Record> {
         let Names::OfAddresses(reverse) = &self.names else { return Vec::new() };
-        let named = |link: &Arc<Link>| Some((self.ttl(link), reverse.first().name_of(asked.store, link)?));
+        let named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(asked.store, link)?));
         pointers(asked.name, links.iter().filter_map(named).collect(), asked.qtype)
     }
 
     /// Returns how long the records of a link are kept.
-    fn ttl(&self, link: &Link) -> u32 {
+    fn ttl_of(&self, link: &Link) -> u32 {
         link.wishes.ttl.unwrap_or(self.authority.ttl)
     }
 

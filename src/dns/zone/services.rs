@@ -51,7 +51,7 @@ impl Zone {
             // RFC 2181 section 5: the same port for TCP and UDP is one record.
             if !ports[..i].contains(port) {
                 let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
-                answer.answers.push(record(asked.name, self.ttl(link), RData::SRV(service)));
+                answer.answers.push(record(asked.name, self.ttl_of(link), RData::SRV(service)));
             }
         }
         // RFC 2782, "Usage rules": a client that gets the addresses needn't ask for them.
@@ -59,7 +59,7 @@ impl Zone {
             && !answer.answers.is_empty()
         {
             for qtype in [RecordType::A, RecordType::AAAA] {
-                answer.additionals.extend(addresses(&host, self.ttl(link), ips, qtype));
+                answer.additionals.extend(addresses(&host, self.ttl_of(link), ips, qtype));
             }
         }
     }
