@@ -9,9 +9,12 @@ pub const MAX_LABEL: usize = 63;
 /// is taken too.
 pub const HASH_DIGITS: [usize; 3] = [8, 16, 32];
 
-/// The domains below each zone that no link may claim: the zone's own name servers, and the name
-/// that stands for "deleted".
-pub const RESERVED: [&str; 2] = ["dns", DELETED];
+/// The domains below each zone that no link may claim: the zone's own, and the name that stands for
+/// "deleted".
+pub const RESERVED: [&str; 2] = [APEX, DELETED];
+
+/// The label below each zone that the names of its name servers end in: CoreDNS's default.
+pub const APEX: &str = "dns";
 
 /// The label below each zone that never exists: where the external target of a deleted Service may
 /// point.

@@ -3,11 +3,12 @@
 //! DNS outlives sync: the listeners are open before the first load balancer is known, a sync task
 //! that fails is started again, and only a dead DNS listener ends the process.
 
+mod addresses;
 mod sockets;
 mod source;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hickory_proto::rr::Name;
@@ -23,7 +24,7 @@ use crate::dns::cache::{Cache, CacheOptions};
 use crate::dns::forward::{Endpoint, Forward, ForwardOptions};
 use crate::dns::handler::Handler;
 use crate::dns::resolver::Resolver;
-use crate::dns::zone::Zone;
+use crate::dns::zone::{Zone, closest_first};
 use crate::dns::{probes, tcp, udp};
 use crate::metrics::Metrics;
 use crate::store::{Departed, Store, host_text};
@@ -164,11 +165,8 @@ fn start_dns(
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
-    let mut addresses: Vec<IpAddr> = flags.listen.iter().map(|listen| listen.ip().to_canonical()).collect();
-    addresses.retain(|ip| !ip.is_unspecified());
-    addresses.sort();
-    addresses.dedup();
-    let zones: Arc<[Zone]> = flags
+    let addresses = addresses::of_this_server(sockets.iter().map(|(address, ..)| *address));
+    let mut zones: Vec<Zone> = flags
         .zones
         .iter()
         .map(|zone| {
@@ -176,6 +174,8 @@ fn start_dns(
                 .map_err(|source| RunError::Zone { zone: Box::new(zone.clone()), source })
         })
         .collect::<Result<_, _>>()?;
+    closest_first(&mut zones);
+    let zones: Arc<[Zone]> = zones.into();
     let names: Vec<String> = flags.zones.iter().map(host_text).collect();
     let through: Vec<String> = upstreams.iter().map(ToString::to_string).collect();
     info!(

@@ -11,7 +11,6 @@ use hickory_proto::rr::rdata::svcb::SvcParamValue;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::cache::plain_ttl;
-use super::zone::TTL;
 use crate::targets::TargetPolicy;
 
 /// The part of an answer that belongs to a question.
@@ -38,9 +37,15 @@ pub enum End {
 
 /// Follows the chain from `name` through an upstream's answer to a question of type `qtype`.
 ///
-/// `ours` says which names lie in our own zones: those are never taken from somebody else.
+/// Absence is known for `absence` seconds at most; `ours` says which names lie in our own zones: those are never taken from somebody else.
 #[must_use]
-pub fn follow(answer: &Message, name: &Name, qtype: RecordType, ours: impl Fn(&Name) -> bool) -> Followed {
+pub fn follow(
+    answer: &Message,
+    name: &Name,
+    qtype: RecordType,
+    absence: u32,
+    ours: impl Fn(&Name) -> bool,
+) -> Followed {
     let mut owner = name.clone();
     let mut answers: Vec<Record> = Vec::new();
     let mut seen = vec![owner.clone()];
@@ -74,7 +79,7 @@ pub fn follow(answer: &Message, name: &Name, qtype: RecordType, ours: impl Fn(&N
         }
         seen.push(owner.clone());
     }
-    let authorities = if positive { Vec::new() } else { proof(answer, &owner) };
+    let authorities = if positive { Vec::new() } else { proof(answer, &owner, absence) };
     let end = match answer.metadata.response_code {
         rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
             let referral = !positive
@@ -115,7 +120,7 @@ pub fn drop_refused(answers: &mut Vec<Record>, targets: &TargetPolicy) -> bool {
 
 /// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
 /// the absence as long as the SOA. Absence behind a name of ours must not outlive our own TTL.
-fn proof(answer: &Message, owner: &Name) -> Vec<Record> {
+fn proof(answer: &Message, owner: &Name, ttl: u32) -> Vec<Record> {
     let soa = answer
         .authorities
         .iter()
@@ -127,7 +132,7 @@ fn proof(answer: &Message, owner: &Name) -> Vec<Record> {
     };
     let mut proof: Vec<Record> = answer.authorities.iter().filter(belongs).cloned().collect();
     for record in &mut proof {
-        record.ttl = plain_ttl(record.ttl).min(TTL);
+        record.ttl = plain_ttl(record.ttl).min(ttl);
     }
     proof
 }
@@ -162,7 +167,7 @@ mod tests {
         message.add_answers(answers.iter().map(|text| record(text)));
         message.add_authorities(authorities.iter().map(|text| record(text)));
         let ours = |name: &Name| self::name("lb.internal.").zone_of(name);
-        let followed = follow(&message, &name("t.example."), RecordType::A, ours);
+        let followed = follow(&message, &name("t.example."), RecordType::A, 5, ours);
         let list = |records: &[Record]| {
             records
                 .iter()
@@ -251,7 +256,7 @@ mod tests {
     fn absence_lives_no_longer_than_our_own_records() {
         let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
         message.add_authority(record("example. SOA ns.example."));
-        let followed = follow(&message, &name("t.example."), RecordType::A, |_| false);
-        assert_eq!(followed.authorities[0].ttl, TTL);
+        let followed = follow(&message, &name("t.example."), RecordType::A, 5, |_| false);
+        assert_eq!(followed.authorities[0].ttl, 5);
     }
 }

@@ -24,7 +24,7 @@ use crate::targets::TargetPolicy;
 /// Answers requests, from whichever transport they come.
 #[derive(Debug)]
 pub struct Handler {
-    /// The zones that lb-linker is authoritative for.
+    /// The zones that lb-linker is authoritative for, the closest first.
     pub zones: Arc<[Zone]>,
     /// The links.
     pub store: Arc<Store>,
@@ -97,8 +97,7 @@ impl Handler {
         )
     }
 
-    /// Returns the zone that a name is in, and the name relative to it. Zones don't lie in each
-    /// other.
+    /// Returns the closest zone that a name is in, and the name relative to it.
     pub(super) fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
         self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
     }

@@ -12,7 +12,6 @@ use super::flights::{Flight, Flights, Landing};
 use super::forward::{Forward, ForwardError, Purpose};
 use super::memory::{Memory, STALE_TTL};
 use super::question::{Key, Question};
-use super::zone::TTL;
 
 /// How long the client of a name of ours waits for what is behind it: a CoreDNS in front gives up at
 /// 2 s (RFC 8767 section 5 recommends 1.8 s).
@@ -68,14 +67,15 @@ impl Resolver {
         Ok(self.first_given(&message))
     }
 
-    /// Resolves the target of a link. Absence is never older than our own records live, whatever the
-    /// cache is allowed.
+    /// Resolves the target of a link. Absence is never older than `absence`, the time that our own names'
+    /// is known, whatever the cache is allowed.
     ///
     /// # Errors
     /// If there is no answer in time, nor one that is remembered; the look-up goes on.
-    pub async fn chase(&self, question: &Question) -> Result<Known, ForwardError> {
+    pub async fn chase(&self, question: &Question, absence: Duration) -> Result<Known, ForwardError> {
         let key = question.key();
-        if let Some(found) = self.cache.as_ref().and_then(|cache| cache.get(&key)).filter(is_good_for_us) {
+        let good = |found: &Found| is_good_for_us(found, absence);
+        if let Some(found) = self.cache.as_ref().and_then(|cache| cache.get(&key)).filter(good) {
             if found.freshness == Freshness::Due {
                 // If that can't begin now, the next one who asks begins it.
                 let _ = self.flight(question, &key, Purpose::Chase);
@@ -165,9 +165,9 @@ impl Resolver {
 }
 
 /// Whether a cached answer is one for a name of ours.
-fn is_good_for_us(found: &Found) -> bool {
+fn is_good_for_us(found: &Found, absence: Duration) -> bool {
     let stale = matches!(found.freshness, Freshness::Stale(_));
-    !stale && (found.kind == Kind::Success || found.age < Duration::from_secs(TTL.into()))
+    !stale && (found.kind == Kind::Success || found.age < absence)
 }
 
 /// Whether an answer says more than the stale one does (RFC 8767 section 4).

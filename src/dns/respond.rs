@@ -51,7 +51,7 @@ impl Handler {
             authentic_data: request.metadata.authentic_data,
             dnssec_ok: request.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok),
         };
-        if zone.is_some() {
+        if let Some(zone) = zone {
             self.answer_with_authority(&mut response, resolver, question, zone).await;
         } else {
             forward(&mut response, resolver, &question, request.edns.is_some()).await;
@@ -66,9 +66,11 @@ impl Handler {
         response: &mut Response,
         resolver: Option<&Resolver>,
         mut question: Question,
-        mut zone: Option<(&Zone, Vec<u8>)>,
+        zone: (&Zone, Vec<u8>),
     ) {
         response.metadata.authoritative = true;
+        let absence = zone.0.ttl();
+        let mut zone = Some(zone);
         let mut seen: Vec<Name> = Vec::new();
         while !seen.contains(question.query.name()) && seen.len() < MAX_LOOKUPS {
             let name = question.query.name().clone();
@@ -85,7 +87,7 @@ impl Handler {
                     answer.chase
                 }
                 None => match resolver.filter(|_| question.recursion_desired) {
-                    Some(resolver) => self.chase(response, resolver, &question).await,
+                    Some(resolver) => self.chase(response, resolver, &question, absence).await,
                     None => None,
                 },
             };
@@ -99,14 +101,20 @@ impl Handler {
     }
 
     /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
-    /// response code is the last of the chain (RFC 6604 section 3).
-    async fn chase(&self, response: &mut Response, resolver: &Resolver, question: &Question) -> Option<Name> {
+    /// response code is the last of the chain (RFC 6604 section 3). Absence is known for `absence` seconds.
+    async fn chase(
+        &self,
+        response: &mut Response,
+        resolver: &Resolver,
+        question: &Question,
+        absence: u32,
+    ) -> Option<Name> {
         let failed = |response: &mut Response, ede| {
             response.metadata.response_code = ResponseCode::ServFail;
             response.ede = Some(ede);
             None
         };
-        let (answer, mut stale) = match resolver.chase(question).await {
+        let (answer, mut stale) = match resolver.chase(question, Duration::from_secs(absence.into())).await {
             Ok(Known::Now(answer)) => (answer, false),
             Ok(Known::Last(answer)) => (answer, true),
             Err(error) => return failed(response, ede(error)),
@@ -116,12 +124,12 @@ impl Handler {
             return None;
         }
         let mut truncated = answer.metadata.truncation;
-        let mut followed = self.follow(&answer, question);
+        let mut followed = self.follow(&answer, question, absence);
         if followed.end == End::Lame
             && let Some(last) = resolver.recall(question)
         {
             (truncated, stale) = (false, true);
-            followed = self.follow(&last, question);
+            followed = self.follow(&last, question, absence);
         }
         if stale {
             response.ede = Some(Ede::STALE);
@@ -140,9 +148,9 @@ impl Handler {
         None
     }
 
-    fn follow(&self, answer: &Message, question: &Question) -> Followed {
+    fn follow(&self, answer: &Message, question: &Question, absence: u32) -> Followed {
         let Query { name, query_type, .. } = &question.query;
-        follow(answer, name, *query_type, |name| self.zone_of(name).is_some())
+        follow(answer, name, *query_type, absence, |name| self.zone_of(name).is_some())
     }
 }
 

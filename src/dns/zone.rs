@@ -1,16 +1,28 @@
 //! What a zone answers: a pure function of the store, the name and the type.
+//!
+//! A forward zone holds the names of links, a reverse zone the addresses of their targets. What
+//! they have in common is here: the apex, absence, and which question has which answer.
 
+mod forward;
+mod records;
+mod reverse;
+mod services;
+
+use std::cmp;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hickory_proto::ProtoError;
 use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, SOA};
+use hickory_proto::rr::rdata::{CNAME, NS, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use super::wire::Ede;
 use crate::names;
-use crate::store::{Found, Link, Store, Target};
+use crate::store::{Link, Store, Target};
+use forward::Forward;
+use records::{addresses, pointers, record};
+use reverse::Reverse;
 
 /// Seconds that caches keep our records, and (RFC 2308) the absence of one.
 pub const TTL: u32 = 5;
@@ -21,12 +33,35 @@ const TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
 #[derive(Clone, Debug)]
 pub struct Zone {
     origin: Name,
-    /// The origin as the store's index writes names.
-    wire: Box<[u8]>,
+    names: Names,
+    authority: Authority,
+}
+
+/// What can be chosen about a forward zone, and counts for the reverse zones beside it too.
+#[derive(Clone, Debug)]
+pub struct ZoneOptions {
+    /// The addresses of its name server.
+    pub addresses: Vec<IpAddr>,
+    /// Seconds that caches keep its records, unless a link has its own TTL, and the absence of one.
+    pub ttl: u32,
+    /// The label below the zone that is its own: the name server is `ns.<apex>.<zone>`.
+    pub apex: String,
+}
+
+/// Which names a zone holds beside its apex.
+#[derive(Clone, Debug)]
+enum Names {
+    OfLinks(Forward),
+    OfAddresses(Reverse),
+}
+
+/// Who answers for a zone, and how long absence is kept.
+#[derive(Clone, Debug)]
+struct Authority {
     name_server: Name,
     hostmaster: Name,
-    /// The addresses of `ns.dns.<zone>`.
     addresses: Vec<IpAddr>,
+    ttl: u32,
 }
 
 /// A zone's answer to one question.
@@ -48,23 +83,102 @@ pub struct ZoneAnswer {
     pub link: Option<Arc<Link>>,
 }
 
+/// A question, and where its answer is known.
+struct Asked<'a> {
+    store: &'a Store,
+    /// The name as the client wrote it.
+    name: &'a Name,
+    /// Its part below the origin, as [`names::wire`] writes it.
+    relative: &'a [u8],
+    qtype: RecordType,
+}
+
+/// What there is at a name.
+#[derive(Debug)]
+enum Node {
+    /// The zone's own records. In a reverse zone of one address it has pointers, too.
+    Apex(Vec<Arc<Link>>),
+    /// The zone's name server.
+    NameServer,
+    /// What a link has: its target, and at the names that are its own also its services.
+    Link(Arc<Link>),
+    /// A service of a link, at these ports.
+    Service { link: Arc<Link>, ports: Vec<u16> },
+    /// Links that have an address.
+    Pointers(Vec<Arc<Link>>),
+    /// Nothing, but there are names below it (RFC 8020 section 2: it exists).
+    Empty,
+    /// No such name.
+    Nothing,
+    /// What no link can change: whether such a name exists.
+    Reserved { exists: bool },
+}
+
+// === impl ZoneOptions ===
+
+impl Default for ZoneOptions {
+    fn default() -> Self {
+        Self { addresses: Vec::new(), ttl: TTL, apex: names::APEX.to_owned() }
+    }
+}
+
+// === impl Zone ===
+
 impl Zone {
     /// Returns the zone of that origin, whose name server has these addresses.
     ///
     /// # Errors
     /// If the origin is too long for names below it.
     pub fn new(origin: &Name, addresses: Vec<IpAddr>) -> Result<Self, ProtoError> {
+        Self::with_options(origin, ZoneOptions { addresses, ..Default::default() })
+    }
+
+    /// Returns the zone of that origin.
+    ///
+    /// # Errors
+    /// If the origin is too long for names below it, or the apex isn't a label.
+    pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
+        let ZoneOptions { addresses, ttl, apex } = options;
+        let apex = apex.to_ascii_lowercase();
+        if !names::is_label(&apex) {
+            return Err(ProtoError::from(format!("{apex:?} isn't a label")));
+        }
         let mut origin = origin.to_lowercase();
         origin.set_fqdn(true);
-        let below = |labels: &str| Name::from_ascii(labels)?.append_domain(&origin);
-        let wire = names::wire(origin.iter()).unwrap_or_default().into();
-        Ok(Self { name_server: below("ns.dns")?, hostmaster: below("hostmaster")?, wire, origin, addresses })
+        let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
+        let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
+        let names = Names::OfLinks(Forward::new(origin.clone(), apex));
+        Ok(Self { origin, names, authority: Authority { name_server, hostmaster, addresses, ttl } })
+    }
+
+    /// Returns the reverse zones of a network, one for each octet or hexadecimal digit that its
+    /// prefix ends in the middle of. Their pointers lead into this zone, whose name server is theirs.
+    #[must_use]
+    pub fn reverse(&self, net: ipnet::IpNet) -> Vec<Self> {
+        let first = match &self.names {
+            Names::OfLinks(forward) => forward,
+            Names::OfAddresses(reverse) => reverse.first(),
+        };
+        reverse::split(net)
+            .map(|net| Self {
+                origin: reverse::arpa(net),
+                names: Names::OfAddresses(Reverse::new(net, first.clone())),
+                authority: self.authority.clone(),
+            })
+            .collect()
     }
 
     /// Returns the zone's origin.
     #[must_use]
     pub fn origin(&self) -> &Name {
         &self.origin
+    }
+
+    /// Returns the seconds that caches keep the zone's records, and absence in it: absence behind a
+    /// CNAME of the zone mustn't be kept longer.
+    #[must_use]
+    pub fn ttl(&self) -> u32 {
+        self.authority.ttl
     }
 
     /// Returns the part of `name` below the origin, as [`names::wire`] writes it, if `name` is in
@@ -85,79 +199,115 @@ impl Zone {
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Asked before the look-up: a name that is added in between must not seem to be missing.
         let synced = store.is_synced();
-        let reserved = is_reserved(relative);
-        let found = match relative {
-            b"" | b"\x03dns" | b"\x02ns\x03dns" => Found::EmptyNonTerminal,
-            _ if reserved => Found::Nothing,
-            relative => store.find(relative, &self.wire),
+        let node = match &self.names {
+            Names::OfLinks(forward) => forward.find(store, relative),
+            Names::OfAddresses(reverse) => reverse.find(store, name, relative),
         };
-        if !synced && !reserved && !matches!(found, Found::Link(_)) {
+        if !synced && node.may_change() {
             return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
         }
+        let asked = Asked { store, name, relative, qtype };
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
-        match (relative, found) {
-            (b"", _) => self.apex(store, name, qtype, &mut answer),
-            (b"\x02ns\x03dns", _) => answer.answers = addresses(name, TTL, &self.addresses, qtype),
-            (_, Found::Nothing) => answer.rcode = ResponseCode::NXDomain,
-            (_, Found::EmptyNonTerminal) => {}
-            (_, Found::Link(link)) => {
-                self.link(&link, name, qtype, &mut answer);
+        match node {
+            Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
+            Node::Empty | Node::Reserved { exists: true } => {}
+            Node::Apex(links) => self.apex(&asked, &links, &mut answer),
+            Node::NameServer => {
+                answer.answers = addresses(name, self.authority.ttl, &self.authority.addresses, qtype);
+            }
+            Node::Link(link) => {
+                self.link(&asked, &link, &mut answer);
                 answer.link = Some(link);
             }
+            Node::Service { link, ports } => {
+                if matches!(qtype, RecordType::SRV | RecordType::ANY) {
+                    self.services(&asked, &link, &ports, &mut answer);
+                }
+            }
+            Node::Pointers(links) => answer.answers = self.pointers(&asked, &links),
         }
         if answer.answers.is_empty() {
             // RFC 2308 sections 2.1 and 2.2: no such name and no such data come with the SOA.
-            answer.authorities.push(self.soa(store));
+            answer.authorities.push(self.soa(store, &self.origin));
         }
         answer
     }
 
-    fn link(&self, link: &Link, name: &Name, qtype: RecordType, answer: &mut ZoneAnswer) {
-        match (&link.target, link.wishes.ttl.unwrap_or(TTL)) {
-            (None, _) => {}
-            (Some(Target::Addresses(ips)), ttl) => answer.answers = addresses(name, ttl, ips, qtype),
-            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for it by
-            // name (RFC 8482 for ANY) doesn't want what is behind it.
-            (Some(Target::Hostname(host)), ttl) => {
-                answer.answers.push(record(name, ttl, RData::CNAME(CNAME(host.clone()))));
+    fn apex(&self, asked: &Asked<'_>, links: &[Arc<Link>], answer: &mut ZoneAnswer) {
+        let Authority { name_server, addresses: ips, ttl, .. } = &self.authority;
+        match asked.qtype {
+            RecordType::SOA | RecordType::ANY => {
+                answer.answers.push(self.soa(asked.store, asked.name));
+            }
+            RecordType::NS => {
+                answer.answers.push(record(asked.name, *ttl, RData::NS(NS(name_server.clone()))));
+                for qtype in [RecordType::A, RecordType::AAAA] {
+                    answer.additionals.extend(addresses(name_server, *ttl, ips, qtype));
+                }
+            }
+            _ => answer.answers = self.pointers(asked, links),
+        }
+    }
+
+    fn link(&self, asked: &Asked<'_>, link: &Arc<Link>, answer: &mut ZoneAnswer) {
+        let Asked { name, qtype, .. } = *asked;
+        match &link.target {
+            None => {}
+            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for
+            // it by name (RFC 8482 for ANY) doesn't want what is behind it.
+            Some(Target::Hostname(host)) => {
+                answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
                 if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
                     answer.chase = Some(host.clone());
                 }
             }
+            // The names that a link asks for are hosts' names, and no more.
+            Some(Target::Addresses(_))
+                if qtype == RecordType::SRV && Forward::is_own(&link.key, asked.relative) =>
+            {
+                let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
+                self.services(asked, link, &ports, answer);
+            }
+            Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
         }
     }
 
-    fn apex(&self, store: &Store, name: &Name, qtype: RecordType, answer: &mut ZoneAnswer) {
-        match qtype {
-            RecordType::SOA | RecordType::ANY => {
-                let mut soa = self.soa(store);
-                soa.name = name.clone();
-                answer.answers.push(soa);
-            }
-            RecordType::NS => {
-                answer.answers.push(record(name, TTL, RData::NS(NS(self.name_server.clone()))));
-                for qtype in [RecordType::A, RecordType::AAAA] {
-                    answer.additionals.extend(addresses(&self.name_server, TTL, &self.addresses, qtype));
-                }
-            }
-            _ => {}
-        }
+    fn pointers(&self, asked: &Asked<'_>, links: &[Arc<Link>]) -> Vec<Record> {
+        let Names::OfAddresses(reverse) = &self.names else { return Vec::new() };
+        let named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(asked.store, link)?));
+        pointers(asked.name, links.iter().filter_map(named).collect(), asked.qtype)
     }
 
-    fn soa(&self, store: &Store) -> Record {
+    /// Returns how long the records of a link are kept.
+    fn ttl_of(&self, link: &Link) -> u32 {
+        link.wishes.ttl.unwrap_or(self.authority.ttl)
+    }
+
+    fn soa(&self, store: &Store, owner: &Name) -> Record {
         let (refresh, retry, expire) = TIMERS;
-        let soa = SOA::new(
-            self.name_server.clone(),
-            self.hostmaster.clone(),
-            store.serial(),
-            refresh,
-            retry,
-            expire,
-            TTL,
-        );
-        record(&self.origin, TTL, RData::SOA(soa))
+        let Authority { name_server, hostmaster, ttl, .. } = &self.authority;
+        // RFC 2308 section 4: MINIMUM is the TTL of absence.
+        let soa =
+            SOA::new(name_server.clone(), hostmaster.clone(), store.serial(), refresh, retry, expire, *ttl);
+        record(owner, *ttl, RData::SOA(soa))
     }
 }
+
+/// Puts zones in the order in which a name is looked for: one that lies in another comes before it.
+pub fn closest_first(zones: &mut [Zone]) {
+    zones.sort_by_key(|zone| cmp::Reverse(zone.origin.iter().count()));
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Whether more may be known of the name once all links are.
+    fn may_change(&self) -> bool {
+        matches!(self, Self::Apex(_) | Self::Empty | Self::Nothing)
+    }
+}
+
+// === impl ZoneAnswer ===
 
 impl ZoneAnswer {
     fn new(rcode: ResponseCode) -> Self {
@@ -173,230 +323,5 @@ impl ZoneAnswer {
     }
 }
 
-/// Whether a relative name is one that no link may have: its domain below the zone is reserved.
-fn is_reserved(relative: &[u8]) -> bool {
-    let mut rest = relative;
-    let mut last: &[u8] = b"";
-    while let Some((length, tail)) = rest.split_first() {
-        let (label, tail) = tail.split_at(usize::from(*length).min(tail.len()));
-        (last, rest) = (label, tail);
-    }
-    std::str::from_utf8(last).is_ok_and(names::is_reserved)
-}
-
-fn record(name: &Name, ttl: u32, data: RData) -> Record {
-    Record::from_rdata(name.clone(), ttl, data)
-}
-
-/// Returns the addresses as records of the type that was asked for; of ANY the first family that
-/// there is (RFC 8482 section 4.1).
-fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType) -> Vec<Record> {
-    let of_type = |qtype| -> Vec<Record> {
-        ips.iter()
-            .filter_map(|ip| match (ip, qtype) {
-                (IpAddr::V4(ip), RecordType::A) => Some(RData::A(A(*ip))),
-                (IpAddr::V6(ip), RecordType::AAAA) => Some(RData::AAAA(AAAA(*ip))),
-                _ => None,
-            })
-            .map(|data| record(name, ttl, data))
-            .collect()
-    };
-    if qtype != RecordType::ANY {
-        return of_type(qtype);
-    }
-    let ipv4 = of_type(RecordType::A);
-    if ipv4.is_empty() { of_type(RecordType::AAAA) } else { ipv4 }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::{Departed, Ingress, Observed, ServiceKey, Wishes};
-
-    fn name(text: &str) -> Name {
-        Name::from_ascii(text).unwrap()
-    }
-
-    fn zone() -> Zone {
-        Zone::new(&name("LB.internal."), vec!["192.0.2.53".parse().unwrap()]).unwrap()
-    }
-
-    fn link(namespace: &str, service: &str, hostnames: &[&str], ips: &[&str]) -> Observed {
-        Observed {
-            key: ServiceKey::new(namespace, service),
-            uid: "u".into(),
-            created: None,
-            resource_version: Some(42),
-            ingress: Ingress {
-                hostnames: hostnames.iter().map(|host| name(host)).collect(),
-                addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
-            },
-            ports: vec![],
-            wishes: Wishes::default(),
-            refused: false,
-            guarded: false,
-        }
-    }
-
-    fn with_ttl(ttl: u32, link: Observed) -> Observed {
-        Observed { wishes: Wishes { ttl: Some(ttl), ..Default::default() }, ..link }
-    }
-
-    fn store() -> Store {
-        let store = Store::new(Departed::Kept);
-        store.replace(
-            None,
-            vec![
-                link("default", "host", &["a.example."], &[]),
-                link("default", "ips", &[], &["192.0.2.1", "2001:db8::1", "192.0.2.2"]),
-                link("default", "six", &[], &["2001:db8::6"]),
-                link("default", "pending", &[], &[]),
-            ],
-            vec![],
-            &Default::default(),
-        );
-        store.set_synced();
-        store
-    }
-
-    /// Question → rcode, then the sections, in the zone's master file form.
-    fn ask(store: &Store, question: &str) -> String {
-        let (qname, qtype) = question.split_once(' ').unwrap();
-        let (qname, zone) = (name(qname), zone());
-        let relative = zone.relative(&qname).unwrap();
-        let answer = zone.answer(store, &qname, &relative, qtype.parse().unwrap());
-        let sections = [&answer.answers, &answer.authorities, &answer.additionals];
-        let records = sections
-            .iter()
-            .map(|section| section.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
-        let chase = answer.chase.map(|host| format!(" → {host}")).unwrap_or_default();
-        let ede = answer.ede.map(|ede| format!(" EDE {}", ede.code)).unwrap_or_default();
-        format!("{:?}{chase}{ede} | {}", answer.rcode, records.collect::<Vec<_>>().join(" | "))
-    }
-
-    const SOA_RECORD: &str =
-        "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. 42 7200 1800 86400 5";
-
-    #[test]
-    fn questions_and_answers() {
-        let store = store();
-        let nodata = format!("NoError |  | {SOA_RECORD} | ");
-        let nxdomain = format!("NXDomain |  | {SOA_RECORD} | ");
-        let table: &[(&str, &str)] = &[
-            (
-                "host-default.lb.internal. CNAME",
-                "NoError | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
-            ),
-            (
-                "host.default.lb.internal. CNAME",
-                "NoError | host.default.lb.internal. 5 IN CNAME a.example. |  | ",
-            ),
-            (
-                "host-default.lb.internal. A",
-                "NoError → a.example. | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
-            ),
-            (
-                "HOST-Default.lb.INTERNAL. TXT",
-                "NoError → a.example. | HOST-Default.lb.INTERNAL. 5 IN CNAME a.example. |  | ",
-            ),
-            (
-                "host-default.lb.internal. ANY",
-                "NoError | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
-            ),
-            (
-                "ips-default.lb.internal. A",
-                "NoError | ips-default.lb.internal. 5 IN A 192.0.2.1, ips-default.lb.internal. 5 IN A 192.0.2.2 |  | ",
-            ),
-            (
-                "ips.default.lb.internal. AAAA",
-                "NoError | ips.default.lb.internal. 5 IN AAAA 2001:db8::1 |  | ",
-            ),
-            (
-                "six-default.lb.internal. ANY",
-                "NoError | six-default.lb.internal. 5 IN AAAA 2001:db8::6 |  | ",
-            ),
-            ("six-default.lb.internal. A", &nodata),
-            ("ips-default.lb.internal. CNAME", &nodata),
-            ("pending-default.lb.internal. A", &nodata),
-            ("default.lb.internal. A", &nodata),
-            ("other.lb.internal. A", &nxdomain),
-            ("x.host.default.lb.internal. A", &nxdomain),
-            ("dns.lb.internal. A", &nodata),
-            ("ns.dns.lb.internal. A", "NoError | ns.dns.lb.internal. 5 IN A 192.0.2.53 |  | "),
-            ("ns.dns.lb.internal. AAAA", &nodata),
-            ("x.dns.lb.internal. A", &nxdomain),
-            ("deleted.lb.internal. A", &nxdomain),
-            ("x.deleted.lb.internal. CNAME", &nxdomain),
-            (
-                "lb.internal. NS",
-                "NoError | lb.internal. 5 IN NS ns.dns.lb.internal. |  | ns.dns.lb.internal. 5 IN A 192.0.2.53",
-            ),
-            ("lb.internal. A", &nodata),
-        ];
-        for (question, expected) in table {
-            assert_eq!(ask(&store, question), *expected, "{question}");
-        }
-        for question in ["lb.internal. SOA", "lb.internal. ANY"] {
-            assert_eq!(ask(&store, question), format!("NoError | {SOA_RECORD} |  | "));
-        }
-    }
-
-    #[test]
-    fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
-        let store = store();
-        store.apply(with_ttl(60, link("default", "host", &["a.example."], &[])));
-        store.apply(with_ttl(0, link("default", "six", &[], &["2001:db8::6"])));
-        assert_eq!(
-            ask(&store, "host-default.lb.internal. CNAME"),
-            "NoError | host-default.lb.internal. 60 IN CNAME a.example. |  | "
-        );
-        assert!(ask(&store, "six-default.lb.internal. AAAA").contains(" 0 IN AAAA 2001:db8::6"));
-        assert_eq!(ask(&store, "six-default.lb.internal. A"), format!("NoError |  | {SOA_RECORD} | "));
-    }
-
-    #[test]
-    fn before_the_first_list_only_what_is_known_is_answered() {
-        let store = Store::new(Departed::Kept);
-        let not_ready = "ServFail EDE 14 |  |  | ";
-        for question in ["web-default.lb.internal. A", "lb.internal. SOA"] {
-            assert_eq!(ask(&store, question), not_ready);
-        }
-        assert!(ask(&store, "deleted.lb.internal. A").starts_with("NXDomain"), "never depends on links");
-        store.apply(link("default", "web", &["a.example."], &[]));
-        assert!(ask(&store, "web-default.lb.internal. CNAME").starts_with("NoError | web-default"));
-        assert_eq!(ask(&store, "default.lb.internal. A"), not_ready);
-    }
-
-    #[test]
-    fn a_name_that_is_listed_while_it_is_looked_up_is_never_denied() {
-        let zone = zone();
-        let qname = name("web-default.lb.internal.");
-        let relative = zone.relative(&qname).unwrap();
-        for _ in 0..2_000 {
-            let store = Store::new(Departed::Kept);
-            std::thread::scope(|scope| {
-                let asking = scope.spawn(|| {
-                    loop {
-                        match zone.answer(&store, &qname, &relative, RecordType::CNAME).rcode {
-                            ResponseCode::ServFail => {}
-                            rcode => return rcode,
-                        }
-                    }
-                });
-                store.apply(link("default", "web", &["a.example."], &[]));
-                store.set_synced();
-                assert_eq!(asking.join().unwrap(), ResponseCode::NoError);
-            });
-        }
-    }
-
-    #[test]
-    fn only_names_at_label_borders_are_in_the_zone() {
-        let zone = zone();
-        assert_eq!(zone.relative(&name("lb.internal.")).as_deref(), Some(&b""[..]));
-        assert_eq!(zone.relative(&name("a.B.lb.Internal.")).as_deref(), Some(&b"\x01a\x01b"[..]));
-        for outside in ["internal.", "xlb.internal.", ".", "lb.internal.example."] {
-            assert_eq!(zone.relative(&name(outside)), None, "{outside}");
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dashmap::DashMap;
 
 use super::Link;
+use super::addresses::Addresses;
 
 /// What the index knows of a DNS name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,13 +19,15 @@ pub enum Found {
     Nothing,
 }
 
-/// The names of all links, in wire form.
+/// The names of all links, in wire form, and their addresses.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     /// The names that every link has, relative to the zone.
     pub(super) own: Tree,
     /// The further names that links ask for: absolute ones.
     pub(super) extras: Tree,
+    /// The addresses of their targets.
+    pub(super) addresses: Addresses,
 }
 
 /// Names, and the domains that they stand in.

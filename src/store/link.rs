@@ -230,7 +230,7 @@ pub struct Link {
     pub created: Option<i64>,
     /// What the load balancer is reached at; `None` while it is pending and once it is gone.
     pub target: Option<Target>,
-    /// The Service's ports, unless the target is a hostname: only addresses have any.
+    /// The Service's ports. They belong to the external target only where the target is addresses.
     pub ports: Box<[Port]>,
     /// What the Service asks for in annotations.
     pub wishes: Wishes,

@@ -1,8 +1,10 @@
-//! The links: a concurrent map by Service key, an index by DNS name, and a feed of changes.
+//! The links: a concurrent map by Service key, an index by DNS name and by address, and a feed of
+//! changes.
 //!
 //! `sync` writes it, `dns` reads it, and they meet nowhere else. It does no I/O. Readers never
 //! wait for a writer that changes another name; writers take turns.
 
+mod addresses;
 mod allotment;
 mod extras;
 mod index;
@@ -10,12 +12,14 @@ mod link;
 mod placing;
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use dashmap::{DashMap, DashSet};
 use hickory_proto::rr::Name;
+use ipnet::IpNet;
 use tokio::sync::{broadcast, watch};
 
 use crate::names;
@@ -338,7 +342,7 @@ impl Store {
                 .filter(|link| link.created != Some(NEVER))
                 .map_or(created, |link| link.created),
             target,
-            ports: if named { Box::default() } else { ports.into() },
+            ports: ports.into(),
             wishes,
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
@@ -351,7 +355,18 @@ impl Store {
         if resource_version.is_some() {
             self.advance_serial(resource_version);
         }
-        (known.as_deref() != Some(&link)).then(|| self.put(allotment, known, link))
+        if known.as_deref() == Some(&link) {
+            return None;
+        }
+        let other_ports =
+            |known: &Arc<Link>| Link { ports: link.ports.clone(), ..Link::clone(known) } == link;
+        if named && known.as_ref().is_some_and(other_ports) {
+            // Nothing but DNS shows the ports of a hostname: it is no change for anybody else.
+            self.advance_serial(None);
+            self.show(allotment, &Arc::new(link));
+            return None;
+        }
+        Some(self.put(allotment, known, link))
     }
 
     fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
@@ -435,6 +450,21 @@ impl Store {
     #[must_use]
     pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
         self.index.find(name, origin)
+    }
+
+    /// Returns the links whose target has this address, ordered by namespace and name.
+    #[must_use]
+    pub fn links_at(&self, ip: IpAddr) -> Vec<Arc<Link>> {
+        let has =
+            |link: &Arc<Link>| matches!(&link.target, Some(Target::Addresses(ips)) if ips.contains(&ip));
+        // What a link says of itself is newer than the index.
+        self.index.addresses.of(ip).iter().filter_map(|key| self.get(key)).filter(has).collect()
+    }
+
+    /// Returns whether any link's target has an address in this network.
+    #[must_use]
+    pub fn has_address_in(&self, net: IpNet) -> bool {
+        self.index.addresses.any_in(net)
     }
 
     /// Subscribes to the changes from now on. Who falls behind is told so by the channel and has

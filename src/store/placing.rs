@@ -25,20 +25,29 @@ impl Store {
         }
         link.hostnames = self.hostnames_of(allotment, &link.key);
         let link = Arc::new(link);
-        self.links.insert(link.key.clone(), Arc::clone(&link));
-        if let Some(dotted) = dotted_name(&link.key) {
-            self.set_own(allotment, dotted, Some(Arc::clone(&link)));
-        }
-        if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
-            self.set_own(allotment, label, Some(Arc::clone(&link)));
-        }
-        for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
-            self.index.extras.set(name, Some(Arc::clone(&link)));
-        }
+        self.show(allotment, &link);
         let change = self.publish(&Arc::clone(&link).key, before, Some(link));
         self.carry_out(allotment, reallotted);
         self.pass_on(allotment, passed);
         change
+    }
+
+    /// Shows a link, in place of what it was, under the names and addresses that it has.
+    pub(super) fn show(&self, allotment: &mut Allotment, link: &Arc<Link>) {
+        // Who looks up an address believes the link: it has to be found under each that it has.
+        self.index.addresses.add(link);
+        if let Some(before) = self.links.insert(link.key.clone(), Arc::clone(link)) {
+            self.index.addresses.remove(&before, Some(link));
+        }
+        if let Some(dotted) = dotted_name(&link.key) {
+            self.set_own(allotment, dotted, Some(Arc::clone(link)));
+        }
+        if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
+            self.set_own(allotment, label, Some(Arc::clone(link)));
+        }
+        for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
+            self.index.extras.set(name, Some(Arc::clone(link)));
+        }
     }
 
     /// Takes a link and its claims out; whoever is next in the queue gets its names.
@@ -49,7 +58,9 @@ impl Store {
         if let Some(dotted) = dotted_name(&link.key) {
             self.set_own(allotment, dotted, None);
         }
-        self.links.remove(&link.key);
+        if let Some((_, before)) = self.links.remove(&link.key) {
+            self.index.addresses.remove(&before, None);
+        }
         self.pass_on(allotment, passed);
         self.publish(&link.key, Some(Arc::clone(link)), None)
     }
@@ -119,9 +130,10 @@ impl Store {
     }
 }
 
-/// `<service>.<namespace>`: no two links can want the same one.
+/// `<service>.<namespace>`: no two links can want the same one. A zone hides those below its own label,
+/// which may be another one in each.
 fn dotted_name(key: &ServiceKey) -> Option<Box<[u8]>> {
-    if names::is_reserved(&key.namespace) {
+    if *key.namespace == *names::DELETED {
         return None;
     }
     names::wire([key.name.as_bytes(), key.namespace.as_bytes()]).map(Into::into)

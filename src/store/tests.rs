@@ -262,10 +262,10 @@ fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
 #[test]
 fn a_namespace_with_a_reserved_name_gives_no_dotted_names() {
     let store = Store::new(Departed::Kept);
-    store.apply(seen("dns", "ns", "1", &["a.example."]));
-    assert_eq!(find(&store, &["ns", "dns"]), Found::Nothing);
-    assert_eq!(find(&store, &["dns"]), Found::Nothing);
-    assert_eq!(owner(&store, &["ns-dns"]).as_deref(), Some("dns/ns"));
+    store.apply(seen("deleted", "x", "1", &["a.example."]));
+    assert_eq!(find(&store, &["x", "deleted"]), Found::Nothing);
+    assert_eq!(find(&store, &["deleted"]), Found::Nothing);
+    assert_eq!(owner(&store, &["x-deleted"]).as_deref(), Some("deleted/x"));
 }
 
 #[test]
@@ -495,4 +495,36 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
             check_names(&store, &format!("seed {seed}, step {step}"));
         }
     }
+}
+
+fn with_port(port: u16, service: Observed) -> Observed {
+    let http = Port { name: Some("http".into()), protocol: "TCP".into(), port, app_protocol: None };
+    Observed { ports: vec![http], ..service }
+}
+
+#[test]
+fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
+    let store = store_with_zone();
+    let key = ServiceKey::new("default", "web");
+    let web = |host| asking(seen("default", "web", "1", &[host]), &["shop.default.lb.internal"]);
+    store.apply(with_port(80, web("a.example.")));
+    let mut feed = store.subscribe();
+    let serial = store.serial();
+    assert!(store.apply(with_port(81, web("a.example."))).is_none());
+    assert!(feed.try_recv().is_err());
+    assert!(store.serial() > serial, "the zone has changed");
+    for name in ["web-default", "web.default", "shop.default"] {
+        let Found::Link(link) = find(&store, &name.split('.').collect::<Vec<_>>()) else { panic!("{name}") };
+        assert_eq!(link.ports[0].port, 81, "{name}");
+    }
+    assert_eq!(store.get(&key).unwrap().ports[0].port, 81);
+
+    // Beside anything else it is a change, and so it is where the target is addresses.
+    assert!(store.apply(with_port(82, web("b.example."))).is_some());
+    let addresses = |port| {
+        let ingress = Ingress { hostnames: vec![], addresses: vec!["192.0.2.1".parse().unwrap()] };
+        with_port(port, Observed { ingress, ..seen("default", "ips", "2", &[]) })
+    };
+    store.apply(addresses(80));
+    assert!(store.apply(addresses(81)).is_some());
 }

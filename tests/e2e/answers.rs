@@ -14,34 +14,25 @@ use crate::harness::dns::{
 };
 use crate::harness::linker::Linker;
 
-/// lb-linker on manifests in which the Service `name` of `default` has each of these ingress entries.
-pub struct Fixture {
-    pub linker: Linker,
-    directory: tempfile::TempDir,
+/// lb-linker on manifests.
+pub(crate) struct Fixture {
+    pub(crate) linker: Linker,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Fixture {
     /// Gives the links other ingress entries.
-    pub fn set(&self, links: &[(&str, &str)]) {
-        write_links(&self.directory, links);
+    pub(crate) fn set(&self, links: &[(&str, &str)]) {
+        std::fs::write(self.directory.path().join("services.yaml"), manifests(links)).unwrap();
     }
 }
 
-pub async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
-    fixture_with(&[], links, args).await
+/// On manifests in which the Service `name` of `default` has each of these ingress entries.
+pub(crate) async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
+    serving(&manifests(links), args, &[]).await
 }
 
-/// Does what [`fixture`] does, with these variables.
-pub async fn fixture_with(variables: &[(&str, &str)], links: &[(&str, &str)], args: &[&str]) -> Fixture {
-    let directory = tempfile::tempdir().unwrap();
-    write_links(&directory, links);
-    let manifests = ["--manifests", directory.path().to_str().unwrap()];
-    let linker = Linker::start_with(variables, [&manifests, args].concat());
-    linker.ready().await;
-    Fixture { linker, directory }
-}
-
-fn write_links(directory: &tempfile::TempDir, links: &[(&str, &str)]) {
+pub(crate) fn manifests(links: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (name, ingress) in links {
         let _ = writeln!(
@@ -50,10 +41,20 @@ fn write_links(directory: &tempfile::TempDir, links: &[(&str, &str)]) {
              spec: {{type: LoadBalancer}}\nstatus: {{loadBalancer: {{ingress: [{ingress}]}}}}"
         );
     }
-    std::fs::write(directory.path().join("services.yaml"), text).unwrap();
+    text
 }
 
-pub async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
+/// On these manifests, with these arguments and variables.
+pub(crate) async fn serving(manifests: &str, args: &[&str], variables: &[(&str, &str)]) -> Fixture {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("services.yaml"), manifests).unwrap();
+    let all = [&["--manifests", directory.path().to_str().unwrap()], args].concat();
+    let linker = Linker::start_with(variables, all);
+    linker.ready().await;
+    Fixture { linker, directory }
+}
+
+pub(crate) async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
     fixture(links, &["--upstream", &upstream.to_string()]).await
 }
 
@@ -73,7 +74,7 @@ const LINKS: [(&str, &str); 12] = [
 ];
 
 /// The SOA's serial counts from the clock, so it is left out.
-fn without_serial(answer: &str) -> String {
+pub(crate) fn without_serial(answer: &str) -> String {
     let parts: Vec<&str> = answer.split(" hostmaster.lb.internal. ").collect();
     parts
         .iter()
@@ -83,7 +84,7 @@ fn without_serial(answer: &str) -> String {
         .join(" hostmaster.lb.internal. SERIAL ")
 }
 
-const SOA: &str =
+pub(crate) const SOA: &str =
     "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. SERIAL 7200 1800 86400 5";
 const CLOUD_SOA: &str = "example.com. TTL IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600";
 

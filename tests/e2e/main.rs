@@ -26,3 +26,4 @@ mod throughput;
 mod trouble;
 mod upstreams;
 mod wishes;
+mod zone_answers;

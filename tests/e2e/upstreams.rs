@@ -10,7 +10,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{Name, RData, Record, RecordType, rdata::CNAME};
 
-use crate::answers::{fixture, fixture_with, with_upstream};
+use crate::answers::{fixture, manifests, serving, with_upstream};
 use crate::harness::dns::{
     CoreDns, FaultyUpstream, absence, address, answers, ask_tcp, ask_udp, ede, error, query, short, show,
 };
@@ -421,7 +421,7 @@ async fn an_upstream_is_asked_by_tls_if_it_proves_its_name() {
     let (port, ip) = (upstream.address.port(), upstream.address.ip());
     let start = async |name: &str| {
         let upstream = format!("tls://{ip}%{name}:{port}");
-        fixture_with(&[("SSL_CERT_FILE", &authority)], &WEB, &["--upstream", &upstream]).await
+        serving(&manifests(&WEB), &["--upstream", &upstream], &[("SSL_CERT_FILE", &authority)]).await
     };
     let fixture = start("dns.example.net").await;
     let dns = fixture.linker.dns;

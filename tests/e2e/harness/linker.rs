@@ -51,8 +51,16 @@ fn bare() -> Command {
         let text = name.to_string_lossy();
         let ours = text.starts_with("LB_LINKER_") || text.to_ascii_lowercase().ends_with("_proxy");
         if ours
-            || ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_NAMESPACE", "RUST_LOG"]
-                .contains(&&*text)
+            || [
+                "KUBECONFIG",
+                "KUBERNETES_SERVICE_HOST",
+                "POD_NAME",
+                "POD_NAMESPACE",
+                "POD_IP",
+                "POD_IPS",
+                "RUST_LOG",
+            ]
+            .contains(&&*text)
         {
             command.env_remove(&name);
         }

@@ -1,0 +1,41 @@
+//! Records of the types that a zone has.
+
+use std::net::IpAddr;
+
+use hickory_proto::rr::rdata::{A, AAAA, PTR};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+
+/// Returns a record of that name.
+pub(super) fn record(name: &Name, ttl: u32, data: RData) -> Record {
+    Record::from_rdata(name.clone(), ttl, data)
+}
+
+/// Returns the addresses as records of the type that was asked for; of ANY the first family that
+/// there is (RFC 8482 section 4.1).
+pub(super) fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType) -> Vec<Record> {
+    let of_type = |qtype| -> Vec<Record> {
+        ips.iter()
+            .filter_map(|ip| match (ip, qtype) {
+                (IpAddr::V4(ip), RecordType::A) => Some(RData::A(A(*ip))),
+                (IpAddr::V6(ip), RecordType::AAAA) => Some(RData::AAAA(AAAA(*ip))),
+                _ => None,
+            })
+            .map(|data| record(name, ttl, data))
+            .collect()
+    };
+    if qtype != RecordType::ANY {
+        return of_type(qtype);
+    }
+    let ipv4 = of_type(RecordType::A);
+    if ipv4.is_empty() { of_type(RecordType::AAAA) } else { ipv4 }
+}
+
+/// Returns pointers to these names, each with its TTL, if they were asked for. RFC 2181 section
+/// 5.2: the records of one answer have one TTL, the lowest.
+pub(super) fn pointers(name: &Name, targets: Vec<(u32, Name)>, qtype: RecordType) -> Vec<Record> {
+    if !matches!(qtype, RecordType::PTR | RecordType::ANY) {
+        return Vec::new();
+    }
+    let ttl = targets.iter().map(|(ttl, _)| *ttl).min().unwrap_or_default();
+    targets.into_iter().map(|(_, target)| record(name, ttl, RData::PTR(PTR(target)))).collect()
+}

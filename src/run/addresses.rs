@@ -1,0 +1,119 @@
+//! The addresses that this server is reached at: those of `ns.dns.<zone>`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::SockaddrStorage;
+use tracing::warn;
+
+/// The variables that hold the Pod's addresses, separated by commas (`status.podIPs`), or one of them.
+const POD_IPS: [&str; 2] = ["POD_IPS", "POD_IP"];
+
+/// Returns the addresses of a server that listens on these sockets, in order.
+pub(super) fn of_this_server(bound: impl Iterator<Item = SocketAddr>) -> Vec<IpAddr> {
+    let bound: Vec<IpAddr> = bound.map(|address| address.ip().to_canonical()).collect();
+    let pod_ips = POD_IPS.iter().filter_map(|name| std::env::var(name).ok()).find(|text| !text.is_empty());
+    choose(&bound, &pod_ips.map_or_else(Vec::new, |text| parse(&text)), of_interfaces)
+}
+
+fn parse(text: &str) -> Vec<IpAddr> {
+    let parse =
+        |text: &str| text.trim().parse().inspect_err(|_| warn!("not an address of this Pod: {text:?}")).ok();
+    text.split(',').filter(|text| !text.trim().is_empty()).filter_map(parse).collect()
+}
+
+/// All addresses stand for those of the Pod, else of the machine. Where there are others, nobody
+/// needs those that lead to whoever asks.
+fn choose(bound: &[IpAddr], pod_ips: &[IpAddr], of_interfaces: impl Fn() -> Vec<IpAddr>) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for ip in bound {
+        let listened_to = |other: &IpAddr| ip.is_ipv6() || other.is_ipv4();
+        let before = addresses.len();
+        if ip.is_unspecified() {
+            addresses.extend(pod_ips.iter().copied().filter(listened_to));
+            if addresses.len() == before {
+                addresses.extend(of_interfaces().into_iter().filter(listened_to));
+            }
+        } else {
+            addresses.push(*ip);
+        }
+    }
+    if addresses.iter().any(|ip| !ip.is_loopback()) {
+        addresses.retain(|ip| !ip.is_loopback());
+    }
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+/// Returns the addresses of the interfaces that are up, but for those that mean something else on
+/// each link.
+fn of_interfaces() -> Vec<IpAddr> {
+    let interfaces = match getifaddrs() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            warn!("the addresses of this machine can't be read: {error}");
+            return Vec::new();
+        }
+    };
+    interfaces
+        .filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP))
+        .filter_map(|interface| ip_of(&interface.address?))
+        .filter(|ip| match ip {
+            IpAddr::V4(ip) => !ip.is_link_local(),
+            IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+        })
+        .collect()
+}
+
+fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
+    let ipv4 = address.as_sockaddr_in().map(|address| address.ip().into());
+    ipv4.or_else(|| address.as_sockaddr_in6().map(|address| address.ip().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ips(text: &str) -> Vec<IpAddr> {
+        text.split(' ').filter(|ip| !ip.is_empty()).map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_addresses_are_those_that_are_listened_on_and_for_all_those_of_the_pod_or_the_machine() {
+        let machine = "127.0.0.1 10.0.0.5 ::1 2001:db8::5";
+        for (bound, pod, machine, expected) in [
+            ("192.0.2.53", "10.1.0.1", machine, "192.0.2.53"),
+            ("127.0.0.1 ::1", "10.1.0.1", machine, "127.0.0.1 ::1"),
+            ("127.0.0.1 192.0.2.53", "", machine, "192.0.2.53"),
+            // A node's own resolver.
+            ("169.254.20.10", "", machine, "169.254.20.10"),
+            ("0.0.0.0", "10.1.0.1 2001:db8::1", machine, "10.1.0.1"),
+            ("::", "10.1.0.1 2001:db8::1", machine, "10.1.0.1 2001:db8::1"),
+            ("0.0.0.0", "2001:db8::1", machine, "10.0.0.5"),
+            ("0.0.0.0", "", machine, "10.0.0.5"),
+            ("::", "", machine, "10.0.0.5 2001:db8::5"),
+            (":: 0.0.0.0 10.0.0.5", "", machine, "10.0.0.5 2001:db8::5"),
+            (":: 127.0.0.1", "10.1.0.1", machine, "10.1.0.1"),
+            ("::", "", "127.0.0.1 ::1", "127.0.0.1 ::1"),
+            ("0.0.0.0", "", "127.0.0.1 ::1", "127.0.0.1"),
+            ("0.0.0.0", "", "", ""),
+        ] {
+            let chosen = choose(&ips(bound), &ips(pod), || ips(machine));
+            assert_eq!(chosen, ips(expected), "{bound} | {pod} | {machine}");
+        }
+    }
+
+    #[test]
+    fn what_isnt_an_address_is_passed_over() {
+        assert_eq!(parse("10.1.0.1, 2001:db8::1,,x"), ips("10.1.0.1 2001:db8::1"));
+    }
+
+    #[test]
+    fn a_machine_has_addresses_of_its_own() {
+        let ips = of_interfaces();
+        assert!(ips.iter().any(IpAddr::is_loopback), "{ips:?}");
+        assert!(!ips.iter().any(IpAddr::is_unspecified), "{ips:?}");
+    }
+}

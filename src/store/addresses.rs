@@ -1,0 +1,182 @@
+//! Which links an address leads back to.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{PoisonError, RwLock};
+
+use ipnet::IpNet;
+
+use super::{Link, ServiceKey, Target};
+
+/// The addresses of all targets, each with the link whose it is. They are in order: those of a
+/// network stand together.
+#[derive(Debug, Default)]
+pub(super) struct Addresses(RwLock<BTreeSet<(IpAddr, ServiceKey)>>);
+
+impl Addresses {
+    /// Adds the addresses of a link.
+    pub(super) fn add(&self, link: &Link) {
+        let addresses = addresses(link);
+        if !addresses.is_empty() {
+            let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            all.extend(addresses.iter().map(|ip| (*ip, link.key.clone())));
+        }
+    }
+
+    /// Takes out the addresses of a link that it hasn't any more, or all where there is no such link.
+    pub(super) fn remove(&self, before: &Link, now: Option<&Link>) {
+        let kept = now.map(addresses).unwrap_or_default();
+        let mut gone = addresses(before).iter().filter(|ip| !kept.contains(ip)).peekable();
+        if gone.peek().is_some() {
+            let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            for ip in gone {
+                all.remove(&(*ip, before.key.clone()));
+            }
+        }
+    }
+
+    /// Returns the links that have this address, ordered by namespace and name.
+    pub(super) fn of(&self, ip: IpAddr) -> Vec<ServiceKey> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let from = all.range((ip, first_key())..);
+        from.take_while(|(other, _)| *other == ip).map(|(_, key)| key.clone()).collect()
+    }
+
+    /// Returns whether any link has an address in this network.
+    pub(super) fn any_in(&self, net: IpNet) -> bool {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        all.range((net.network(), first_key())..).next().is_some_and(|(ip, _)| *ip <= net.broadcast())
+    }
+}
+
+fn addresses(link: &Link) -> &[IpAddr] {
+    match &link.target {
+        Some(Target::Addresses(ips)) => ips,
+        _ => &[],
+    }
+}
+
+/// The key that stands before all others. It costs no memory.
+fn first_key() -> ServiceKey {
+    ServiceKey::new("", "")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use crate::store::{Departed, Ingress, LastTarget, Observed, Store, Wishes, WrittenFor};
+
+    use super::*;
+
+    const ADDRESSES: [&str; 6] =
+        ["192.0.2.1", "192.0.2.2", "192.0.99.1", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"];
+
+    const NETS: [&str; 9] = [
+        "0.0.0.0/0",
+        "192.0.0.0/16",
+        "192.0.2.0/24",
+        "192.0.2.2/32",
+        "192.0.3.0/24",
+        "::/0",
+        "2001:db8::/48",
+        "2001:db8::2/128",
+        "2001:db9::/32",
+    ];
+
+    fn observed(key: &ServiceKey, uid: &str, ips: &[&str], hostname: bool) -> Observed {
+        let hostnames = if hostname { vec!["a.example.".parse().unwrap()] } else { vec![] };
+        Observed {
+            key: key.clone(),
+            uid: uid.into(),
+            created: None,
+            resource_version: None,
+            ingress: Ingress { hostnames, addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect() },
+            ports: vec![],
+            wishes: Wishes::default(),
+            refused: false,
+            guarded: false,
+        }
+    }
+
+    /// Compares the index with what the links themselves say.
+    fn check(store: &Store, context: &str) {
+        let links = store.links();
+        let all: Vec<(IpAddr, &ServiceKey)> =
+            links.iter().flat_map(|link| addresses(link).iter().map(|ip| (*ip, &link.key))).collect();
+        for ip in ADDRESSES.map(|ip| ip.parse::<IpAddr>().unwrap()) {
+            let mut expected: Vec<&ServiceKey> =
+                all.iter().filter(|(other, _)| *other == ip).map(|(_, key)| *key).collect();
+            expected.sort();
+            let found = store.links_at(ip);
+            assert_eq!(found.iter().map(|link| &link.key).collect::<Vec<_>>(), expected, "{context}: {ip}");
+            assert_eq!(store.index.addresses.of(ip).len(), expected.len(), "{context}: {ip}, without a look");
+        }
+        for net in NETS.map(|net| net.parse::<IpNet>().unwrap()) {
+            let expected = all.iter().any(|(ip, _)| net.contains(ip));
+            assert_eq!(store.has_address_in(net), expected, "{context}: {net}");
+        }
+    }
+
+    #[test]
+    fn the_links_of_an_address_are_those_that_have_it_whatever_happens() {
+        for (seed, departed) in (0..40).zip([Departed::Kept, Departed::Dropped].into_iter().cycle()) {
+            let mut random = StdRng::seed_from_u64(seed);
+            let store = Store::new(departed);
+            if random.random_bool(0.8) {
+                store.set_synced();
+            }
+            let mut uids: HashMap<ServiceKey, String> = HashMap::new();
+            for step in 0..200 {
+                // Names that clash: links are stored again when they change hands.
+                let parts = ["a", "a-a"];
+                let mut part = || parts[random.random_range(0..parts.len())];
+                let key = ServiceKey::new(part(), part());
+                let ips: Vec<&str> = ADDRESSES.into_iter().filter(|_| random.random_bool(0.3)).collect();
+                let uid = uids.entry(key.clone()).or_default().clone();
+                let hostname = random.random_bool(0.2);
+                match random.random_range(0..10) {
+                    0..5 => drop(store.apply(observed(&key, &uid, &ips, hostname))),
+                    5 => {
+                        let other = format!("u{step}");
+                        store.apply(observed(&key, &other, &ips, hostname));
+                        uids.insert(key, other);
+                    }
+                    6 => drop(store.delete(&key, &uid, None)),
+                    7 => drop((store.delete(&key, &uid, None), store.forget(&key))),
+                    8 => {
+                        let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
+                        let written_for = WrittenFor::Uid(uid.into());
+                        store.set_last_target(&key, LastTarget { target, written_for });
+                    }
+                    _ => {
+                        let list = vec![observed(&key, &uid, &ips, hostname)];
+                        store.replace(None, list, vec![], &Default::default());
+                    }
+                }
+                check(&store, &format!("seed {seed}, step {step}"));
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_that_a_link_keeps_is_never_missing_while_others_come_and_go() {
+        let store = Store::new(Departed::Kept);
+        let (key, kept) = (ServiceKey::new("default", "web"), "192.0.2.1".parse().unwrap());
+        store.apply(observed(&key, "u", &["192.0.2.1"], false));
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| {
+                for i in 0..2_000 {
+                    let all = ["192.0.2.1", "192.0.2.2"];
+                    store.apply(observed(&key, "u", &all[..1 + i % 2], false));
+                }
+            });
+            while !writing.is_finished() {
+                assert_eq!(store.links_at(kept).len(), 1);
+            }
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! What the zone holds beside targets: services, its name server, and what services look like that
+//! change. Over real UDP and TCP.
+
+use std::fmt::Write as _;
+
+use hickory_proto::op::Message;
+
+use crate::answers::{SOA, serving, without_serial};
+use crate::harness::PATIENCE;
+use crate::harness::dns::{CoreDns, answers, ask_tcp, ask_udp, query, send_udp, short, show};
+
+/// A load balancer with these ingress entries and ports.
+fn service(name: &str, ingress: &str, ports: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+         spec: {{type: LoadBalancer, ports: [{ports}]}}\nstatus: {{loadBalancer: {{ingress: [{ingress}]}}}}\n"
+    )
+}
+
+fn manifests() -> String {
+    let http = "{name: http, port: 80}";
+    let dns = "{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53}, {name: dot, port: 853}";
+    let mut all = service("web", "{hostname: a.example.com}", http);
+    all += &service("ips", "{ip: 192.0.2.1}, {ip: '2001:db8::1'}", dns);
+    all += &service("inside", "{hostname: ips.default.lb.internal}", http);
+    all += &service("pending", "", http);
+    all += &service("unnamed", "{ip: 192.0.2.3}", "{port: 443}");
+    all
+}
+
+#[tokio::test]
+async fn services_have_their_answers_by_udp_and_by_tcp() {
+    let upstream = CoreDns::cloud().await;
+    let fixture = serving(&manifests(), &["--upstream", &upstream.address.to_string()], &[]).await;
+    let nodata = format!("No Error aa rd ra |  | {SOA} | ");
+    let nxdomain = format!("Non-Existent Domain aa rd ra |  | {SOA} | ");
+    let glue = "ips.default.lb.internal. 5 IN A 192.0.2.1, ips.default.lb.internal. 5 IN AAAA 2001:db8::1";
+    let service = |name: &str, port: u16, target: &str, glue: &str| {
+        format!("No Error aa rd ra | {name} 5 IN SRV 0 100 {port} {target} |  | {glue}")
+    };
+    let both = |name: &str| {
+        format!(
+            "No Error aa rd ra | {name} 5 IN SRV 0 100 53 ips.default.lb.internal., \
+             {name} 5 IN SRV 0 100 853 ips.default.lb.internal. |  | {glue}"
+        )
+    };
+    let table = [
+        // RFC 2782: where the addresses are known they go along, else the target is asked for them.
+        (
+            "_dns._udp.ips.default.lb.internal. SRV",
+            service("_dns._udp.ips.default.lb.internal.", 53, "ips.default.lb.internal.", glue),
+        ),
+        (
+            "_http._tcp.web.default.lb.internal. SRV",
+            service("_http._tcp.web.default.lb.internal.", 80, "a.example.com.", ""),
+        ),
+        // RFC 4343: case is kept and doesn't matter.
+        (
+            "_HTTP._TCP.Web.default.lb.internal. SRV",
+            service("_HTTP._TCP.Web.default.lb.internal.", 80, "a.example.com.", ""),
+        ),
+        // RFC 8482: the one RRset that there is.
+        (
+            "_http._tcp.web.default.lb.internal. ANY",
+            service("_http._tcp.web.default.lb.internal.", 80, "a.example.com.", ""),
+        ),
+        // RFC 2308 section 2.2, RFC 8020.
+        ("_http._tcp.web.default.lb.internal. A", nodata.clone()),
+        ("_http._tcp.pending.default.lb.internal. SRV", nodata.clone()),
+        ("_tcp.web.default.lb.internal. SRV", nodata),
+        // RFC 2308 section 2.1.
+        ("_udp.web.default.lb.internal. SRV", nxdomain.clone()),
+        ("_https._tcp.web.default.lb.internal. SRV", nxdomain.clone()),
+        ("_tcp.unnamed.default.lb.internal. SRV", nxdomain.clone()),
+        ("_http._tcp.web-default.lb.internal. SRV", nxdomain.clone()),
+        ("_x.web.default.lb.internal. TXT", nxdomain),
+        // RFC 2181 section 5: the same port for UDP and TCP is one record.
+        ("ips.default.lb.internal. SRV", both("ips.default.lb.internal.")),
+        ("ips-default.lb.internal. SRV", both("ips-default.lb.internal.")),
+        // RFC 1034 section 3.6.2: an alias, and what is behind it; its additional records too.
+        (
+            "inside-default.lb.internal. SRV",
+            "No Error aa rd ra | inside-default.lb.internal. 5 IN CNAME ips.default.lb.internal., \
+             ips.default.lb.internal. 5 IN SRV 0 100 53 ips.default.lb.internal., \
+             ips.default.lb.internal. 5 IN SRV 0 100 853 ips.default.lb.internal. |  | "
+                .to_owned()
+                + glue,
+        ),
+        (
+            "web.default.lb.internal. SRV",
+            "No Error aa rd ra | web.default.lb.internal. 5 IN CNAME a.example.com. | example.com. 5 IN SOA \
+             ns.example.com. root.example.com. 1 7200 1800 86400 3600 | "
+                .to_owned(),
+        ),
+    ];
+    for (question, expected) in table {
+        for answer in [
+            ask_udp(fixture.linker.dns, &query(question)).await,
+            ask_tcp(fixture.linker.dns, &query(question)).await,
+        ] {
+            assert_eq!(without_serial(&show(&answer)), expected, "{question}");
+            assert_eq!(answer.queries, query(question).queries, "the question is repeated");
+        }
+    }
+}
+
+/// RFC 2181 section 9: additional records that don't fit are left out, and nothing is truncated.
+#[tokio::test]
+async fn a_service_whose_addresses_dont_fit_goes_without_some_of_them() {
+    let mut ingress = String::new();
+    for i in 1..=100 {
+        let _ = write!(ingress, "{{ip: 192.0.2.{i}}}, ");
+    }
+    let fixture =
+        serving(&service("many", &ingress, "{name: http, port: 80}"), &["--upstream", "none"], &[]).await;
+    let mut question = query("_http._tcp.many.default.lb.internal. SRV");
+    question.edns = None;
+    let bytes = send_udp(fixture.linker.dns, &question.to_vec().unwrap(), PATIENCE).await.unwrap();
+    let answer = Message::from_vec(&bytes).unwrap();
+    assert!(bytes.len() <= 512 && !answer.metadata.truncation);
+    assert_eq!(answer.answers.len(), 1);
+    assert!((1..100).contains(&answer.additionals.len()), "{}", answer.additionals.len());
+    let whole = ask_tcp(fixture.linker.dns, &question).await;
+    assert_eq!((whole.answers.len(), whole.additionals.len()), (1, 100));
+}
+
+#[tokio::test]
+async fn a_service_follows_its_port_and_its_target() {
+    let http = |port| format!("{{name: http, port: {port}}}");
+    let fixture =
+        serving(&service("web", "{hostname: a.example}", &http(80)), &["--upstream", "none"], &[]).await;
+    let (dns, question) = (fixture.linker.dns, "_http._tcp.web.default.lb.internal. SRV");
+    let write = |text: String| {
+        // As a whole: half a file would be another load balancer.
+        let path = |name| fixture.directory.path().join(name);
+        std::fs::write(path("next"), text).unwrap();
+        std::fs::rename(path("next"), path("services.yaml")).unwrap();
+    };
+    assert_eq!(short(dns, question).await, "0 100 80 a.example.");
+    write(service("web", "{hostname: a.example}", &http(8080)));
+    answers(dns, question, "0 100 8080 a.example.").await;
+    assert_eq!(fixture.linker.logged("link default/web"), 0, "it isn't a change of the link's target");
+    write(service("web", "{hostname: b.example}", &http(8080)));
+    answers(dns, question, "0 100 8080 b.example.").await;
+    write(service("web", "{ip: 192.0.2.1}", &http(8080)));
+    answers(dns, question, "0 100 8080 web.default.lb.internal.").await;
+    write(service("web", "{ip: 192.0.2.1}", ""));
+    answers(dns, question, "Non-Existent Domain").await;
+}
+
+/// The apex of a server that listens there, too.
+async fn name_server(listen: &str, pod_ips: &str) -> String {
+    let args = ["--listen", listen, "--upstream", "none"];
+    let fixture = serving(&manifests(), &args, &[("POD_IPS", pod_ips)]).await;
+    let answer = ask_udp(fixture.linker.dns, &query("lb.internal. NS")).await;
+    show(&answer)
+}
+
+#[tokio::test]
+async fn the_name_server_has_the_addresses_of_the_pod_where_all_are_listened_on() {
+    let glue = |addresses: &[&str]| {
+        let record = |address: &&str| format!("ns.dns.lb.internal. 5 IN {address}");
+        let records: Vec<String> = addresses.iter().map(record).collect();
+        format!("No Error aa rd | lb.internal. 5 IN NS ns.dns.lb.internal. |  | {}", records.join(", "))
+    };
+    let pod_ips = "10.1.2.3,2001:db8::3";
+    assert_eq!(name_server("0.0.0.0:0", pod_ips).await, glue(&["A 10.1.2.3"]));
+    if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+        assert_eq!(name_server("[::]:0", pod_ips).await, glue(&["A 10.1.2.3", "AAAA 2001:db8::3"]));
+    }
+    assert_eq!(name_server("127.0.0.1:0", pod_ips).await, glue(&["A 127.0.0.1"]), "it listens nowhere else");
+}
