@@ -1,7 +1,7 @@
 # For GNU make. Parts of a target run one after the other: they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test build lint control-plane fuzz has-rust has-cargo-fuzz
+.PHONY: help demo test build lint control-plane stubs fuzz has-rust has-cargo-fuzz
 
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -20,7 +20,7 @@ demo: has-rust ## show lb-linker at work, without a cluster (the first build tak
 	cargo build --locked --bin lb-linker --example demo
 	@cargo run --locked --quiet --example demo
 
-test: has-rust control-plane ## run every test, against a real kube-apiserver
+test: has-rust control-plane stubs ## run every test, against a real kube-apiserver
 	RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked
 
 build: has-rust ## build target/release/lb-linker
@@ -35,11 +35,14 @@ lint: has-rust ## check format, lints and documentation
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build
 
+stubs: ## build what the tests need as clients: look-ups by glibc's, musl's and Go's resolver (once)
+	tests/stubs/build
+
 fuzz: has-rust has-cargo-fuzz ## look for bytes that break the rules, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \
 	    mkdir -p "fuzz/corpus/$$target" && \
 	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \
-	        -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	        -- -timeout=10 -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
 # There is no unsafe code of ours for a sanitizer to watch, and without one stable Rust will do.

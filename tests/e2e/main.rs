@@ -20,6 +20,7 @@ mod selection;
 mod sockets;
 mod source;
 mod story;
+mod stubs;
 mod takeover;
 mod throughput;
 mod trouble;
