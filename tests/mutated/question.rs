@@ -109,6 +109,8 @@ fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Opti
     check_sections(asked, answer, &decoded)?;
     check_edns(asked, question.as_ref().ok(), &decoded)?;
     check_size(question.as_ref().ok(), answer, &decoded, protocol)?;
+    let failed = decoded.metadata.response_code == ResponseCode::ServFail && decoded.answers.is_empty();
+    ensure(!failed, "nothing fails but targets that lead in a circle")?;
     // 16 is BADVERS and BADSIG.
     let rcode = u16::from(decoded.metadata.response_code);
     let version =
