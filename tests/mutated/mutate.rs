@@ -1,6 +1,6 @@
 //! Makes packets from others that are nearly right.
 
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -12,7 +12,7 @@ const LONGEST: usize = 4096;
 
 /// The packet of that number, and a number that chooses from whom it comes: the same for the same seed, always.
 pub fn packet(seeds: &[Vec<u8>], seed: u64, number: u64) -> (Vec<u8>, usize) {
-    let mut rng = StdRng::seed_from_u64(seed.wrapping_add(number));
+    let mut rng = SmallRng::seed_from_u64(seed.wrapping_add(number));
     let mut packet = seeds.choose(&mut rng).cloned().unwrap_or_default();
     for _ in 0..rng.random_range(0..5) {
         mutate(&mut packet, seeds, &mut rng);
@@ -21,7 +21,7 @@ pub fn packet(seeds: &[Vec<u8>], seed: u64, number: u64) -> (Vec<u8>, usize) {
     (packet, rng.random_range(0..1024))
 }
 
-fn mutate(packet: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut StdRng) {
+fn mutate(packet: &mut Vec<u8>, seeds: &[Vec<u8>], rng: &mut SmallRng) {
     let length = packet.len();
     let at = rng.random_range(0..=length);
     let rest = length - at;
@@ -53,7 +53,7 @@ fn put(packet: &mut [u8], at: usize, value: u16) {
     packet[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-fn random_bytes(rng: &mut StdRng) -> Vec<u8> {
+fn random_bytes(rng: &mut SmallRng) -> Vec<u8> {
     let mut bytes = vec![0; rng.random_range(0..48)];
     rng.fill_bytes(&mut bytes);
     bytes
