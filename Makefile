@@ -1,13 +1,17 @@
 # For GNU make. Parts of a target run one after the other: they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test build lint control-plane has-rust
+.PHONY: help demo test build lint control-plane stubs fuzz has-rust has-cargo-fuzz
 
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Many tests wait for something that takes its time, such as the end of a lease: more at once than there are cores.
 TEST_THREADS := 8
+
+# Seconds for each fuzz target.
+FUZZ_SECONDS := 60
+FUZZ_TARGETS := question reply
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -16,7 +20,7 @@ demo: has-rust ## show lb-linker at work, without a cluster (the first build tak
 	cargo build --locked --bin lb-linker --example demo
 	@cargo run --locked --quiet --example demo
 
-test: has-rust control-plane ## run every test, against a real kube-apiserver
+test: has-rust control-plane stubs ## run every test, against a real kube-apiserver
 	RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked
 
 build: has-rust ## build target/release/lb-linker
@@ -24,11 +28,29 @@ build: has-rust ## build target/release/lb-linker
 
 lint: has-rust ## check format, lints and documentation
 	cargo fmt --check
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build
+
+stubs: ## build what the tests need as clients: look-ups by glibc's, musl's and Go's resolver (once)
+	tests/stubs/build
+
+fuzz: has-rust has-cargo-fuzz ## look for bytes that break the rules, FUZZ_SECONDS=60 for each of fuzz/targets
+	@for target in $(FUZZ_TARGETS); do \
+	    mkdir -p "fuzz/corpus/$$target" && \
+	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \
+	        -- -timeout=10 -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
+
+# There is no unsafe code of ours for a sanitizer to watch, and without one stable Rust will do.
+has-cargo-fuzz:
+	@command -v cargo-fuzz >/dev/null || { \
+	    echo "fuzzing needs cargo-fuzz, and it isn't on the PATH: cargo install --locked cargo-fuzz" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || { \
+	    echo "cargo-fuzz needs a C++ compiler, and there is no $${CXX:-c++} on the PATH: install g++ or clang (on Debian and Ubuntu: apt-get install build-essential)" >&2; exit 1; }
 
 # Says what is missing and how to get it, in one sentence, before anything is built.
 has-rust:

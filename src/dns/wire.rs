@@ -17,9 +17,8 @@ const MIN_UDP: u16 = 512;
 /// (DNS flag day 2020).
 pub const MAX_UDP: u16 = 1232;
 
-/// An OPT record without options (RFC 6891 section 6.1.2): the root, type 41, [`MAX_UDP`], rcode,
-/// version and flags zero, no data.
-const OPT: [u8; 11] = [0, 0, 41, (MAX_UDP >> 8) as u8, (MAX_UDP & 0xff) as u8, 0, 0, 0, 0, 0, 0];
+/// The type OPT (RFC 6891 section 6.1.1).
+const OPT: [u8; 2] = 41_u16.to_be_bytes();
 
 /// An Extended DNS Error (RFC 8914).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,13 +75,7 @@ pub fn screen(message: &[u8]) -> Screened {
     let count = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
     let (questions, answers, authorities, additionals) = (count(4), count(6), count(8), count(10));
     if (message[2] >> 3) & 0x0f != 0 {
-        let mut reply = refusal(message, NOTIMP);
-        // RFC 6891 section 6.1.1: who sends OPT gets OPT, or takes us for older than we are.
-        if questions == 1 && Message::from_vec(message).is_ok_and(|message| message.edns.is_some()) {
-            reply[11] = 1;
-            reply.extend_from_slice(&OPT);
-        }
-        return Screened::Reply(reply);
+        return Screened::Reply(refusal(message, NOTIMP));
     }
     // More than one question has no meaning (RFC 9619); the rest is what CoreDNS lets through.
     if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
@@ -104,16 +97,62 @@ pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
     (message.len() >= HEADER).then(|| refusal(message, 2))
 }
 
+/// RFC 6891 section 7: who sends OPT gets OPT, above all where OPT itself is what is wrong; without it
+/// we'd be taken for a server that doesn't know EDNS.
 fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
-    let question = question(message);
-    let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len));
+    let (question, asked_edns) = (question(message), asked_edns(message));
+    let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len) + 11);
     reply.extend_from_slice(&message[..2]);
-    // QR set, opcode and RD repeated.
+    // QR set, opcode and RD repeated; CD, too (RFC 4035 section 3.2.2).
     reply.push(0x80 | (message[2] & 0x79));
-    reply.push(rcode);
-    reply.extend_from_slice(&[0, u8::from(question.is_some()), 0, 0, 0, 0, 0, 0]);
+    reply.push((message[3] & 0x10) | rcode);
+    let (questions, additionals) = (u8::from(question.is_some()), u8::from(asked_edns.is_some()));
+    reply.extend_from_slice(&[0, questions, 0, 0, 0, 0, 0, additionals]);
     reply.extend_from_slice(question.unwrap_or_default());
+    if let Some(dnssec_ok) = asked_edns {
+        let ([type_high, type_low], [size_high, size_low]) = (OPT, MAX_UDP.to_be_bytes());
+        // RFC 6891 section 6.1.2: the root, type, size, rcode and version 0, flags, no options.
+        let flags = u8::from(dnssec_ok) << 7;
+        reply.extend_from_slice(&[0, type_high, type_low, size_high, size_low, 0, 0, flags, 0, 0, 0]);
+    }
     reply
+}
+
+/// Returns DO if the message has an OPT record, as far as that can be told without a look into any
+/// data: it may be what is broken.
+fn asked_edns(message: &[u8]) -> Option<bool> {
+    let count = |at: usize| {
+        message.get(at..at + 2).map(|count| usize::from(u16::from_be_bytes([count[0], count[1]])))
+    };
+    let mut at = HEADER;
+    for _ in 0..count(4)? {
+        at = after_name(message, at)? + 4;
+    }
+    let others = count(6)? + count(8)?;
+    for number in 0..others + count(10)? {
+        let name = at;
+        at = after_name(message, at)?;
+        // Type, class, TTL, length.
+        let fixed = message.get(at..at + 10)?;
+        if number >= others && message[name] == 0 && fixed[..2] == OPT {
+            return Some(fixed[6] & 0x80 != 0);
+        }
+        at += 10 + usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
+    }
+    None
+}
+
+/// Returns where the name that begins at `at` ends.
+fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        match *message.get(at)? {
+            0 => return Some(at + 1),
+            length @ 1..=63 => at += 1 + usize::from(length),
+            // A pointer ends a name (RFC 1035 section 4.1.4).
+            0xc0..=0xff => return Some(at + 2),
+            _ => return None,
+        }
+    }
 }
 
 /// Returns the bytes of the question, if there is one and it is whole.
@@ -308,11 +347,15 @@ mod tests {
         assert_eq!(reply[12..], asked[12..]);
 
         let mut with_edns = Message::from_vec(&asked).unwrap();
-        with_edns.set_edns(Edns::new());
+        let mut edns = Edns::new();
+        edns.set_dnssec_ok(true);
+        with_edns.set_edns(edns);
         let mut notify = with_edns.to_vec().unwrap();
         notify[2] |= 4 << 3;
         let Screened::Reply(reply) = screen(&notify) else { panic!() };
-        assert_eq!(Message::from_vec(&reply).unwrap().max_payload(), MAX_UDP, "OPT for OPT");
+        let reply = Message::from_vec(&reply).unwrap();
+        assert_eq!(reply.max_payload(), MAX_UDP, "OPT for OPT");
+        assert!(reply.edns.unwrap().flags().dnssec_ok, "RFC 3225 section 3");
 
         let mut two = asked.clone();
         two[5] = 2;
@@ -368,6 +411,39 @@ mod tests {
         let mut pointing = asked;
         pointing[12] = 0xc0;
         assert_eq!(format_error(&pointing).len(), 12);
+    }
+
+    #[test]
+    fn a_broken_opt_is_answered_with_opt() {
+        let mut asked = Message::from_vec(&query("a.example.")).unwrap();
+        asked.metadata.checking_disabled = true;
+        asked.set_edns(Edns::new());
+        let asked = asked.to_vec().unwrap();
+        let has_opt = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut message = asked.clone();
+            change(&mut message);
+            assert!(Message::from_vec(&message).is_err());
+            let reply = Message::from_vec(&format_error(&message)).unwrap();
+            assert!(reply.metadata.checking_disabled);
+            reply.edns.is_some()
+        };
+        // RFC 6891 section 7: an option that says it is longer than the record.
+        assert!(has_opt(&|message| {
+            *message.last_mut().unwrap() = 4;
+            message.extend([0, 10, 0, 8]);
+        }));
+        // Section 6.1.1: a second OPT.
+        assert!(has_opt(&|message| {
+            message[11] = 2;
+            let opt = message[message.len() - 11..].to_vec();
+            message.extend(opt);
+        }));
+        // A record that is cut off behind it.
+        assert!(has_opt(&|message| message[11] = 2));
+        // One that never comes.
+        assert!(!has_opt(&|message| message.truncate(message.len() - 5)));
+        // Elsewhere it isn't one.
+        assert!(!has_opt(&|message| message.swap(7, 11)));
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod sockets;
 mod source;
 mod storm;
 mod story;
+mod stubs;
 mod takeover;
 mod throughput;
 mod trouble;

@@ -7,6 +7,7 @@ pub mod control_plane;
 mod data_dir;
 pub mod dns;
 pub mod linker;
+pub mod network;
 pub mod process;
 pub mod programs;
 pub mod proxy;

@@ -1,5 +1,5 @@
-//! Where the programs of the test control plane are, built from `tests/control-plane/` when they aren't there
-//! yet.
+//! Where the programs of the test control plane and those that look names up are, built from
+//! `tests/control-plane/` and `tests/stubs/` when they aren't there yet.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -22,24 +22,49 @@ pub struct Programs {
 pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/control-plane/build");
-        let output = Command::new(script)
-            .arg("--env")
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap_or_else(|error| panic!("{script}: {error}"));
-        assert!(output.status.success(), "{script} failed, see its message above");
-        let answer = String::from_utf8(output.stdout).expect("paths are UTF-8");
-        let path = |name: &str| {
-            let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-            PathBuf::from(line.unwrap_or_else(|| panic!("{script} --env doesn't tell {name}")))
-        };
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/control-plane/build"));
         Programs {
-            etcd: path("ETCD"),
-            kube_apiserver: path("KUBE_APISERVER"),
-            kubectl: path("KUBECTL"),
-            coredns: path("COREDNS"),
+            etcd: path(&answer, "ETCD"),
+            kube_apiserver: path(&answer, "KUBE_APISERVER"),
+            kubectl: path(&answer, "KUBECTL"),
+            coredns: path(&answer, "COREDNS"),
         }
     })
+}
+
+/// Programs that look a name up, each with a stub resolver of its own.
+#[derive(Debug)]
+pub struct Stubs {
+    pub glibc: PathBuf,
+    pub musl: PathBuf,
+    pub go: PathBuf,
+}
+
+/// Finds them; the first call of all builds them.
+///
+/// # Panics
+/// As [`programs`] does.
+pub fn stubs() -> &'static Stubs {
+    static STUBS: OnceLock<Stubs> = OnceLock::new();
+    STUBS.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stubs/build"));
+        Stubs { glibc: path(&answer, "GLIBC"), musl: path(&answer, "MUSL"), go: path(&answer, "GO") }
+    })
+}
+
+/// Lets a script build what is missing, and returns its `NAME=path` lines.
+fn build(script: &str) -> String {
+    let output = Command::new(script)
+        .arg("--env")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap_or_else(|error| panic!("{script}: {error}"));
+    assert!(output.status.success(), "{script} failed, see its message above");
+    String::from_utf8(output.stdout).expect("paths are UTF-8")
+}
+
+fn path(answer: &str, name: &str) -> PathBuf {
+    let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    PathBuf::from(line.unwrap_or_else(|| panic!("{name} isn't told: {answer}")))
 }

@@ -1,0 +1,14 @@
+//! Any bytes from an upstream.
+
+#![no_main]
+
+#[path = "../../tests/mutated/reply.rs"]
+mod reply;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Err(rule) = reply::try_reply(bytes) {
+        panic!("{rule}");
+    }
+});

@@ -1,0 +1,166 @@
+//! Stub resolvers as clients: they ask once for each type, and can't follow an alias themselves.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::harness::dns::CoreDns;
+use crate::harness::linker::Linker;
+use crate::harness::network;
+use crate::harness::programs::{programs, stubs};
+
+/// What the cloud's resolver knows; of `half` it can't tell the IPv6 addresses.
+const CLOUD: &str = "$ORIGIN example.com.
+@     3600 IN SOA ns.example.com. root.example.com. 1 7200 1800 86400 3600
+@     3600 IN NS ns.example.com.
+four    60 IN A 192.0.2.10
+both    60 IN A 192.0.2.20
+both    60 IN AAAA 2001:db8::20
+six     60 IN AAAA 2001:db8::30
+half    60 IN A 192.0.2.40
+chain   60 IN CNAME both.example.com.
+";
+const PLUGINS: &str = "file db example.com
+template IN AAAA half.example.com {
+  rcode SERVFAIL
+}";
+
+/// The load balancers of `default`.
+const LINKS: [(&str, &str); 8] = [
+    ("four", "{hostname: four.example.com}"),
+    ("both", "{hostname: both.example.com}"),
+    ("six", "{hostname: six.example.com}"),
+    ("half", "{hostname: half.example.com}"),
+    ("chain", "{hostname: chain.example.com}"),
+    ("missing", "{hostname: missing.example.com}"),
+    ("ips", "{ip: 192.0.2.1}, {ip: '2001:db8::1'}"),
+    ("pending", ""),
+];
+
+/// Service, family, what comes of it, and the questions for A and AAAA that it takes.
+type Row = (&'static str, &'static str, &'static str, [u32; 2]);
+
+/// What every stub resolver makes of them.
+const ALIKE: [Row; 12] = [
+    ("both", "any", "192.0.2.20 2001:db8::20", [1, 1]),
+    ("both", "ipv4", "192.0.2.20", [1, 0]),
+    ("chain", "any", "192.0.2.20 2001:db8::20", [1, 1]),
+    // One of the two is NODATA (RFC 2308 section 2.2), with AA: glibc takes it for "try again" without.
+    ("four", "any", "192.0.2.10", [1, 1]),
+    ("six", "any", "2001:db8::30", [1, 1]),
+    ("six", "ipv4", "no address", [1, 0]),
+    ("ips", "any", "192.0.2.1 2001:db8::1", [1, 1]),
+    ("ips", "ipv4", "192.0.2.1", [1, 0]),
+    ("half", "ipv4", "192.0.2.40", [1, 0]),
+    ("missing", "any", "no address", [1, 1]),
+    ("pending", "any", "no address", [1, 1]),
+    ("absent", "any", "no address", [1, 1]),
+];
+
+/// Asks lb-linker on port 53 of a network of its own.
+struct Fixture {
+    linker: Linker,
+    _upstream: CoreDns,
+    _directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let upstream = CoreDns::start(PLUGINS, CLOUD).await;
+        let directory = tempfile::tempdir().unwrap();
+        let manifest = |(name, ingress): &(&str, &str)| {
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{type: LoadBalancer}}\n\
+                 status: {{loadBalancer: {{ingress: [{ingress}]}}}}\n"
+            )
+        };
+        let manifests: String = LINKS.iter().map(manifest).collect();
+        fs::write(directory.path().join("services.yaml"), manifests).unwrap();
+        let linker = Linker::start([
+            "--manifests",
+            directory.path().to_str().unwrap(),
+            "--upstream",
+            &upstream.address.to_string(),
+            "--listen",
+            "127.0.0.1:53",
+        ]);
+        linker.ready().await;
+        Self { linker, _upstream: upstream, _directory: directory }
+    }
+
+    /// How many questions for A and AAAA have come to port 53.
+    fn questions(&self) -> [f64; 2] {
+        ["A", "AAAA"].map(|qtype| {
+            let labels = format!(
+                "family=\"1\",proto=\"udp\",server=\"dns://127.0.0.1:53\",type=\"{qtype}\",view=\"\",zone=\"lb.internal.\""
+            );
+            self.linker.metric(&format!("coredns_dns_requests_total{{{labels}}}")).unwrap_or_default()
+        })
+    }
+
+    /// Looks a Service's name up; returns what came of it, and the questions for A and AAAA that it took.
+    fn look_up(&self, stub: &Path, service: &str, family: &str) -> (String, [f64; 2]) {
+        let before = self.questions();
+        // The dot at the end keeps the machine's own domain out.
+        let name = format!("{service}-default.lb.internal.");
+        let output = Command::new(stub).args([family, &name]).stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let after = self.questions();
+        let mut words: Vec<&str> = std::str::from_utf8(&output.stdout).unwrap().trim().split(' ').collect();
+        if words[0].parse::<std::net::IpAddr>().is_ok() {
+            words.sort_unstable();
+        }
+        (words.join(" "), [after[0] - before[0], after[1] - before[1]])
+    }
+
+    fn check(&self, stub: &Path) {
+        for (service, family, expected, questions) in ALIKE {
+            let found = self.look_up(stub, service, family);
+            assert_eq!(found, (expected.to_owned(), questions.map(f64::from)), "{service}, {family}");
+        }
+    }
+}
+
+/// Where names are built that a network of its own couldn't fetch what it takes.
+fn build() {
+    programs();
+    stubs();
+}
+
+#[tokio::test]
+async fn glibc_gets_addresses_in_one_question_a_type() {
+    build();
+    if !network::is_own("stubs::glibc_gets_addresses_in_one_question_a_type") {
+        return;
+    }
+    let fixture = Fixture::start().await;
+    fixture.check(&stubs().glibc);
+    // One of the two failed: the other one is taken.
+    let (found, questions) = fixture.look_up(&stubs().glibc, "half", "any");
+    assert_eq!((found.as_str(), questions[0]), ("192.0.2.40", 1.0));
+}
+
+#[tokio::test]
+async fn go_gets_addresses_in_one_question_a_type() {
+    build();
+    if !network::is_own("stubs::go_gets_addresses_in_one_question_a_type") {
+        return;
+    }
+    let fixture = Fixture::start().await;
+    fixture.check(&stubs().go);
+    let (found, questions) = fixture.look_up(&stubs().go, "half", "any");
+    assert_eq!((found.as_str(), questions[0]), ("192.0.2.40", 1.0));
+}
+
+#[tokio::test]
+async fn musl_gets_addresses_in_one_question_a_type() {
+    build();
+    if !network::is_own("stubs::musl_gets_addresses_in_one_question_a_type") {
+        return;
+    }
+    let fixture = Fixture::start().await;
+    fixture.check(&stubs().musl);
+    // musl wants an answer for each of the two, and repeats the one that failed until its time is up.
+    let (found, questions) = fixture.look_up(&stubs().musl, "half", "any");
+    assert_eq!((found.as_str(), questions[0]), ("try again", 1.0));
+}

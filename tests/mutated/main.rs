@@ -1,0 +1,195 @@
+//! Malformed input: a million packets that are nearly right, and what comes of them.
+//!
+//! A failure tells the seed, and `LB_LINKER_MUTATIONS_SEED` repeats the run.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod mutate;
+mod question;
+mod reply;
+mod seeds;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mutate::packet;
+use question::Server;
+use seeds::Seed;
+
+/// How many packets the handler gets, and how many the reader of replies.
+const QUESTIONS: u64 = 1_000_000;
+const REPLIES: u64 = 200_000;
+/// How long one packet may take on a machine that has much else to do: only what hangs takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What came of how many packets.
+type Tally = BTreeMap<String, u64>;
+
+/// The number of a worker that has nothing more to do.
+const DONE: u64 = u64::MAX;
+
+/// Packets in the order of their numbers, for as many workers as there are cores.
+struct Run {
+    seed: u64,
+    seeds: Vec<Vec<u8>>,
+    total: u64,
+    next: AtomicU64,
+    /// The packet that each worker is at.
+    current: Vec<AtomicU64>,
+}
+
+impl Run {
+    fn new(seeds: Vec<Seed>, total: u64) -> Self {
+        let seed = match std::env::var("LB_LINKER_MUTATIONS_SEED") {
+            Ok(seed) => seed.parse().expect("LB_LINKER_MUTATIONS_SEED is a number"),
+            Err(_) => rand::random(),
+        };
+        println!("LB_LINKER_MUTATIONS_SEED={seed}");
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            seed,
+            seeds: seeds.into_iter().map(|(_, bytes)| bytes).collect(),
+            total,
+            next: AtomicU64::new(0),
+            current: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// Does the work of one worker.
+    fn work(
+        &self,
+        worker: usize,
+        mut try_packet: impl FnMut(&[u8], usize) -> Result<String, String>,
+    ) -> Tally {
+        let mut tally = Tally::new();
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if number >= self.total {
+                self.current[worker].store(DONE, Ordering::Relaxed);
+                return tally;
+            }
+            self.current[worker].store(number, Ordering::Relaxed);
+            let (packet, which) = packet(&self.seeds, self.seed, number);
+            match try_packet(&packet, which) {
+                Ok(outcome) => *tally.entry(outcome).or_default() += 1,
+                Err(rule) => panic!("LB_LINKER_MUTATIONS_SEED={}, packet {number}: {rule}", self.seed),
+            }
+        }
+    }
+
+    /// Waits for every worker's result. A worker that stays at one packet hangs.
+    fn gather(&self, results: &mpsc::Receiver<Tally>) -> Tally {
+        let mut all = Tally::new();
+        let mut seen = self.at();
+        let mut since = Instant::now();
+        for _ in 0..self.current.len() {
+            let tally = loop {
+                match results.recv_timeout(Duration::from_secs(1)) {
+                    Ok(tally) => break tally,
+                    Err(mpsc::RecvTimeoutError::Disconnected) => panic!("see above for what is wrong"),
+                    Err(mpsc::RecvTimeoutError::Timeout) if since.elapsed() < PATIENCE => {}
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        let now = self.at();
+                        let stays = |number: &&u64| **number != DONE && seen.contains(number);
+                        if let Some(number) = now.iter().find(stays) {
+                            let (packet, _) = packet(&self.seeds, self.seed, *number);
+                            panic!(
+                                "LB_LINKER_MUTATIONS_SEED={}, packet {number} hangs: {packet:02x?}",
+                                self.seed
+                            );
+                        }
+                        (seen, since) = (now, Instant::now());
+                    }
+                }
+            };
+            for (outcome, count) in tally {
+                *all.entry(outcome).or_default() += count;
+            }
+        }
+        all
+    }
+
+    fn at(&self) -> Vec<u64> {
+        self.current.iter().map(|number| number.load(Ordering::Relaxed)).collect()
+    }
+}
+
+/// Tries that many packets made from `seeds`, on all cores, and returns what came of them. `start` makes, on each
+/// thread, what tries one.
+fn try_all<T>(seeds: Vec<Seed>, total: u64, start: fn() -> T) -> Tally
+where
+    T: FnMut(&[u8], usize) -> Result<String, String> + 'static,
+{
+    let run = Arc::new(Run::new(seeds, total));
+    let (sender, results) = mpsc::channel();
+    for worker in 0..run.current.len() {
+        let (run, sender) = (Arc::clone(&run), sender.clone());
+        // Not joined: one that hangs never ends.
+        thread::spawn(move || drop(sender.send(run.work(worker, start()))));
+    }
+    drop(sender);
+    let tally = run.gather(&results);
+    println!("{tally:?}");
+    tally
+}
+
+/// Every kind is there often enough, so that what is tried isn't all refused at the door.
+fn assert_mixed(tally: &Tally, total: u64, kinds: &[&str]) {
+    for kind in kinds {
+        let count = tally.get(*kind).copied().unwrap_or_default();
+        assert!(count > total / 1000, "{count} of {total} are {kind}: {tally:#?}");
+    }
+}
+
+#[test]
+fn a_million_mutated_packets_are_answered_by_the_rules_or_not_at_all() {
+    let start = || {
+        let server = Server::start();
+        move |packet: &[u8], which: usize| {
+            let rcode = server.try_message(packet, which)?;
+            Ok(rcode.map_or("silence".to_owned(), |rcode| format!("rcode {rcode}")))
+        }
+    };
+    let tally = try_all(seeds::questions(), QUESTIONS, start);
+    // NOERROR, FORMERR, NXDOMAIN, NOTIMP, REFUSED, BADVERS.
+    let kinds = ["silence", "rcode 0", "rcode 1", "rcode 3", "rcode 4", "rcode 5", "rcode 16"];
+    assert_mixed(&tally, QUESTIONS, &kinds);
+}
+
+#[test]
+fn nothing_but_what_belongs_to_the_question_is_taken_from_a_mutated_reply() {
+    let start = || |packet: &[u8], _: usize| reply::try_reply(packet).map(str::to_owned);
+    let tally = try_all(seeds::replies(), REPLIES, start);
+    assert_mixed(&tally, REPLIES, &["answer", "truncated", "cut", "garbled", "foreign"]);
+}
+
+/// The fuzz targets begin with the same messages; `LB_LINKER_WRITE_SEEDS=1` writes them.
+#[test]
+fn the_seeds_of_the_fuzz_targets_are_these() {
+    let fuzz = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds"));
+    for (target, seeds) in [("question", seeds::questions()), ("reply", seeds::replies())] {
+        let folder = fuzz.join(target);
+        if std::env::var_os("LB_LINKER_WRITE_SEEDS").is_some() {
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder).unwrap();
+            for (name, bytes) in &seeds {
+                fs::write(folder.join(name), bytes).unwrap();
+            }
+        }
+        let file =
+            |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
+        let files = fs::read_dir(&folder).unwrap().map(|entry| file(entry.unwrap()));
+        let expected = seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes));
+        let same = files.collect::<BTreeMap<_, _>>() == expected.collect();
+        assert!(
+            same,
+            "{}: write them anew with LB_LINKER_WRITE_SEEDS=1 cargo test --test mutated",
+            folder.display()
+        );
+    }
+}

@@ -1,0 +1,211 @@
+//! What holds for the answer to any bytes at all. The property test and the fuzz target share it.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use hickory_proto::op::{Message, OpCode, ResponseCode};
+use hickory_proto::rr::Name;
+use hickory_server::net::xfer::Protocol;
+use lb_linker::dns::handler::Handler;
+use lb_linker::dns::wire::MAX_UDP;
+use lb_linker::dns::zone::Zone;
+use lb_linker::metrics::Metrics;
+use lb_linker::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
+use tokio::runtime::Runtime;
+
+/// RFC 1035 section 4.1.1.
+const HEADER: usize = 12;
+/// Clients that may recurse and others, of both families.
+const CLIENTS: [&str; 4] = ["10.0.0.1:53", "192.0.2.9:40000", "[::ffff:10.0.0.1]:5353", "[2001:db8::9]:1"];
+const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
+
+/// A handler with links of all kinds, and what it runs on.
+pub struct Server {
+    handler: Handler,
+    runtime: Runtime,
+}
+
+impl Server {
+    /// Starts it, without anybody to ask upstream.
+    pub fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { handler: handler(), runtime }
+    }
+
+    /// Gives the bytes to the handler, as one of the clients by one of the protocols, and returns what came of
+    /// it, or the rule that is broken.
+    pub fn try_message(&self, message: &[u8], which: usize) -> Result<Option<u16>, String> {
+        let protocol = PROTOCOLS[which % PROTOCOLS.len()];
+        let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
+        let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, protocol));
+        let outcome = if self.handler.metrics.panics.get() > 0 {
+            Err("it panicked".to_owned())
+        } else {
+            check(message, answer.as_deref(), protocol)
+        };
+        outcome.map_err(|rule| format!("{rule}\nby {protocol} from {client}: {message:02x?}\n{answer:02x?}"))
+    }
+}
+
+fn handler() -> Handler {
+    let name = |text: &str| Name::from_ascii(text).unwrap();
+    let link = |service: &str, hostname: Option<&str>, addresses: Vec<IpAddr>, extra: &str| Observed {
+        key: ServiceKey::new("default", service),
+        uid: service.into(),
+        created: None,
+        resource_version: Some(1),
+        ingress: Ingress { hostnames: hostname.map(name).into_iter().collect(), addresses },
+        ports: vec![],
+        wishes: Wishes {
+            ttl: None,
+            hostnames: extra.split_whitespace().map(Into::into).collect(),
+            allow_from: [].into(),
+        },
+        refused: false,
+        guarded: false,
+    };
+    let addresses = |count: u16| (0..count).map(|i| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, i).into());
+    let mut several: Vec<IpAddr> = vec![[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
+    several.extend(addresses(2));
+    let long = [&*"x".repeat(63), &*"y".repeat(63), &*"z".repeat(63), &*"w".repeat(61)].join(".");
+    let links = vec![
+        link("web", Some("a.example.com."), vec![], "www.lb.internal"),
+        link("ips", None, several, "*.any.lb.internal"),
+        link("many", None, addresses(300).collect(), ""),
+        link("long", Some(&long), vec![], ""),
+        link("pending", None, vec![], ""),
+        link("inside", Some("web.default.lb.internal."), vec![], ""),
+        link("egg", Some("hen.default.lb.internal."), vec![], ""),
+        link("hen", Some("egg.default.lb.internal."), vec![], ""),
+    ];
+    let zone = name("lb.internal.");
+    let store = Store::new(Departed::Kept).with_zones([&zone]);
+    store.replace(None, links, vec![], &Default::default());
+    store.set_synced();
+    Handler {
+        zones: [Zone::new(&zone, vec![[192, 0, 2, 53].into(), "2001:db8::53".parse().unwrap()]).unwrap()]
+            .into(),
+        store: Arc::new(store),
+        targets: Arc::default(),
+        upstream: None,
+        metrics: Arc::new(Metrics::new().unwrap()),
+        server: "dns://:53".to_owned(),
+    }
+}
+
+/// Checks an answer; returns its response code, and nothing for silence.
+fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<Option<u16>, String> {
+    let silence = asked.len() < HEADER || asked[2] & 0x80 != 0;
+    let answer = match (silence, answer) {
+        (true, None) => return Ok(None),
+        (true, Some(_)) => return Err("what has no id, or is an answer, is never answered".into()),
+        (false, None) => return Err("FORMERR where an id can be read".into()),
+        (false, Some(answer)) => answer,
+    };
+    let question = Message::from_vec(asked);
+    let decoded =
+        Message::from_vec(answer).map_err(|error| format!("the answer can't be decoded: {error}"))?;
+    check_header(asked, answer)?;
+    check_sections(asked, answer, &decoded)?;
+    check_edns(asked, question.as_ref().ok(), &decoded)?;
+    check_size(question.as_ref().ok(), answer, &decoded, protocol)?;
+    let failed = decoded.metadata.response_code == ResponseCode::ServFail && decoded.answers.is_empty();
+    ensure(!failed, "nothing fails but targets that lead in a circle")?;
+    // 16 is BADVERS and BADSIG.
+    let rcode = u16::from(decoded.metadata.response_code);
+    let version =
+        question.as_ref().ok().and_then(|question| question.edns.as_ref()).map_or(0, |edns| edns.version());
+    if OpCode::from_u8(opcode(asked)) != OpCode::Query {
+        ensure(rcode == u16::from(ResponseCode::NotImp), "an opcode that isn't known is NOTIMP")?;
+    } else if !is_question(asked) || question.is_err() {
+        ensure(rcode == u16::from(ResponseCode::FormErr), "what can't be decoded is FORMERR")?;
+    } else if version > 0 {
+        ensure(
+            rcode == u16::from(ResponseCode::BADVERS),
+            "another version of EDNS is BADVERS (RFC 6891 section 6.1.3)",
+        )?;
+    } else {
+        ensure(rcode != u16::from(ResponseCode::FormErr), "what can be decoded isn't FORMERR")?;
+    }
+    Ok(Some(rcode))
+}
+
+fn ensure(holds: bool, rule: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(rule.to_owned()) }
+}
+
+fn opcode(message: &[u8]) -> u8 {
+    message[2] >> 3 & 0x0f
+}
+
+fn count(message: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([message[at], message[at + 1]])
+}
+
+/// One question (RFC 9619), and in the other sections no more than CoreDNS takes.
+fn is_question(message: &[u8]) -> bool {
+    count(message, 4) == 1 && count(message, 6) <= 1 && count(message, 8) <= 1 && count(message, 10) <= 2
+}
+
+fn check_header(asked: &[u8], answer: &[u8]) -> Result<(), String> {
+    ensure(answer[..2] == asked[..2], "the id is repeated")?;
+    ensure(answer[2] & 0x80 != 0, "an answer has QR set")?;
+    ensure(opcode(answer) == opcode(asked), "the opcode is repeated")?;
+    ensure(answer[2] & 0x01 == asked[2] & 0x01, "RD is repeated")?;
+    ensure(answer[3] & 0x10 == asked[3] & 0x10, "CD is repeated")?;
+    ensure(answer[3] & 0x40 == 0, "Z is zero (RFC 1035 section 4.1.1)")?;
+    ensure(answer[3] & 0x20 == 0, "nothing here was validated")
+}
+
+fn check_sections(asked: &[u8], answer: &[u8], decoded: &Message) -> Result<(), String> {
+    let repeated = count(answer, 4);
+    ensure(repeated <= 1, "there is one question at most")?;
+    if let Some(question) = plain_question(asked) {
+        let there = repeated == 1 && answer[HEADER..].starts_with(question);
+        ensure(there, "the question is repeated, byte by byte, where it can be read")?;
+    }
+    let records = decoded.answers.iter().chain(&decoded.authorities);
+    ensure(repeated == 1 || records.count() == 0, "without a question there is nothing to say")
+}
+
+/// The bytes of the only question, if it is whole and has no pointers.
+fn plain_question(message: &[u8]) -> Option<&[u8]> {
+    let mut end = HEADER;
+    while *message.get(end)? != 0 {
+        end += usize::from(message[end]) + 1;
+        if message.get(end).is_none_or(|length| *length > 63) || end - HEADER > 254 {
+            return None;
+        }
+    }
+    let whole = count(message, 4) == 1 && message[HEADER] <= 63;
+    message.get(HEADER..end + 5).filter(|_| whole)
+}
+
+fn check_edns(asked: &[u8], question: Option<&Message>, answer: &Message) -> Result<(), String> {
+    match (question, &answer.edns) {
+        (None, Some(_)) => {
+            let opt = asked.windows(3).any(|window| window == [0, 0, 41]);
+            ensure(opt, "OPT goes to nobody who hasn't sent it")
+        }
+        (None, None) => Ok(()),
+        (Some(question), edns) => {
+            ensure(question.edns.is_some() == edns.is_some(), "OPT for OPT (RFC 6891 section 7)")?;
+            let dnssec_ok = |message: &Message| message.edns.as_ref().map(|edns| edns.flags().dnssec_ok);
+            ensure(dnssec_ok(question) == dnssec_ok(answer), "DO is repeated (RFC 3225 section 3)")
+        }
+    }
+}
+
+fn check_size(
+    question: Option<&Message>,
+    answer: &[u8],
+    decoded: &Message,
+    protocol: Protocol,
+) -> Result<(), String> {
+    if protocol != Protocol::Udp {
+        return ensure(!decoded.metadata.truncation, "by TCP nothing is cut");
+    }
+    let asked = question.and_then(|question| question.edns.as_ref()).map_or(512, |edns| edns.max_payload());
+    let limit = asked.clamp(512, MAX_UDP);
+    ensure(answer.len() <= limit.into(), "by UDP the answer is no longer than the client takes")
+}

@@ -1,0 +1,104 @@
+//! What holds for what is taken from any bytes that come back from an upstream. The property test and the fuzz
+//! target share it.
+
+use std::net::IpAddr;
+
+use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use lb_linker::dns::chase::{End, Followed, drop_refused, follow};
+use lb_linker::dns::wire::{Reply, Response, encode, reply_to};
+use lb_linker::dns::zone::TTL;
+use lb_linker::targets::TargetPolicy;
+
+/// Where the type stands in the question for `t.example`.
+const TYPE: usize = 12 + 11;
+
+/// Takes the bytes as the reply to a question for `t.example`, of the id and type that they tell themselves:
+/// else next to none would be a reply at all. Returns what kind of reply it was, or the rule that is broken.
+pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
+    let name = Name::from_ascii("t.example.").unwrap();
+    let qtype = bytes.get(TYPE..TYPE + 2).map_or(1, |qtype| u16::from_be_bytes([qtype[0], qtype[1]]));
+    let mut asked = Message::new(0, MessageType::Query, OpCode::Query);
+    asked.add_query(Query::query(name.clone(), qtype.into()));
+    let mut asked = asked.to_vec().map_err(|error| format!("the question: {error}"))?;
+    asked[..2].copy_from_slice(bytes.get(..2).unwrap_or(&[0, 0]));
+    let (kind, message) = match reply_to(&asked, bytes) {
+        Reply::Foreign => return Ok("foreign"),
+        Reply::Garbled => return Ok("garbled"),
+        Reply::Truncated(None) => return Ok("cut"),
+        Reply::Truncated(Some(message)) => ("truncated", message),
+        Reply::Answer(message) => ("answer", message),
+    };
+    let zone = Name::from_ascii("lb.internal.").unwrap();
+    let ours = |name: &Name| zone.zone_of(name);
+    let mut followed = follow(&message, &name, qtype.into(), ours);
+    check(&followed, &name, qtype.into(), ours)
+        .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
+        .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{followed:#?}"))?;
+    Ok(kind)
+}
+
+fn ensure(holds: bool, rule: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(rule.to_owned()) }
+}
+
+fn check(
+    followed: &Followed,
+    name: &Name,
+    qtype: RecordType,
+    ours: impl Fn(&Name) -> bool,
+) -> Result<(), String> {
+    let mut chain = vec![name];
+    for record in &followed.answers {
+        let kind = record.record_type();
+        let asked_for = kind == qtype || kind == RecordType::RRSIG || qtype == RecordType::ANY;
+        let dname = kind == RecordType::DNAME && chain.iter().any(|name| record.name.zone_of(name));
+        ensure(asked_for || kind == RecordType::CNAME || dname, "nothing but the type and what leads to it")?;
+        ensure(dname || chain.contains(&&record.name), "nothing but the chain is taken")?;
+        ensure(dname || record.dns_class == DNSClass::IN, "nothing but the Internet's")?;
+        ensure(!ours(&record.name), "nothing about our own names")?;
+        let plain = i32::try_from(record.ttl).is_ok();
+        ensure(plain || !matches!(followed.end, End::Here(_)), "RFC 2181 section 8")?;
+        if let RData::CNAME(target) = &record.data {
+            chain.push(&target.0);
+        }
+    }
+    for record in &followed.authorities {
+        ensure(record.ttl <= TTL, "absence lives no longer than our own records")?;
+        let kind = record.record_type();
+        let proof = [RecordType::SOA, RecordType::NSEC, RecordType::NSEC3, RecordType::RRSIG].contains(&kind);
+        ensure(proof && !ours(&record.name), "nothing but the proof of absence")?;
+    }
+    match &followed.end {
+        End::Leads(name) => ensure(ours(name), "it leads nowhere but to us"),
+        End::Here(_) | End::Lame => Ok(()),
+    }
+}
+
+/// What was taken can be given on.
+fn check_encoded(followed: &mut Followed, name: &Name, qtype: RecordType) -> Result<(), String> {
+    let policy = TargetPolicy::default();
+    drop_refused(&mut followed.answers, &policy);
+    let refused = |record: &Record| {
+        let address: IpAddr = match &record.data {
+            RData::A(ip) => ip.0.into(),
+            RData::AAAA(ip) => ip.0.into(),
+            _ => return false,
+        };
+        policy.check_address(address).is_err()
+    };
+    ensure(!followed.answers.iter().any(refused), "no address that no target may have")?;
+    let response = Response {
+        answers: followed.answers.clone(),
+        authorities: followed.authorities.clone(),
+        ..Response::new(Metadata::new(1, MessageType::Response, OpCode::Query))
+    };
+    for limit in [512, 1232, u16::MAX] {
+        let question = Query::query(name.clone(), qtype);
+        let bytes =
+            encode(&response, &question, None, limit).map_err(|error| format!("encoding: {error}"))?;
+        ensure(bytes.len() <= limit.into(), "no longer than the client takes")?;
+        Message::from_vec(&bytes).map_err(|error| format!("decoding what was encoded: {error}"))?;
+    }
+    Ok(())
+}

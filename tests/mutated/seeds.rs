@@ -1,0 +1,316 @@
+//! Messages that others are made from: real ones, and such that are broken in one way.
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::rdata::{self, CNAME, NS, SOA};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+
+/// A message with the name of its file.
+pub type Seed = (&'static str, Vec<u8>);
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+/// `name type`, with RD.
+fn ask(question: &str) -> Message {
+    let (owner, qtype) = question.split_once(' ').unwrap();
+    let mut message = Message::query();
+    message.metadata.id = 0x1234;
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(name(owner), qtype.parse().unwrap()));
+    message
+}
+
+fn bytes(message: &Message) -> Vec<u8> {
+    message.to_vec().unwrap()
+}
+
+/// A question with EDNS and these options.
+fn edns(size: u16, options: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut message = ask("web.default.lb.internal. A");
+    let mut edns = Edns::new();
+    edns.set_max_payload(size).set_dnssec_ok(size > 1232);
+    for (code, data) in options {
+        edns.options_mut().insert(EdnsOption::Unknown(*code, data.to_vec()));
+    }
+    message.set_edns(edns);
+    bytes(&message)
+}
+
+/// A question with other bytes in the place of its name.
+fn named(labels: &[u8]) -> Vec<u8> {
+    let mut message = bytes(&ask(". A"));
+    message.splice(12..13, labels.iter().copied());
+    message
+}
+
+/// A question changed by hand.
+fn changed(question: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+    let mut message = bytes(&ask(question));
+    change(&mut message);
+    message
+}
+
+/// Messages that clients might send.
+pub fn questions() -> Vec<Seed> {
+    let mut seeds: Vec<Seed> = [
+        ("alias-a", "web.default.lb.internal. A"),
+        ("alias-aaaa", "web-default.lb.internal. AAAA"),
+        ("alias-any", "web-default.lb.internal. ANY"),
+        ("alias-case", "WEB-Default.LB.Internal. CNAME"),
+        ("alias-extra", "www.lb.internal. HTTPS"),
+        ("alias-inside", "inside-default.lb.internal. MX"),
+        ("alias-loop", "egg-default.lb.internal. A"),
+        ("alias-long", "long-default.lb.internal. TXT"),
+        ("addresses-a", "ips-default.lb.internal. A"),
+        ("addresses-many", "many-default.lb.internal. AAAA"),
+        ("addresses-wildcard", "what.ever.any.lb.internal. AAAA"),
+        ("addresses-svcb", "ips.default.lb.internal. SVCB"),
+        ("pending", "pending.default.lb.internal. A"),
+        ("absent", "absent.default.lb.internal. A"),
+        ("namespace", "default.lb.internal. A"),
+        ("service", "_http._tcp.ips.default.lb.internal. SRV"),
+        ("reserved", "_x.deleted.lb.internal. NAPTR"),
+        ("reverse", "1.2.0.192.in-addr.arpa. PTR"),
+        ("apex-soa", "lb.internal. SOA"),
+        ("apex-ns", "lb.internal. NS"),
+        ("apex-ds", "lb.internal. DS"),
+        ("apex-axfr", "lb.internal. AXFR"),
+        ("apex-dnskey", "lb.internal. DNSKEY"),
+        ("glue", "ns.dns.lb.internal. A"),
+        ("elsewhere", "www.example.com. A"),
+        ("root", ". NS"),
+    ]
+    .map(|(file, question)| (file, bytes(&ask(question))))
+    .into();
+    seeds.extend(with_edns());
+    seeds.extend(broken());
+    seeds.extend(not_questions());
+    seeds
+}
+
+fn with_edns() -> Vec<Seed> {
+    let mut version = edns(1232, &[]);
+    let place = version.len() - 5;
+    version[place] = 1;
+    let mut bad_option = edns(1232, &[(10, &[7; 8])]);
+    let place = bad_option.len() - 9;
+    bad_option[place] = 9;
+    let mut two = edns(1232, &[]);
+    let opt = two[two.len() - 11..].to_vec();
+    two.extend(&opt);
+    two[11] = 2;
+    let mut misplaced = edns(1232, &[]);
+    misplaced.swap(7, 11);
+    vec![
+        ("edns", edns(1232, &[])),
+        ("edns-size-0", edns(0, &[])),
+        ("edns-size-4096-do", edns(4096, &[])),
+        ("edns-cookie", edns(1232, &[(10, &[7; 8])])),
+        ("edns-server-cookie", edns(1232, &[(10, &[7; 24])])),
+        ("edns-nsid", edns(1232, &[(3, &[])])),
+        ("edns-subnet", edns(1232, &[(8, &[0, 1, 24, 0, 192, 0, 2])])),
+        ("edns-subnet-ipv6", edns(1232, &[(8, &[0, 2, 56, 0, 0x20, 1, 0xd, 0xb8, 0, 0, 0])])),
+        ("edns-subnet-bad", edns(1232, &[(8, &[0, 1, 255, 0, 192])])),
+        (
+            "edns-several",
+            edns(65535, &[(3, &[]), (10, &[7; 8]), (11, &[0, 1]), (12, &[0; 32]), (15, &[0, 1, b'x'])]),
+        ),
+        ("edns-unknown", edns(512, &[(65001, b"what")])),
+        ("edns-dau", edns(1232, &[(5, &[8, 13]), (6, &[1, 2]), (7, &[1])])),
+        ("edns-version-1", version),
+        ("edns-bad-option", bad_option),
+        ("edns-two", two),
+        ("edns-as-answer", misplaced),
+    ]
+}
+
+fn broken() -> Vec<Seed> {
+    const A: &str = "web.default.lb.internal. A";
+    let longest: Vec<u8> = [63, 63, 63, 61]
+        .iter()
+        .flat_map(|n: &u8| [&[*n][..], &vec![b'a'; (*n).into()]].concat())
+        .chain([0])
+        .collect();
+    vec![
+        ("pointer-to-itself", named(&[0xc0, 12])),
+        ("pointer-to-the-header", named(&[0xc0, 0])),
+        ("pointer-forward", named(&[0xc0, 40])),
+        ("pointer-behind-a-label", named(&[1, b'a', 0xc0, 12])),
+        (
+            "pointer-cut",
+            changed(". A", |message| {
+                message.truncate(12);
+                message.push(0xc0)
+            }),
+        ),
+        ("label-type-0x40", named(&[0x40, 0])),
+        ("label-without-end", named(&[63, b'a'])),
+        ("odd-letters", named(b"\x04\x00.\xff*\x07default\x02lb\x08internal\x00")),
+        (
+            "unknown-type",
+            changed(A, |message| {
+                let place = message.len() - 4;
+                message[place] = 0xff
+            }),
+        ),
+        ("name-of-255", named(&longest)),
+        ("name-of-257", named(&[&[1, b'a'], &*longest].concat())),
+        ("header-alone", changed(A, |message| message.truncate(12))),
+        ("header-cut", changed(A, |message| message.truncate(11))),
+        ("type-cut", changed(A, |message| message.truncate(message.len() - 3))),
+        ("nothing", Vec::new()),
+        ("behind-the-end", changed(A, |message| message.extend([0xff; 40]))),
+        ("no-question", changed(A, |message| message[5] = 0)),
+        (
+            "two-questions",
+            changed(A, |message| {
+                message[5] = 2;
+                message.extend([0xc0, 12, 0, 28, 0, 1])
+            }),
+        ),
+        ("counts", changed(A, |message| message[4..12].fill(0xff))),
+        (
+            "record-longer-than-the-message",
+            changed(A, |message| {
+                message[7] = 1;
+                message.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0xff, 0xff, 1, 2, 3, 4]);
+            }),
+        ),
+    ]
+}
+
+/// What isn't a query, or carries more than one.
+fn not_questions() -> Vec<Seed> {
+    let opcode = |opcode: u8| move |message: &mut Vec<u8>| message[2] |= opcode << 3;
+    let zone = "lb.internal. SOA";
+    let record = |owner: &str, data: RData| Record::from_rdata(name(owner), 5, data);
+    let soa =
+        record("lb.internal.", RData::SOA(SOA::new(name("ns.lb.internal."), name("root."), 1, 2, 3, 4, 5)));
+    let mut notify = ask(zone);
+    notify.metadata.op_code = OpCode::Notify;
+    notify.add_answer(soa.clone());
+    let mut ixfr = ask(zone);
+    ixfr.queries[0].set_query_type(RecordType::IXFR);
+    ixfr.add_authority(soa);
+    let mut update = ask(zone);
+    update.metadata.op_code = OpCode::Update;
+    update.add_authority(record("web.default.lb.internal.", RData::A(rdata::A::new(192, 0, 2, 66))));
+    let mut answer = ask("web.default.lb.internal. A");
+    answer.metadata.message_type = MessageType::Response;
+    let mut chaos = ask("version.bind. TXT");
+    chaos.queries[0].set_query_class(DNSClass::CH);
+    // RFC 8945 section 4.2: key, type, class ANY, TTL, algorithm, time, fudge, MAC, id, error, other.
+    let tsig = [
+        &b"\x03key\x00\x00\xfa\x00\xff\x00\x00\x00\x00\x00\x2d\x0bhmac-sha256\x00"[..],
+        &[0, 0, 0x65, 0, 0, 0, 1, 0x2c, 0, 16],
+        &[7; 16],
+        &[0x12, 0x34, 0, 0, 0, 0],
+    ]
+    .concat();
+    vec![
+        ("notify", bytes(&notify)),
+        ("ixfr", bytes(&ixfr)),
+        ("update", bytes(&update)),
+        ("answer", bytes(&answer)),
+        ("chaos", bytes(&chaos)),
+        ("status", changed(zone, opcode(2))),
+        ("opcode-15", changed(zone, opcode(15))),
+        (
+            "stateful",
+            changed(zone, |message| {
+                message.truncate(12);
+                message[5] = 0;
+                opcode(6)(message)
+            }),
+        ),
+        (
+            "tsig",
+            changed("web.default.lb.internal. A", |message| {
+                message[11] = 1;
+                message.extend(&tsig)
+            }),
+        ),
+        (
+            "all-flags",
+            changed("web.default.lb.internal. A", |message| {
+                message[2] = 7;
+                message[3] = 0xff
+            }),
+        ),
+    ]
+}
+
+/// Messages that upstreams might answer the question for the addresses of `t.example` with.
+pub fn replies() -> Vec<Seed> {
+    let record = |owner: &str, data: RData| Record::from_rdata(name(owner), 3600, data);
+    let alias = |owner: &str, target: &str| record(owner, RData::CNAME(CNAME(name(target))));
+    let v4 = |owner: &str, last: u8| record(owner, RData::A(rdata::A::new(192, 0, 2, last)));
+    let v6 = |owner: &str| record(owner, RData::AAAA(rdata::AAAA("2001:db8::1".parse().unwrap())));
+    let soa = || {
+        record("example.", RData::SOA(SOA::new(name("ns.example."), name("root.example."), 1, 2, 3, 4, 3600)))
+    };
+    let ns = || record("com.", RData::NS(NS(name("ns.com."))));
+    let reply = |qtype: RecordType, rcode, answers: Vec<Record>, authorities: Vec<Record>| {
+        let mut message = Message::error_msg(0x1234, OpCode::Query, rcode);
+        message.add_query(Query::query(name("t.example."), qtype));
+        message.add_answers(answers).add_authorities(authorities);
+        bytes(&message)
+    };
+    use RecordType::{A, AAAA, HTTPS};
+    use ResponseCode::{NXDomain, NoError, ServFail};
+    let chain =
+        || vec![alias("t.example.", "u.example."), alias("u.example.", "v.example."), v4("v.example.", 1)];
+    let mut dname = reply(A, NoError, chain(), vec![]);
+    // example. DNAME other., in front of the rest.
+    dname.splice(27..27, *b"\xc0\x0e\x00\x27\x00\x01\x00\x00\x0e\x10\x00\x07\x05other\x00");
+    dname[7] += 1;
+    // RFC 9460 section 2.2: priority, target, alpn=h2, ipv4hint.
+    let mut https = reply(HTTPS, NoError, vec![], vec![]);
+    https.extend(b"\xc0\x0c\x00\x41\x00\x01\x00\x00\x0e\x10\x00\x12\x00\x01\x00\x00\x01\x00\x03\x02h2\x00\x04\x00\x04\xc0\x00\x02\x01");
+    https[7] = 1;
+    let mut truncated = reply(A, NoError, (0..9).map(|i| v4("t.example.", i)).collect(), vec![]);
+    truncated[2] |= 2;
+    let mut with_edns = Message::from_vec(&reply(A, NoError, chain(), vec![])).unwrap();
+    with_edns.set_edns(Edns::new());
+    vec![
+        ("a", reply(A, NoError, vec![v4("t.example.", 1), v4("t.example.", 2)], vec![])),
+        ("aaaa", reply(AAAA, NoError, vec![v6("t.example.")], vec![])),
+        ("chain", reply(A, NoError, chain(), vec![])),
+        ("chain-backwards", reply(A, NoError, chain().into_iter().rev().collect(), vec![])),
+        ("dname", dname),
+        ("edns", bytes(&with_edns)),
+        ("https", https),
+        ("lie", reply(A, NoError, vec![v4("t.example.", 1), v4("web.lb.internal.", 66)], vec![ns()])),
+        (
+            "loop",
+            reply(
+                A,
+                NoError,
+                vec![alias("t.example.", "u.example."), alias("u.example.", "t.example.")],
+                vec![],
+            ),
+        ),
+        (
+            "into-the-zone",
+            reply(
+                A,
+                NoError,
+                vec![alias("t.example.", "web.lb.internal."), v4("web.lb.internal.", 66)],
+                vec![],
+            ),
+        ),
+        ("nodata", reply(A, NoError, vec![], vec![soa()])),
+        (
+            "nodata-behind-an-alias",
+            reply(AAAA, NoError, vec![alias("t.example.", "u.example.")], vec![soa()]),
+        ),
+        ("nxdomain", reply(A, NXDomain, vec![], vec![soa()])),
+        ("referral", reply(A, NoError, vec![], vec![ns()])),
+        ("servfail", reply(A, ServFail, vec![], vec![])),
+        ("servfail-bare", bytes(&Message::error_msg(0x1234, OpCode::Query, ServFail))),
+        ("truncated-at-a-record", truncated.clone()),
+        ("truncated-within", truncated[..60].to_vec()),
+    ]
+}
