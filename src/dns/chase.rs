@@ -13,6 +13,9 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use super::cache::plain_ttl;
 use crate::targets::TargetPolicy;
 
+/// Aliases of one answer that are followed. Clouds have two or three; who sends hundreds wants to keep us busy.
+pub(super) const MAX_ALIASES: usize = 16;
+
 /// The part of an answer that belongs to a question.
 #[derive(Debug, PartialEq)]
 pub struct Followed {
@@ -37,7 +40,8 @@ pub enum End {
 
 /// Follows the chain from `name` through an upstream's answer to a question of type `qtype`.
 ///
-/// Absence is known for `absence` seconds at most; `ours` says which names lie in our own zones: those are never taken from somebody else.
+/// Absence is known for `absence` seconds at most; `ours` says which names lie in our own zones: those are never
+/// taken from somebody else.
 #[must_use]
 pub fn follow(
     answer: &Message,
@@ -46,6 +50,10 @@ pub fn follow(
     absence: u32,
     ours: impl Fn(&Name) -> bool,
 ) -> Followed {
+    let followed = |mut answers: Vec<Record>, authorities, end| {
+        answers.iter_mut().for_each(|record| record.ttl = plain_ttl(record.ttl));
+        Followed { answers, authorities, end }
+    };
     let mut owner = name.clone();
     let mut answers: Vec<Record> = Vec::new();
     let mut seen = vec![owner.clone()];
@@ -66,16 +74,19 @@ pub fn follow(
         let Some((record, target)) = alias else { break };
         // RFC 6672 section 3.1: the DNAME that the CNAME was made from.
         let dname = |record: &&Record| {
-            record.record_type() == RecordType::DNAME && record.name.zone_of(&owner) && record.name != owner
+            record.record_type() == RecordType::DNAME
+                && record.dns_class == DNSClass::IN
+                && record.name.zone_of(&owner)
+                && record.name != owner
         };
         answers.extend(answer.answers.iter().filter(dname).cloned());
         answers.push(record.clone());
         owner = target.clone();
         if ours(&owner) {
-            return Followed { answers, authorities: Vec::new(), end: End::Leads(owner) };
+            return followed(answers, Vec::new(), End::Leads(owner));
         }
-        if seen.contains(&owner) {
-            return Followed { answers, authorities: Vec::new(), end: End::Lame };
+        if seen.contains(&owner) || seen.len() > MAX_ALIASES {
+            return followed(answers, Vec::new(), End::Lame);
         }
         seen.push(owner.clone());
     }
@@ -91,10 +102,7 @@ pub fn follow(
         }
         _ => End::Lame,
     };
-    for record in &mut answers {
-        record.ttl = plain_ttl(record.ttl);
-    }
-    Followed { answers, authorities, end }
+    followed(answers, authorities, end)
 }
 
 /// Drops the addresses that no target may have: whoever owns a hostname in the cloud could lead
@@ -231,6 +239,37 @@ mod tests {
         ] {
             assert_eq!(follow_a(rcode, answers, authorities), expected, "{answers:?} {authorities:?}");
         }
+    }
+
+    #[test]
+    fn ttls_with_the_top_bit_are_zero_wherever_the_chain_ends() {
+        for (answers, ours) in [
+            (&["t.example. A 192.0.2.1"][..], false),
+            (&["t.example. CNAME u.example."], true),
+            (&["t.example. CNAME u.example.", "u.example. CNAME t.example."], false),
+        ] {
+            let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
+            message.add_answers(answers.iter().map(|text| record(text)));
+            message.answers.iter_mut().for_each(|record| record.ttl = 1 << 31);
+            let followed = follow(&message, &name("t.example."), RecordType::A, 5, |_| ours);
+            assert!(!followed.answers.is_empty());
+            assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
+        }
+    }
+
+    #[test]
+    fn a_chain_is_followed_so_far_and_no_farther() {
+        let end = |aliases: usize| {
+            let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
+            let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
+            message.add_answers((0..aliases).map(|i| record(&format!("{} CNAME {}", host(i), host(i + 1)))));
+            message.add_answer(record(&format!("{} A 192.0.2.1", host(aliases))));
+            let followed = follow(&message, &name("t.example."), RecordType::A, 5, |_| false);
+            (followed.end, followed.answers.len())
+        };
+        assert_eq!(end(MAX_ALIASES), (End::Here(ResponseCode::NoError), MAX_ALIASES + 1));
+        assert_eq!(end(MAX_ALIASES + 1), (End::Lame, MAX_ALIASES + 1));
+        assert_eq!(end(1000), (End::Lame, MAX_ALIASES + 1));
     }
 
     #[test]

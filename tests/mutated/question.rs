@@ -87,7 +87,7 @@ fn handler() -> Handler {
             .into(),
         store: Arc::new(store),
         targets: Arc::default(),
-        upstream: None,
+        resolver: None,
         metrics: Arc::new(Metrics::new().unwrap()),
         server: "dns://:53".to_owned(),
     }

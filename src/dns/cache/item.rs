@@ -8,6 +8,7 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use tokio::time::Instant;
 
 use super::Prefetch;
+use crate::dns::chase::MAX_ALIASES;
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +46,7 @@ impl Kind {
 pub(super) fn answers(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
     let mut owner: &Name = query.name();
-    // A chain has no more links than there are records.
-    for _ in 0..=message.answers.len() {
+    for _ in 0..=MAX_ALIASES {
         let here = || message.answers.iter().filter(|record| record.name == *owner);
         let wanted = |found: RecordType| found == query.query_type() || query.query_type() == RecordType::ANY;
         if here().any(|record| wanted(record.record_type())) {
