@@ -19,6 +19,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, Flags};
 use crate::dns::handler::Handler;
+use crate::dns::tcp::places::Places;
 use crate::dns::upstream::Upstream;
 use crate::dns::zone::Zone;
 use crate::dns::{probes, tcp, udp};
@@ -180,6 +181,7 @@ fn start_dns(
     );
     let upstream = (!upstreams.is_empty()).then(|| Arc::new(Upstream::new(upstreams)));
     let targets = Arc::new(flags.admission().targets);
+    let places = Arc::new(Places::new(Arc::clone(metrics)));
     for (address, udp, tcp) in sockets {
         info!("DNS on {address}, by UDP and TCP");
         let handler = Arc::new(Handler {
@@ -192,7 +194,7 @@ fn start_dns(
         });
         let serving = udp::serve(udp, Arc::clone(&handler), stop.clone());
         listeners.spawn(async move { (address, ended(tokio::spawn(serving).await)) });
-        let serving = tcp::serve(tcp, handler, stop.clone());
+        let serving = tcp::serve(tcp, None, Arc::clone(&places), handler, stop.clone());
         listeners.spawn(async move { (address, ended(tokio::spawn(serving).await)) });
     }
     Ok(())

@@ -5,6 +5,7 @@ pub mod chase;
 pub mod handler;
 pub mod probes;
 pub mod tcp;
+pub mod tls;
 pub mod udp;
 pub mod upstream;
 pub mod wire;
