@@ -46,11 +46,11 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
         // Connections of the process before us may linger.
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
-        // Connections have these from their listener.
-        socket.set_tcp_nodelay(true)?;
-        socket.set_recv_buffer_size(KERNEL_BUFFER)?;
-        socket.set_send_buffer_size(KERNEL_BUFFER)?;
-        setsockopt(&socket, sockopt::TcpUserTimeout, &KERNEL_PATIENCE)?;
+        // Connections have these from their listener. A kernel that hasn't is no reason not to start.
+        let _ = socket.set_tcp_nodelay(true);
+        let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
+        let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
+        let _ = setsockopt(&socket, sockopt::TcpUserTimeout, &KERNEL_PATIENCE);
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())

@@ -3,7 +3,7 @@
 //! Memory and times are printed (`-- --nocapture connections::`).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use hickory_proto::op::Message;
@@ -20,6 +20,8 @@ use crate::harness::{PATIENCE, eventually};
 const MAX_OF_A_CLIENT: usize = 1000;
 /// What lb-linker may have in all, where files allow it.
 const MAX: usize = 10_000;
+/// How long one may be idle.
+const IDLE: Duration = Duration::from_secs(30);
 /// Far more than lb-linker needs with all of them.
 const MAX_RESIDENT: usize = 100 << 10;
 
@@ -117,9 +119,10 @@ async fn ten_thousand_idle_connections_and_a_thousand_half_questions_lock_nobody
     assert!(most < MAX_RESIDENT, "{most} KiB");
 
     // Who was idle longest had to go, and who came last stays.
-    assert!(evicted >= 1.0);
+    // On a machine so slow that their time is up by itself, nobody had to.
+    assert!(evicted >= 1.0 || opened > IDLE, "{evicted} in {opened:?}");
     assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(0.0));
-    assert_eq!(linker.logged("TCP: too many connections"), 1);
+    assert_eq!(linker.logged("TCP: too many connections") > 0, evicted > 0.0);
     ended(&mut crowd[0]).await;
     ask_on(crowd.last_mut().unwrap()).await.expect("an answer");
     drop(halves);

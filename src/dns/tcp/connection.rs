@@ -43,7 +43,8 @@ impl Connection {
     /// If it breaks, or the client does what it shouldn't.
     pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         let stop = self.stop.clone();
-        Session::new(self, Protocol::Tcp).run(stream, stop.cancelled()).await
+        let mut session = Session::new(self, Protocol::Tcp);
+        session.run(stream, stop.cancelled()).await
     }
 
     /// Does what [`Connection::serve`] does, by TLS (RFC 7858).
@@ -60,7 +61,8 @@ impl Connection {
             handshake = timeout(PATIENCE, tls.accept(stream)) => handshake??,
             () = stop.cancelled() => return Ok(()),
         };
-        Session::new(self, Protocol::Tls).run(stream, stop.cancelled()).await
+        let mut session = Session::new(self, Protocol::Tls);
+        session.run(stream, stop.cancelled()).await
     }
 }
 
@@ -85,7 +87,7 @@ impl Session {
     }
 
     async fn run(
-        mut self,
+        &mut self,
         stream: impl AsyncRead + AsyncWrite + Unpin,
         stop: impl Future<Output = ()>,
     ) -> io::Result<()> {
