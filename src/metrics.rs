@@ -48,6 +48,26 @@ impl Reconciled {
     }
 }
 
+/// Why a UDP question was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// Too many wait for an upstream.
+    Busy,
+    /// The kernel's queue was full.
+    Queue,
+}
+
+impl Dropped {
+    const ALL: [Self; 2] = [Self::Busy, Self::Queue];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Queue => "queue",
+        }
+    }
+}
+
 /// The metrics of one process. Those of DNS bear CoreDNS's names and labels, so that its
 /// dashboards work.
 #[derive(Debug)]
@@ -86,6 +106,10 @@ pub struct Metrics {
     pub panics: IntCounter,
     /// TCP connections that were refused because there were too many.
     pub tcp_refused: IntCounter,
+    /// Idle TCP connections that were closed because there were too many.
+    pub tcp_evicted: IntCounter,
+    /// UDP questions that were dropped, by `reason`: see [`Dropped`].
+    udp_dropped: IntCounterVec,
 }
 
 impl Metrics {
@@ -178,6 +202,17 @@ impl Metrics {
                 "lb_linker_dns_tcp_refused_total",
                 "TCP connections that were refused because there were too many.",
             )?,
+            tcp_evicted: IntCounter::new(
+                "lb_linker_dns_tcp_evicted_total",
+                "Idle TCP connections that were closed because there were too many.",
+            )?,
+            udp_dropped: IntCounterVec::new(
+                Opts::new(
+                    "lb_linker_dns_udp_dropped_total",
+                    "UDP questions that were dropped: too many wait for an upstream, or the kernel's queue was full.",
+                ),
+                &["reason"],
+            )?,
             registry,
         };
         let build = IntGaugeVec::new(Opts::new("lb_linker_build_info", "Always 1."), &["version"])?;
@@ -208,6 +243,11 @@ impl Metrics {
         registry.register(Box::new(metrics.dns_duration.clone()))?;
         registry.register(Box::new(metrics.panics.clone()))?;
         registry.register(Box::new(metrics.tcp_refused.clone()))?;
+        registry.register(Box::new(metrics.tcp_evicted.clone()))?;
+        registry.register(Box::new(metrics.udp_dropped.clone()))?;
+        for reason in Dropped::ALL {
+            metrics.udp_dropped.with_label_values(&[reason.label()]);
+        }
         Ok(metrics)
     }
 
@@ -222,6 +262,11 @@ impl Metrics {
     pub fn reconciled(&self, result: Reconciled, since: Instant) {
         self.reconciles.with_label_values(&[result.label()]).inc();
         self.reconcile_duration.observe(since.elapsed().as_secs_f64());
+    }
+
+    /// Counts UDP questions that were dropped.
+    pub fn dropped(&self, reason: Dropped, number: u32) {
+        self.udp_dropped.with_label_values(&[reason.label()]).inc_by(number.into());
     }
 
     /// Returns the page that Prometheus scrapes, in its text format 0.0.4.

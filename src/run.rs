@@ -24,6 +24,7 @@ use crate::dns::cache::{Cache, CacheOptions};
 use crate::dns::forward::{Endpoint, Forward, ForwardOptions};
 use crate::dns::handler::Handler;
 use crate::dns::resolver::Resolver;
+use crate::dns::tcp::places::Places;
 use crate::dns::zone::{Zone, closest_first};
 use crate::dns::{probes, tcp, udp};
 use crate::metrics::Metrics;
@@ -193,6 +194,7 @@ fn start_dns(
         background.spawn(following);
     }
     let targets = Arc::new(flags.admission().targets);
+    let places = Arc::new(Places::new(Arc::clone(metrics)));
     for (address, udp, tcp) in sockets {
         info!("DNS on {address}, by UDP and TCP");
         let handler = Arc::new(Handler {
@@ -205,7 +207,7 @@ fn start_dns(
         });
         let serving = udp::serve(udp, Arc::clone(&handler), stop.clone());
         listeners.spawn(async move { (address, ended(tokio::spawn(serving).await)) });
-        let serving = tcp::serve(tcp, handler, stop.clone());
+        let serving = tcp::serve(tcp, None, Arc::clone(&places), handler, stop.clone());
         listeners.spawn(async move { (address, ended(tokio::spawn(serving).await)) });
     }
     Ok(())

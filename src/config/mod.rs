@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 use kube::core::Selector;
 
-use crate::dns::forward::tls::TlsError;
+use crate::dns::tls::TlsError;
 use crate::names;
 use crate::store::host_text;
 use crate::sync::admission::Admission;

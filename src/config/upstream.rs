@@ -10,8 +10,8 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::{ConfigError, DNS_PORT, Flags};
-use crate::dns::forward::tls::{self, TlsClient};
-use crate::dns::forward::{Endpoint, Transport};
+use crate::dns::forward::{Endpoint, TlsClient, Transport};
+use crate::dns::tls;
 
 /// The port of DNS over TLS (RFC 7858 section 3.1).
 const TLS_PORT: u16 = 853;

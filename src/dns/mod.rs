@@ -15,6 +15,7 @@ pub mod question;
 pub mod resolver;
 mod respond;
 pub mod tcp;
+pub mod tls;
 pub mod udp;
 pub mod wire;
 pub mod zone;

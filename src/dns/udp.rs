@@ -21,9 +21,13 @@ use tracing::debug;
 
 use super::handler::Handler;
 use super::{REST, bind_with, is_fatal, is_shortage};
+use crate::metrics::Dropped;
 
 /// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
+/// Questions of a socket that wait for an upstream. More than an upstream takes at once: it refuses
+/// what is beyond its own bound, so that this one is only for what waits without asking.
+const MAX_WAITING: usize = 4096;
 
 /// Opens a socket for DNS over UDP.
 ///
@@ -38,6 +42,8 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
         socket.set_nonblocking(true)?;
         // The kernel's limit may be lower; that is no reason not to start.
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+        // What it has no room for is to be counted; an old kernel doesn't tell.
+        let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
         socket.bind(&address.into())?;
         if address.ip().is_unspecified() {
             // Only so can an answer leave from the address that was asked.
@@ -58,6 +64,7 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationToken) -> io::Result<()> {
     let socket = Arc::new(socket);
     let mut waiting = JoinSet::new();
+    let mut lost = 0;
     let mut buffer = vec![0; usize::from(u16::MAX)];
     loop {
         let (length, peer) = tokio::select! {
@@ -75,14 +82,22 @@ pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationT
             },
             () = stop.cancelled() => break,
         };
+        // The kernel tells how many it has dropped so far.
+        if peer.lost != lost {
+            handler.metrics.dropped(Dropped::Queue, peer.lost.wrapping_sub(lost));
+            lost = peer.lost;
+        }
         while waiting.try_join_next().is_some() {}
         let reply = Reply { socket: Arc::clone(&socket), peer };
         let message = buffer[..length].to_vec();
         let mut answering = Box::pin(answer(Arc::clone(&handler), message, reply));
-        // What we know is answered here and now; only who waits for an upstream gets a task, and
-        // the upstream's own bound is the bound of those.
+        // What we know is answered here and now; only who waits for an upstream gets a task.
         if futures::poll!(&mut answering).is_pending() {
-            waiting.spawn(answering);
+            if waiting.len() < MAX_WAITING {
+                waiting.spawn(answering);
+            } else {
+                handler.metrics.dropped(Dropped::Busy, 1);
+            }
         }
     }
     while waiting.join_next().await.is_some() {}
@@ -100,6 +115,8 @@ async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
 struct Peer {
     address: SocketAddr,
     asked: Option<IpAddr>,
+    /// Datagrams that the socket had no room for before this one.
+    lost: u32,
 }
 
 async fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<(usize, Peer)> {
@@ -112,7 +129,7 @@ async fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<(usize, Pe
 }
 
 fn receive_now(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<(usize, Peer)>> {
-    let mut control = cmsg_space!(libc::in6_pktinfo);
+    let mut control = cmsg_space!(libc::in6_pktinfo, u32);
     let mut parts = [IoSliceMut::new(buffer)];
     let message = recvmsg::<SockaddrStorage>(
         socket.as_raw_fd(),
@@ -120,7 +137,7 @@ fn receive_now(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<(usiz
         Some(&mut control),
         MsgFlags::MSG_DONTWAIT,
     )?;
-    let mut asked = None;
+    let (mut asked, mut lost) = (None, 0);
     for control in message.cmsgs()? {
         match control {
             ControlMessageOwned::Ipv4PacketInfo(info) => {
@@ -129,6 +146,7 @@ fn receive_now(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<(usiz
             ControlMessageOwned::Ipv6PacketInfo(info) => {
                 asked = Some(IpAddr::from(info.ipi6_addr.s6_addr));
             }
+            ControlMessageOwned::RxqOvfl(number) => lost = number,
             _ => {}
         }
     }
@@ -137,7 +155,8 @@ fn receive_now(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<(usiz
         ipv4.or_else(|| address.as_sockaddr_in6().map(|address| SocketAddr::V6(SocketAddrV6::from(*address))))
     });
     // Nobody can be answered at port 0.
-    Ok(address.filter(|address| address.port() != 0).map(|address| (message.bytes, Peer { address, asked })))
+    let address = address.filter(|address| address.port() != 0);
+    Ok(address.map(|address| (message.bytes, Peer { address, asked, lost })))
 }
 
 /// Sends the answer back to who asked.

@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use hickory_proto::op::Message;
+use nix::sys::signal::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use crate::harness::dns::{query, show};
+use crate::harness::dns::{query, send_udp, show};
+use crate::harness::eventually;
 use crate::harness::linker::Linker;
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -69,4 +71,44 @@ async fn neither_half_a_request_nor_half_a_question_keeps_it_from_stopping() {
     let mut question = TcpStream::connect(linker.dns).await.unwrap();
     question.write_all(&[0, 40, 1, 2, 3]).await.unwrap();
     assert!(linker.stop().success());
+}
+
+#[tokio::test]
+async fn an_empty_datagram_is_passed_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let linker = listening_on("127.0.0.1:0", &directory);
+    linker.ready().await;
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(linker.dns).await.unwrap();
+    let asked = query("default.lb.internal. A");
+    for bytes in [vec![], vec![], asked.to_vec().unwrap()] {
+        socket.send(&bytes).await.unwrap();
+    }
+    let mut answer = vec![0; 1232];
+    let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+    assert_eq!(Message::from_vec(&answer[..length]).unwrap().metadata.id, asked.metadata.id);
+}
+
+#[tokio::test]
+async fn what_the_kernel_has_no_room_for_is_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut linker = listening_on("127.0.0.1:0", &directory);
+    linker.ready().await;
+    let dropped = "lb_linker_dns_udp_dropped_total{reason=\"queue\"}";
+    assert_eq!(linker.metric(dropped), Some(0.0));
+    linker.signal(Signal::SIGSTOP);
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(linker.dns).await.unwrap();
+    // A datagram takes 768 bytes of the kernel's queue at least, which has 2 MiB at most.
+    for _ in 0..4000 {
+        socket.send(&[0]).await.unwrap();
+    }
+    linker.signal(Signal::SIGCONT);
+    // The kernel tells with what comes next.
+    eventually("a count of what was dropped", || async {
+        let asked = query("default.lb.internal. A").to_vec().unwrap();
+        send_udp(linker.dns, &asked, Duration::from_millis(100)).await;
+        linker.metric(dropped).filter(|dropped| *dropped > 0.0)
+    })
+    .await;
 }

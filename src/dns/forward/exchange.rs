@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::{Message, ResponseCode};
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 
 use super::health::Upstream;
 use super::pool::Connection;
-use super::tls::TlsClient;
 use crate::dns::question::Question;
 use crate::dns::wire::{Reply, reply_to};
 
@@ -44,6 +45,21 @@ pub enum Transport {
     Tcp,
     /// By TLS alone.
     Tls(TlsClient),
+}
+
+/// How an upstream is spoken to by TLS.
+#[derive(Clone)]
+pub struct TlsClient {
+    /// How to connect.
+    pub connector: TlsConnector,
+    /// The name that its certificate must bear.
+    pub name: ServerName<'static>,
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsClient").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Display for Endpoint {

@@ -4,7 +4,6 @@ mod exchange;
 mod health;
 mod policy;
 mod pool;
-pub mod tls;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -18,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::question::Question;
 use exchange::exchange;
-pub use exchange::{Endpoint, Transport};
+pub use exchange::{Endpoint, TlsClient, Transport};
 use health::Upstream;
 pub use policy::Policy;
 

@@ -104,10 +104,18 @@ pub fn without_foreign_ttls(shown: &str) -> String {
     shown + rest
 }
 
-/// Asks by UDP for one name and type, and shows the data of the answer section alone: `a.example. 192.0.2.1`.
+/// Asks by UDP for one name and type, and shows the data of the answer section alone, the addresses sorted:
+/// `a.example. 192.0.2.1 192.0.2.2`.
 pub async fn short(server: SocketAddr, question: &str) -> String {
     let answer = ask_udp(server, &query(question)).await;
-    let data: Vec<String> = answer.answers.iter().map(|record| record.data.to_string()).collect();
+    let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
+    let others = answer.answers.iter().filter(|record| record.data.ip_addr().is_none());
+    let mut addresses: Vec<_> = addresses.collect();
+    addresses.sort();
+    let data: Vec<String> = others
+        .map(|record| record.data.to_string())
+        .chain(addresses.iter().map(ToString::to_string))
+        .collect();
     if data.is_empty() { answer.metadata.response_code.to_string() } else { data.join(" ") }
 }
 

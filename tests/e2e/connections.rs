@@ -1,0 +1,199 @@
+//! Crowds of connections, and clients that take more than their share: others must not notice.
+//!
+//! Memory and times are printed (`-- --nocapture connections::`).
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use hickory_proto::op::Message;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::harness::dns::{ask_udp, query, read_message, show, write_message};
+use crate::harness::linker::Linker;
+use crate::harness::{PATIENCE, eventually};
+
+/// What one address may have.
+const MAX_OF_A_CLIENT: usize = 1000;
+/// What lb-linker may have in all, where files allow it.
+const MAX: usize = 10_000;
+/// How long one may be idle.
+const IDLE: Duration = Duration::from_secs(30);
+/// Far more than lb-linker needs with all of them.
+const MAX_RESIDENT: usize = 100 << 10;
+
+const TOO_MANY: &str = "TCP: too many connections: ";
+const QUESTION: &str = "nobody.default.lb.internal. A";
+const ANSWER: &str = "Non-Existent Domain aa rd |";
+
+fn linker() -> (Linker, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let linker = Linker::start(["--upstream", "none", "--manifests", directory.path().to_str().unwrap()]);
+    (linker, directory)
+}
+
+/// Raises this process's limit of open files as far as it goes, and returns it. lb-linker has the same.
+fn files() -> usize {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    hard.try_into().unwrap_or(usize::MAX)
+}
+
+/// One of many clients, which have an address each.
+fn client(number: usize) -> IpAddr {
+    Ipv4Addr::new(127, 0, 77, u8::try_from(number).unwrap()).into()
+}
+
+async fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((from, 0).into()).unwrap();
+    timeout(PATIENCE, socket.connect(to)).await.expect("a connection").unwrap()
+}
+
+async fn ask_on(stream: &mut TcpStream) -> Option<Message> {
+    write_message(stream, &query(QUESTION).to_vec().unwrap()).await;
+    let answer = timeout(PATIENCE, read_message(stream)).await.expect("an answer or the end")?;
+    let answer = Message::from_vec(&answer).unwrap();
+    assert!(show(&answer).starts_with(ANSWER), "{}", show(&answer));
+    Some(answer)
+}
+
+async fn asked(from: IpAddr, to: SocketAddr) -> TcpStream {
+    let mut stream = connect(from, to).await;
+    ask_on(&mut stream).await.expect("an answer");
+    stream
+}
+
+async fn half_asked(from: IpAddr, to: SocketAddr) -> TcpStream {
+    let mut stream = connect(from, to).await;
+    let question = query(QUESTION).to_vec().unwrap();
+    let length = u8::try_from(question.len()).unwrap();
+    stream.write_all(&[&[0, length], &question[..20]].concat()).await.unwrap();
+    stream
+}
+
+/// Waits until the other side has ended a connection.
+async fn ended(stream: &mut TcpStream) {
+    let mut rest = [0; 4096];
+    while timeout(PATIENCE, stream.read(&mut rest)).await.expect("an end").is_ok_and(|read| read > 0) {}
+}
+
+#[tokio::test]
+async fn ten_thousand_idle_connections_and_a_thousand_half_questions_lock_nobody_out() {
+    // Some for the tests beside this one.
+    let files = files();
+    let total = (MAX + MAX_OF_A_CLIENT).min(files.saturating_sub(2000));
+    let (idle, half) = (total - total / 11, total / 11);
+    if total < MAX + MAX_OF_A_CLIENT {
+        eprintln!("connections: only {files} files may be open, so {idle} and {half} instead");
+    }
+    let (mut linker, _directory) = linker();
+    linker.ready().await;
+    ask_udp(linker.dns, &query(QUESTION)).await;
+    let before = linker.memory("VmRSS");
+
+    let to = linker.dns;
+    let start = Instant::now();
+    let mut crowd: Vec<TcpStream> =
+        futures::stream::iter(0..idle).map(|i| asked(client(i % 10), to)).buffered(64).collect().await;
+    let opened = start.elapsed();
+    let halves: Vec<TcpStream> =
+        futures::stream::iter(0..half).map(|_| half_asked(client(10), to)).buffered(64).collect().await;
+
+    let start = Instant::now();
+    let by_udp = ask_udp(to, &query(QUESTION)).await;
+    let udp = start.elapsed();
+    assert!(show(&by_udp).starts_with(ANSWER));
+    let start = Instant::now();
+    let _newcomer = asked(client(11), to).await;
+    let tcp = start.elapsed();
+    let most = linker.memory("VmHWM");
+    let evicted = linker.metric("lb_linker_dns_tcp_evicted_total").unwrap();
+    let open = linker.metric("process_open_fds").unwrap();
+    eprintln!(
+        "connections: {idle} idle, opened in {opened:.1?}, and {half} half-sent: {open} files open, {evicted} closed \
+         for others, {before} KiB before, at most {most} KiB; then UDP {udp:.1?}, TCP {tcp:.1?}"
+    );
+    assert!(most < MAX_RESIDENT, "{most} KiB");
+
+    // Who was idle longest had to go, and who came last stays.
+    // On a machine so slow that their time is up by itself, nobody had to.
+    assert!(evicted >= 1.0 || opened > IDLE, "{evicted} in {opened:?}");
+    assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(0.0));
+    if evicted > 0.0 {
+        linker.line(TOO_MANY).await;
+    }
+    ended(&mut crowd[0]).await;
+    ask_on(crowd.last_mut().unwrap()).await.expect("an answer");
+    drop(halves);
+    assert!(linker.stop().success());
+}
+
+#[tokio::test]
+async fn one_client_has_a_thousand_connections_and_no_more() {
+    let files = files();
+    if files < 4 * MAX_OF_A_CLIENT {
+        eprintln!("connections: only {files} files may be open: nothing is tested");
+        return;
+    }
+    let (linker, _directory) = linker();
+    linker.ready().await;
+    let mut all = Vec::new();
+    for _ in 0..MAX_OF_A_CLIENT {
+        all.push(asked(client(20), linker.dns).await);
+    }
+    for _ in 0..3 {
+        ended(&mut connect(client(20), linker.dns).await).await;
+    }
+    assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(3.0));
+    // One line for all of them.
+    linker.line(TOO_MANY).await;
+    assert_eq!(linker.logged(TOO_MANY), 1);
+    asked(client(21), linker.dns).await;
+    // Its own are served on, and one that ends makes room.
+    ask_on(&mut all[0]).await.expect("an answer");
+    all.truncate(MAX_OF_A_CLIENT - 1);
+    eventually("room for one more", || async {
+        ask_on(&mut connect(client(20), linker.dns).await).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn clients_that_never_read_are_cut_off_and_hold_no_memory() {
+    const CLIENTS: usize = 200;
+    let (linker, _directory) = linker();
+    linker.ready().await;
+    let before = linker.memory("VmRSS");
+    let question = query(QUESTION).to_vec().unwrap();
+    let length = u8::try_from(question.len()).unwrap();
+    let many = [&[0, length][..], &question].concat().repeat(1000);
+    let flood = |i: usize| {
+        let many = &many;
+        async move {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4096).unwrap();
+            socket.set_send_buffer_size(4096).unwrap();
+            socket.bind((client(i % 10), 0).into()).unwrap();
+            let mut stream = socket.connect(linker.dns).await.unwrap();
+            let mut sent = 0;
+            // It ends with an error, when lb-linker has ended the connection.
+            while let Ok(written) = stream.write(&many[sent % many.len()..]).await {
+                sent += written;
+            }
+            sent
+        }
+    };
+    let floods = futures::stream::iter(0..CLIENTS).map(flood).buffer_unordered(CLIENTS);
+    let sent: Vec<usize> = timeout(2 * PATIENCE, floods.collect()).await.expect("all are cut off");
+    let most = linker.memory("VmHWM");
+    let taken = sent.iter().max().unwrap();
+    eprintln!(
+        "connections: {CLIENTS} that never read: {before} KiB before, at most {most} KiB; at most {taken} bytes of each taken"
+    );
+    assert!(most < MAX_RESIDENT, "{most} KiB");
+    ask_udp(linker.dns, &query(QUESTION)).await;
+}

@@ -1,0 +1,230 @@
+//! DNS over TLS, asked by a real client. Nothing on the command line starts it yet: here the library does.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hickory_proto::op::Message;
+use hickory_proto::rr::Name;
+use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
+use lb_linker::dns::handler::Handler;
+use lb_linker::dns::resolver::Resolver;
+use lb_linker::dns::tcp::{self, places::Places};
+use lb_linker::dns::tls::{TlsError, config};
+use lb_linker::dns::zone::Zone;
+use lb_linker::metrics::Metrics;
+use lb_linker::store::{Departed, Store};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::PATIENCE;
+use crate::harness::dns::{FaultyUpstream, query, show};
+
+/// Known to nobody: the store hasn't been filled.
+const OURS: &str = "web.default.lb.internal. A";
+
+/// A CA, and a certificate and key of `dns.example` from it, in files.
+struct Certificates {
+    directory: TempDir,
+}
+
+impl Certificates {
+    fn make() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: String| std::fs::write(directory.path().join(file), text).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        write("ca.crt", params.self_signed(&key).unwrap().pem());
+        let ca = Issuer::new(params, key);
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(["dns.example".to_owned()]).unwrap();
+        write("tls.crt", params.signed_by(&key, &ca).unwrap().pem());
+        write("tls.key", key.serialize_pem());
+        Self { directory }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+/// DNS over TLS in this process.
+struct Server {
+    address: SocketAddr,
+    stop: CancellationToken,
+    serving: JoinSet<std::io::Result<()>>,
+    metrics: Arc<Metrics>,
+    store: Arc<Store>,
+}
+
+impl Server {
+    fn start(certificates: &Certificates, client_ca: bool, upstream: Option<SocketAddr>) -> Self {
+        let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.file(name));
+        let config = config(&certificate, &key, client_ca.then_some(&*ca)).unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let store = Arc::new(Store::new(Departed::Kept));
+        let handler = Handler {
+            zones: [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into(),
+            store: Arc::clone(&store),
+            targets: Arc::default(),
+            resolver: upstream.map(|address| {
+                let endpoint = Endpoint { address, transport: Transport::Udp };
+                let forward = Forward::new(vec![endpoint], ForwardOptions::default());
+                Arc::new(Resolver::new(Arc::new(forward), None))
+            }),
+            metrics: Arc::clone(&metrics),
+            server: "tls://:853".to_owned(),
+        };
+        let places = Arc::new(Places::new(Arc::clone(&metrics)));
+        let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let mut serving = JoinSet::new();
+        serving.spawn(tcp::serve(listener, Some(config.into()), places, Arc::new(handler), stop.clone()));
+        Self { address, stop, serving, metrics, store }
+    }
+
+    async fn stop(mut self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.serving.join_next()).await.expect("it stops").unwrap().unwrap().unwrap();
+    }
+}
+
+/// A client that trusts the CA, speaks this version, and shows the certificate if it is to.
+fn connector(
+    certificates: &Certificates,
+    version: &'static SupportedProtocolVersion,
+    with_certificate: bool,
+) -> TlsConnector {
+    let chain = |name: &str| CertificateDer::from_pem_file(certificates.file(name)).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(chain("ca.crt")).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = if with_certificate {
+        let key = PrivateKeyDer::from_pem_file(certificates.file("tls.key")).unwrap();
+        builder.with_client_auth_cert(vec![chain("tls.crt")], key).unwrap()
+    } else {
+        builder.with_no_client_auth()
+    };
+    config.alpn_protocols = vec![b"dot".to_vec()];
+    Arc::new(config).into()
+}
+
+async fn connect(connector: &TlsConnector, to: SocketAddr) -> TlsStream<TcpStream> {
+    let name = ServerName::try_from("dns.example").unwrap();
+    let stream = TcpStream::connect(to).await.unwrap();
+    timeout(PATIENCE, connector.connect(name, stream)).await.expect("a handshake").unwrap()
+}
+
+fn framed(message: &Message) -> Vec<u8> {
+    let message = message.to_vec().unwrap();
+    [&u16::try_from(message.len()).unwrap().to_be_bytes(), &*message].concat()
+}
+
+async fn read(stream: &mut TlsStream<TcpStream>) -> Option<Message> {
+    let reading = async {
+        let mut answer = vec![0; stream.read_u16().await.ok()?.into()];
+        stream.read_exact(&mut answer).await.ok()?;
+        Some(Message::from_vec(&answer).unwrap())
+    };
+    timeout(PATIENCE, reading).await.expect("an answer or the end")
+}
+
+#[tokio::test]
+async fn questions_by_tls_1_2_and_1_3_are_answered_and_counted() {
+    let certificates = Certificates::make();
+    let server = Server::start(&certificates, false, None);
+    for (version, expected) in [
+        (&rustls::version::TLS12, ProtocolVersion::TLSv1_2),
+        (&rustls::version::TLS13, ProtocolVersion::TLSv1_3),
+    ] {
+        let mut stream = connect(&connector(&certificates, version, false), server.address).await;
+        assert_eq!(stream.get_ref().1.protocol_version(), Some(expected));
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"dot"[..]));
+        for _ in 0..2 {
+            let asked = query(OURS);
+            stream.write_all(&framed(&asked)).await.unwrap();
+            let answer = read(&mut stream).await.unwrap();
+            assert_eq!(answer.metadata.id, asked.metadata.id);
+            assert!(show(&answer).starts_with("Server Failure"), "{}", show(&answer));
+        }
+    }
+    let page = server.metrics.render(&server.store).unwrap();
+    let mut counted = page.lines().filter(|line| line.starts_with("coredns_dns_responses_total"));
+    assert!(
+        counted.next().is_some_and(|line| line.contains("server=\"tls://:853\"") && line.ends_with(" 4"))
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn by_tls_too_a_slow_answer_holds_up_no_other_and_goes_out_at_the_end() {
+    let certificates = Certificates::make();
+    let upstream = FaultyUpstream::start(|_, _| vec![]).await;
+    let server = Server::start(&certificates, false, Some(upstream.address));
+    let mut stream = connect(&connector(&certificates, &rustls::version::TLS13, false), server.address).await;
+    let (slow, quick) = (query("slow.example. A"), query(OURS));
+    stream.write_all(&[framed(&slow), framed(&quick)].concat()).await.unwrap();
+    assert_eq!(read(&mut stream).await.unwrap().metadata.id, quick.metadata.id);
+    let stopping = server.stop();
+    let (late, ()) = tokio::join!(read(&mut stream), stopping);
+    assert_eq!(late.unwrap().metadata.id, slow.metadata.id);
+    // The end is said, so that nobody else could have cut it short (RFC 8446 section 6.1).
+    assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn who_does_not_speak_tls_is_cut_off() {
+    let certificates = Certificates::make();
+    let server = Server::start(&certificates, false, None);
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&framed(&query(OURS))).await.unwrap();
+    let mut rest = Vec::new();
+    // An alert at most, and no answer.
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("an end");
+    assert!(rest.len() < 12, "{rest:02x?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn with_a_ca_for_clients_only_those_with_a_certificate_are_served() {
+    let certificates = Certificates::make();
+    let server = Server::start(&certificates, true, None);
+    let version = &rustls::version::TLS13;
+    let mut stream = connect(&connector(&certificates, version, true), server.address).await;
+    stream.write_all(&framed(&query(OURS))).await.unwrap();
+    assert!(read(&mut stream).await.is_some());
+    // By TLS 1.3 a client learns only after its handshake that it isn't wanted.
+    let mut stream = connect(&connector(&certificates, version, false), server.address).await;
+    let _ = stream.write_all(&framed(&query(OURS))).await;
+    assert_eq!(read(&mut stream).await, None);
+    server.stop().await;
+}
+
+#[test]
+fn files_that_cant_be_used_are_named() {
+    let certificates = Certificates::make();
+    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.file(name));
+    let missing = certificates.file("missing");
+    assert!(matches!(config(&missing, &key, None), Err(TlsError::Pem { file, .. }) if file == missing));
+    assert!(matches!(config(&key, &key, None), Err(TlsError::Pem { file, .. }) if file == key));
+    assert!(matches!(config(&certificate, &ca, None), Err(TlsError::Pem { file, .. }) if file == ca));
+    assert!(matches!(config(&ca, &key, None), Err(TlsError::Pair { certificate, .. }) if certificate == ca));
+    assert!(matches!(config(&certificate, &key, Some(&key)), Err(TlsError::Pem { file, .. }) if file == key));
+    let text = config(&missing, &key, None).unwrap_err().to_string();
+    assert!(text.contains(missing.to_str().unwrap()) && text.contains("certificate"), "{text}");
+}
