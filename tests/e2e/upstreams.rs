@@ -8,7 +8,12 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
-use hickory_proto::rr::{Name, RData, Record, RecordType, rdata::CNAME};
+use hickory_proto::rr::rdata::{CNAME, NS};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use lb_linker::dns::cache::{Bounds, Cache, CacheOptions, Prefetch, ServeStale};
+use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Policy, Transport};
+use lb_linker::dns::question::Question;
+use lb_linker::dns::resolver::Resolver;
 
 use crate::answers::{fixture, manifests, serving, with_upstream};
 use crate::harness::dns::{
@@ -396,6 +401,89 @@ a 60 IN SRV 0 0 443 a.example.com.
     let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. NAPTR")).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
     assert_eq!((answer.answers.len(), answer.authorities.len()), (1, 1), "NODATA: {}", show(&answer));
+}
+
+#[tokio::test]
+async fn a_referral_is_no_answer() {
+    // A lame server: it isn't responsible, and says who is (RFC 2308 section 2.2.1).
+    let lame = FaultyUpstream::start(|asked, _| {
+        let mut answer = error(asked, ResponseCode::NoError);
+        let ns = RData::NS(NS(Name::from_ascii("ns.example.net.").unwrap()));
+        answer.add_authority(Record::from_rdata(Name::from_ascii("com.").unwrap(), 3600, ns));
+        vec![answer]
+    })
+    .await;
+    let fixture = with_upstream(&WEB, lame.address).await;
+    let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(
+        show(&answer),
+        "Server Failure aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | "
+    );
+    assert_eq!(ede(&answer), Some(0));
+}
+
+/// A resolver as a Corefile may arrange it.
+fn resolver(upstream: &FaultyUpstream, options: CacheOptions) -> Resolver {
+    let endpoint = Endpoint { address: upstream.address, transport: Transport::Udp };
+    let forward = Forward::new(vec![endpoint], ForwardOptions::default());
+    Resolver::new(Arc::new(forward), Some(Cache::new(options)))
+}
+
+fn short_lived() -> CacheOptions {
+    let mut options = CacheOptions::default();
+    options.success = Bounds { min_ttl: 1, max_ttl: 1, ..options.success };
+    options
+}
+
+#[tokio::test]
+async fn a_popular_name_is_asked_for_before_its_answer_expires() {
+    let upstream = Mood::default().upstream(60).await;
+    let prefetch = Prefetch { amount: 2, within: Duration::from_secs(60), percentage: 100 };
+    let resolver = resolver(&upstream, CacheOptions { prefetch: Some(prefetch), ..short_lived() });
+    let question = Question::plain(Name::from_ascii("popular.example.").unwrap(), RecordType::A);
+    eventually("a question that nobody waits for", || async {
+        let answer = resolver.resolve(&question).await.unwrap();
+        assert_eq!(answer.answers.len(), 1);
+        (upstream.asked("popular.example. A").len() > 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_serve_stale_an_expired_answer_is_given_at_once_or_if_there_is_no_better() {
+    for verify in [None, Some(Duration::from_millis(300))] {
+        let mood = Mood::default();
+        let upstream = mood.upstream(60).await;
+        let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
+        let resolver = resolver(&upstream, CacheOptions { serve_stale: Some(stale), ..short_lived() });
+        let question = Question::plain(Name::from_ascii("old.example.").unwrap(), RecordType::A);
+        let ttl = async || ttl(&resolver.resolve(&question).await.unwrap());
+        assert_eq!(ttl().await, 1);
+        mood.set(FAILING);
+        eventually("a stale answer", async || (ttl().await == 30).then_some(())).await;
+        mood.set(GOOD);
+        eventually("a fresh one", async || (ttl().await == 1).then_some(())).await;
+        mood.set(SILENT);
+        eventually("a stale answer", async || (ttl().await == 30).then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn upstreams_are_asked_in_the_order_of_the_policy() {
+    let upstreams = [1, 2, 3].map(|_| FaultyUpstream::start(|asked, _| vec![address(asked, 9, 60)]));
+    let upstreams = join_all(upstreams).await;
+    let endpoints = || upstreams.iter().map(|upstream| upstream.address);
+    for (policy, expected) in [(Policy::Sequential, [9, 0, 0]), (Policy::RoundRobin, [3, 3, 3])] {
+        let endpoints = endpoints().map(|address| Endpoint { address, transport: Transport::Udp }).collect();
+        let forward = Forward::new(endpoints, ForwardOptions { policy, ..ForwardOptions::default() });
+        let name = format!("{policy:?}.example.").to_lowercase();
+        for _ in 0..9 {
+            let question = Question::plain(Name::from_ascii(&name).unwrap(), RecordType::A);
+            forward.ask(&question).await.unwrap();
+        }
+        let asked = |upstream: &FaultyUpstream| upstream.asked(&format!("{name} A")).len();
+        assert_eq!(upstreams.iter().map(asked).collect::<Vec<_>>(), expected, "{policy:?}");
+    }
 }
 
 /// A real CoreDNS that answers by TLS, and the file with the authority that vouches for it.

@@ -82,7 +82,7 @@ impl Upstream {
             self.fails.fetch_add(1, Ordering::Relaxed);
         }
         match (was_down, self.is_down()) {
-            (false, true) => warn!("upstream {} doesn't answer: it is left out until it does", self.endpoint),
+            (false, true) => warn!("upstream {} doesn't answer health checks", self.endpoint),
             (true, false) => info!("upstream {} answers again", self.endpoint),
             _ => {}
         }
