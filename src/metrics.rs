@@ -104,6 +104,8 @@ pub struct Metrics {
     pub dns_duration: HistogramVec,
     /// Questions whose answering panicked.
     pub panics: IntCounter,
+    /// Answers of earlier times that were given because no upstream answered.
+    pub stale_answers: IntCounter,
     /// TCP connections that were refused because there were too many.
     pub tcp_refused: IntCounter,
     /// Idle TCP connections that were closed because there were too many.
@@ -198,6 +200,10 @@ impl Metrics {
                 &["server", "zone", "view"],
             )?,
             panics: IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?,
+            stale_answers: IntCounter::new(
+                "lb_linker_dns_stale_answers_total",
+                "Last known addresses that were given because no upstream answered.",
+            )?,
             tcp_refused: IntCounter::new(
                 "lb_linker_dns_tcp_refused_total",
                 "TCP connections that were refused because there were too many.",
@@ -242,6 +248,7 @@ impl Metrics {
         registry.register(Box::new(metrics.dns_responses.clone()))?;
         registry.register(Box::new(metrics.dns_duration.clone()))?;
         registry.register(Box::new(metrics.panics.clone()))?;
+        registry.register(Box::new(metrics.stale_answers.clone()))?;
         registry.register(Box::new(metrics.tcp_refused.clone()))?;
         registry.register(Box::new(metrics.tcp_evicted.clone()))?;
         registry.register(Box::new(metrics.udp_dropped.clone()))?;

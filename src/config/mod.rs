@@ -228,11 +228,11 @@ pub struct Flags {
     pub listen: Vec<SocketAddr>,
 
     /// Resolver for all other names, and for the addresses behind a load balancer's hostname: an
-    /// address, tls:// with an address and the name in its certificate, a file like resolv.conf, or "none"; may be
-    /// given more than once
+    /// address, tls:// with an address and the name in its certificate if that isn't the address, a file like
+    /// resolv.conf, or "none"; may be given more than once
     #[arg(
         long,
-        value_name = "ADDRESS[:PORT]|tls://ADDRESS%NAME[:PORT]|FILE|none",
+        value_name = "ADDRESS[:PORT]|tls://ADDRESS[%NAME][:PORT]|FILE|none",
         env = "LB_LINKER_UPSTREAM",
         default_value = "/etc/resolv.conf",
         value_delimiter = ',',

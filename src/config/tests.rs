@@ -48,7 +48,7 @@ fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right
         ),
         (
             ["--upstream", "8.8.8"],
-            "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|tls://ADDRESS%NAME[:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
+            "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|tls://ADDRESS[%NAME][:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
         ),
     ] {
         let said = wrong(&[&format!("{}={}", arguments[0], arguments[1])]);
@@ -86,6 +86,9 @@ fn an_upstream_that_is_ourselves_is_refused() {
         (":5301", "127.0.0.1:5301"),
         ("0.0.0.0:53", "127.0.0.53"),
         (":53", "::1"),
+        ("127.0.0.1:5301", "0.0.0.0:5301"),
+        ("[::1]:53", "[::]"),
+        (":5301", "[::]:5301"),
     ] {
         let flags = flags(&[&format!("--listen={listen}"), &format!("--upstream={upstream}")]);
         assert!(matches!(flags.upstreams(), Err(ConfigError::Ourselves { .. })), "{listen} {upstream}");

@@ -1,7 +1,7 @@
 //! Who resolves everything else: `--upstream`.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -35,7 +35,7 @@ impl FromStr for UpstreamSpec {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "none" {
             Ok(Self::None)
-        } else if let Ok(ip) = text.parse::<IpAddr>() {
+        } else if let Some(ip) = bare_ip(text) {
             Ok(Self::Server(SocketAddr::new(ip, DNS_PORT)))
         } else if let Some(address) = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0) {
             Ok(Self::Server(address))
@@ -113,15 +113,23 @@ impl Flags {
     }
 }
 
+/// Parses an address without a port; IPv6 may stand in brackets.
+fn bare_ip(text: &str) -> Option<IpAddr> {
+    let in_brackets = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    match in_brackets {
+        Some(text) => text.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+        None => text.parse().ok(),
+    }
+}
+
 /// Parses what follows `tls://`, as CoreDNS's `forward` writes it: `192.0.2.1%dns.example.com:853`.
 fn tls_server(text: &str) -> Option<UpstreamSpec> {
-    let ip = |text: &str| text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().ok();
     let (address, name) = if let Some((address, rest)) = text.split_once('%') {
         let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
         let port = port.map_or(Some(TLS_PORT), |port| port.parse().ok())?;
-        (SocketAddr::new(ip(address)?, port), ServerName::try_from(name.to_owned()).ok()?)
+        (SocketAddr::new(bare_ip(address)?, port), ServerName::try_from(name.to_owned()).ok()?)
     } else {
-        let without_port = || Some(SocketAddr::new(ip(text)?, TLS_PORT));
+        let without_port = || Some(SocketAddr::new(bare_ip(text)?, TLS_PORT));
         let address = text.parse().ok().or_else(without_port)?;
         (address, ServerName::from(address.ip()))
     };
@@ -156,7 +164,13 @@ fn nameserver(text: &str) -> Option<SocketAddr> {
 
 /// Whether what is sent to `upstream` arrives at `listen`.
 fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
-    let (ours, theirs) = (listen.ip().to_canonical(), upstream.ip().to_canonical());
+    let loopback = |ip: IpAddr| match ip.to_canonical() {
+        // What is sent to no address in particular goes to this machine.
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
     // Only an address of this machine can be bound.
     let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
     listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())

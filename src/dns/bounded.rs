@@ -1,11 +1,10 @@
-//! A map of questions with a bound on its size: what is too much is dropped at random, so that nobody
-//! can foresee what goes.
+//! A map of questions with bounds on its size: what is too much is dropped at random, so that nobody can
+//! foresee what goes.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
-use indexmap::map::Entry;
 use rand::RngExt;
 
 use super::question::Key;
@@ -18,76 +17,98 @@ const ROOM: usize = 32;
 /// A map from questions to something.
 #[derive(Debug)]
 pub(super) struct Bounded<V> {
-    shards: Box<[Mutex<IndexMap<Key, V>>]>,
+    shards: Box<[Mutex<Shard<V>>]>,
     hasher: RandomState,
-    /// How many a shard may hold.
+    /// How many a shard may hold, and how many bytes.
     room: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Shard<V> {
+    /// The values, and how many bytes each takes.
+    values: IndexMap<Key, (V, usize)>,
+    bytes: usize,
 }
 
 impl<V: Clone> Bounded<V> {
-    /// Returns an empty map for about `capacity` questions: never more, and less where they are spread
-    /// unevenly.
-    pub(super) fn new(capacity: usize) -> Self {
+    /// Returns an empty map for about `capacity` questions and `bytes` bytes: never more, and less where
+    /// they are spread unevenly.
+    pub(super) fn new(capacity: usize, bytes: usize) -> Self {
         let shards = (capacity / ROOM).clamp(1, SHARDS);
+        let shard = || Mutex::new(Shard { values: IndexMap::new(), bytes: 0 });
         Self {
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            shards: (0..shards).map(|_| shard()).collect(),
             hasher: RandomState::new(),
             room: capacity / shards,
+            bytes: bytes / shards,
         }
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<V> {
-        self.shard(&key.name).get(key).cloned()
+        self.shard(&key.name).values.get(key).map(|(value, _)| value.clone())
     }
 
-    /// Puts a value in. Returns whether another one had to go for it.
-    pub(super) fn put(&self, key: Key, value: V) -> bool {
+    /// Puts a value in that takes so many bytes, unless that is too much for one.
+    pub(super) fn put(&self, key: Key, value: V, bytes: usize) {
         let mut shard = self.shard(&key.name);
-        let size = shard.len();
-        match shard.entry(key) {
-            Entry::Occupied(mut entry) => {
-                entry.insert(value);
-                false
+        shard.remove(&key);
+        if bytes > self.bytes {
+            return;
+        }
+        while !shard.values.is_empty()
+            && (shard.values.len() >= self.room || shard.bytes + bytes > self.bytes)
+        {
+            let victim = rand::rng().random_range(0..shard.values.len());
+            if let Some((_, (_, freed))) = shard.values.swap_remove_index(victim) {
+                shard.bytes -= freed;
             }
-            Entry::Vacant(_) if self.room == 0 => false,
-            Entry::Vacant(entry) => {
-                entry.insert(value);
-                let full = size >= self.room;
-                if full {
-                    shard.swap_remove_index(rand::rng().random_range(0..size));
-                }
-                full
-            }
+        }
+        if self.room > 0 {
+            shard.bytes += bytes;
+            shard.values.insert(key, (value, bytes));
         }
     }
 
     pub(super) fn remove(&self, key: &Key) {
-        self.shard(&key.name).swap_remove(key);
+        self.shard(&key.name).remove(key);
     }
 
     /// Removes everything about a name.
     pub(super) fn remove_name(&self, name: &[u8]) {
-        self.shard(name).retain(|key, _| *key.name != *name);
+        let mut shard = self.shard(name);
+        shard.values.retain(|key, _| *key.name != *name);
+        shard.bytes = shard.values.values().map(|(_, bytes)| bytes).sum();
     }
 
     pub(super) fn clear(&self) {
         for shard in &self.shards {
-            lock(shard).clear();
+            let mut shard = lock(shard);
+            shard.values.clear();
+            shard.bytes = 0;
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).len()).sum()
+        self.shards.iter().map(|shard| lock(shard).values.len()).sum()
     }
 
-    fn shard(&self, name: &[u8]) -> MutexGuard<'_, IndexMap<Key, V>> {
+    fn shard(&self, name: &[u8]) -> MutexGuard<'_, Shard<V>> {
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
         let hash = self.hasher.hash_one(name) as usize;
         lock(&self.shards[hash % self.shards.len()])
     }
 }
 
-fn lock<V>(shard: &Mutex<IndexMap<Key, V>>) -> MutexGuard<'_, IndexMap<Key, V>> {
+impl<V> Shard<V> {
+    fn remove(&mut self, key: &Key) {
+        if let Some((_, freed)) = self.values.swap_remove(key) {
+            self.bytes -= freed;
+        }
+    }
+}
+
+fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
     // A map is whole after a panic, too.
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -106,9 +127,9 @@ mod tests {
     #[test]
     fn it_never_holds_more_than_its_capacity() {
         for (capacity, at_least) in [(0, 0), (1, 1), (10, 1), (1000, 500)] {
-            let map = Bounded::new(capacity);
+            let map = Bounded::new(capacity, usize::MAX);
             for i in 0..5000 {
-                map.put(key(&format!("{i}.example."), RecordType::A), i);
+                map.put(key(&format!("{i}.example."), RecordType::A), i, 1);
                 assert!(map.len() <= capacity, "{} > {capacity}", map.len());
             }
             assert!(map.len() >= at_least, "{} of {capacity}", map.len());
@@ -117,10 +138,10 @@ mod tests {
 
     #[test]
     fn a_name_goes_with_all_its_types_and_in_any_case() {
-        let map = Bounded::new(100);
+        let map = Bounded::new(100, usize::MAX);
         for name in ["a.example.", "b.example.", "x.a.example."] {
             for qtype in [RecordType::A, RecordType::AAAA] {
-                map.put(key(name, qtype), name);
+                map.put(key(name, qtype), name, 1);
             }
         }
         assert_eq!(map.get(&key("A.Example.", RecordType::A)), Some("a.example."));
@@ -131,5 +152,26 @@ mod tests {
         assert_eq!(map.len(), 3);
         map.clear();
         assert_eq!(map.len(), 0);
+    }
+
+    #[test]
+    fn it_never_holds_more_bytes_than_it_may() {
+        let map = Bounded::new(10_000, 64_000);
+        let bytes = |map: &Bounded<usize>| map.shards.iter().map(|shard| lock(shard).bytes).sum::<usize>();
+        for i in 0..5000 {
+            map.put(key(&format!("{i}.example."), RecordType::A), i, i % 700);
+            map.put(key(&format!("{}.example.", i / 2), RecordType::A), i, 100);
+            map.remove(&key(&format!("{}.example.", i / 3), RecordType::A));
+            map.remove_name(&key(&format!("{}.example.", i / 4), RecordType::A).name);
+            assert!(bytes(&map) <= 64_000);
+        }
+        assert!(bytes(&map) > 32_000, "{}", bytes(&map));
+        let counted: usize =
+            map.shards.iter().map(|s| lock(s).values.values().map(|(_, bytes)| bytes).sum::<usize>()).sum();
+        assert_eq!(counted, bytes(&map));
+        // What is too much for a shard isn't taken, and pushes nothing out.
+        let before = map.len();
+        map.put(key("big.example.", RecordType::A), 0, 1001);
+        assert_eq!(map.len(), before);
     }
 }

@@ -61,6 +61,17 @@ impl Question {
         }
     }
 
+    /// Returns this question, and then the same with other wishes about DNSSEC.
+    pub(super) fn variants(&self) -> impl Iterator<Item = Self> + use<'_> {
+        [(false, false), (false, true), (true, false), (true, true)].into_iter().map(
+            |(other_do, other_cd)| Self {
+                dnssec_ok: self.dnssec_ok ^ other_do,
+                checking_disabled: self.checking_disabled ^ other_cd,
+                ..self.clone()
+            },
+        )
+    }
+
     /// Returns the message for the upstream. Its id is random (RFC 5452 section 9.2). Nothing that belongs
     /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
     /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
@@ -86,6 +97,12 @@ impl Key {
     /// Returns whether addresses are asked for, or what takes their place (RFC 9460).
     pub(super) fn is_common(&self) -> bool {
         matches!(self.qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS)
+    }
+
+    /// Returns whether clients of a load balancer could need the answer.
+    pub(super) fn is_of_use(&self) -> bool {
+        let others = [RecordType::SVCB, RecordType::SRV, RecordType::TXT, RecordType::MX];
+        self.is_common() || others.contains(&self.qtype)
     }
 
     /// Returns whether the answer may be kept: one to a question without RD says what a server happened

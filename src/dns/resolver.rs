@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::Record;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::cache::{Cache, Found, Freshness, Kind};
 use super::flights::{Flight, Flights, Landing};
 use super::forward::{Forward, ForwardError, Purpose};
-use super::memory::{Memory, STALE_TTL};
+use super::memory::{Last, Memory, STALE_TTL};
 use super::question::{Key, Question};
+use crate::metrics::Metrics;
 
-/// How long the client of a name of ours waits for what is behind it: a CoreDNS in front gives up at
-/// 2 s (RFC 8767 section 5 recommends 1.8 s).
+/// How long an upstream is waited for while there is an older answer to give (RFC 8767 section 5).
 const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Resolves names that aren't ours.
@@ -24,22 +24,37 @@ pub struct Resolver {
     cache: Option<Arc<Cache>>,
     flights: Flights,
     memory: Arc<Memory>,
+    metrics: Arc<Metrics>,
+}
+
+/// What a chase is content with.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// When the client doesn't wait any more.
+    pub until: Instant,
+    /// How old absence may be.
+    pub absence: Duration,
+    /// Whether anything cached will do.
+    pub cached: bool,
 }
 
 /// What is known of a target.
-#[derive(Debug)]
-pub enum Known {
-    /// What the upstream says.
-    Now(Message),
-    /// What it said last, because it says nothing now.
-    Last(Message),
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// The answer.
+    pub message: Message,
+    /// How old it is.
+    pub age: Duration,
+    /// Whether it is only what was known last, because no upstream answers now.
+    pub stale: bool,
 }
 
 impl Resolver {
     /// Returns a resolver that asks `forward` and keeps the answers in `cache`, if there is one.
     #[must_use]
-    pub fn new(forward: Arc<Forward>, cache: Option<Cache>) -> Self {
-        Self { forward, cache: cache.map(Arc::new), flights: Flights::default(), memory: Arc::default() }
+    pub fn new(forward: Arc<Forward>, cache: Option<Cache>, metrics: Arc<Metrics>) -> Self {
+        let (cache, flights, memory) = (cache.map(Arc::new), Flights::default(), Arc::default());
+        Self { forward, cache, flights, memory, metrics }
     }
 
     /// Resolves a name for a client that asked for it.
@@ -49,6 +64,9 @@ impl Resolver {
     pub async fn resolve(&self, question: &Question) -> Result<Message, ForwardError> {
         let key = question.key();
         if let Some(found) = self.cache.as_ref().and_then(|cache| cache.get(&key)) {
+            if found.kind == Kind::Silence {
+                return Err(ForwardError::NoAnswer);
+            }
             let cached = || with_ttl(&found.message, found.ttl, true);
             if found.freshness == Freshness::Fresh {
                 return Ok(cached());
@@ -67,32 +85,47 @@ impl Resolver {
         Ok(self.first_given(&message))
     }
 
-    /// Resolves the target of a link. Absence is never older than `absence`, the time that our own names'
-    /// is known, whatever the cache is allowed.
+    /// Resolves the target of a link.
     ///
     /// # Errors
     /// If there is no answer in time, nor one that is remembered; the look-up goes on.
-    pub async fn chase(&self, question: &Question, absence: Duration) -> Result<Known, ForwardError> {
+    pub async fn chase(&self, question: &Question, wanted: Wanted) -> Result<Known, ForwardError> {
         let key = question.key();
-        let good = |found: &Found| is_good_for_us(found, absence);
+        let good = |found: &Found| wanted.cached && is_good_for_us(found, wanted.absence);
         if let Some(found) = self.cache.as_ref().and_then(|cache| cache.get(&key)).filter(good) {
             if found.freshness == Freshness::Due {
                 // If that can't begin now, the next one who asks begins it.
                 let _ = self.flight(question, &key, Purpose::Chase);
             }
-            // It may have been asked for under its own name.
-            if self.memory.recall(&key).is_none() {
-                self.memory.remember(&key, &found.message);
+            if found.kind == Kind::Silence {
+                return self.recall(question).ok_or(ForwardError::NoAnswer);
             }
-            return Ok(Known::Now(with_ttl(&found.message, found.ttl, true)));
+            // It may have been asked for under its own name.
+            self.memory.remember(&key, &found.message, found.age);
+            let message = with_ttl(&found.message, found.ttl, true);
+            return Ok(Known { message, age: found.age, stale: false });
         }
-        let flight = self.flight(question, &key, Purpose::Chase)?;
-        let last = self.memory.recall(&key);
-        // Who has something to give doesn't let each client wait anew.
-        let patience = if last.is_some() { PATIENCE.saturating_sub(flight.age()) } else { PATIENCE };
-        match (timeout(patience, flight.landed()).await, last) {
-            (Ok(Ok(message)), _) => Ok(Known::Now(self.first_given(&message))),
-            (_, Some(last)) => Ok(Known::Last(with_ttl(&last, STALE_TTL, false))),
+        let last = self.memory.recall(question);
+        let flight = match self.flight(question, &key, Purpose::Chase) {
+            Ok(flight) => flight,
+            Err(error) => return last.map(|last| self.given(&last)).ok_or(error),
+        };
+        let until = match &last {
+            // The look-up before has failed: this one has to prove that it is better.
+            Some(Last { failing: true, .. }) => Instant::now(),
+            // Who has something to give doesn't let each client wait anew.
+            Some(_) => wanted.until.min(Instant::now() + PATIENCE.saturating_sub(flight.age())),
+            None => wanted.until,
+        };
+        match (timeout_at(until, flight.landed()).await, last) {
+            (Ok(Ok(message)), _) => {
+                Ok(Known { message: self.first_given(&message), age: Duration::ZERO, stale: false })
+            }
+            (late_or_failed, Some(last)) => {
+                self.memory.set_failing(&key, true);
+                drop(late_or_failed);
+                Ok(self.given(&last))
+            }
             (Ok(Err(error)), None) => Err(error),
             (Err(_), None) => Err(ForwardError::Late),
         }
@@ -100,16 +133,27 @@ impl Resolver {
 
     /// Returns what is remembered of a target, for when the upstream's answer is none.
     #[must_use]
-    pub fn recall(&self, question: &Question) -> Option<Message> {
-        self.memory.recall(&question.key()).map(|last| with_ttl(&last, STALE_TTL, false))
+    pub fn recall(&self, question: &Question) -> Option<Known> {
+        self.memory.recall(question).map(|last| self.given(&last))
     }
 
-    /// Looks up a target that nobody has asked for yet, unless it is cached. Returns whether its name
-    /// exists, if there is an answer.
-    pub async fn look_ahead(&self, question: &Question) -> Option<bool> {
-        let flight = self.flight(question, &question.key(), Purpose::Chase).ok()?;
-        let message = flight.landed().await.ok()?;
-        Some(message.metadata.response_code != ResponseCode::NXDomain)
+    fn given(&self, last: &Last) -> Known {
+        self.metrics.stale_answers.inc();
+        Known { message: with_ttl(&last.message, STALE_TTL, false), age: Duration::ZERO, stale: true }
+    }
+
+    /// Takes in that an answer of the upstream leads back to a name of ours: by itself it may look like
+    /// none.
+    pub fn remember(&self, question: &Question, message: &Message) {
+        self.memory.keep(&question.key(), &Arc::new(message.clone()), Duration::ZERO);
+    }
+
+    /// Looks up a target that nobody has asked for yet.
+    pub async fn look_ahead(&self, question: &Question) {
+        if let Ok(flight) = self.flight(question, &question.key(), Purpose::Chase) {
+            // What comes of it is cached, or will be asked for by somebody.
+            let _ = flight.landed().await;
+        }
     }
 
     /// Forgets what is cached of a name, and what is being asked about it.
@@ -131,7 +175,7 @@ impl Resolver {
 
     fn flight(&self, question: &Question, key: &Key, purpose: Purpose) -> Result<Flight, ForwardError> {
         let look_up = || {
-            let permit = self.forward.admit(purpose)?;
+            let permit = self.forward.admit(purpose, key.is_common())?;
             let (forward, question) = (Arc::clone(&self.forward), question.clone());
             Ok(async move {
                 let answer = forward.ask(&question).await.map(Arc::new);
@@ -139,16 +183,16 @@ impl Resolver {
                 answer
             })
         };
-        let (cache, memory) = (self.cache.clone(), Arc::clone(&self.memory));
-        let (kept, query) = (key.clone(), question.query.clone());
+        let (cache, memory, kept) = (self.cache.clone(), Arc::clone(&self.memory), key.clone());
         let take = move |landing: &Landing| {
             match (landing, cache) {
                 (Ok(message), Some(cache)) => cache.put(&kept, message),
-                (Err(_), Some(cache)) => cache.put_silence(&kept, &query),
+                (Err(_), Some(cache)) => cache.put_silence(&kept),
                 (_, None) => {}
             }
+            memory.set_failing(&kept, !landing.as_ref().is_ok_and(|message| is_news(message)));
             if let (Ok(message), Purpose::Chase) = (landing, purpose) {
-                memory.remember(&kept, message);
+                memory.remember(&kept, message, Duration::ZERO);
             }
         };
         self.flights.join_or_start(key, look_up, take)
@@ -170,7 +214,7 @@ fn is_good_for_us(found: &Found, absence: Duration) -> bool {
     !stale && (found.kind == Kind::Success || found.age < absence)
 }
 
-/// Whether an answer says more than the stale one does (RFC 8767 section 4).
+/// Whether an answer says what there is now (RFC 8767 section 4).
 fn is_news(message: &Message) -> bool {
     matches!(message.metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
 }

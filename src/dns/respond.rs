@@ -5,20 +5,22 @@ use std::time::Duration;
 use hickory_proto::op::{Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use hickory_server::server::Request;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::acl::may_recurse;
 use super::chase::{End, Followed, drop_refused, follow};
 use super::forward::ForwardError;
 use super::handler::Handler;
 use super::question::Question;
-use super::resolver::{Known, Resolver};
+use super::resolver::{Known, Resolver, Wanted};
 use super::wire::{Ede, Response};
 use super::zone::Zone;
 use crate::store::{Family, Link};
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
 const MAX_LOOKUPS: usize = 8;
+/// How long the client of a name of ours waits for what is behind it: a CoreDNS in front gives up at 2 s.
+const PATIENCE: Duration = Duration::from_millis(1800);
 /// How long a health check waits for an upstream: who asks for the root's name servers wants to know whether
 /// we live, within a second.
 const HEALTH_CHECK: Duration = Duration::from_millis(500);
@@ -69,7 +71,7 @@ impl Handler {
         zone: (&Zone, Vec<u8>),
     ) {
         response.metadata.authoritative = true;
-        let absence = zone.0.ttl();
+        let mut chase = Chase { until: Instant::now() + PATIENCE, absence: zone.0.ttl(), denied: false };
         let mut zone = Some(zone);
         let mut seen: Vec<Name> = Vec::new();
         while !seen.contains(question.query.name()) && seen.len() < MAX_LOOKUPS {
@@ -80,18 +82,22 @@ impl Handler {
                     let answer = zone.answer(&self.store, &name, &relative, qtype);
                     answer.link.iter().for_each(|link| note(link, qtype));
                     response.metadata.response_code = answer.rcode;
-                    response.ede = answer.ede;
+                    // That part of the chain is an older answer stays worth saying.
+                    response.ede = answer.ede.or(response.ede);
                     response.answers.extend(answer.answers);
                     response.authorities = answer.authorities;
                     response.additionals = answer.additionals;
                     answer.chase
                 }
                 None => match resolver.filter(|_| question.recursion_desired) {
-                    Some(resolver) => self.chase(response, resolver, &question, absence).await,
+                    Some(resolver) => self.chase(response, resolver, &question, &mut chase).await,
                     None => None,
                 },
             };
-            let Some(next) = next else { return };
+            let Some(next) = next else {
+                chase.bound(response);
+                return;
+            };
             zone = self.zone_of(&next);
             seen.push(name);
             question.query.set_name(next);
@@ -101,56 +107,116 @@ impl Handler {
     }
 
     /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
-    /// response code is the last of the chain (RFC 6604 section 3). Absence is known for `absence` seconds.
+    /// response code is the last of the chain (RFC 6604 section 3).
     async fn chase(
         &self,
         response: &mut Response,
         resolver: &Resolver,
         question: &Question,
-        absence: u32,
+        chase: &mut Chase,
     ) -> Option<Name> {
-        let failed = |response: &mut Response, ede| {
-            response.metadata.response_code = ResponseCode::ServFail;
-            response.ede = Some(ede);
-            None
-        };
-        let (answer, mut stale) = match resolver.chase(question, Duration::from_secs(absence.into())).await {
-            Ok(Known::Now(answer)) => (answer, false),
-            Ok(Known::Last(answer)) => (answer, true),
-            Err(error) => return failed(response, ede(error)),
-        };
-        if answer.metadata.response_code == ResponseCode::Refused {
-            // The upstream doesn't want to: the client may know somebody who does.
-            return None;
+        let mut found = self.ask(resolver, question, chase, true).await;
+        // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
+        let absence = Duration::from_secs(chase.absence.into());
+        if found.as_ref().is_ok_and(|found| found.is_absence(question) && found.known.age >= absence) {
+            found = self.ask(resolver, question, chase, false).await;
         }
-        let mut truncated = answer.metadata.truncation;
-        let mut followed = self.follow(&answer, question, absence);
-        if followed.end == End::Lame
-            && let Some(last) = resolver.recall(question)
-        {
-            (truncated, stale) = (false, true);
-            followed = self.follow(&last, question, absence);
-        }
-        if stale {
+        let Findings { known, mut followed, filtered } = match found {
+            Ok(found) => found,
+            Err(error) => {
+                response.metadata.response_code = ResponseCode::ServFail;
+                response.ede = Some(ede(error));
+                return None;
+            }
+        };
+        if known.stale {
             response.ede = Some(Ede::STALE);
+        } else if matches!(followed.end, End::Leads(_)) {
+            resolver.remember(question, &known.message);
         }
-        if drop_refused(&mut followed.answers, &self.targets) {
+        if filtered {
             response.ede = Some(Ede::FILTERED);
         }
-        response.answers.extend(followed.answers);
+        response.answers.append(&mut followed.answers);
         response.authorities = followed.authorities;
-        response.metadata.truncation |= truncated;
+        response.metadata.truncation |= known.message.metadata.truncation;
+        chase.denied = known.message.metadata.response_code != ResponseCode::Refused;
         match followed.end {
             End::Here(rcode) => response.metadata.response_code = rcode,
             End::Leads(name) => return Some(name),
-            End::Lame => return failed(response, Ede::UPSTREAM_FAILED),
+            // The upstream doesn't want to: the client may know somebody who does.
+            End::Lame if known.message.metadata.response_code == ResponseCode::Refused => {}
+            End::Lame => {
+                response.metadata.response_code = ResponseCode::ServFail;
+                response.ede = Some(Ede::UPSTREAM_FAILED);
+            }
         }
         None
+    }
+
+    /// Asks for what is behind a target, and takes what belongs to it. An answer that is none counts less
+    /// than what was known before (RFC 8767 section 4).
+    async fn ask(
+        &self,
+        resolver: &Resolver,
+        question: &Question,
+        chase: &Chase,
+        cached: bool,
+    ) -> Result<Findings, ForwardError> {
+        let absence = Duration::from_secs(chase.absence.into());
+        let mut known = resolver.chase(question, Wanted { until: chase.until, absence, cached }).await?;
+        let mut followed = self.follow(&known.message, question, chase.absence);
+        if followed.end == End::Lame
+            && let Some(last) = resolver.recall(question)
+        {
+            followed = self.follow(&last.message, question, chase.absence);
+            known = last;
+        }
+        let filtered = drop_refused(&mut followed.answers, &self.targets);
+        Ok(Findings { known, followed, filtered })
     }
 
     fn follow(&self, answer: &Message, question: &Question, absence: u32) -> Followed {
         let Query { name, query_type, .. } = &question.query;
         follow(answer, name, *query_type, absence, |name| self.zone_of(name).is_some())
+    }
+}
+
+/// What counts for all look-ups of one question.
+struct Chase {
+    /// When the client gives up.
+    until: Instant,
+    /// How long absence is known, in seconds.
+    absence: u32,
+    /// Whether somebody has said what there is at the end of the chain.
+    denied: bool,
+}
+
+impl Chase {
+    /// Has nothing about absence live longer than our own: where no SOA says how long, some take the TTL of
+    /// the aliases for that.
+    fn bound(&self, response: &mut Response) {
+        let alias = |record: &Record| matches!(record.record_type(), RecordType::CNAME | RecordType::DNAME);
+        if self.denied && response.authorities.is_empty() && response.answers.iter().all(alias) {
+            response.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
+        }
+    }
+}
+
+/// What was found behind a target.
+struct Findings {
+    known: Known,
+    followed: Followed,
+    /// Whether there were addresses that no target may have.
+    filtered: bool,
+}
+
+impl Findings {
+    /// Returns whether there is nothing of what was asked for.
+    fn is_absence(&self, question: &Question) -> bool {
+        let qtype = question.query.query_type();
+        let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
+        matches!(self.followed.end, End::Here(_)) && !self.followed.answers.iter().any(wanted)
     }
 }
 

@@ -231,7 +231,11 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
     let zones: Arc<[Zone]> = [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into();
     let endpoint = Endpoint { address: cloud.address, transport: Transport::Udp };
     let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
-    let resolver = Arc::new(Resolver::new(forward, Some(Cache::new(CacheOptions::capped(30)))));
+    let resolver = Arc::new(Resolver::new(
+        forward,
+        Some(Cache::new(CacheOptions::capped(30))),
+        Arc::new(Metrics::new().unwrap()),
+    ));
     let handler = Arc::new(Handler {
         zones: Arc::clone(&zones),
         store: Arc::clone(&store),

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
-use hickory_proto::rr::rdata::{CNAME, NS};
+use hickory_proto::rr::rdata::{A, CNAME, NS};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use lb_linker::dns::cache::{Bounds, Cache, CacheOptions, Prefetch, ServeStale};
 use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Policy, Transport};
 use lb_linker::dns::question::Question;
 use lb_linker::dns::resolver::Resolver;
+use lb_linker::metrics::Metrics;
 
 use crate::answers::{fixture, manifests, serving, with_upstream};
 use crate::harness::dns::{
@@ -32,6 +33,9 @@ const SILENT: u8 = 1;
 const FAILING: u8 = 2;
 const EMPTY: u8 = 3;
 const MISSING: u8 = 4;
+const REFUSING: u8 = 5;
+const BARE: u8 = 6;
+const LOOPBACK: u8 = 7;
 
 impl Mood {
     fn set(&self, mood: u8) {
@@ -46,6 +50,18 @@ impl Mood {
             FAILING => vec![error(asked, ResponseCode::ServFail)],
             EMPTY => vec![absence(asked, ResponseCode::NoError)],
             MISSING => vec![absence(asked, ResponseCode::NXDomain)],
+            REFUSING => vec![error(asked, ResponseCode::Refused)],
+            BARE => {
+                let mut answer = error(asked, ResponseCode::NoError);
+                answer.add_additional(address(asked, 66, 60).answers.remove(0));
+                vec![answer]
+            }
+            LOOPBACK => {
+                let mut answer = error(asked, ResponseCode::NoError);
+                let name = asked.queries[0].name().clone();
+                answer.add_answer(Record::from_rdata(name, 60, RData::A(A::new(127, 0, 0, 1))));
+                vec![answer]
+            }
             _ => vec![address(asked, 10, ttl)],
         })
         .await
@@ -204,6 +220,152 @@ async fn an_answer_that_comes_too_late_for_one_client_is_there_for_the_next() {
 }
 
 #[tokio::test]
+async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(0).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
+    mood.set(REFUSING);
+    eventually("the remembered addresses", || async {
+        let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
+        assert_eq!(answer.answers.len(), 2, "{}", show(&answer));
+        (ede(&answer) == Some(3)).then_some(())
+    })
+    .await;
+    assert!(fixture.linker.metric("lb_linker_dns_stale_answers_total").unwrap() >= 1.0);
+
+    // One client asks for everything that there isn't: the others' addresses aren't held up by that.
+    mood.set(SILENT);
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(dns).await.unwrap();
+    for qtype in 2000..3200_u16 {
+        let mut odd = query("web-default.lb.internal. A");
+        odd.queries[0].set_query_type(RecordType::from(qtype));
+        socket.send(&odd.to_vec().unwrap()).await.unwrap();
+    }
+    let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!((answer.answers.len(), ede(&answer)), (2, Some(3)), "{}", show(&answer));
+    mood.set(GOOD);
+    eventually("a fresh answer", || async {
+        let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
+        (ede(&answer).is_none() && answer.answers.len() == 2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_a_target_fails_nobody_waits_for_what_was_known_and_do_makes_no_difference() {
+    let mood = Mood::default();
+    let upstream = mood.upstream(0).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
+    mood.set(SILENT);
+    let question = query("web-default.lb.internal. A");
+    eventually("the remembered addresses", || async {
+        (ede(&ask_udp(dns, &question).await) == Some(3)).then_some(())
+    })
+    .await;
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(7) {
+        let asked = Instant::now();
+        assert_eq!(ede(&ask_udp(dns, &question).await), Some(3));
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?} of waiting", asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut with_do = question.clone();
+    with_do.edns.as_mut().unwrap().set_dnssec_ok(true);
+    let answer = ask_udp(dns, &with_do).await;
+    assert_eq!((answer.answers.len(), ede(&answer)), (2, Some(3)), "{}", show(&answer));
+}
+
+#[tokio::test]
+async fn what_is_remembered_is_what_was_given_last() {
+    let last = Arc::new(AtomicU8::new(1));
+    let known = Arc::clone(&last);
+    let upstream = FaultyUpstream::start(move |asked, _| match known.load(Ordering::SeqCst) {
+        0 => vec![],
+        last => vec![address(asked, last, 0)],
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.1");
+    // The target is asked for under its own name, and a load balancer's client gets what is cached of that.
+    last.store(2, Ordering::SeqCst);
+    answers(dns, "a.example.com. A", "192.0.2.2").await;
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.2");
+    last.store(0, Ordering::SeqCst);
+    eventually("a remembered address", || async {
+        let answer = ask_udp(dns, &query("web-default.lb.internal. A")).await;
+        assert!(show(&answer).contains("192.0.2.2"), "{}", show(&answer));
+        (ede(&answer) == Some(3)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_question_is_repeated_from_another_port_with_another_id() {
+    // Behind one address there are two servers, and the network keeps each port with one of them: every second
+    // port is answered.
+    let ids = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&ids);
+    let upstream = FaultyUpstream::start(move |asked, _| {
+        let mut seen = seen.lock().unwrap();
+        seen.push(asked.metadata.id);
+        if seen.len() == 1 { vec![] } else { vec![address(asked, 9, 60)] }
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    assert_eq!(short(fixture.linker.dns, "other.example. A").await, "192.0.2.9");
+    let ids = ids.lock().unwrap();
+    assert!(ids.len() >= 2 && ids[0] != ids[1], "{ids:?}");
+}
+
+#[tokio::test]
+async fn a_chain_of_slow_answers_is_given_up_in_time_for_a_resolver_in_front() {
+    let upstream = FaultyUpstream::late(Duration::from_millis(1300), |asked, _| {
+        let name = asked.queries[0].name().to_ascii();
+        if name.starts_with("one.") {
+            let mut answer = error(asked, ResponseCode::NoError);
+            let two = Name::from_ascii("two.default.lb.internal.").unwrap();
+            answer.add_answer(Record::from_rdata(
+                asked.queries[0].name().clone(),
+                60,
+                RData::CNAME(CNAME(two)),
+            ));
+            return vec![answer];
+        }
+        vec![address(asked, 9, 60)]
+    })
+    .await;
+    let links = [("one", "{hostname: one.example.com}"), ("two", "{hostname: two.example.com}")];
+    let fixture = with_upstream(&links, upstream.address).await;
+    let since = Instant::now();
+    let answer = ask_udp(fixture.linker.dns, &query("one-default.lb.internal. A")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail, "{}", show(&answer));
+    assert!(since.elapsed() < Duration::from_millis(2400), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn absence_that_no_soa_tells_and_addresses_that_are_no_good_are_asked_for_again_soon() {
+    for bad in [BARE, LOOPBACK] {
+        let mood = Mood::default();
+        let upstream = mood.upstream(60).await;
+        let links = [("web", "{hostname: a.example.com}")];
+        let fixture = with_upstream(&links, upstream.address).await;
+        mood.set(bad);
+        let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+        assert_eq!(answer.answers.len(), 1, "{}", show(&answer));
+        mood.set(GOOD);
+        let since = Instant::now();
+        answers(fixture.linker.dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.10").await;
+        assert!(since.elapsed() < Duration::from_secs(10), "5 s: {:?}", since.elapsed());
+    }
+}
+
+#[tokio::test]
 async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
     let mood = Mood::default();
     let (flaky, good) = (mood.upstream(60).await, Mood::default().upstream(60).await);
@@ -211,7 +373,7 @@ async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
     let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
     mood.set(SILENT);
     let ask = |i: usize| async move { short(fixture.linker.dns, &format!("n{i}.example. A")).await };
-    let down = format!("upstream {} doesn't answer", flaky.address);
+    let down = format!("upstream {} fails health checks: no answer within a second", flaky.address);
     let mut asked = 0;
     // Some questions go to it first, and the other one answers them half a second later.
     while fixture.linker.logged(&down) == 0 {
@@ -243,7 +405,7 @@ async fn with_all_upstreams_down_they_are_asked_all_the_same() {
     let fixture = with_upstream(&WEB, upstream.address).await;
     mood.set(SILENT);
     assert_eq!(short(fixture.linker.dns, "one.example. A").await, "Server Failure");
-    fixture.linker.line("doesn't answer").await;
+    fixture.linker.line("fails health checks").await;
     // Questions are served, health checks not: that may be what is broken.
     mood.set(GOOD);
     assert_eq!(short(fixture.linker.dns, "two.example. A").await, "192.0.2.10");
@@ -426,7 +588,7 @@ async fn a_referral_is_no_answer() {
 fn resolver(upstream: &FaultyUpstream, options: CacheOptions) -> Resolver {
     let endpoint = Endpoint { address: upstream.address, transport: Transport::Udp };
     let forward = Forward::new(vec![endpoint], ForwardOptions::default());
-    Resolver::new(Arc::new(forward), Some(Cache::new(options)))
+    Resolver::new(Arc::new(forward), Some(Cache::new(options)), Arc::new(Metrics::new().unwrap()))
 }
 
 fn short_lived() -> CacheOptions {
@@ -521,6 +683,9 @@ async fn an_upstream_is_asked_by_tls_if_it_proves_its_name() {
     }
     let fixture = start("other.example.net").await;
     assert_eq!(short(fixture.linker.dns, "a.example.com. A").await, "Server Failure");
+    let line =
+        fixture.linker.line(&format!("upstream tls://{} (other.example.net) fails", upstream.address)).await;
+    assert!(line.contains("certificate not valid for name \"other.example.net\""), "{line}");
 }
 
 #[tokio::test]

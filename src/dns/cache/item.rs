@@ -19,6 +19,8 @@ pub enum Kind {
     Denial,
     /// That the server can't.
     Failure,
+    /// Nothing: no server has answered.
+    Silence,
     /// Something that isn't kept.
     Other,
 }
@@ -47,7 +49,10 @@ pub(super) fn answers(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
     let mut owner: &Name = query.name();
     for _ in 0..=MAX_ALIASES {
-        let here = || message.answers.iter().filter(|record| record.name == *owner);
+        let here = || {
+            let of_class = message.answers.iter().filter(|record| record.dns_class == query.query_class());
+            of_class.filter(|record| record.name == *owner)
+        };
         let wanted = |found: RecordType| found == query.query_type() || query.query_type() == RecordType::ANY;
         if here().any(|record| wanted(record.record_type())) {
             return true;
@@ -66,6 +71,15 @@ pub(super) fn answers(message: &Message) -> bool {
 pub(super) fn lowest_ttl(message: &Message) -> Option<u32> {
     let sections = [&message.answers, &message.authorities, &message.additionals];
     sections.into_iter().flatten().map(|record| plain_ttl(record.ttl)).min()
+}
+
+/// Returns about how many bytes an answer takes in memory.
+pub(in crate::dns) fn weight(message: &Message) -> usize {
+    /// A record beside its data; most data is in there, too.
+    const RECORD: usize = 300;
+    let records = message.answers.len() + message.authorities.len() + message.additionals.len();
+    let wire = message.to_vec().map_or(0, |bytes| bytes.len());
+    RECORD * (records + 1) + 2 * wire
 }
 
 /// RFC 2181 section 8: a TTL with the top bit set is zero.

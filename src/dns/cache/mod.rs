@@ -5,17 +5,20 @@ mod item;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Message, OpCode};
 use tokio::time::Instant;
 
 use super::bounded::Bounded;
 use super::question::Key;
 use item::Item;
 pub use item::Kind;
-pub(super) use item::plain_ttl;
+pub(super) use item::{plain_ttl, weight};
 
 /// CoreDNS's default for each of the two parts.
 const CAPACITY: usize = 9984;
+/// How many bytes each part may take, as far as they can be counted. CoreDNS counts answers alone, and one
+/// of 64 KB takes a megabyte.
+const BYTES: usize = 32 << 20;
 /// CoreDNS's bounds of TTLs, in seconds.
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
@@ -133,8 +136,8 @@ impl Cache {
     #[must_use]
     pub fn new(options: CacheOptions) -> Self {
         Self {
-            success: Bounded::new(options.success.capacity),
-            denial: Bounded::new(options.denial.capacity),
+            success: Bounded::new(options.success.capacity, BYTES),
+            denial: Bounded::new(options.denial.capacity, BYTES),
             options,
         }
     }
@@ -145,7 +148,7 @@ impl Cache {
         let now = Instant::now();
         let denial = self.denial.get(key).and_then(|item| self.found(&item, now));
         match denial {
-            Some(denial) if denial.kind != Kind::Failure => Some(denial),
+            Some(denial) if denial.kind == Kind::Denial => Some(denial),
             failure => self.success.get(key).and_then(|item| self.found(&item, now)).or(failure),
         }
     }
@@ -160,7 +163,7 @@ impl Cache {
             let stale = self.options.serve_stale?;
             let expired = age.saturating_sub(Duration::from_secs(item.ttl.into()));
             // A failure is no answer that could still be good.
-            if expired >= stale.up_to || item.kind == Kind::Failure {
+            if expired >= stale.up_to || matches!(item.kind, Kind::Failure | Kind::Silence) {
                 return None;
             }
             (stale.ttl, Freshness::Stale(stale.verify))
@@ -177,11 +180,9 @@ impl Cache {
     }
 
     /// Takes in that there was no answer: that isn't asked again at once (RFC 9520 section 3.2).
-    pub fn put_silence(&self, key: &Key, question: &Query) {
-        let mut message = Message::response(0, OpCode::Query);
-        message.metadata.response_code = ResponseCode::ServFail;
-        message.add_query(question.clone());
-        self.store(key, &Arc::new(message), Kind::Failure, SILENCE_TTL.min(self.servfail()));
+    pub fn put_silence(&self, key: &Key) {
+        let nothing = Arc::new(Message::response(0, OpCode::Query));
+        self.store(key, &nothing, Kind::Silence, SILENCE_TTL.min(self.servfail()));
     }
 
     fn store(&self, key: &Key, message: &Arc<Message>, kind: Kind, ttl: u32) {
@@ -195,9 +196,9 @@ impl Cache {
             Kind::Success => (&self.success, Some(&self.denial)),
             Kind::Denial => (&self.denial, Some(&self.success)),
             // Whatever is wrong now, what was known before may still be good.
-            Kind::Failure | Kind::Other => (&self.denial, None),
+            Kind::Failure | Kind::Silence | Kind::Other => (&self.denial, None),
         };
-        part.put(key.clone(), item);
+        part.put(key.clone(), item, weight(message));
         if let Some(other) = other {
             other.remove(key);
         }
@@ -220,12 +221,11 @@ impl Cache {
         let bounds = match kind {
             Kind::Failure => return (kind, self.servfail()),
             Kind::Denial => self.options.denial,
-            Kind::Success | Kind::Other => self.options.success,
+            Kind::Success | Kind::Silence | Kind::Other => self.options.success,
         };
-        // A referral isn't worth more than an answer without records.
-        let is_referral =
-            kind == Kind::Success && message.answers.is_empty() && !message.authorities.is_empty();
-        let lowest = item::lowest_ttl(message).filter(|_| !is_referral).unwrap_or(MIN_TTL);
+        // An answer without an answer, such as a referral, isn't worth more whatever comes with it.
+        let is_empty = kind == Kind::Success && message.answers.is_empty();
+        let lowest = item::lowest_ttl(message).filter(|_| !is_empty).unwrap_or(MIN_TTL);
         (kind, lowest.max(bounds.min_ttl).min(bounds.max_ttl))
     }
 

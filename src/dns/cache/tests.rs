@@ -1,3 +1,4 @@
+use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
@@ -158,12 +159,12 @@ async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
 async fn that_nobody_has_answered_is_known_for_a_second() {
     let cache = Cache::new(CacheOptions::default());
     let asked = question("a.example.", RecordType::A);
-    cache.put_silence(&asked.key(), &asked.query);
-    assert_eq!(cache.get(&asked.key()).map(|found| (found.kind, found.ttl)), Some((Kind::Failure, 1)));
+    cache.put_silence(&asked.key());
+    assert_eq!(cache.get(&asked.key()).map(|found| (found.kind, found.ttl)), Some((Kind::Silence, 1)));
     advance(Duration::from_secs(1)).await;
     assert!(cache.get(&asked.key()).is_none());
     let cache = Cache::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
-    cache.put_silence(&asked.key(), &asked.query);
+    cache.put_silence(&asked.key());
     cache.put(&asked.key(), &failure());
     assert!(cache.get(&asked.key()).is_none());
 }

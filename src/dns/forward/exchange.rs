@@ -6,13 +6,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Message, ResponseCode};
+use rand::RngExt;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
+use tracing::debug;
 
 use super::health::Upstream;
 use super::pool::Connection;
@@ -24,6 +28,8 @@ use crate::dns::wire::{Reply, reply_to};
 const SILENCE: Duration = Duration::from_millis(400);
 /// When a datagram is first sent again; then after twice as long, and so on.
 const REPEAT: Duration = Duration::from_millis(500);
+/// How long a connection may be silent where there is another way.
+const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
 
@@ -64,8 +70,8 @@ impl fmt::Debug for TlsClient {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.transport {
-            Transport::Tls(_) => write!(f, "tls://{}", self.address),
+        match &self.transport {
+            Transport::Tls(client) => write!(f, "tls://{} ({})", self.address, client.name.to_str()),
             Transport::Udp | Transport::Tcp => self.address.fmt(f),
         }
     }
@@ -87,7 +93,8 @@ pub(super) async fn exchange(
         }
     };
     let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    if answer.is_err() {
+    if let Err(error) = &answer {
+        debug!("upstream {}: {error}", upstream.endpoint);
         upstream.suspect();
     }
     answer
@@ -111,16 +118,33 @@ pub(super) async fn ask_once(upstream: &Upstream, question: &Question, edns: boo
     }
     match by_udp(upstream.endpoint.address, &bytes).await? {
         Reply::Answer(answer) => Ok(*answer),
-        Reply::Truncated(cut) => match by_stream(upstream, &bytes).await {
-            Ok(whole) => Ok(whole),
+        Reply::Truncated(cut) => match timeout(STREAM_PATIENCE, by_stream(upstream, &bytes)).await {
+            Ok(Ok(whole)) => Ok(whole),
             // Better than nothing, and TC says what it is.
-            Err(error) => cut.map(|cut| *cut).ok_or(error),
+            Ok(Err(error)) => cut.map(|cut| *cut).ok_or(error),
+            Err(late) => cut.map(|cut| *cut).ok_or(late.into()),
         },
         Reply::Garbled | Reply::Foreign => Err(io::Error::other("the answer can't be decoded")),
     }
 }
 
+/// Asks by UDP, again and again until somebody answers. Each time from another port and with another id: behind
+/// one address there may be several servers, and the network keeps each port with one of them, dead or not.
 async fn by_udp(server: SocketAddr, bytes: &[u8]) -> io::Result<Reply> {
+    let mut tries = FuturesUnordered::new();
+    let mut bytes = bytes.to_vec();
+    let mut pause = REPEAT;
+    loop {
+        tries.push(ask_from_new_port(server, bytes.clone()));
+        if let Ok(Some(reply)) = timeout(pause, tries.next()).await {
+            return reply;
+        }
+        pause *= 2;
+        rand::rng().fill(&mut bytes[..2]);
+    }
+}
+
+async fn ask_from_new_port(server: SocketAddr, bytes: Vec<u8>) -> io::Result<Reply> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -129,19 +153,14 @@ async fn by_udp(server: SocketAddr, bytes: &[u8]) -> io::Result<Reply> {
     // drops what other addresses send.
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
-    let mut pause = REPEAT;
+    socket.send(&bytes).await?;
     loop {
-        socket.send(bytes).await?;
-        let repeat = Instant::now() + pause;
-        while let Ok(readable) = timeout_at(repeat, socket.readable()).await {
-            readable?;
-            // What doesn't match may be forged: the real answer may still come.
-            match receive(&socket, bytes)? {
-                None | Some(Reply::Foreign) => {}
-                Some(reply) => return Ok(reply),
-            }
+        socket.readable().await?;
+        // What doesn't match may be forged: the real answer may still come.
+        match receive(&socket, &bytes)? {
+            None | Some(Reply::Foreign) => {}
+            Some(reply) => return Ok(reply),
         }
-        pause *= 2;
     }
 }
 
@@ -158,8 +177,8 @@ fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
 /// Asks over a connection that is open already, if there is one, else over a new one.
 async fn by_stream(upstream: &Upstream, bytes: &[u8]) -> io::Result<Message> {
     if let Some(connection) = upstream.pool.take() {
-        // It may have been closed at the other end meanwhile.
-        if let Ok(answer) = over(upstream, connection, bytes).await {
+        // It may have been closed at the other end meanwhile, or lead to nobody any more.
+        if let Ok(Ok(answer)) = timeout(STREAM_PATIENCE, over(upstream, connection, bytes)).await {
             return Ok(answer);
         }
     }

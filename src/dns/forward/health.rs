@@ -73,7 +73,12 @@ impl Upstream {
     async fn check(&self) -> bool {
         let question = Question::plain(Name::root(), RecordType::NS);
         let answer = timeout(CHECK, ask_once(self, &question, false)).await;
-        let answered = matches!(answer, Ok(Ok(_)));
+        let why = match answer {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("no answer within a second".to_owned()),
+        };
+        let answered = why.is_none();
         let was_down = self.is_down();
         if answered {
             self.fails.store(0, Ordering::Relaxed);
@@ -82,7 +87,9 @@ impl Upstream {
             self.fails.fetch_add(1, Ordering::Relaxed);
         }
         match (was_down, self.is_down()) {
-            (false, true) => warn!("upstream {} doesn't answer health checks", self.endpoint),
+            (false, true) => {
+                warn!("upstream {} fails health checks: {}", self.endpoint, why.unwrap_or_default());
+            }
             (true, false) => info!("upstream {} answers again", self.endpoint),
             _ => {}
         }

@@ -64,6 +64,8 @@ pub struct Forward {
     /// Other names and targets have a bound each: a flood of the ones leaves the others alone.
     forwards: Arc<Semaphore>,
     chases: Arc<Semaphore>,
+    /// A tenth of those is for types that hardly anybody needs: one client can ask for all there are.
+    oddities: Arc<Semaphore>,
 }
 
 /// What an answer is for.
@@ -102,17 +104,20 @@ impl Forward {
             turn: AtomicUsize::new(0),
             forwards: Arc::new(Semaphore::new(options.max_concurrent)),
             chases: Arc::new(Semaphore::new(options.max_concurrent)),
+            oddities: Arc::new(Semaphore::new(options.max_concurrent.div_ceil(10))),
         }
     }
 
     /// Takes one of the places for questions under way; it is free again when the permit is dropped.
+    /// `common` says whether it is one for addresses.
     ///
     /// # Errors
     /// If there is none.
-    pub fn admit(&self, purpose: Purpose) -> Result<OwnedSemaphorePermit, ForwardError> {
-        let permits = match purpose {
-            Purpose::Forward => &self.forwards,
-            Purpose::Chase => &self.chases,
+    pub fn admit(&self, purpose: Purpose, common: bool) -> Result<OwnedSemaphorePermit, ForwardError> {
+        let permits = match (purpose, common) {
+            (Purpose::Forward, _) => &self.forwards,
+            (Purpose::Chase, true) => &self.chases,
+            (Purpose::Chase, false) => &self.oddities,
         };
         Arc::clone(permits).try_acquire_owned().map_err(|_| ForwardError::Busy)
     }
@@ -166,9 +171,9 @@ impl Forward {
 /// better all three.
 fn worth(answer: &Message) -> u8 {
     match answer.metadata.response_code {
-        ResponseCode::NoError | ResponseCode::NXDomain => 4,
+        // RFC 6672 section 2.2: a DNAME that makes a name too long.
+        ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,
         ResponseCode::ServFail => 2,
-        ResponseCode::Refused | ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS => 1,
-        _ => 3,
+        _ => 1,
     }
 }
