@@ -12,10 +12,11 @@ use hickory_server::net::xfer::Protocol;
 use hickory_server::server::Request;
 use tracing::{debug, error};
 
+use super::encode::{encode, limit};
 use super::loadbalance::shuffle;
 use super::resolver::Resolver;
 use super::unmapped;
-use super::wire::{Ede, MAX_UDP, Screened, encode, format_error, limit, screen, server_failure};
+use super::wire::{Ede, MAX_UDP, Screened, format_error, screen, server_failure};
 use super::zone::Zone;
 use crate::metrics::Metrics;
 use crate::store::Store;

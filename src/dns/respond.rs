@@ -9,11 +9,12 @@ use tokio::time::{Instant, timeout};
 
 use super::acl::may_recurse;
 use super::chase::{End, Followed, drop_refused, follow};
+use super::encode::Response;
 use super::forward::ForwardError;
 use super::handler::Handler;
 use super::question::Question;
 use super::resolver::{Known, Resolver, Wanted};
-use super::wire::{Ede, Response};
+use super::wire::Ede;
 use super::zone::Zone;
 use crate::store::{Family, Link};
 

@@ -1,18 +1,13 @@
-//! The rules of the wire that hold whatever was asked: which messages are answered at all, EDNS,
-//! and how large an answer may be.
+//! The rules of the wire that hold whatever was asked: which messages are answered at all, and how; and which
+//! reply belongs to a question of ours.
 
-use hickory_proto::ProtoError;
-use hickory_proto::op::{Edns, Header, HeaderCounts, Message, Metadata, Query};
-use hickory_proto::rr::Record;
+use hickory_proto::op::Message;
 use hickory_proto::rr::rdata::opt::EdnsOption;
-use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
-use hickory_server::net::xfer::Protocol;
-use hickory_server::zone_handler::MessageRequest;
 
 /// RFC 1035 section 4.1.1.
-const HEADER: usize = 12;
+pub(super) const HEADER: usize = 12;
 /// RFC 1035 section 4.2.1: what every client takes by UDP.
-const MIN_UDP: u16 = 512;
+pub(super) const MIN_UDP: u16 = 512;
 /// What we send by UDP at most, and say that we take: it passes every path without fragments
 /// (DNS flag day 2020).
 pub const MAX_UDP: u16 = 1232;
@@ -225,99 +220,13 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
     }
 }
 
-/// A response before it is encoded.
-#[derive(Debug)]
-pub struct Response {
-    /// Id, flags and response code.
-    pub metadata: Metadata,
-    /// The answer section.
-    pub answers: Vec<Record>,
-    /// The authority section.
-    pub authorities: Vec<Record>,
-    /// The additional section, without OPT.
-    pub additionals: Vec<Record>,
-    /// Why there is no better answer, for clients that speak EDNS.
-    pub ede: Option<Ede>,
-}
-
-impl Response {
-    /// Returns a response without records.
-    #[must_use]
-    pub fn new(metadata: Metadata) -> Self {
-        Self { metadata, answers: Vec::new(), authorities: Vec::new(), additionals: Vec::new(), ede: None }
-    }
-}
-
-/// Returns how many bytes the answer to `request` may have.
-#[must_use]
-pub fn limit(request: &MessageRequest, protocol: Protocol) -> u16 {
-    match protocol {
-        Protocol::Udp => request.max_payload().clamp(MIN_UDP, MAX_UDP),
-        _ => u16::MAX,
-    }
-}
-
-/// Encodes a response in at most `limit` bytes, OPT included if there is one.
-///
-/// TC is set when records are missing from the answer or the authority section. Additional records
-/// may go without a word (RFC 2181 section 9).
-///
-/// # Errors
-/// If a record can't be encoded, whatever the limit.
-pub fn encode(
-    response: &Response,
-    question: &Query,
-    edns: Option<&Edns>,
-    limit: u16,
-) -> Result<Vec<u8>, ProtoError> {
-    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
-    let mut encoder = BinEncoder::new(&mut bytes);
-    encoder.set_max_size(limit.saturating_sub(edns.map_or(0, opt_size)));
-    let place = encoder.place::<Header>()?;
-    question.emit(&mut encoder)?;
-    let mut metadata = response.metadata;
-    let (answers, cut) = emit(&mut encoder, &response.answers)?;
-    metadata.truncation |= cut;
-    let (authorities, cut) = if cut { (0, true) } else { emit(&mut encoder, &response.authorities)? };
-    // RFC 2181 section 9: beside an answer they may be missing.
-    metadata.truncation |= cut && answers == 0;
-    let (mut additionals, _) = if cut { (0, true) } else { emit(&mut encoder, &response.additionals)? };
-    if let Some(edns) = edns {
-        let mut edns = edns.clone();
-        edns.set_rcode_high(metadata.response_code.high());
-        encoder.set_max_size(limit);
-        Record::from(&edns).emit(&mut encoder)?;
-        additionals += 1;
-    }
-    let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
-    place.replace(&mut encoder, Header { metadata, counts })?;
-    Ok(bytes)
-}
-
-/// Writes as many records as there is room for. Returns their number and whether some are missing.
-fn emit(encoder: &mut BinEncoder<'_>, records: &[Record]) -> Result<(u16, bool), ProtoError> {
-    let (written, cut) = match encoder.emit_all(records.iter()) {
-        Ok(all) => (all, false),
-        Err(ProtoError::NotAllRecordsWritten { count, .. }) => (count, true),
-        Err(error) => return Err(error),
-    };
-    // 65,535 bytes hold fewer records than that.
-    Ok((u16::try_from(written).unwrap_or(u16::MAX), cut))
-}
-
-/// RFC 6891 section 6.1.2: the root, type, class, TTL, length, and the options with a head each.
-fn opt_size(edns: &Edns) -> u16 {
-    let options: u16 = edns.options().as_ref().iter().map(|(_, option)| option.len() + 4).sum();
-    11 + options
-}
-
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{MessageType, OpCode};
-    use hickory_proto::rr::rdata::A;
-    use hickory_proto::rr::{Name, RData, RecordType};
+
+    use hickory_proto::rr::{Name, RecordType};
 
     use super::*;
+    use hickory_proto::op::{Edns, Query};
 
     fn query(name: &str) -> Vec<u8> {
         let mut message = Message::query();
@@ -444,45 +353,5 @@ mod tests {
         assert!(!has_opt(&|message| message.truncate(message.len() - 5)));
         // Elsewhere it isn't one.
         assert!(!has_opt(&|message| message.swap(7, 11)));
-    }
-
-    #[test]
-    fn what_doesnt_fit_is_cut_at_records_and_opt_has_its_room() {
-        let name = Name::from_ascii("many.example.").unwrap();
-        let question = Query::query(name.clone(), RecordType::A);
-        let address = |i: u8| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, i)));
-        let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
-        let edns = Edns::new();
-        let decode = |response: &Response, edns, limit: u16| {
-            let bytes = encode(response, &question, edns, limit).unwrap();
-            assert!(bytes.len() <= usize::from(limit), "{} > {limit}", bytes.len());
-            Message::from_vec(&bytes).unwrap()
-        };
-
-        let many = Response { answers: (0..100).map(address).collect(), ..Response::new(metadata) };
-        // 12 of header, 18 of question, 16 a record, 11 of OPT.
-        for (limit, edns, kept) in [(512, None, 30), (512, Some(&edns), 29), (1232, Some(&edns), 74)] {
-            let message = decode(&many, edns, limit);
-            assert_eq!(message.answers.len(), kept);
-            assert!(message.metadata.truncation);
-            assert_eq!(message.edns.is_some(), edns.is_some());
-        }
-        assert!(!decode(&many, None, u16::MAX).metadata.truncation);
-
-        let glue = Response { additionals: (0..100).map(address).collect(), ..Response::new(metadata) };
-        let message = decode(&glue, None, 512);
-        assert!(!message.metadata.truncation, "TC isn't for additional records");
-        assert_eq!(message.additionals.len(), 30);
-    }
-
-    #[test]
-    fn an_owner_like_the_question_costs_two_bytes() {
-        let name = Name::from_ascii("A-long-name.Somewhere.example.").unwrap();
-        let question = Query::query(name.clone(), RecordType::A);
-        let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
-        let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1)));
-        let response = Response { answers: vec![record], ..Response::new(metadata) };
-        let bytes = encode(&response, &question, None, 512).unwrap();
-        assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
     }
 }

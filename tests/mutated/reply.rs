@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use lb_linker::dns::chase::{End, Followed, drop_refused, follow};
-use lb_linker::dns::wire::{Reply, Response, encode, reply_to};
+use lb_linker::dns::encode::{Response, encode};
+use lb_linker::dns::wire::{Reply, reply_to};
 use lb_linker::dns::zone::TTL;
 use lb_linker::targets::TargetPolicy;
 

@@ -1,0 +1,278 @@
+//! From a response to its bytes, as many as the client takes.
+
+use hickory_proto::ProtoError;
+use hickory_proto::op::{Edns, Header, HeaderCounts, Metadata, Query};
+use hickory_proto::rr::{Name, Record};
+use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
+use hickory_server::net::xfer::Protocol;
+use hickory_server::zone_handler::MessageRequest;
+
+use super::wire::{Ede, HEADER, MAX_UDP, MIN_UDP};
+
+/// The farthest place that a name can point at (RFC 1035 section 4.1.4).
+const MAX_POINTER: usize = 0x3fff;
+/// The two bits of a pointer.
+const POINTER: u16 = 0xc000;
+
+/// A response before it is encoded.
+#[derive(Debug)]
+pub struct Response {
+    /// Id, flags and response code.
+    pub metadata: Metadata,
+    /// The answer section.
+    pub answers: Vec<Record>,
+    /// The authority section.
+    pub authorities: Vec<Record>,
+    /// The additional section, without OPT.
+    pub additionals: Vec<Record>,
+    /// Why there is no better answer, for clients that speak EDNS.
+    pub ede: Option<Ede>,
+}
+
+impl Response {
+    /// Returns a response without records.
+    #[must_use]
+    pub fn new(metadata: Metadata) -> Self {
+        Self { metadata, answers: Vec::new(), authorities: Vec::new(), additionals: Vec::new(), ede: None }
+    }
+}
+
+/// Returns how many bytes the answer to `request` may have.
+#[must_use]
+pub fn limit(request: &MessageRequest, protocol: Protocol) -> u16 {
+    match protocol {
+        Protocol::Udp => request.max_payload().clamp(MIN_UDP, MAX_UDP),
+        _ => u16::MAX,
+    }
+}
+
+/// Encodes a response in at most `limit` bytes, OPT included if there is one.
+///
+/// TC is set when records are missing from the answer or the authority section. Additional records
+/// may go without a word (RFC 2181 section 9).
+///
+/// # Errors
+/// If a record can't be encoded, whatever the limit.
+pub fn encode(
+    response: &Response,
+    question: &Query,
+    edns: Option<&Edns>,
+    limit: u16,
+) -> Result<Vec<u8>, ProtoError> {
+    let opt = edns.map(|edns| opt(edns, response)).transpose()?.unwrap_or_default();
+    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
+    let mut encoder = BinEncoder::new(&mut bytes);
+    let place = encoder.place::<Header>()?;
+    question.emit(&mut encoder)?;
+    let end = encoder.offset();
+    let room = usize::from(limit).saturating_sub(opt.len());
+    let mut writer = Writer { encoder, room, end, full: false, owner: Some((question.name(), HEADER)) };
+    let mut metadata = response.metadata;
+    let answers = writer.section(&response.answers)?;
+    metadata.truncation |= writer.full;
+    let authorities = writer.section(&response.authorities)?;
+    // RFC 2181 section 9: beside an answer they may be missing.
+    metadata.truncation |= writer.full && answers == 0;
+    let additionals = writer.section(&response.additionals)? + u16::from(!opt.is_empty());
+    let Writer { mut encoder, end, .. } = writer;
+    let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
+    place.replace(&mut encoder, Header { metadata, counts })?;
+    // The record that was too much.
+    bytes.truncate(end);
+    bytes.extend(opt);
+    Ok(bytes)
+}
+
+/// Writes records while there is room.
+struct Writer<'a, 'n> {
+    encoder: BinEncoder<'a>,
+    room: usize,
+    /// Where the last record ends that there was room for.
+    end: usize,
+    full: bool,
+    /// The owner of the record before, and where its name stands.
+    owner: Option<(&'n Name, usize)>,
+}
+
+impl<'n> Writer<'_, 'n> {
+    /// Writes a section up to the first record that there is no room for. Returns the number of records.
+    fn section(&mut self, records: &'n [Record]) -> Result<u16, ProtoError> {
+        let mut written = 0;
+        for record in records {
+            if self.full {
+                break;
+            }
+            match self.record(record) {
+                Ok(()) => {}
+                // 64 KiB are full.
+                Err(ProtoError::MaxBufferSizeExceeded(_)) => self.full = true,
+                Err(error) => return Err(error),
+            }
+            self.full |= self.encoder.offset() > self.room;
+            if !self.full {
+                self.end = self.encoder.offset();
+                written += 1;
+            }
+        }
+        Ok(written)
+    }
+
+    /// The encoder looks for a name among the first hundred or so: a long rrset has its owner from here.
+    fn record(&mut self, record: &'n Record) -> Result<(), ProtoError> {
+        match self.owner {
+            Some((name, place)) if place <= MAX_POINTER && name.eq_case(&record.name) => {
+                #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
+                let place = place as u16;
+                self.encoder.emit_u16(POINTER | place)?;
+            }
+            _ => {
+                self.owner = Some((&record.name, self.encoder.offset()));
+                record.name.emit(&mut self.encoder)?;
+            }
+        }
+        record.record_type().emit(&mut self.encoder)?;
+        record.dns_class.emit(&mut self.encoder)?;
+        self.encoder.emit_u32(record.ttl)?;
+        let place = self.encoder.place::<u16>()?;
+        record.data.emit(&mut self.encoder)?;
+        let length =
+            u16::try_from(self.encoder.len_since_place(&place)).map_err(|error| error.to_string())?;
+        place.replace(&mut self.encoder, length)
+    }
+}
+
+/// Returns the OPT record, which also has the upper bits of the response code (RFC 6891 section 6.1.3).
+fn opt(edns: &Edns, response: &Response) -> Result<Vec<u8>, ProtoError> {
+    let mut edns = edns.clone();
+    edns.set_rcode_high(response.metadata.response_code.high());
+    let mut bytes = Vec::new();
+    Record::from(&edns).emit(&mut BinEncoder::new(&mut bytes))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Message, MessageType, OpCode};
+    use hickory_proto::rr::rdata::{A, CNAME};
+    use hickory_proto::rr::{RData, RecordType};
+
+    use super::*;
+
+    #[test]
+    fn what_doesnt_fit_is_cut_at_records_and_opt_has_its_room() {
+        let name = Name::from_ascii("many.example.").unwrap();
+        let question = Query::query(name.clone(), RecordType::A);
+        let address = |i: u8| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, i)));
+        let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
+        let edns = Edns::new();
+        let decode = |response: &Response, edns, limit: u16| {
+            let bytes = encode(response, &question, edns, limit).unwrap();
+            assert!(bytes.len() <= usize::from(limit), "{} > {limit}", bytes.len());
+            Message::from_vec(&bytes).unwrap()
+        };
+
+        let many = Response { answers: (0..100).map(address).collect(), ..Response::new(metadata) };
+        // 12 of header, 18 of question, 16 a record, 11 of OPT.
+        for (limit, edns, kept) in [(512, None, 30), (512, Some(&edns), 29), (1232, Some(&edns), 74)] {
+            let message = decode(&many, edns, limit);
+            assert_eq!(message.answers.len(), kept);
+            assert!(message.metadata.truncation);
+            assert_eq!(message.edns.is_some(), edns.is_some());
+        }
+        assert!(!decode(&many, None, u16::MAX).metadata.truncation);
+
+        let glue = Response { additionals: (0..100).map(address).collect(), ..Response::new(metadata) };
+        let message = decode(&glue, None, 512);
+        assert!(!message.metadata.truncation, "TC isn't for additional records");
+        assert_eq!(message.additionals.len(), 30);
+    }
+
+    #[test]
+    fn an_owner_like_the_question_costs_two_bytes() {
+        let name = Name::from_ascii("A-long-name.Somewhere.example.").unwrap();
+        let question = Query::query(name.clone(), RecordType::A);
+        let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
+        let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1)));
+        let response = Response { answers: vec![record], ..Response::new(metadata) };
+        let bytes = encode(&response, &question, None, 512).unwrap();
+        assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
+    }
+
+    fn question(name: &Name) -> Query {
+        Query::query(name.clone(), RecordType::A)
+    }
+
+    fn responding(answers: Vec<Record>) -> Response {
+        Response { answers, ..Response::new(Metadata::new(1, MessageType::Response, OpCode::Query)) }
+    }
+
+    /// How many bytes a message has by what it says of itself.
+    fn read_length(bytes: &[u8]) -> usize {
+        use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+        let mut decoder = BinDecoder::new(bytes);
+        Message::read(&mut decoder).unwrap();
+        decoder.index()
+    }
+
+    #[test]
+    fn nothing_follows_a_cut_answer_and_it_isnt_cut_before_it_has_to_be() {
+        let long = Name::from_ascii(format!("{0}.{0}.{0}.{1}.", "x".repeat(62), "y".repeat(60))).unwrap();
+        for name in [Name::from_ascii("a.example.").unwrap(), long] {
+            let alias = Record::from_rdata(
+                name.clone(),
+                5,
+                RData::CNAME(CNAME(Name::from_ascii("b.example.").unwrap())),
+            );
+            let address = |i: u8| {
+                Record::from_rdata(Name::from_ascii("b.example.").unwrap(), 5, RData::A(A::new(192, 0, 2, i)))
+            };
+            let mut before = 0;
+            for count in 0..100 {
+                let answers = std::iter::once(alias.clone()).chain((0..count).map(address)).collect();
+                let bytes = encode(&responding(answers), &question(&name), None, 512).unwrap();
+                assert!(bytes.len() <= 512);
+                assert_eq!(read_length(&bytes), bytes.len(), "no junk at the end");
+                let message = Message::from_vec(&bytes).unwrap();
+                // Each address takes 16 bytes: one more would have fitted otherwise.
+                let cut = message.answers.len() < usize::from(count) + 1;
+                assert_eq!(message.metadata.truncation, cut);
+                assert!(!cut || bytes.len() + 16 > 512, "{} bytes", bytes.len());
+                assert!(bytes.len() >= before);
+                before = bytes.len();
+            }
+        }
+    }
+
+    #[test]
+    fn thousands_of_records_are_compressed_to_the_last() {
+        let name = Name::from_ascii("many.example.").unwrap();
+        let address = |i: u16| {
+            let [high, low] = i.to_be_bytes();
+            Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, high, low)))
+        };
+        let bytes =
+            encode(&responding((0..4000).map(address).collect()), &question(&name), None, u16::MAX).unwrap();
+        assert_eq!(bytes.len(), 12 + 18 + 4000 * 16);
+        let message = Message::from_vec(&bytes).unwrap();
+        assert!(!message.metadata.truncation && message.answers.len() == 4000);
+        // More than there can be.
+        let bytes =
+            encode(&responding((0..5000).map(address).collect()), &question(&name), None, u16::MAX).unwrap();
+        let message = Message::from_vec(&bytes).unwrap();
+        assert!(message.metadata.truncation && message.answers.len() > 4000);
+        assert_eq!(read_length(&bytes), bytes.len());
+    }
+
+    #[test]
+    fn owners_keep_their_case() {
+        let names = ["A.example.", "a.example.", "a.Example.", "a.Example.", "A.example."];
+        let names = names.map(|name| Name::from_ascii(name).unwrap());
+        let records =
+            names.iter().map(|name| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1))));
+        let bytes = encode(&responding(records.collect()), &question(&names[0]), None, 512).unwrap();
+        let message = Message::from_vec(&bytes).unwrap();
+        for (record, name) in message.answers.iter().zip(&names) {
+            assert!(record.name.eq_case(name), "{} {name}", record.name);
+        }
+    }
+}
