@@ -104,6 +104,8 @@ pub struct Metrics {
     pub dns_duration: HistogramVec,
     /// Questions whose answering panicked.
     pub panics: IntCounter,
+    /// Targets, by name and type, whose last look-up has failed.
+    pub targets_failing: IntGauge,
     /// Answers of earlier times that were given because no upstream answered.
     pub stale_answers: IntCounter,
     /// TCP connections that were refused because there were too many.
@@ -200,6 +202,10 @@ impl Metrics {
                 &["server", "zone", "view"],
             )?,
             panics: IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?,
+            targets_failing: IntGauge::new(
+                "lb_linker_dns_targets_failing",
+                "Targets, by name and type, that can't be resolved: their last look-up has failed.",
+            )?,
             stale_answers: IntCounter::new(
                 "lb_linker_dns_stale_answers_total",
                 "Last known addresses that were given because no upstream answered.",
@@ -248,6 +254,7 @@ impl Metrics {
         registry.register(Box::new(metrics.dns_responses.clone()))?;
         registry.register(Box::new(metrics.dns_duration.clone()))?;
         registry.register(Box::new(metrics.panics.clone()))?;
+        registry.register(Box::new(metrics.targets_failing.clone()))?;
         registry.register(Box::new(metrics.stale_answers.clone()))?;
         registry.register(Box::new(metrics.tcp_refused.clone()))?;
         registry.register(Box::new(metrics.tcp_evicted.clone()))?;

@@ -120,7 +120,11 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), RunError> 
     let metrics = Arc::new(Metrics::new()?);
     let source = Source::open(&flags).await?;
     let departed = if source.keeper().is_some() { Departed::Kept } else { Departed::Dropped };
-    let store = Arc::new(Store::new(departed).with_zones(&flags.zones));
+    let mut store = Store::new(departed).with_zones(&flags.zones);
+    if source.has_versions() {
+        store = store.with_versions();
+    }
+    let store = Arc::new(store);
 
     let sockets = Sockets::open(&flags)?;
     let mut listeners = JoinSet::new();

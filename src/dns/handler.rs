@@ -164,7 +164,7 @@ fn type_label(qtype: RecordType) -> &'static str {
 }
 
 /// The names of miekg/dns, which CoreDNS's metrics show.
-fn rcode_label(rcode: ResponseCode) -> String {
+pub(super) fn rcode_label(rcode: ResponseCode) -> String {
     match rcode {
         ResponseCode::NoError => "NOERROR".to_owned(),
         ResponseCode::FormErr => "FORMERR".to_owned(),

@@ -1,19 +1,18 @@
 //! The order of addresses: each client gets another one first, as with CoreDNS's plugin of that name.
 
 use hickory_proto::rr::{Record, RecordType};
-use rand::seq::SliceRandom;
+use rand::RngExt;
 
 /// Shuffles the addresses and mail exchangers of a section and leaves all other records where they are:
 /// a chain has to be in order.
 pub(super) fn shuffle(records: &mut [Record]) {
+    let mut random = rand::rng();
     for qtypes in [&[RecordType::A, RecordType::AAAA][..], &[RecordType::MX]] {
         let places: Vec<usize> =
             (0..records.len()).filter(|place| qtypes.contains(&records[*place].record_type())).collect();
-        let mut order = places.clone();
-        order.shuffle(&mut rand::rng());
-        let shuffled: Vec<Record> = order.iter().map(|place| records[*place].clone()).collect();
-        for (place, record) in places.into_iter().zip(shuffled) {
-            records[place] = record;
+        // Fisher and Yates: each place gets one of those that are left.
+        for left in (1..places.len()).rev() {
+            records.swap(places[left], places[random.random_range(0..=left)]);
         }
     }
 }

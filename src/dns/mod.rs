@@ -6,6 +6,7 @@ mod bounded;
 pub mod cache;
 pub mod chase;
 pub mod encode;
+mod failing;
 mod flights;
 pub mod forward;
 pub mod handler;

@@ -19,6 +19,17 @@ pub struct Question {
     pub authentic_data: bool,
     /// DO: the client wants the DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
+    /// How many records of a section the client could get at all.
+    pub room: usize,
+}
+
+/// The bytes of a record at least: a pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
+const SHORTEST_RECORD: usize = 12;
+
+/// Returns how many records have room in so many bytes, at most.
+#[must_use]
+pub fn room(bytes: u16) -> usize {
+    usize::from(bytes) / SHORTEST_RECORD
 }
 
 /// What makes questions the same: they have one answer.
@@ -45,6 +56,7 @@ impl Question {
             checking_disabled: false,
             authentic_data: false,
             dnssec_ok: false,
+            room: room(u16::MAX),
         }
     }
 

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::Record;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::cache::{Cache, Found, Freshness, Kind};
+use super::failing::Failing;
 use super::flights::{Flight, Flights, Landing};
 use super::forward::{Forward, ForwardError, Purpose};
+use super::handler::rcode_label;
 use super::memory::{Last, Memory, STALE_TTL};
 use super::question::{Key, Question};
 use crate::metrics::Metrics;
@@ -24,6 +26,7 @@ pub struct Resolver {
     cache: Option<Arc<Cache>>,
     flights: Flights,
     memory: Arc<Memory>,
+    failing: Arc<Failing>,
     metrics: Arc<Metrics>,
 }
 
@@ -54,7 +57,8 @@ impl Resolver {
     #[must_use]
     pub fn new(forward: Arc<Forward>, cache: Option<Cache>, metrics: Arc<Metrics>) -> Self {
         let (cache, flights, memory) = (cache.map(Arc::new), Flights::default(), Arc::default());
-        Self { forward, cache, flights, memory, metrics }
+        let failing = Arc::new(Failing::new(metrics.targets_failing.clone()));
+        Self { forward, cache, flights, memory, failing, metrics }
     }
 
     /// Resolves a name for a client that asked for it.
@@ -67,7 +71,7 @@ impl Resolver {
             if found.kind == Kind::Silence {
                 return Err(ForwardError::NoAnswer);
             }
-            let cached = || with_ttl(&found.message, found.ttl, true);
+            let cached = || with_ttl(&found.message, found.ttl, true, question.room);
             if found.freshness == Freshness::Fresh {
                 return Ok(cached());
             }
@@ -77,12 +81,12 @@ impl Resolver {
                 && let Ok(Ok(message)) = timeout(patience, flight.landed()).await
                 && is_news(&message)
             {
-                return Ok(self.first_given(&message));
+                return Ok(self.first_given(&message, question.room));
             }
             return Ok(cached());
         }
         let message = self.flight(question, &key, Purpose::Forward)?.landed().await?;
-        Ok(self.first_given(&message))
+        Ok(self.first_given(&message, question.room))
     }
 
     /// Resolves the target of a link.
@@ -102,13 +106,13 @@ impl Resolver {
             }
             // It may have been asked for under its own name.
             self.memory.remember(&key, &found.message, found.age);
-            let message = with_ttl(&found.message, found.ttl, true);
+            let message = with_ttl(&found.message, found.ttl, true, question.room);
             return Ok(Known { message, age: found.age, stale: false });
         }
         let last = self.memory.recall(question);
         let flight = match self.flight(question, &key, Purpose::Chase) {
             Ok(flight) => flight,
-            Err(error) => return last.map(|last| self.given(&last)).ok_or(error),
+            Err(error) => return last.map(|last| self.given(&last, question.room)).ok_or(error),
         };
         let until = match &last {
             // The look-up before has failed: this one has to prove that it is better.
@@ -118,13 +122,15 @@ impl Resolver {
             None => wanted.until,
         };
         match (timeout_at(until, flight.landed()).await, last) {
-            (Ok(Ok(message)), _) => {
-                Ok(Known { message: self.first_given(&message), age: Duration::ZERO, stale: false })
-            }
+            (Ok(Ok(message)), _) => Ok(Known {
+                message: self.first_given(&message, question.room),
+                age: Duration::ZERO,
+                stale: false,
+            }),
             (late_or_failed, Some(last)) => {
                 self.memory.set_failing(&key, true);
                 drop(late_or_failed);
-                Ok(self.given(&last))
+                Ok(self.given(&last, question.room))
             }
             (Ok(Err(error)), None) => Err(error),
             (Err(_), None) => Err(ForwardError::Late),
@@ -134,12 +140,12 @@ impl Resolver {
     /// Returns what is remembered of a target, for when the upstream's answer is none.
     #[must_use]
     pub fn recall(&self, question: &Question) -> Option<Known> {
-        self.memory.recall(question).map(|last| self.given(&last))
+        self.memory.recall(question).map(|last| self.given(&last, question.room))
     }
 
-    fn given(&self, last: &Last) -> Known {
+    fn given(&self, last: &Last, room: usize) -> Known {
         self.metrics.stale_answers.inc();
-        Known { message: with_ttl(&last.message, STALE_TTL, false), age: Duration::ZERO, stale: true }
+        Known { message: with_ttl(&last.message, STALE_TTL, false, room), age: Duration::ZERO, stale: true }
     }
 
     /// Takes in that an answer of the upstream leads back to a name of ours: by itself it may look like
@@ -160,6 +166,7 @@ impl Resolver {
     pub fn forget_name(&self, name: &[u8]) {
         // In this order: what lands between the two finds its place taken.
         self.flights.forget_name(name);
+        self.failing.forget(name);
         if let Some(cache) = &self.cache {
             cache.remove_name(name);
         }
@@ -183,7 +190,9 @@ impl Resolver {
                 answer
             })
         };
-        let (cache, memory, kept) = (self.cache.clone(), Arc::clone(&self.memory), key.clone());
+        let (cache, memory, failing) =
+            (self.cache.clone(), Arc::clone(&self.memory), Arc::clone(&self.failing));
+        let (kept, asked) = (key.clone(), question.clone());
         let take = move |landing: &Landing| {
             match (landing, cache) {
                 (Ok(message), Some(cache)) => cache.put(&kept, message),
@@ -191,8 +200,18 @@ impl Resolver {
                 (_, None) => {}
             }
             memory.set_failing(&kept, !landing.as_ref().is_ok_and(|message| is_news(message)));
-            if let (Ok(message), Purpose::Chase) = (landing, purpose) {
-                memory.remember(&kept, message, Duration::ZERO);
+            if purpose == Purpose::Chase {
+                match landing {
+                    Ok(message) if is_news(message) => {
+                        memory.remember(&kept, message, Duration::ZERO);
+                        failing.well(&kept, &asked);
+                    }
+                    Ok(message) => {
+                        let rcode = rcode_label(message.metadata.response_code);
+                        failing.failed(&kept, &asked, format_args!("the upstream answers {rcode}"));
+                    }
+                    Err(error) => failing.failed(&kept, &asked, error),
+                }
             }
         };
         self.flights.join_or_start(key, look_up, take)
@@ -200,9 +219,9 @@ impl Resolver {
 
     /// Returns an answer as it is given when it has just come: with the TTLs that it will be cached with,
     /// so that they don't jump.
-    fn first_given(&self, message: &Message) -> Message {
+    fn first_given(&self, message: &Message, room: usize) -> Message {
         match &self.cache {
-            Some(cache) => with_ttl(message, cache.ttl(message), false),
+            Some(cache) => with_ttl(message, cache.ttl(message), false, room),
             None => message.clone(),
         }
     }
@@ -219,15 +238,24 @@ fn is_news(message: &Message) -> bool {
     matches!(message.metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
 }
 
-/// Returns an answer with another TTL. From the cache it has AA set, as CoreDNS's has: there are clients
-/// that take no other.
-fn with_ttl(message: &Message, ttl: u32, cached: bool) -> Message {
-    let mut message = message.clone();
-    let sections: [&mut Vec<Record>; 3] =
-        [&mut message.answers, &mut message.authorities, &mut message.additionals];
-    for record in sections.into_iter().flatten() {
-        record.ttl = ttl;
-    }
-    message.metadata.authoritative |= cached;
-    message
+/// Returns an answer with another TTL, and as many of its records as there is room for. From the cache it has
+/// AA set, as CoreDNS's has: there are clients that take no other.
+fn with_ttl(message: &Message, ttl: u32, cached: bool, room: usize) -> Message {
+    let copy = |section: &[Record]| {
+        let with_ttl = |record: &Record| {
+            let mut record = record.clone();
+            record.ttl = ttl;
+            record
+        };
+        section.iter().take(room).map(with_ttl).collect()
+    };
+    let mut given = Message::new(0, MessageType::Response, OpCode::Query);
+    given.metadata = message.metadata;
+    given.metadata.authoritative |= cached;
+    given.metadata.truncation |= message.answers.len() > room;
+    given.queries.clone_from(&message.queries);
+    given.answers = copy(&message.answers);
+    given.authorities = copy(&message.authorities);
+    given.additionals = copy(&message.additionals);
+    given
 }

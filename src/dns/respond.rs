@@ -9,10 +9,10 @@ use tokio::time::{Instant, timeout};
 
 use super::acl::may_recurse;
 use super::chase::{End, Followed, drop_refused, follow};
-use super::encode::Response;
+use super::encode::{Response, limit};
 use super::forward::ForwardError;
 use super::handler::Handler;
-use super::question::Question;
+use super::question::{Question, room};
 use super::resolver::{Known, Resolver, Wanted};
 use super::wire::Ede;
 use super::zone::Zone;
@@ -44,6 +44,10 @@ impl Handler {
             response.metadata.response_code = ResponseCode::Refused;
             return response;
         }
+        if is_no_question(query.query_type()) {
+            response.metadata.response_code = ResponseCode::NotImp;
+            return response;
+        }
         let client = request.src().ip();
         let resolver = self.resolver.as_deref().filter(|_| may_recurse(client));
         response.metadata.recursion_available = resolver.is_some();
@@ -53,6 +57,7 @@ impl Handler {
             checking_disabled: request.metadata.checking_disabled,
             authentic_data: request.metadata.authentic_data,
             dnssec_ok: request.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok),
+            room: room(limit(request, request.protocol())),
         };
         if let Some(zone) = zone {
             self.answer_with_authority(&mut response, resolver, question, zone).await;
@@ -181,6 +186,15 @@ impl Handler {
         let Query { name, query_type, .. } = &question.query;
         follow(answer, name, *query_type, absence, |name| self.zone_of(name).is_some())
     }
+}
+
+/// Returns whether a type is one that nobody can ask for: that of a record that belongs to a message (RFC 6891
+/// section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2), or an obsolete one (MAILB, MAILA).
+fn is_no_question(qtype: RecordType) -> bool {
+    const TKEY: u16 = 249;
+    const MAIL: [u16; 2] = [253, 254];
+    let number = u16::from(qtype);
+    matches!(qtype, RecordType::OPT | RecordType::TSIG) || number == TKEY || MAIL.contains(&number)
 }
 
 /// What counts for all look-ups of one question.

@@ -203,7 +203,7 @@ impl Zone {
             Names::OfLinks(forward) => forward.find(store, relative),
             Names::OfAddresses(reverse) => reverse.find(store, name, relative),
         };
-        if !synced && node.may_change() {
+        if !synced && node.may_change(relative) {
             return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
         }
         let asked = Asked { store, name, relative, qtype };
@@ -301,9 +301,16 @@ pub fn closest_first(zones: &mut [Zone]) {
 // === impl Node ===
 
 impl Node {
-    /// Whether more may be known of the name once all links are.
-    fn may_change(&self) -> bool {
-        matches!(self, Self::Apex(_) | Self::Empty | Self::Nothing)
+    /// Whether the name may be another's, or have something else, once all links are known. What has a
+    /// Service's own unambiguous name is its own; whom else names belong to, holders decide.
+    fn may_change(&self, relative: &[u8]) -> bool {
+        let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
+        match self {
+            Self::Apex(_) | Self::Empty | Self::Nothing => true,
+            Self::Link(link) => !is_final(link) || !Forward::is_unambiguous(&link.key, relative),
+            Self::Service { link, .. } => !is_final(link),
+            Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
+        }
     }
 }
 

@@ -54,6 +54,11 @@ impl Source {
     }
 
     /// Returns where external targets are kept, if they are.
+    /// Returns whether its objects have resourceVersions.
+    pub(super) fn has_versions(&self) -> bool {
+        matches!(self, Self::Cluster { .. })
+    }
+
     pub(super) fn keeper(&self) -> Option<&Keeper> {
         match self {
             Self::Cluster { keeper, .. } => Some(keeper),

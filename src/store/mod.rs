@@ -131,6 +131,14 @@ impl Store {
         Self { zones, ..self }
     }
 
+    /// Returns the store of a source whose objects have resourceVersions: the serial is never counted from
+    /// the clock, not even before the first one.
+    #[must_use]
+    pub fn with_versions(self) -> Self {
+        self.versioned.store(true, Ordering::Relaxed);
+        self
+    }
+
     /// Takes over what a source saw of one Service; returns the change of its link, if any.
     pub fn apply(&self, observed: Observed) -> Option<Change> {
         let mut allotment = self.write();
@@ -217,6 +225,10 @@ impl Store {
     /// Takes over that everything has been listed once: from here on a name that isn't in the store
     /// doesn't exist.
     pub fn set_synced(&self) {
+        // A zone without links has a serial, too.
+        if self.serial.load(Ordering::Relaxed) == 0 {
+            self.advance_serial(None);
+        }
         self.synced.send_replace(true);
     }
 

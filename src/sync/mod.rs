@@ -131,7 +131,10 @@ fn log_change(news: &News, change: &Change) {
     if change.before.is_some() && retargeted.is_some() {
         news.metrics.target_changes.inc();
     }
-    if retargeted.is_some() || before != after {
+    if before != after && after == Some(State::Stale) {
+        // It goes on, but somebody should look.
+        warn!("{change}");
+    } else if retargeted.is_some() || before != after {
         info!("{change}");
     } else {
         debug!("link {}: another TTL, other ports or another name", change.key);

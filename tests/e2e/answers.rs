@@ -266,6 +266,13 @@ async fn messages_that_arent_questions_are_refused_or_passed_over() {
     notify.metadata.op_code = OpCode::Notify;
     expect(notify.to_vec().unwrap(), "Not Implemented rd |  |  | ").await;
 
+    // Types of records that belong to a message: OPT, TKEY, TSIG.
+    for qtype in [41, 249, 250] {
+        let mut odd = query("web-default.lb.internal. A");
+        odd.queries[0].set_query_type(RecordType::from(qtype));
+        expect(odd.to_vec().unwrap(), "Not Implemented rd |  |  | ").await;
+    }
+
     let mut two = query("web-default.lb.internal. A");
     two.add_query(two.queries[0].clone());
     expect(two.to_vec().unwrap(), "Form Error rd |  |  | ").await;

@@ -234,6 +234,8 @@ async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
     })
     .await;
     assert!(fixture.linker.metric("lb_linker_dns_stale_answers_total").unwrap() >= 1.0);
+    fixture.linker.line("target a.example.com A: the upstream answers REFUSED").await;
+    assert_eq!(fixture.linker.metric("lb_linker_dns_targets_failing"), Some(1.0));
 
     // One client asks for everything that there isn't: the others' addresses aren't held up by that.
     mood.set(SILENT);
@@ -252,6 +254,7 @@ async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
         (ede(&answer).is_none() && answer.answers.len() == 2).then_some(())
     })
     .await;
+    fixture.linker.line("target a.example.com A: it can be resolved again").await;
 }
 
 #[tokio::test]

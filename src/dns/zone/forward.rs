@@ -65,6 +65,11 @@ impl Forward {
         [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
     }
 
+    /// Returns whether a name below the origin is `<service>.<namespace>`: no other link can have it.
+    pub(super) fn is_unambiguous(key: &ServiceKey, relative: &[u8]) -> bool {
+        dotted(key).is_some_and(|own| own == relative)
+    }
+
     /// Returns the name of a link that leads to it and no other:
     /// `<service>.<namespace>.<zone>`, or the other one where that namespace's name is reserved.
     pub(super) fn name_of(&self, store: &Store, link: &Link) -> Option<Name> {

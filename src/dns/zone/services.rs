@@ -1,18 +1,23 @@
 //! SRV records (RFC 2782): at which ports the services of a link are.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hickory_proto::rr::rdata::SRV;
-use hickory_proto::rr::{RData, RecordType};
+use hickory_proto::rr::{Name, RData, RecordType};
 
+use super::forward::Forward;
 use super::records::{addresses, record};
 use super::{Asked, Names, Node, Zone, ZoneAnswer};
 use crate::names::MAX_LABEL;
-use crate::store::{Link, Port, Target};
+use crate::store::{Link, Port, Store, Target};
 
 /// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.
 const PRIORITY: u16 = 0;
 const WEIGHT: u16 = 100;
+
+/// Aliases that are followed to the end: as many as in an answer.
+const MAX_ALIASES: usize = 8;
 
 /// Returns whether a label is that of a port or a protocol (RFC 8552 section 1.1): no host's.
 pub(super) fn is_service_label(label: &[u8]) -> bool {
@@ -41,12 +46,13 @@ impl Zone {
     /// Adds the SRV records for these ports of a link.
     pub(super) fn services(&self, asked: &Asked<'_>, link: &Link, ports: &[u16], answer: &mut ZoneAnswer) {
         let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
-        let host = match target {
-            // RFC 2782, "Target": no alias, which the link's own name would be.
-            Target::Hostname(host) => Some(host.clone()),
-            Target::Addresses(_) => forward.name_of(asked.store, link),
+        let (host, ips) = match target {
+            Target::Hostname(host) => self.end_of_aliases(forward, asked.store, host),
+            Target::Addresses(ips) => match forward.name_of(asked.store, link) {
+                Some(name) => (name, ips.clone()),
+                None => return,
+            },
         };
-        let Some(host) = host else { return };
         for (i, port) in ports.iter().enumerate() {
             // RFC 2181 section 5: the same port for TCP and UDP is one record.
             if !ports[..i].contains(port) {
@@ -55,12 +61,26 @@ impl Zone {
             }
         }
         // RFC 2782, "Usage rules": a client that gets the addresses needn't ask for them.
-        if let Target::Addresses(ips) = target
-            && !answer.answers.is_empty()
-        {
+        if !answer.answers.is_empty() {
             for qtype in [RecordType::A, RecordType::AAAA] {
-                answer.additionals.extend(addresses(&host, self.ttl_of(link), ips, qtype));
+                answer.additionals.extend(addresses(&host, self.ttl_of(link), &ips, qtype));
             }
         }
+    }
+
+    /// Returns what a hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias. With
+    /// its addresses, if it has any here.
+    fn end_of_aliases(&self, forward: &Forward, store: &Store, host: &Name) -> (Name, Vec<IpAddr>) {
+        let mut host = host.clone();
+        for _ in 0..MAX_ALIASES {
+            let Some(relative) = self.relative(&host) else { break };
+            let Node::Link(link) = forward.find(store, &relative) else { break };
+            match &link.target {
+                Some(Target::Hostname(next)) => host = next.clone(),
+                Some(Target::Addresses(ips)) => return (host, ips.clone()),
+                None => break,
+            }
+        }
+        (host, Vec::new())
     }
 }

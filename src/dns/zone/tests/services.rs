@@ -139,3 +139,28 @@ fn before_the_first_list_services_that_are_known_are_answered_and_no_other_is_de
         assert_eq!(ask(&store, &format!("{name}.default.lb.internal. SRV")), "ServFail EDE 14 |  |  | ");
     }
 }
+
+#[test]
+fn the_target_of_a_service_is_no_alias_of_this_zone() {
+    let ports = ["http/TCP/80"];
+    let store = store_of(vec![
+        with_ports(&ports, link("default", "one", &["two.default.lb.internal."], &[])),
+        with_ports(&[], link("default", "two", &["ips.default.lb.internal."], &[])),
+        with_ports(&[], link("default", "ips", &[], &["192.0.2.1"])),
+        with_ports(&ports, link("default", "out", &["away.default.lb.internal."], &[])),
+        with_ports(&[], link("default", "away", &["a.example."], &[])),
+        with_ports(&ports, link("default", "egg", &["hen.default.lb.internal."], &[])),
+        with_ports(&[], link("default", "hen", &["egg.default.lb.internal."], &[])),
+    ]);
+    assert_eq!(
+        ask(&store, "_http._tcp.one.default.lb.internal. SRV"),
+        "NoError | _http._tcp.one.default.lb.internal. 5 IN SRV 0 100 80 ips.default.lb.internal. |  | \
+         ips.default.lb.internal. 5 IN A 192.0.2.1"
+    );
+    assert_eq!(
+        ask(&store, "_http._tcp.out.default.lb.internal. SRV"),
+        "NoError | _http._tcp.out.default.lb.internal. 5 IN SRV 0 100 80 a.example. |  | "
+    );
+    // There is no end: it is at least given soon.
+    assert!(ask(&store, "_http._tcp.egg.default.lb.internal. SRV").starts_with("NoError | _http._tcp.egg"));
+}
