@@ -1,6 +1,7 @@
 //! Messages in a stream of bytes, each behind its length (RFC 1035 section 4.2.2). Neither direction
 //! keeps memory while there is nothing in it.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
@@ -8,7 +9,8 @@ use std::pin::Pin;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Instant;
 
-use super::places::{Answer, Held};
+use super::places::Answer;
+use crate::dns::shares::Share;
 
 /// The longest question that is taken.
 const MAX_QUESTION: usize = 4096;
@@ -80,33 +82,46 @@ impl Input {
 /// What is on its way to a client.
 #[derive(Debug, Default)]
 pub(super) struct Output {
-    bytes: Vec<u8>,
+    /// What is written first, if writing has begun.
+    batch: Batch,
     written: usize,
-    held: Vec<Held>,
     since: Option<Instant>,
-    /// What has been added since then.
-    next: Vec<u8>,
-    next_held: Vec<Held>,
+    next: VecDeque<Batch>,
+    /// Bytes of all of them.
+    size: usize,
+}
+
+/// Answers that are written together: it ends with the one that makes it [`FULL`]. So the time that
+/// a client is given for it is for one big answer, or for as many small ones.
+#[derive(Debug, Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    held: Vec<Share>,
 }
 
 impl Output {
     /// Adds an answer. There is none that doesn't fit.
     pub fn push(&mut self, answer: Answer) {
         let Ok(length) = u16::try_from(answer.bytes.len()) else { return };
-        self.next.extend_from_slice(&length.to_be_bytes());
-        self.next.extend_from_slice(&answer.bytes);
-        self.next_held.extend(answer.held);
+        if self.next.back().is_none_or(|last| last.bytes.len() >= FULL) {
+            self.next.push_back(Batch::default());
+        }
+        if let Some(last) = self.next.back_mut() {
+            last.bytes.extend_from_slice(&length.to_be_bytes());
+            last.bytes.extend_from_slice(&answer.bytes);
+            last.held.extend(answer.held);
+        }
+        self.size += 2 + answer.bytes.len();
     }
 
     /// Writes all of it. Nothing is lost or written twice when this is dropped and called again.
     pub async fn write(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         while !self.is_empty() {
             if self.since.is_none() {
-                self.bytes = std::mem::take(&mut self.next);
-                self.held = std::mem::take(&mut self.next_held);
+                self.batch = self.next.pop_front().unwrap_or_default();
                 self.since = Some(Instant::now());
             }
-            while let Some(rest) = self.bytes.get(self.written..).filter(|rest| !rest.is_empty()) {
+            while let Some(rest) = self.batch.bytes.get(self.written..).filter(|rest| !rest.is_empty()) {
                 match writer.write(rest).await? {
                     0 => return Err(io::ErrorKind::WriteZero.into()),
                     written => self.written += written,
@@ -114,9 +129,10 @@ impl Output {
             }
             // TLS has buffers of its own.
             writer.flush().await?;
-            (self.bytes, self.written, self.since) = (Vec::new(), 0, None);
-            self.held.clear();
+            self.size -= self.batch.bytes.len();
+            (self.batch, self.written, self.since) = Default::default();
         }
+        *self = Self::default();
         Ok(())
     }
 
@@ -127,11 +143,70 @@ impl Output {
 
     /// Whether nothing should be added just now.
     pub fn is_full(&self) -> bool {
-        self.bytes.len() + self.next.len() >= FULL
+        self.size >= FULL
     }
 
-    /// Since when the client should have been reading.
+    /// Since when the client should have been reading what comes first.
     pub fn since(&self) -> Option<Instant> {
         self.since
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, duplex};
+
+    use super::*;
+
+    /// Writes answers of these sizes to a client that takes so many bytes a second, and returns the longest
+    /// that it was given for any of them.
+    async fn longest_wait(sizes: impl IntoIterator<Item = usize>, bytes_per_second: usize) -> Duration {
+        let (mut client, mut server) = duplex(64);
+        let mut output = Output::default();
+        for size in sizes {
+            output.push(Answer { bytes: vec![0; size], held: None });
+        }
+        let reading = tokio::spawn(async move {
+            let mut bytes = vec![0; bytes_per_second];
+            while client.read_exact(&mut bytes).await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let mut longest = Duration::ZERO;
+        while !output.is_empty() {
+            let step = tokio::time::timeout(Duration::from_millis(100), output.write(&mut server));
+            if let Ok(written) = step.await {
+                written.unwrap();
+            }
+            longest = longest.max(output.since().map_or(Duration::ZERO, |since| since.elapsed()));
+        }
+        drop(server);
+        reading.await.unwrap();
+        longest
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_reads_big_answers_steadily_has_time_for_each_of_them() {
+        let longest = longest_wait([60_000; 20], 30_000).await;
+        assert!(longest < Duration::from_secs(3), "{longest:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_small_answers_one_by_one_has_no_more_time_than_for_a_big_one() {
+        let longest = longest_wait([60; 60], 62).await;
+        assert!(longest > Duration::from_secs(55), "{longest:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_once_all_is_written() {
+        let mut output = Output::default();
+        output.push(Answer { bytes: vec![0; 9000], held: None });
+        output.push(Answer { bytes: vec![0; 20], held: None });
+        assert!(output.is_full());
+        output.write(&mut tokio::io::sink()).await.unwrap();
+        assert!(output.is_empty() && !output.is_full());
+        assert_eq!(output.next.capacity(), 0);
     }
 }
