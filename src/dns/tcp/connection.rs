@@ -102,7 +102,7 @@ impl Session {
             let written = futures::poll!(pin!(self.output.write(&mut writer)));
             if let Poll::Ready(written) = written {
                 written?;
-                if self.may_take() {
+                if !self.output.is_empty() || self.may_take() {
                     continue;
                 }
             }

@@ -234,6 +234,37 @@ async fn who_reads_slowly_but_reads_gets_every_answer() {
     serving.await.unwrap().unwrap();
 }
 
+/// Gives answers of these sizes to a client that reads so many bytes a second, and says how it ends.
+async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
+    let (mut client, server) = duplex(64);
+    let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
+    for size in sizes {
+        session.output.push(Answer { bytes: vec![0; *size], held: None });
+    }
+    let mut rest: usize = sizes.iter().map(|size| size + 2).sum();
+    let read = async move {
+        let mut bytes = vec![0; bytes_per_second];
+        while rest > 0 && client.read_exact(&mut bytes[..rest.min(bytes_per_second)]).await.is_ok() {
+            rest = rest.saturating_sub(bytes_per_second);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let (ended, ()) = tokio::join!(session.run(server, std::future::pending()), read);
+    ended
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_reads_big_answers_steadily_has_time_for_each_of_them() {
+    given(&[60_000; 20], 30_000).await.unwrap();
+    assert!(is_timeout(given(&[60_000; 20], 10_000).await));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_small_answers_one_by_one_has_no_more_time_than_for_a_big_one() {
+    given(&[60; 60], 1000).await.unwrap();
+    assert!(is_timeout(given(&[60; 60], 62).await));
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_asked_before_the_end_is_answered() {
     let (mut client, serving, stop) = connected(4096);
