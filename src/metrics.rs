@@ -112,6 +112,10 @@ pub struct Metrics {
     pub tcp_refused: IntCounter,
     /// Idle TCP connections that were closed because there were too many.
     pub tcp_evicted: IntCounter,
+    /// TCP questions that failed because too many wait for an upstream.
+    pub tcp_busy: IntCounter,
+    /// TCP connections that were closed because too many big answers aren't read.
+    pub tcp_unread: IntCounter,
     /// UDP questions that were dropped, by `reason`: see [`Dropped`].
     udp_dropped: IntCounterVec,
 }
@@ -218,6 +222,14 @@ impl Metrics {
                 "lb_linker_dns_tcp_evicted_total",
                 "Idle TCP connections that were closed because there were too many.",
             )?,
+            tcp_busy: IntCounter::new(
+                "lb_linker_dns_tcp_busy_total",
+                "TCP questions that failed because too many wait for an upstream.",
+            )?,
+            tcp_unread: IntCounter::new(
+                "lb_linker_dns_tcp_unread_total",
+                "TCP connections that were closed because too many big answers aren't read.",
+            )?,
             udp_dropped: IntCounterVec::new(
                 Opts::new(
                     "lb_linker_dns_udp_dropped_total",
@@ -258,6 +270,8 @@ impl Metrics {
         registry.register(Box::new(metrics.stale_answers.clone()))?;
         registry.register(Box::new(metrics.tcp_refused.clone()))?;
         registry.register(Box::new(metrics.tcp_evicted.clone()))?;
+        registry.register(Box::new(metrics.tcp_busy.clone()))?;
+        registry.register(Box::new(metrics.tcp_unread.clone()))?;
         registry.register(Box::new(metrics.udp_dropped.clone()))?;
         for reason in Dropped::ALL {
             metrics.udp_dropped.with_label_values(&[reason.label()]);

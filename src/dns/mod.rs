@@ -16,6 +16,7 @@ pub mod probes;
 pub mod question;
 pub mod resolver;
 mod respond;
+mod shares;
 pub mod tcp;
 pub mod tls;
 pub mod udp;
@@ -26,9 +27,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
 
 /// How long a listener rests when there are no files or memory for more.
 const REST: Duration = Duration::from_millis(100);
+
+/// Returns how many files the process may have open now.
+fn max_files() -> usize {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
+}
 
 /// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like
 /// `::ffff:192.0.2.1` (RFC 4291 section 2.5.5.2).

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::Record;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -121,19 +122,22 @@ impl Resolver {
             Some(_) => wanted.until.min(Instant::now() + PATIENCE.saturating_sub(flight.age())),
             None => wanted.until,
         };
-        match (timeout_at(until, flight.landed()).await, last) {
-            (Ok(Ok(message)), _) => Ok(Known {
-                message: self.first_given(&message, question.room),
-                age: Duration::ZERO,
-                stale: false,
-            }),
-            (late_or_failed, Some(last)) => {
+        let landed = if until <= Instant::now() {
+            flight.landed().now_or_never()
+        } else {
+            timeout_at(until, flight.landed()).await.ok()
+        };
+        match (landed, last) {
+            (Some(Ok(message)), _) => {
+                let message = self.first_given(&message, question.room);
+                Ok(Known { message, age: Duration::ZERO, stale: false })
+            }
+            (_, Some(last)) => {
                 self.memory.set_failing(&key, true);
-                drop(late_or_failed);
                 Ok(self.given(&last, question.room))
             }
-            (Ok(Err(error)), None) => Err(error),
-            (Err(_), None) => Err(ForwardError::Late),
+            (Some(Err(error)), None) => Err(error),
+            (None, None) => Err(ForwardError::Late),
         }
     }
 

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use hickory_server::net::xfer::Protocol;
 use nix::cmsg_space;
 use nix::libc;
@@ -20,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::handler::Handler;
-use super::{REST, bind_with, is_fatal, is_shortage};
+use super::shares::Shares;
+use super::{REST, bind_with, is_fatal, is_shortage, unmapped};
 use crate::metrics::Dropped;
 
 /// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
@@ -28,6 +30,8 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// Questions of a socket that wait for an upstream. More than an upstream takes at once: it refuses
 /// what is beyond its own bound, so that this one is only for what waits without asking.
 const MAX_WAITING: usize = 4096;
+/// Datagrams that are still taken at the end; the kernel's queue holds fewer.
+const MAX_LAST: usize = 4096;
 
 /// Opens a socket for DNS over UDP.
 ///
@@ -57,19 +61,40 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     })
 }
 
-/// Serves a socket until `stop`; then lets the answers under way go out.
+/// Serves a socket until `stop`; then answers what the kernel has already, and lets the answers under
+/// way go out.
 ///
 /// # Errors
 /// If the socket is broken.
 pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationToken) -> io::Result<()> {
-    let socket = Arc::new(socket);
-    let mut waiting = JoinSet::new();
-    let mut lost = 0;
-    let mut buffer = vec![0; usize::from(u16::MAX)];
-    loop {
-        let (length, peer) = tokio::select! {
-            received = receive(&socket, &mut buffer) => match received {
-                Ok(received) => received,
+    Server::new(socket, handler, MAX_WAITING).serve(stop).await
+}
+
+struct Server {
+    socket: Arc<UdpSocket>,
+    handler: Arc<Handler>,
+    /// Questions that wait for an upstream, and whose they are.
+    waiting: JoinSet<()>,
+    shares: Arc<Shares>,
+    /// Datagrams that the kernel has dropped so far.
+    lost: u32,
+}
+
+impl Server {
+    fn new(socket: UdpSocket, handler: Arc<Handler>, max_waiting: usize) -> Self {
+        let (socket, shares) = (Arc::new(socket), Shares::new(max_waiting));
+        Self { socket, handler, waiting: JoinSet::new(), shares, lost: 0 }
+    }
+
+    async fn serve(mut self, stop: CancellationToken) -> io::Result<()> {
+        let mut buffer = vec![0; usize::from(u16::MAX)];
+        loop {
+            let received = tokio::select! {
+                received = receive(&self.socket, &mut buffer) => received,
+                () = stop.cancelled() => break,
+            };
+            match received {
+                Ok((length, peer)) => self.take(&buffer[..length], peer),
                 Err(error) if is_fatal(&error) => return Err(error),
                 // An earlier answer of ours found nobody (ICMP), or memory is short just now.
                 Err(error) => {
@@ -77,31 +102,42 @@ pub async fn serve(socket: UdpSocket, handler: Arc<Handler>, stop: CancellationT
                     if is_shortage(&error) {
                         tokio::time::sleep(REST).await;
                     }
-                    continue;
                 }
-            },
-            () = stop.cancelled() => break,
-        };
-        // The kernel tells how many it has dropped so far.
-        if peer.lost != lost {
-            handler.metrics.dropped(Dropped::Queue, peer.lost.wrapping_sub(lost));
-            lost = peer.lost;
-        }
-        while waiting.try_join_next().is_some() {}
-        let reply = Reply { socket: Arc::clone(&socket), peer };
-        let message = buffer[..length].to_vec();
-        let mut answering = Box::pin(answer(Arc::clone(&handler), message, reply));
-        // What we know is answered here and now; only who waits for an upstream gets a task.
-        if futures::poll!(&mut answering).is_pending() {
-            if waiting.len() < MAX_WAITING {
-                waiting.spawn(answering);
-            } else {
-                handler.metrics.dropped(Dropped::Busy, 1);
             }
         }
+        for _ in 0..MAX_LAST {
+            match receive_now(&self.socket, &mut buffer) {
+                Ok(Some((length, peer))) => self.take(&buffer[..length], peer),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_fatal(&error) => break,
+                Ok(None) | Err(_) => {}
+            }
+        }
+        while self.waiting.join_next().await.is_some() {}
+        Ok(())
     }
-    while waiting.join_next().await.is_some() {}
-    Ok(())
+
+    /// Answers a message now, or later if it has to wait for an upstream.
+    fn take(&mut self, message: &[u8], peer: Peer) {
+        if peer.lost != self.lost {
+            self.handler.metrics.dropped(Dropped::Queue, peer.lost.wrapping_sub(self.lost));
+            self.lost = peer.lost;
+        }
+        while self.waiting.try_join_next().is_some() {}
+        let reply = Reply { socket: Arc::clone(&self.socket), peer };
+        let mut answering = Box::pin(answer(Arc::clone(&self.handler), message.to_vec(), reply));
+        // What we know is answered here and now; only who waits for an upstream gets a task.
+        if (&mut answering).now_or_never().is_some() {
+            return;
+        }
+        let Some(share) = self.shares.take(unmapped(peer.address).ip(), 1) else {
+            self.handler.metrics.dropped(Dropped::Busy, 1);
+            return;
+        };
+        self.waiting.spawn(async move {
+            answering.await;
+            drop(share);
+        });
+    }
 }
 
 async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
@@ -203,5 +239,132 @@ impl Reply {
             (SocketAddr::V6(to), _) => sendmsg(fd, &parts, &[], flags, Some(&SockaddrIn6::from(to)))?,
         };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use hickory_proto::op::{Message, Query};
+    use hickory_proto::rr::{Name, RecordType};
+    use tokio::time::timeout;
+    use tokio_util::task::AbortOnDropHandle;
+
+    use super::*;
+    use crate::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
+    use crate::dns::resolver::Resolver;
+    use crate::dns::zone::Zone;
+    use crate::metrics::Metrics;
+    use crate::store::{Departed, Store};
+
+    const KNOWN: &str = "web.lb.internal.";
+    const SLOW: &str = "slow.example.";
+
+    /// What answers, with an upstream that doesn't.
+    async fn handler() -> (Arc<Handler>, UdpSocket) {
+        let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let upstream = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let forward = Arc::new(Forward::new(vec![upstream], ForwardOptions::default()));
+        let handler = Handler {
+            zones: [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into(),
+            store: Arc::new(Store::new(Departed::Kept)),
+            targets: Arc::default(),
+            resolver: Some(Arc::new(Resolver::new(forward, None, Arc::new(Metrics::new().unwrap())))),
+            metrics: Arc::new(Metrics::new().unwrap()),
+            server: "dns://:53".to_owned(),
+        };
+        (Arc::new(handler), silent)
+    }
+
+    async fn client(last: u8, server: SocketAddr) -> UdpSocket {
+        let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, last), 0)).await.unwrap();
+        socket.connect(server).await.unwrap();
+        socket
+    }
+
+    async fn ask(socket: &UdpSocket, name: &str) {
+        let mut message = Message::query();
+        message.metadata.recursion_desired = true;
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+        socket.send(&message.to_vec().unwrap()).await.unwrap();
+    }
+
+    async fn answered(socket: &UdpSocket) {
+        let answer = timeout(Duration::from_secs(60), socket.recv(&mut [0; 1232])).await;
+        answer.expect("an answer").unwrap();
+    }
+
+    fn busy(handler: &Handler) -> f64 {
+        let page = handler.metrics.render(&handler.store).unwrap();
+        let value =
+            |line: &str| line.strip_prefix("lb_linker_dns_udp_dropped_total{reason=\"busy\"} ")?.parse().ok();
+        page.lines().find_map(value).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_questions_wait_leaves_room_for_those_of_others() {
+        let (handler, _silent) = handler().await;
+        let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = socket.local_addr().unwrap();
+        let server = Server::new(socket, Arc::clone(&handler), 16);
+        let _serving = AbortOnDropHandle::new(tokio::spawn(server.serve(CancellationToken::new())));
+        let (greedy, modest) = (client(1, address).await, client(2, address).await);
+        for _ in 0..20 {
+            ask(&greedy, SLOW).await;
+        }
+        // Questions are taken in their order.
+        ask(&greedy, KNOWN).await;
+        answered(&greedy).await;
+        assert_eq!(busy(&handler), 12.0, "it has half");
+        for _ in 0..4 {
+            ask(&modest, SLOW).await;
+        }
+        ask(&modest, KNOWN).await;
+        answered(&modest).await;
+        assert_eq!(busy(&handler), 12.0);
+    }
+
+    #[tokio::test]
+    async fn what_had_come_when_told_to_stop_is_answered() {
+        let (handler, _silent) = handler().await;
+        let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let client = client(1, socket.local_addr().unwrap()).await;
+        for _ in 0..50 {
+            ask(&client, KNOWN).await;
+        }
+        let stop = CancellationToken::new();
+        stop.cancel();
+        serve(socket, handler, stop).await.unwrap();
+        for _ in 0..50 {
+            answered(&client).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
+        const CROWD: usize = 200;
+        let (handler, _silent) = handler().await;
+        let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let client = client(1, socket.local_addr().unwrap()).await;
+        for _ in 0..CROWD {
+            ask(&client, KNOWN).await;
+        }
+        let stop = CancellationToken::new();
+        let _serving = AbortOnDropHandle::new(tokio::spawn(serve(socket, handler, stop)));
+        // One thread: by the time it is this task's turn again, what has been answered was answered in one go.
+        let at_once = || std::iter::from_fn(|| client.try_recv(&mut [0; 1232]).ok()).count();
+        let mut most = 0;
+        let all = async {
+            let mut all = 0;
+            while all < CROWD {
+                tokio::task::yield_now().await;
+                let answered = at_once();
+                (most, all) = (most.max(answered), all + answered);
+            }
+        };
+        timeout(Duration::from_secs(60), all).await.expect("all answers");
+        assert!(most <= 128, "{most} at once");
     }
 }

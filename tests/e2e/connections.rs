@@ -135,7 +135,7 @@ async fn ten_thousand_idle_connections_and_a_thousand_half_questions_lock_nobody
 #[tokio::test]
 async fn one_client_has_a_thousand_connections_and_no_more() {
     let files = files();
-    if files < 4 * MAX_OF_A_CLIENT {
+    if files < 8 * MAX_OF_A_CLIENT {
         eprintln!("connections: only {files} files may be open: nothing is tested");
         return;
     }

@@ -20,6 +20,7 @@ use tracing::debug;
 
 use super::health::Upstream;
 use super::pool::Connection;
+use crate::dns::is_shortage;
 use crate::dns::question::Question;
 use crate::dns::wire::{Reply, reply_to};
 
@@ -95,7 +96,10 @@ pub(super) async fn exchange(
     let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     if let Err(error) = &answer {
         debug!("upstream {}: {error}", upstream.endpoint);
-        upstream.suspect();
+        // That we have no socket for it says nothing about it.
+        if !is_shortage(error) {
+            upstream.suspect();
+        }
     }
     answer
 }

@@ -1,6 +1,7 @@
 //! Messages in a stream of bytes, each behind its length (RFC 1035 section 4.2.2). Neither direction
 //! keeps memory while there is nothing in it.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
@@ -8,7 +9,8 @@ use std::pin::Pin;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Instant;
 
-use super::places::{Answer, Held};
+use super::places::Answer;
+use crate::dns::shares::Share;
 
 /// The longest question that is taken.
 const MAX_QUESTION: usize = 4096;
@@ -80,42 +82,57 @@ impl Input {
 /// What is on its way to a client.
 #[derive(Debug, Default)]
 pub(super) struct Output {
-    bytes: Vec<u8>,
+    /// What is written first, if writing has begun.
+    batch: Batch,
     written: usize,
-    held: Vec<Held>,
     since: Option<Instant>,
-    /// What has been added since then.
-    next: Vec<u8>,
-    next_held: Vec<Held>,
+    next: VecDeque<Batch>,
+    /// Bytes of all of them.
+    size: usize,
+}
+
+/// Answers that are written together: it ends with the one that makes it [`FULL`]. So the time that
+/// a client is given for it is for one big answer, or for as many small ones.
+#[derive(Debug, Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    held: Vec<Share>,
 }
 
 impl Output {
     /// Adds an answer. There is none that doesn't fit.
     pub fn push(&mut self, answer: Answer) {
         let Ok(length) = u16::try_from(answer.bytes.len()) else { return };
-        self.next.extend_from_slice(&length.to_be_bytes());
-        self.next.extend_from_slice(&answer.bytes);
-        self.next_held.extend(answer.held);
+        if self.next.back().is_none_or(|last| last.bytes.len() >= FULL) {
+            self.next.push_back(Batch::default());
+        }
+        if let Some(last) = self.next.back_mut() {
+            last.bytes.extend_from_slice(&length.to_be_bytes());
+            last.bytes.extend_from_slice(&answer.bytes);
+            last.held.extend(answer.held);
+        }
+        self.size += 2 + answer.bytes.len();
     }
 
-    /// Writes all of it. Nothing is lost or written twice when this is dropped and called again.
+    /// Writes what comes first, which [`Output::since`] is about. Nothing is lost or written twice when
+    /// this is dropped and called again.
     pub async fn write(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
-        while !self.is_empty() {
-            if self.since.is_none() {
-                self.bytes = std::mem::take(&mut self.next);
-                self.held = std::mem::take(&mut self.next_held);
-                self.since = Some(Instant::now());
+        if self.since.is_none() {
+            let Some(batch) = self.next.pop_front() else { return Ok(()) };
+            (self.batch, self.since) = (batch, Some(Instant::now()));
+        }
+        while let Some(rest) = self.batch.bytes.get(self.written..).filter(|rest| !rest.is_empty()) {
+            match writer.write(rest).await? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                written => self.written += written,
             }
-            while let Some(rest) = self.bytes.get(self.written..).filter(|rest| !rest.is_empty()) {
-                match writer.write(rest).await? {
-                    0 => return Err(io::ErrorKind::WriteZero.into()),
-                    written => self.written += written,
-                }
-            }
-            // TLS has buffers of its own.
-            writer.flush().await?;
-            (self.bytes, self.written, self.since) = (Vec::new(), 0, None);
-            self.held.clear();
+        }
+        // TLS has buffers of its own.
+        writer.flush().await?;
+        self.size -= self.batch.bytes.len();
+        (self.batch, self.written, self.since) = Default::default();
+        if self.next.is_empty() {
+            *self = Self::default();
         }
         Ok(())
     }
@@ -127,11 +144,30 @@ impl Output {
 
     /// Whether nothing should be added just now.
     pub fn is_full(&self) -> bool {
-        self.bytes.len() + self.next.len() >= FULL
+        self.size >= FULL
     }
 
-    /// Since when the client should have been reading.
+    /// Since when the client should have been reading what comes first.
     pub fn since(&self) -> Option<Instant> {
         self.since
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_kept_once_all_is_written() {
+        let mut output = Output::default();
+        output.push(Answer { bytes: vec![0; 9000], held: None });
+        output.push(Answer { bytes: vec![0; 20], held: None });
+        assert!(output.is_full());
+        assert_eq!(output.next.len(), 2);
+        while !output.is_empty() {
+            output.write(&mut tokio::io::sink()).await.unwrap();
+        }
+        assert!(!output.is_full());
+        assert_eq!(output.next.capacity(), 0);
     }
 }

@@ -1,25 +1,24 @@
-//! What connections share, and who gets how much of it: nobody may take so much that there is
-//! nothing left for others.
+//! The places of connections, and what else connections share.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::{AbortHandle, AbortRegistration};
-use nix::sys::resource::{Resource, getrlimit};
 use tracing::warn;
 
-use crate::dns::unmapped;
+use crate::dns::shares::{Share, Shares};
+use crate::dns::{max_files, unmapped};
 use crate::metrics::Metrics;
 
 /// Connections at once, and never more than half of the files that the process may have open: the
 /// upstream, the API server and the probes need some too.
 const MAX_CONNECTIONS: usize = 10_000;
-/// Connections of one client address at once. A NodeLocal cache is one client, and needs a
-/// connection for each question that is under way.
+/// Connections of one client address at once, and never more than a quarter of all. A NodeLocal cache
+/// is one client, and needs a connection for each question that is under way.
 ///
 /// An IPv6 client is an address, too, and not a /64: in a cluster a /64 is a subnet full of nodes,
 /// or all Pods of a node. Whoever has a whole /64 to themselves can close others' idle connections,
@@ -40,15 +39,19 @@ const QUIET: Duration = Duration::from_secs(60);
 pub struct Places {
     metrics: Arc<Metrics>,
     max_connections: usize,
+    max_of_a_client: usize,
     state: Mutex<State>,
-    unread: AtomicUsize,
+    /// Questions under way beside the first of each connection.
+    waiting: Arc<Shares>,
+    /// Bytes of big answers.
+    unread: Arc<Shares>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     open: usize,
-    waiting: usize,
-    clients: HashMap<IpAddr, Client>,
+    /// The connections of each client that has any.
+    clients: HashMap<IpAddr, usize>,
     /// The connections that wait for their clients, those that have waited longest first.
     idle: BTreeMap<u64, Idle>,
     next_turn: u64,
@@ -56,12 +59,6 @@ struct State {
     refused: u64,
     evicted: u64,
     said: Option<Instant>,
-}
-
-#[derive(Debug, Default)]
-struct Client {
-    connections: usize,
-    waiting: usize,
 }
 
 #[derive(Debug)]
@@ -74,13 +71,18 @@ impl Places {
     /// Returns the places of a process, as many as its limit of open files allows now.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        let files = getrlimit(Resource::RLIMIT_NOFILE)
-            .map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX));
-        Self::with(metrics, MAX_CONNECTIONS.min(files / 2))
+        Self::with(metrics, MAX_CONNECTIONS.min(max_files() / 2))
     }
 
-    fn with(metrics: Arc<Metrics>, max_connections: usize) -> Self {
-        Self { metrics, max_connections, state: Mutex::default(), unread: AtomicUsize::new(0) }
+    pub(super) fn with(metrics: Arc<Metrics>, max_connections: usize) -> Self {
+        Self {
+            metrics,
+            max_connections,
+            max_of_a_client: (max_connections / 4).clamp(1, MAX_OF_A_CLIENT),
+            state: Mutex::default(),
+            waiting: Shares::new(MAX_WAITING),
+            unread: Shares::new(MAX_UNREAD),
+        }
     }
 
     /// Gives a new connection a place. Where there is none, the connection that has been idle
@@ -95,7 +97,7 @@ impl Places {
         let (connection, registration) = AbortHandle::new_pair();
         let mut state = self.lock();
         let full = state.open >= self.max_connections;
-        let refused = state.clients.get(&client).is_some_and(|client| client.connections >= MAX_OF_A_CLIENT)
+        let refused = state.clients.get(&client).is_some_and(|has| *has >= self.max_of_a_client)
             || full && state.idle.is_empty();
         if refused {
             self.metrics.tcp_refused.inc();
@@ -108,7 +110,7 @@ impl Places {
                 longest.connection.abort();
             }
             state.open += 1;
-            state.clients.entry(client).or_default().connections += 1;
+            *state.clients.entry(client).or_default() += 1;
         }
         let news = if refused || full { state.take_news() } else { None };
         drop(state);
@@ -121,25 +123,26 @@ impl Places {
         if refused {
             return None;
         }
-        let mut place = Place { places: Arc::clone(self), client, connection, turn: Turn::Working, extra: 0 };
+        let (places, extra) = (Arc::clone(self), self.waiting.of(client));
+        let mut place = Place { places, client, connection, turn: Turn::Working, extra };
         place.rest();
         Some((place, registration))
     }
 
-    /// Makes room for an answer until its client has read it.
+    /// Makes room for an answer until this client has read it.
     ///
     /// # Errors
     /// If there is too much that isn't read.
-    pub fn hold(self: &Arc<Self>, bytes: Vec<u8>) -> io::Result<Answer> {
-        let size = bytes.len();
-        if size <= SMALL {
+    pub fn hold(&self, client: SocketAddr, bytes: Vec<u8>) -> io::Result<Answer> {
+        if bytes.len() <= SMALL {
             return Ok(Answer { bytes, held: None });
         }
-        let more = |unread: usize| Some(unread + size).filter(|sum| *sum <= MAX_UNREAD);
-        match self.unread.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Answer { bytes, held: Some(Held { places: Arc::clone(self), size }) }),
-            Err(_) => Err(io::Error::other("too many answers that aren't read")),
+        let held = self.unread.take(unmapped(client).ip(), bytes.len());
+        if held.is_none() {
+            self.metrics.tcp_unread.inc();
+            return Err(io::Error::other("too many answers that aren't read"));
         }
+        Ok(Answer { bytes, held })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -150,15 +153,11 @@ impl Places {
 impl State {
     fn leave(&mut self, client: IpAddr) {
         self.open -= 1;
-        self.of(client, |client| client.connections -= 1);
-    }
-
-    /// Changes what is known of a client, and forgets who has nothing.
-    fn of(&mut self, ip: IpAddr, change: impl FnOnce(&mut Client)) {
-        let client = self.clients.entry(ip).or_default();
-        change(client);
-        if client.connections == 0 && client.waiting == 0 {
-            self.clients.remove(&ip);
+        if let Entry::Occupied(mut connections) = self.clients.entry(client) {
+            *connections.get_mut() -= 1;
+            if *connections.get() == 0 {
+                connections.remove();
+            }
         }
     }
 
@@ -179,7 +178,7 @@ pub struct Place {
     connection: AbortHandle,
     turn: Turn,
     /// Questions that may be under way beside the first.
-    extra: usize,
+    extra: Share,
 }
 
 /// Where a connection stands among those that may have to go.
@@ -205,7 +204,7 @@ impl Place {
         if self.turn == Turn::Evicted {
             return;
         }
-        self.set_extra(&mut state, 0);
+        self.extra.resize(0);
         let turn = state.next_turn;
         state.next_turn += 1;
         state.idle.insert(turn, Idle { client: self.client, connection: self.connection.clone() });
@@ -220,31 +219,10 @@ impl Place {
         }
     }
 
-    /// Reserves a place for this many questions beside the first, or gives back those beyond.
-    ///
-    /// A client may have as many as are left for the others: one takes half, the next half of the
-    /// rest, and whoever comes after them still finds some.
+    /// Reserves a place for this many questions beside the first, or gives back those beyond; returns
+    /// whether the client may have as many.
     pub fn reserve(&mut self, extra: usize) -> bool {
-        if extra != self.extra {
-            let places = Arc::clone(&self.places);
-            let mut state = places.lock();
-            let more = extra.saturating_sub(self.extra);
-            let own = state.clients.get(&self.client).map_or(0, |client| client.waiting);
-            if more > 0 && own + state.waiting + 2 * more > MAX_WAITING {
-                return false;
-            }
-            self.set_extra(&mut state, extra);
-        }
-        true
-    }
-
-    fn set_extra(&mut self, state: &mut State, extra: usize) {
-        if extra != self.extra {
-            state.waiting = state.waiting - self.extra + extra;
-            let had = self.extra;
-            state.of(self.client, |client| client.waiting = client.waiting - had + extra);
-            self.extra = extra;
-        }
+        self.extra.resize(extra)
     }
 
     fn leave_turn(&mut self, state: &mut State) {
@@ -259,7 +237,6 @@ impl Drop for Place {
         let places = Arc::clone(&self.places);
         let mut state = places.lock();
         self.leave_turn(&mut state);
-        self.set_extra(&mut state, 0);
         if self.turn == Turn::Working {
             state.leave(self.client);
         }
@@ -272,20 +249,7 @@ pub struct Answer {
     /// The message.
     pub bytes: Vec<u8>,
     /// Its share of what may be unread.
-    pub held: Option<Held>,
-}
-
-/// A share of what may be unread, until this is dropped.
-#[derive(Debug)]
-pub struct Held {
-    places: Arc<Places>,
-    size: usize,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.places.unread.fetch_sub(self.size, Ordering::Relaxed);
-    }
+    pub held: Option<Share>,
 }
 
 #[cfg(test)]
@@ -336,48 +300,44 @@ mod tests {
 
     #[test]
     fn a_client_has_a_limit_of_its_own_whichever_way_its_address_is_written() {
-        let places = places(10 * MAX_OF_A_CLIENT);
-        let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();
-        let all: Vec<_> =
-            (0..MAX_OF_A_CLIENT).map(|i| places.admit([client(1), mapped][i % 2]).unwrap()).collect();
-        assert!(places.admit(client(1)).is_none());
-        assert!(places.admit(mapped).is_none());
-        assert!(places.admit(client(2)).is_some());
-        drop(all);
-        assert!(places.lock().clients.is_empty());
-        assert!(places.admit(client(1)).is_some());
+        // Where there are few places, a quarter of them.
+        for (max, limit) in [(10 * MAX_OF_A_CLIENT, MAX_OF_A_CLIENT), (128, 32)] {
+            let places = places(max);
+            let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();
+            let all: Vec<_> = (0..limit).map(|i| places.admit([client(1), mapped][i % 2]).unwrap()).collect();
+            assert!(places.admit(client(1)).is_none());
+            assert!(places.admit(mapped).is_none());
+            assert!(places.admit(client(2)).is_some());
+            drop(all);
+            assert!(places.lock().clients.is_empty());
+            assert!(places.admit(client(1)).is_some());
+        }
     }
 
     #[test]
-    fn greedy_clients_leave_room_for_the_next() {
+    fn all_connections_of_a_client_share_what_may_wait() {
         let places = places(100);
-        let take = |place: &mut Place| {
-            let had = place.extra;
-            while place.reserve(place.extra + 1) {}
-            place.extra - had
-        };
-        let mut all: Vec<Place> = (1..=4).map(|last| places.admit(client(last)).unwrap().0).collect();
-        assert_eq!(take(&mut all[0]), MAX_WAITING / 2);
-        assert_eq!(take(&mut all[1]), MAX_WAITING / 4);
-        assert_eq!(take(&mut all[2]), MAX_WAITING / 8);
-        // A second connection doesn't help a client that has its share.
-        let (mut second, _) = places.admit(client(1)).unwrap();
-        assert_eq!(take(&mut second), 0);
-        assert!(all[0].reserve(1));
-        assert!(take(&mut all[3]) >= MAX_WAITING / 4);
-        all.clear();
-        drop(second);
-        assert_eq!(places.lock().waiting, 0);
+        let most = |place: &mut Place| (0..).take_while(|extra| place.reserve(*extra)).count() - 1;
+        let [mut first, mut second, mut other] = [1, 1, 2].map(|last| places.admit(client(last)).unwrap().0);
+        assert_eq!(most(&mut first), MAX_WAITING / 2);
+        assert_eq!(most(&mut second), 0);
+        assert_eq!(most(&mut other), MAX_WAITING / 4);
+        first.rest();
+        assert!(most(&mut second) > 0);
     }
 
     #[test]
-    fn big_answers_that_nobody_reads_have_a_bound_and_small_ones_pass() {
+    fn big_answers_that_a_client_does_not_read_leave_room_for_others_and_small_ones_pass() {
         let places = places(1);
         let big = || vec![0; usize::from(u16::MAX)];
-        let held: Vec<Answer> = std::iter::from_fn(|| places.hold(big()).ok()).collect();
-        assert_eq!(held.len(), MAX_UNREAD / usize::from(u16::MAX));
-        assert!(places.hold(vec![0; SMALL]).is_ok());
+        let hold_all =
+            |last| -> Vec<Answer> { std::iter::from_fn(|| places.hold(client(last), big()).ok()).collect() };
+        let most = MAX_UNREAD / usize::from(u16::MAX);
+        let held: Vec<Vec<Answer>> = (1..=3).map(hold_all).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
+        assert_eq!(places.metrics.tcp_unread.get(), 3);
+        assert!(places.hold(client(1), vec![0; SMALL]).is_ok());
         drop(held);
-        assert!(places.hold(big()).is_ok());
+        assert!(places.hold(client(1), big()).is_ok());
     }
 }
