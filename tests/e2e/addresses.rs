@@ -150,7 +150,7 @@ async fn an_endpoint_slice_of_somebody_else_is_reported_until_its_name_is_free()
     linker
         .line(&format!("external target {target}/{object}-ipv4 of link {namespace}/web is left alone"))
         .await;
-    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
+    linker.counts("lb_linker_conflicts", 1.0).await;
     slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.66"])).await;
 
     api.delete(&format!("{object}-ipv4"), &Default::default()).await.unwrap();

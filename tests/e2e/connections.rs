@@ -148,7 +148,7 @@ async fn one_client_has_a_thousand_connections_and_no_more() {
     for _ in 0..3 {
         ended(&mut connect(client(20), linker.dns).await).await;
     }
-    assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(3.0));
+    linker.counts("lb_linker_dns_tcp_refused_total", 3.0).await;
     // One line for all of them.
     linker.line(TOO_MANY).await;
     assert_eq!(linker.logged(TOO_MANY), 1);

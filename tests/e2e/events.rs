@@ -201,8 +201,8 @@ async fn a_name_that_somebody_else_has_is_a_conflict_on_the_load_balancer_that_w
     event(&plane, "y-z", "x", &lost).await;
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/{hashed} → b.example.com");
     event(&plane, "y-z", "x", &created).await;
-    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
-    assert_eq!(linker.metric("lb_linker_names_lost"), Some(1.0));
+    linker.counts("lb_linker_conflicts", 1.0).await;
+    linker.counts("lb_linker_names_lost", 1.0).await;
     assert!(linker.metric("lb_linker_reconciles_total{result=\"conflict\"}").unwrap() >= 1.0);
 
     // Nor is it news that they still are.
@@ -215,7 +215,7 @@ async fn a_name_that_somebody_else_has_is_a_conflict_on_the_load_balancer_that_w
     let seen: Vec<u64> = events(&plane, "default", "web").iter().map(|event| event.count).collect();
     assert_eq!(seen, [1]);
     assert_eq!(texts(&plane, "y-z", "x"), [lost, created]);
-    assert_eq!(linker.metric("lb_linker_names_lost"), Some(1.0));
+    linker.counts("lb_linker_names_lost", 1.0).await;
 }
 
 #[tokio::test]
@@ -377,7 +377,7 @@ async fn a_namespace_that_is_being_deleted_takes_no_events_and_nobody_minds() {
     let marker = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
     event(&plane, "default", "web", &marker).await;
     assert_eq!(texts(&plane, &going, "web"), [created]);
-    assert_eq!(linker.metric("lb_linker_events_dropped_total"), Some(1.0));
+    linker.counts("lb_linker_events_dropped_total", 1.0).await;
     assert_eq!(linker.logged(" Events "), 0, "{:#?}", linker.log());
 }
 

@@ -49,7 +49,7 @@ async fn a_list_of_external_targets_that_fails_at_first_still_says_what_a_blank_
     linker.ready().await;
     linker.line("503").await;
     assert_eq!(short(linker.dns, &format!("web.{namespace}.lb.internal. CNAME")).await, "a.example.com.");
-    assert_eq!(linker.metric("lb_linker_links{state=\"stale\"}"), Some(1.0));
+    linker.counts("lb_linker_links{state=\"stale\"}", 1.0).await;
 }
 
 #[tokio::test]

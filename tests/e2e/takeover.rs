@@ -251,7 +251,7 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
     linker.line(&format!("Service default/opted carries {FINALIZER} and will get stuck")).await;
     let orphan = linker.line(&format!("external target {TARGETS}/gone-default-ext is an orphan")).await;
     assert!(orphan.contains("no load balancer default/gone is followed"), "{orphan}");
-    assert_eq!(linker.metric("lb_linker_orphans"), Some(3.0));
+    linker.counts("lb_linker_orphans", 3.0).await;
     let lists: Vec<String> = plane
         .audit_events()
         .into_iter()
@@ -396,7 +396,7 @@ async fn an_orphan_is_one_until_its_load_balancer_is_selected() {
     let args = ["--upstream", "none", "--delete-delay", "0s", "--selection", "annotated"];
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.line(&format!("external target {target}/{object} is an orphan")).await;
-    assert_eq!(linker.metric("lb_linker_orphans"), Some(1.0));
+    linker.counts("lb_linker_orphans", 1.0).await;
     // `takeover` thinks the same.
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let flags = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];

@@ -127,7 +127,7 @@ async fn an_object_of_somebody_else_is_left_alone_and_reported_until_the_name_is
         .line(&format!("external target {target}/{object} of link {namespace}/web is left alone"))
         .await;
     assert!(line.contains("managed-by says \"helm\""), "{line}");
-    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
+    linker.counts("lb_linker_conflicts", 1.0).await;
     answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
     let after = cluster.get_service(&target, &object).await.unwrap();
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);

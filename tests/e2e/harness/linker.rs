@@ -159,6 +159,12 @@ impl Linker {
         page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
+    /// Waits until a metric has this value: a line of the log may come a moment before.
+    pub async fn counts(&self, name: &str, value: f64) {
+        eventually(&format!("{name} {value}"), || async { (self.metric(name) == Some(value)).then_some(()) })
+            .await;
+    }
+
     /// The writes that it has made, whatever came of them, without its Events, which may come late, and its Lease,
     /// which is renewed.
     pub fn writes(&self) -> f64 {
