@@ -192,7 +192,7 @@ fn start_dns(
     let resolver = (!upstreams.is_empty()).then(|| {
         let forward = Forward::new(upstreams, ForwardOptions::default());
         let cache = Cache::new(CacheOptions::capped(CACHE_TTL));
-        Arc::new(Resolver::new(Arc::new(forward), Some(cache), Arc::clone(metrics)))
+        Arc::new(Resolver::new(Arc::new(forward), Some(cache), metrics))
     });
     if let Some(resolver) = &resolver {
         let following = ahead::run(Arc::clone(store), Arc::clone(&zones), Arc::clone(resolver), stop.clone());

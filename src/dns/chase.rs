@@ -97,8 +97,10 @@ pub fn follow(
                 && rcode == ResponseCode::NoError
                 && authorities.is_empty()
                 && answer.authorities.iter().any(|record| record.record_type() == RecordType::NS);
-            // RFC 2308 section 2.2.1: without an SOA and with NS records it is no NODATA.
-            if referral { End::Lame } else { End::Here(rcode) }
+            // RFC 2308 section 2.2.1: without an SOA and with NS records it is no NODATA. Neither is what
+            // was cut off before it got there.
+            let cut = answer.metadata.truncation && !positive;
+            if referral || cut { End::Lame } else { End::Here(rcode) }
         }
         _ => End::Lame,
     };

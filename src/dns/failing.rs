@@ -1,6 +1,6 @@
 //! Which targets can't be resolved: said when it begins and when it ends, and not in a flood.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +15,8 @@ use crate::store::host_text;
 /// Lines in a minute: when all targets fail, the first ones say enough.
 const LINES: u32 = 20;
 const MINUTE: Duration = Duration::from_secs(60);
+/// How long one counts that nobody asks for any more.
+const STALE: Duration = Duration::from_secs(600);
 /// Targets that are known to fail, at most.
 const MAX_FAILING: usize = 10_000;
 
@@ -27,7 +29,8 @@ pub(super) struct Failing {
 
 #[derive(Debug)]
 struct State {
-    failing: HashSet<Key>,
+    /// And when that was last seen: nobody may ask for them any more.
+    failing: HashMap<Key, Instant>,
     /// Since when lines are counted, how many there were, and what wasn't said.
     since: Instant,
     lines: u32,
@@ -46,14 +49,24 @@ impl fmt::Display for Unsaid {
 impl Failing {
     /// Counts them in `number`.
     pub(super) fn new(number: IntGauge) -> Self {
-        let state = State { failing: HashSet::new(), since: Instant::now(), lines: 0, unsaid: 0 };
+        let state = State { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0 };
         Self { state: Mutex::new(state), number }
     }
 
     /// Takes in that a target can't be resolved.
     pub(super) fn failed(&self, key: &Key, question: &Question, why: impl fmt::Display) {
+        if !key.is_ordinary() {
+            return;
+        }
         let mut state = self.state();
-        if state.failing.len() < MAX_FAILING && state.failing.insert(key.clone()) {
+        let now = Instant::now();
+        if let Some(seen) = state.failing.get_mut(key) {
+            *seen = now;
+            return;
+        }
+        state.failing.retain(|_, seen| now.duration_since(*seen) < STALE);
+        if state.failing.len() < MAX_FAILING {
+            state.failing.insert(key.clone(), now);
             self.count(&state);
             if let Some(unsaid) = state.say() {
                 warn!("target {}: {why}{unsaid}", name_of(question));
@@ -64,7 +77,7 @@ impl Failing {
     /// Takes in that a target can be resolved.
     pub(super) fn well(&self, key: &Key, question: &Question) {
         let mut state = self.state();
-        if state.failing.remove(key) {
+        if state.failing.remove(key).is_some() {
             self.count(&state);
             if let Some(unsaid) = state.say() {
                 info!("target {}: it can be resolved again{unsaid}", name_of(question));
@@ -76,9 +89,16 @@ impl Failing {
     pub(super) fn forget(&self, name: &[u8]) {
         let mut state = self.state();
         if !state.failing.is_empty() {
-            state.failing.retain(|key| *key.name != *name);
+            state.failing.retain(|key, _| *key.name != *name);
             self.count(&state);
         }
+    }
+
+    /// Forgets all names.
+    pub(super) fn forget_all(&self) {
+        let mut state = self.state();
+        state.failing.clear();
+        self.count(&state);
     }
 
     fn count(&self, state: &State) {

@@ -207,7 +207,7 @@ mod tests {
             store: Arc::new(store),
             targets: Arc::default(),
             // Nobody: a question that gets that far fails.
-            resolver: Some(Arc::new(Resolver::new(forward, None, Arc::new(Metrics::new().unwrap())))),
+            resolver: Some(Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()))),
             metrics: Arc::new(Metrics::new().unwrap()),
             server: "dns://:53".to_owned(),
         }

@@ -19,6 +19,9 @@ const CAPACITY: usize = 65_536;
 /// How many bytes they may take, as far as they can be counted.
 const BYTES: usize = 64 << 20;
 
+/// How long an answer that leads back to us isn't taken in again.
+const YOUNG: Duration = Duration::from_secs(5);
+
 /// The TTL that a remembered answer is given with, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
 
@@ -52,43 +55,60 @@ impl Default for Memory {
 impl Memory {
     /// Takes in an answer about a target that is so old, if it is a good one.
     pub fn remember(&self, key: &Key, message: &Arc<Message>, age: Duration) {
-        if is_worth_it(key, message) {
-            self.keep(key, message, age);
+        let known = self.0.get(key);
+        if !known.is_some_and(|known| Arc::ptr_eq(&known.message, message)) && is_worth_it(key, message) {
+            self.put(key, message, age);
         }
     }
 
-    /// Takes in an answer about a target that is so old, whatever it says.
-    pub fn keep(&self, key: &Key, message: &Arc<Message>, age: Duration) {
-        if self.0.get(key).is_some_and(|known| Arc::ptr_eq(&known.message, message)) {
-            return;
+    /// Takes in an answer about a target that leads back to a name of ours: by itself it may look like none.
+    pub fn keep(&self, key: &Key, message: &Arc<Message>) {
+        let is_young = |known: &Remembered| known.since.elapsed() < YOUNG;
+        if key.is_of_use() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
+            self.put(key, message, Duration::ZERO);
         }
+    }
+
+    fn put(&self, key: &Key, message: &Arc<Message>, age: Duration) {
         let now = Instant::now();
         let since = now.checked_sub(age).unwrap_or(now);
         let remembered = Remembered { message: Arc::clone(message), since, failing: Arc::default() };
         self.0.put(key.clone(), remembered, weight(message));
     }
 
-    /// Takes in whether the last look-up of a target has failed.
-    pub fn set_failing(&self, key: &Key, failing: bool) {
-        if let Some(remembered) = self.0.get(key) {
-            remembered.failing.store(failing, Ordering::Relaxed);
+    /// Takes in that a look-up of a target has failed, or that it has not.
+    pub fn set_failing(&self, question: &Question, failing: bool) {
+        for variant in question.variants() {
+            if let Some(remembered) = self.0.get(&variant.key()) {
+                remembered.failing.store(failing, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Forgets a target that doesn't exist any more: that is an answer, too (RFC 8767 section 4).
+    pub fn forget(&self, question: &Question) {
+        for variant in question.variants() {
+            self.0.remove(&variant.key());
         }
     }
 
     /// Returns the last good answer, if it is of the last day. One to a client with other wishes about DNSSEC
-    /// is better than none.
+    /// is better than none; but who wants what was validated doesn't get what wasn't (RFC 4035 section 3.2.2).
     #[must_use]
     pub fn recall(&self, question: &Question) -> Option<Last> {
-        question.variants().find_map(|variant| {
+        let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);
+        let found = admissible.filter_map(|variant| {
             let remembered = self.0.get(&variant.key()).filter(|found| found.since.elapsed() < DAY)?;
-            let failing = remembered.failing.load(Ordering::Relaxed);
-            let message = if variant.dnssec_ok && !question.dnssec_ok {
-                Arc::new(without_dnssec(&remembered.message))
-            } else {
-                remembered.message
-            };
-            Some(Last { message, failing })
-        })
+            Some((remembered, variant.dnssec_ok))
+        });
+        let (remembered, has_dnssec) = found.max_by_key(|(remembered, _)| remembered.since)?;
+        let failing = remembered.failing.load(Ordering::Relaxed);
+        let message = if has_dnssec && !question.dnssec_ok {
+            Arc::new(without_dnssec(&remembered.message))
+        } else {
+            remembered.message
+        };
+        Some(Last { message, failing })
     }
 }
 
@@ -111,4 +131,65 @@ fn without_dnssec(message: &Message) -> Message {
         });
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{OpCode, Query};
+    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::{Name, RData, Record};
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn question(dnssec_ok: bool, checking_disabled: bool) -> Question {
+        let plain = Question::plain(Name::from_ascii("t.example.").unwrap(), RecordType::A);
+        Question { dnssec_ok, checking_disabled, ..plain }
+    }
+
+    fn address(last: u8) -> Arc<Message> {
+        let name = Name::from_ascii("t.example.").unwrap();
+        let mut message = Message::response(1, OpCode::Query);
+        message.add_query(Query::query(name.clone(), RecordType::A));
+        message.add_answer(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
+        Arc::new(message)
+    }
+
+    fn recalled(memory: &Memory, question: &Question) -> Option<(Vec<Record>, bool)> {
+        memory.recall(question).map(|last| (last.message.answers.clone(), last.failing))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_answer_that_may_be_given_is_recalled_for_a_day() {
+        let memory = Memory::default();
+        let (plain, with_do, with_cd) =
+            (question(false, false), question(true, false), question(false, true));
+        memory.remember(&with_do.key(), &address(1), Duration::ZERO);
+        advance(Duration::from_secs(10)).await;
+        memory.remember(&plain.key(), &address(2), Duration::ZERO);
+        advance(Duration::from_secs(10)).await;
+        memory.remember(&with_cd.key(), &address(66), Duration::ZERO);
+        // RFC 4035 section 3.2.2: what wasn't validated is for who asks for that.
+        for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
+            assert_eq!(recalled(&memory, question).unwrap().0, address(last).answers, "{question:?}");
+        }
+        // One that is taken from the cache is as old as it is.
+        memory.remember(&plain.key(), &address(3), Duration::from_secs(15));
+        assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).answers);
+        advance(DAY - Duration::from_secs(15)).await;
+        assert_eq!(recalled(&memory, &plain), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failing_and_absence_count_whatever_the_wishes_about_dnssec() {
+        let memory = Memory::default();
+        let (plain, with_do) = (question(false, false), question(true, false));
+        memory.remember(&plain.key(), &address(1), Duration::ZERO);
+        memory.set_failing(&with_do, true);
+        assert!(recalled(&memory, &plain).unwrap().1);
+        memory.set_failing(&with_do, false);
+        assert!(!recalled(&memory, &plain).unwrap().1);
+        memory.forget(&with_do);
+        assert_eq!(recalled(&memory, &plain), None);
+    }
 }

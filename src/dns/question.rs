@@ -111,6 +111,11 @@ impl Key {
         matches!(self.qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS)
     }
 
+    /// Returns whether most clients ask so: for addresses, without wishes about DNSSEC.
+    pub(super) fn is_ordinary(&self) -> bool {
+        self.is_common() && !self.dnssec_ok && !self.checking_disabled
+    }
+
     /// Returns whether clients of a load balancer could need the answer.
     pub(super) fn is_of_use(&self) -> bool {
         let others = [RecordType::SVCB, RecordType::SRV, RecordType::TXT, RecordType::MX];

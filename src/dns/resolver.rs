@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
 use hickory_proto::rr::Record;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -28,7 +28,6 @@ pub struct Resolver {
     flights: Flights,
     memory: Arc<Memory>,
     failing: Arc<Failing>,
-    metrics: Arc<Metrics>,
 }
 
 /// What a chase is content with.
@@ -56,10 +55,10 @@ pub struct Known {
 impl Resolver {
     /// Returns a resolver that asks `forward` and keeps the answers in `cache`, if there is one.
     #[must_use]
-    pub fn new(forward: Arc<Forward>, cache: Option<Cache>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(forward: Arc<Forward>, cache: Option<Cache>, metrics: &Metrics) -> Self {
         let (cache, flights, memory) = (cache.map(Arc::new), Flights::default(), Arc::default());
         let failing = Arc::new(Failing::new(metrics.targets_failing.clone()));
-        Self { forward, cache, flights, memory, failing, metrics }
+        Self { forward, cache, flights, memory, failing }
     }
 
     /// Resolves a name for a client that asked for it.
@@ -96,6 +95,9 @@ impl Resolver {
     /// If there is no answer in time, nor one that is remembered; the look-up goes on.
     pub async fn chase(&self, question: &Question, wanted: Wanted) -> Result<Known, ForwardError> {
         let key = question.key();
+        if !wanted.cached && self.cache.as_ref().is_some_and(|cache| cache.is_failing(&key)) {
+            return Err(ForwardError::NoAnswer);
+        }
         let good = |found: &Found| wanted.cached && is_good_for_us(found, wanted.absence);
         if let Some(found) = self.cache.as_ref().and_then(|cache| cache.get(&key)).filter(good) {
             if found.freshness == Freshness::Due {
@@ -133,7 +135,7 @@ impl Resolver {
                 Ok(Known { message, age: Duration::ZERO, stale: false })
             }
             (_, Some(last)) => {
-                self.memory.set_failing(&key, true);
+                self.memory.set_failing(question, true);
                 Ok(self.given(&last, question.room))
             }
             (Some(Err(error)), None) => Err(error),
@@ -148,14 +150,16 @@ impl Resolver {
     }
 
     fn given(&self, last: &Last, room: usize) -> Known {
-        self.metrics.stale_answers.inc();
         Known { message: with_ttl(&last.message, STALE_TTL, false, room), age: Duration::ZERO, stale: true }
     }
 
     /// Takes in that an answer of the upstream leads back to a name of ours: by itself it may look like
     /// none.
     pub fn remember(&self, question: &Question, message: &Message) {
-        self.memory.keep(&question.key(), &Arc::new(message.clone()), Duration::ZERO);
+        // What was cut for this client is not for others.
+        if message.answers.len() < question.room {
+            self.memory.keep(&question.key(), &Arc::new(message.clone()));
+        }
     }
 
     /// Looks up a target that nobody has asked for yet.
@@ -179,6 +183,7 @@ impl Resolver {
     /// Forgets everything that is cached, and what is being asked.
     pub fn forget_all(&self) {
         self.flights.forget_all();
+        self.failing.forget_all();
         if let Some(cache) = &self.cache {
             cache.clear();
         }
@@ -203,7 +208,11 @@ impl Resolver {
                 (Err(_), Some(cache)) => cache.put_silence(&kept),
                 (_, None) => {}
             }
-            memory.set_failing(&kept, !landing.as_ref().is_ok_and(|message| is_news(message)));
+            memory.set_failing(&asked, !landing.as_ref().is_ok_and(|message| is_news(message)));
+            if landing.as_ref().is_ok_and(|message| message.metadata.response_code == ResponseCode::NXDomain)
+            {
+                memory.forget(&asked);
+            }
             if purpose == Purpose::Chase {
                 match landing {
                     Ok(message) if is_news(message) => {
@@ -239,7 +248,9 @@ fn is_good_for_us(found: &Found, absence: Duration) -> bool {
 
 /// Whether an answer says what there is now (RFC 8767 section 4).
 fn is_news(message: &Message) -> bool {
-    matches!(message.metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
+    let Metadata { response_code, truncation, .. } = message.metadata;
+    matches!(response_code, ResponseCode::NoError | ResponseCode::NXDomain)
+        && !(truncation && message.answers.is_empty())
 }
 
 /// Returns an answer with another TTL, and as many of its records as there is room for. From the cache it has

@@ -124,8 +124,10 @@ impl Handler {
         let mut found = self.ask(resolver, question, chase, true).await;
         // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
         let absence = Duration::from_secs(chase.absence.into());
-        if found.as_ref().is_ok_and(|found| found.is_absence(question) && found.known.age >= absence) {
-            found = self.ask(resolver, question, chase, false).await;
+        if found.as_ref().is_ok_and(|found| found.is_absence(question) && found.known.age >= absence)
+            && let Ok(fresh) = self.ask(resolver, question, chase, false).await
+        {
+            found = Ok(fresh);
         }
         let Findings { known, mut followed, filtered } = match found {
             Ok(found) => found,
@@ -136,6 +138,7 @@ impl Handler {
             }
         };
         if known.stale {
+            self.metrics.stale_answers.inc();
             response.ede = Some(Ede::STALE);
         } else if matches!(followed.end, End::Leads(_)) {
             resolver.remember(question, &known.message);

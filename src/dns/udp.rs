@@ -271,7 +271,7 @@ mod tests {
             zones: [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into(),
             store: Arc::new(Store::new(Departed::Kept)),
             targets: Arc::default(),
-            resolver: Some(Arc::new(Resolver::new(forward, None, Arc::new(Metrics::new().unwrap())))),
+            resolver: Some(Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()))),
             metrics: Arc::new(Metrics::new().unwrap()),
             server: "dns://:53".to_owned(),
         };

@@ -53,12 +53,12 @@ impl Source {
         Ok(Self::Cluster { client, outage, keeper, candidacy: flags.candidacy()? })
     }
 
-    /// Returns where external targets are kept, if they are.
     /// Returns whether its objects have resourceVersions.
     pub(super) fn has_versions(&self) -> bool {
         matches!(self, Self::Cluster { .. })
     }
 
+    /// Returns where external targets are kept, if they are.
     pub(super) fn keeper(&self) -> Option<&Keeper> {
         match self {
             Self::Cluster { keeper, .. } => Some(keeper),

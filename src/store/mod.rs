@@ -225,7 +225,7 @@ impl Store {
     /// Takes over that everything has been listed once: from here on a name that isn't in the store
     /// doesn't exist.
     pub fn set_synced(&self) {
-        // A zone without links has a serial, too.
+        // A zone without links has a serial, too, where it is counted from the clock.
         if self.serial.load(Ordering::Relaxed) == 0 {
             self.advance_serial(None);
         }

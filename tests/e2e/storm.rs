@@ -234,7 +234,7 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
     let resolver = Arc::new(Resolver::new(
         forward,
         Some(Cache::new(CacheOptions::capped(30))),
-        Arc::new(Metrics::new().unwrap()),
+        &Metrics::new().unwrap(),
     ));
     let handler = Arc::new(Handler {
         zones: Arc::clone(&zones),

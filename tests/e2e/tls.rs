@@ -81,7 +81,7 @@ impl Server {
             resolver: upstream.map(|address| {
                 let endpoint = Endpoint { address, transport: Transport::Udp };
                 let forward = Forward::new(vec![endpoint], ForwardOptions::default());
-                Arc::new(Resolver::new(Arc::new(forward), None, Arc::new(Metrics::new().unwrap())))
+                Arc::new(Resolver::new(Arc::new(forward), None, &Metrics::new().unwrap()))
             }),
             metrics: Arc::clone(&metrics),
             server: "tls://:853".to_owned(),

@@ -153,6 +153,13 @@ impl Cache {
         }
     }
 
+    /// Returns whether the last look-up of a question has failed just now.
+    #[must_use]
+    pub fn is_failing(&self, key: &Key) -> bool {
+        let item = self.denial.get(key).filter(|item| matches!(item.kind, Kind::Failure | Kind::Silence));
+        item.is_some_and(|item| item.stored.elapsed() < Duration::from_secs(item.ttl.into()))
+    }
+
     fn found(&self, item: &Item, now: Instant) -> Option<Found> {
         let age = now.duration_since(item.stored);
         let left = item.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX));

@@ -29,8 +29,10 @@ use crate::dns::wire::{Reply, reply_to};
 const SILENCE: Duration = Duration::from_millis(400);
 /// When a datagram is first sent again; then after twice as long, and so on.
 const REPEAT: Duration = Duration::from_millis(500);
-/// How long a connection may be silent where there is another way.
+/// How long an answer is waited for where there is a part of it already.
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a connection that was idle may be silent: its other end may be gone.
+const POOLED_PATIENCE: Duration = Duration::from_millis(300);
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
 
@@ -122,12 +124,17 @@ pub(super) async fn ask_once(upstream: &Upstream, question: &Question, edns: boo
     }
     match by_udp(upstream.endpoint.address, &bytes).await? {
         Reply::Answer(answer) => Ok(*answer),
-        Reply::Truncated(cut) => match timeout(STREAM_PATIENCE, by_stream(upstream, &bytes)).await {
-            Ok(Ok(whole)) => Ok(whole),
-            // Better than nothing, and TC says what it is.
-            Ok(Err(error)) => cut.map(|cut| *cut).ok_or(error),
-            Err(late) => cut.map(|cut| *cut).ok_or(late.into()),
-        },
+        Reply::Truncated(cut) => {
+            let whole = by_stream(upstream, &bytes);
+            match cut.filter(|cut| !cut.answers.is_empty()) {
+                // Better than nothing, and TC says what it is.
+                Some(cut) => match timeout(STREAM_PATIENCE, whole).await {
+                    Ok(Ok(whole)) => Ok(whole),
+                    _ => Ok(*cut),
+                },
+                None => whole.await,
+            }
+        }
         Reply::Garbled | Reply::Foreign => Err(io::Error::other("the answer can't be decoded")),
     }
 }
@@ -140,8 +147,12 @@ async fn by_udp(server: SocketAddr, bytes: &[u8]) -> io::Result<Reply> {
     let mut pause = REPEAT;
     loop {
         tries.push(ask_from_new_port(server, bytes.clone()));
-        if let Ok(Some(reply)) = timeout(pause, tries.next()).await {
-            return reply;
+        let repeat = Instant::now() + pause;
+        while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
+            // One that fails says nothing of those that wait.
+            if reply.is_ok() || tries.is_empty() {
+                return reply;
+            }
         }
         pause *= 2;
         rand::rng().fill(&mut bytes[..2]);
@@ -181,10 +192,11 @@ fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
 /// Asks over a connection that is open already, if there is one, else over a new one.
 async fn by_stream(upstream: &Upstream, bytes: &[u8]) -> io::Result<Message> {
     if let Some(connection) = upstream.pool.take() {
-        // It may have been closed at the other end meanwhile, or lead to nobody any more.
-        if let Ok(Ok(answer)) = timeout(STREAM_PATIENCE, over(upstream, connection, bytes)).await {
+        // It may have been closed at the other end meanwhile, or lead to nobody any more: then so do the others.
+        if let Ok(Ok(answer)) = timeout(POOLED_PATIENCE, over(upstream, connection, bytes)).await {
             return Ok(answer);
         }
+        upstream.pool.clear();
     }
     over(upstream, connect(&upstream.endpoint).await?, bytes).await
 }

@@ -40,6 +40,10 @@ impl Pool {
         }
     }
 
+    pub(super) fn clear(&self) {
+        self.idle().clear();
+    }
+
     fn idle(&self) -> MutexGuard<'_, Vec<(Instant, Connection)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }

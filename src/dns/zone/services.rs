@@ -46,41 +46,58 @@ impl Zone {
     /// Adds the SRV records for these ports of a link.
     pub(super) fn services(&self, asked: &Asked<'_>, link: &Link, ports: &[u16], answer: &mut ZoneAnswer) {
         let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
-        let (host, ips) = match target {
-            Target::Hostname(host) => self.end_of_aliases(forward, asked.store, host),
+        let ttl = self.ttl_of(link);
+        let end = match target {
+            Target::Hostname(host) => self.end_of_aliases(forward, asked.store, host, ttl),
             Target::Addresses(ips) => match forward.name_of(asked.store, link) {
-                Some(name) => (name, ips.clone()),
+                Some(name) => End { name, ips: ips.clone(), own_ttl: ttl, ttl },
                 None => return,
             },
         };
         for (i, port) in ports.iter().enumerate() {
             // RFC 2181 section 5: the same port for TCP and UDP is one record.
             if !ports[..i].contains(port) {
-                let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
-                answer.answers.push(record(asked.name, self.ttl_of(link), RData::SRV(service)));
+                let service = SRV::new(PRIORITY, WEIGHT, *port, end.name.clone());
+                answer.answers.push(record(asked.name, end.ttl, RData::SRV(service)));
             }
         }
         // RFC 2782, "Usage rules": a client that gets the addresses needn't ask for them.
         if !answer.answers.is_empty() {
             for qtype in [RecordType::A, RecordType::AAAA] {
-                answer.additionals.extend(addresses(&host, self.ttl_of(link), &ips, qtype));
+                answer.additionals.extend(addresses(&end.name, end.own_ttl, &end.ips, qtype));
             }
         }
     }
 
-    /// Returns what a hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias. With
-    /// its addresses, if it has any here.
-    fn end_of_aliases(&self, forward: &Forward, store: &Store, host: &Name) -> (Name, Vec<IpAddr>) {
-        let mut host = host.clone();
+    /// Returns what a hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
+    fn end_of_aliases(&self, forward: &Forward, store: &Store, host: &Name, ttl: u32) -> End {
+        let mut end = End { name: host.clone(), ips: Vec::new(), own_ttl: ttl, ttl };
         for _ in 0..MAX_ALIASES {
-            let Some(relative) = self.relative(&host) else { break };
+            let Some(relative) = self.relative(&end.name) else { break };
             let Node::Link(link) = forward.find(store, &relative) else { break };
+            end.own_ttl = self.ttl_of(&link);
             match &link.target {
-                Some(Target::Hostname(next)) => host = next.clone(),
-                Some(Target::Addresses(ips)) => return (host, ips.clone()),
+                Some(Target::Hostname(next)) => {
+                    end.name = next.clone();
+                    end.ttl = end.ttl.min(end.own_ttl);
+                }
+                Some(Target::Addresses(ips)) => {
+                    end.ips.clone_from(ips);
+                    break;
+                }
                 None => break,
             }
         }
-        (host, Vec::new())
+        end
     }
+}
+
+/// The end of a chain of aliases.
+struct End {
+    name: Name,
+    /// Its addresses, if it is a name of this zone that has any, and how long they are kept.
+    ips: Vec<IpAddr>,
+    own_ttl: u32,
+    /// How long it is known that this is the end: as long as every alias is.
+    ttl: u32,
 }

@@ -158,7 +158,7 @@ async fn questions_that_wait_do_not_hold_up_what_is_known() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let upstream = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
     let forward = Arc::new(Forward::new(vec![upstream], ForwardOptions::default()));
-    let handler = handler(Some(Arc::new(Resolver::new(forward, None, Arc::new(Metrics::new().unwrap())))));
+    let handler = handler(Some(Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()))));
     let metrics = Arc::clone(&handler.metrics);
     let (place, _) = Arc::new(Places::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
     let connection = Connection { client: CLIENT, handler, place, stop: CancellationToken::new() };

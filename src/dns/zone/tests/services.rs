@@ -163,4 +163,15 @@ fn the_target_of_a_service_is_no_alias_of_this_zone() {
     );
     // There is no end: it is at least given soon.
     assert!(ask(&store, "_http._tcp.egg.default.lb.internal. SRV").starts_with("NoError | _http._tcp.egg"));
+
+    // Each rrset has its own TTL, and the end of the chain is known as long as every alias is.
+    let store = store_of(vec![
+        with_ttl(3600, with_ports(&ports, link("default", "src", &["end.default.lb.internal."], &[]))),
+        with_ttl(1, with_ports(&[], link("default", "end", &[], &["192.0.2.1"]))),
+    ]);
+    assert_eq!(
+        ask(&store, "_http._tcp.src.default.lb.internal. SRV"),
+        "NoError | _http._tcp.src.default.lb.internal. 3600 IN SRV 0 100 80 end.default.lb.internal. |  | \
+         end.default.lb.internal. 1 IN A 192.0.2.1"
+    );
 }
