@@ -20,7 +20,7 @@ use lb_linker::dns::resolver::Resolver;
 use lb_linker::dns::udp;
 use lb_linker::dns::zone::Zone;
 use lb_linker::metrics::Metrics;
-use lb_linker::store::{Departed, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes};
+use lb_linker::store::{Departed, Family, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -261,6 +261,42 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
     generations.storm("fed to the store", server, "storm", 1000, change).await;
     stop.cancel();
     while tasks.join_next().await.is_some() {}
+}
+
+#[tokio::test]
+async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
+    let silent = FaultyUpstream::start(|_, _| vec![]).await;
+    let store = Arc::new(Store::new(Departed::Kept));
+    let all = |generation| (0..200).map(move |link| observed(link, generation));
+    store.replace(None, all(0).collect(), vec![], &std::collections::HashSet::default());
+    store.set_synced();
+    // Clients have asked for all of them.
+    store.links().iter().for_each(|link| link.asked.note(Family::V4));
+    let zones: Arc<[Zone]> = [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into();
+    let endpoint = Endpoint { address: silent.address, transport: Transport::Udp };
+    let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
+    let resolver = Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()));
+    let stop = CancellationToken::new();
+    let mut following = JoinSet::new();
+    following.spawn(ahead::run(Arc::clone(&store), zones, resolver, stop.clone()));
+    let asked = |link| silent.asked(&format!("{}. A", host(link, 1))).len();
+    // Until it follows the changes, none is made.
+    eventually("a first look-up", || async {
+        store.apply(observed(0, 0));
+        store.apply(observed(0, 1));
+        (asked(0) > 0).then_some(())
+    })
+    .await;
+    for observed in all(1) {
+        store.apply(observed);
+    }
+    // None is answered: by the time that one is repeated, all have been sent that are sent at first.
+    let repeated = || async { (1..200).any(|link| asked(link) > 1).then_some(()) };
+    eventually("a repeated question", repeated).await;
+    let names = (0..200).filter(|link| asked(*link) > 0).count();
+    assert!((32..=64).contains(&names), "{names}");
+    stop.cancel();
+    while following.join_next().await.is_some() {}
 }
 
 #[tokio::test]
