@@ -5,6 +5,7 @@ pub mod ahead;
 mod bounded;
 pub mod cache;
 pub mod chase;
+pub mod corefile;
 mod flights;
 pub mod forward;
 pub mod handler;
