@@ -5,6 +5,7 @@ pub mod ahead;
 mod bounded;
 pub mod cache;
 pub mod chase;
+pub mod corefile;
 pub mod encode;
 mod failing;
 mod flights;

@@ -293,6 +293,12 @@ impl Zone {
     }
 }
 
+/// Returns the origins of the reverse zones that a network consists of: several, where its prefix ends in the
+/// middle of a label.
+pub fn reverse_origins(net: ipnet::IpNet) -> impl Iterator<Item = Name> {
+    reverse::split(net).map(reverse::arpa)
+}
+
 /// Puts zones in the order in which a name is looked for: one that lies in another comes before it.
 pub fn closest_first(zones: &mut [Zone]) {
     zones.sort_by_key(|zone| cmp::Reverse(zone.origin.iter().count()));

@@ -1,0 +1,315 @@
+//! From words to blocks: addresses, braces, snippets and imports.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::CorefileError;
+use super::env::expand;
+use super::lexer::{Place, Word, words};
+
+/// Braces in braces: no plugin has more than three.
+const MAX_DEPTH: usize = 32;
+/// Imports that a file may cost: one more imports itself.
+const MAX_IMPORTS: usize = 1000;
+
+/// A server block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The zones that it is for, as they are written: with scheme and port.
+    pub addresses: Vec<Word>,
+    /// Its lines: one for each plugin.
+    pub lines: Vec<Line>,
+}
+
+/// A line, and the lines in the braces at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The words: the first one is the name of a plugin or an option.
+    pub words: Vec<Word>,
+    /// The lines in braces, if there are any braces.
+    pub block: Option<Vec<Line>>,
+}
+
+impl Line {
+    /// Returns the first word.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.words.first().map_or("", |word| &word.text)
+    }
+
+    /// Returns the other words.
+    #[must_use]
+    pub fn arguments(&self) -> &[Word] {
+        self.words.get(1..).unwrap_or_default()
+    }
+}
+
+/// Where the parser finds what isn't in the file.
+pub struct Sources<'a> {
+    /// Returns a variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// Returns the text of a file.
+    pub read: &'a dyn Fn(&Path) -> std::io::Result<String>,
+    /// Returns the files that a pattern with one `*` stands for, in order.
+    pub glob: &'a dyn Fn(&Path) -> Vec<PathBuf>,
+}
+
+/// Parses a Corefile up to its blocks and lines.
+///
+/// # Errors
+/// If it isn't one, with the first place that is wrong.
+pub fn parse(file: &Path, text: &str, sources: &Sources<'_>) -> Result<Vec<Block>, CorefileError> {
+    let file: Arc<Path> = file.into();
+    let words = words(&file, text).into();
+    let mut parser = Parser { words, last: None, sources, snippets: HashMap::new(), imports: 0, depth: 0 };
+    let mut blocks = Vec::new();
+    while !parser.words.is_empty() {
+        blocks.extend(parser.block()?);
+    }
+    Ok(blocks)
+}
+
+struct Parser<'a> {
+    words: VecDeque<Word>,
+    /// The word before the first of `words`.
+    last: Option<Word>,
+    sources: &'a Sources<'a>,
+    snippets: HashMap<String, Vec<Word>>,
+    imports: usize,
+    /// Braces that are open.
+    depth: usize,
+}
+
+impl Parser<'_> {
+    /// Reads a server block, or a snippet, which is none.
+    fn block(&mut self) -> Result<Option<Block>, CorefileError> {
+        let addresses = self.addresses()?;
+        let Some(first) = addresses.first() else { return Ok(None) };
+        let snippet = first.text.strip_prefix('(').and_then(|name| name.strip_suffix(')'));
+        if let (Some(name), 1) = (snippet, addresses.len()) {
+            let name = name.to_owned();
+            let place = first.place.clone();
+            let body = self.snippet(&place)?;
+            if self.snippets.insert(name.clone(), body).is_some() {
+                return Err(place.error(format!("the snippet {name} is there already")));
+            }
+            return Ok(None);
+        }
+        let lines = match self.next_if(|word| word.text == "{") {
+            Some(open) => self.lines(Some(&open))?,
+            // A file of one block needs no braces.
+            None => self.lines(None)?,
+        };
+        Ok(Some(Block { addresses, lines }))
+    }
+
+    /// Reads the addresses before a block: up to a brace or the end of the line, unless that ends with a
+    /// comma.
+    fn addresses(&mut self) -> Result<Vec<Word>, CorefileError> {
+        let mut addresses: Vec<Word> = Vec::new();
+        let mut another: Option<Place> = None;
+        loop {
+            let begins_line = self.begins_line();
+            if begins_line && another.is_none() && !addresses.is_empty() {
+                return Ok(addresses);
+            }
+            let Some(mut word) = self.words.front().cloned() else {
+                return match another {
+                    Some(comma) => Err(comma.error("another address has to follow the comma")),
+                    None => Ok(addresses),
+                };
+            };
+            word.text = self.expand(&word.text);
+            match &*word.text {
+                "import" if begins_line => {
+                    self.import()?;
+                    continue;
+                }
+                "{" => {
+                    return match another {
+                        Some(comma) => Err(comma.error("another address has to follow the comma")),
+                        None if addresses.is_empty() => Err(word
+                            .place
+                            .error("a block begins with the zones that it is for, such as .:53")),
+                        None => Ok(addresses),
+                    };
+                }
+                "}" => return Err(word.place.error("this } closes nothing")),
+                _ => {}
+            }
+            self.advance();
+            another = word.text.strip_suffix(',').map(|_| word.place.clone());
+            if another.is_some() {
+                word.text.pop();
+            }
+            if !word.text.is_empty() {
+                addresses.push(word);
+            }
+        }
+    }
+
+    /// Reads the words of a snippet, up to its closing brace.
+    fn snippet(&mut self, name: &Place) -> Result<Vec<Word>, CorefileError> {
+        let Some(open) = self.next_if(|word| word.text == "{") else {
+            return Err(name.error("a snippet needs braces around what it holds"));
+        };
+        let mut body = Vec::new();
+        let mut depth = 1;
+        while let Some(word) = self.advance() {
+            match &*word.text {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return Ok(body);
+            }
+            body.push(word);
+        }
+        Err(open.place.error("this { isn't closed"))
+    }
+
+    /// Reads lines up to the closing brace, or to the end where no brace is open.
+    fn lines(&mut self, open: Option<&Word>) -> Result<Vec<Line>, CorefileError> {
+        let mut lines = Vec::new();
+        loop {
+            let Some(first) = self.words.front() else {
+                return match open {
+                    Some(open) => Err(open.place.error("this { isn't closed")),
+                    None => Ok(lines),
+                };
+            };
+            match (&*first.text, open) {
+                ("}", Some(_)) => {
+                    self.advance();
+                    return Ok(lines);
+                }
+                ("}", None) => return Err(first.place.error("this } closes nothing")),
+                ("{", _) => return Err(first.place.error("this { follows nothing that could have a block")),
+                ("import", _) => self.import()?,
+                _ => lines.push(self.line()?),
+            }
+        }
+    }
+
+    fn line(&mut self) -> Result<Line, CorefileError> {
+        let mut line = Line { words: Vec::new(), block: None };
+        while !self.begins_line() || line.words.is_empty() {
+            let Some(mut word) = self.advance() else { break };
+            match &*word.text {
+                "{" => {
+                    self.depth += 1;
+                    if self.depth > MAX_DEPTH {
+                        return Err(word.place.error(format!("more than {MAX_DEPTH} braces in each other")));
+                    }
+                    line.block = Some(self.lines(Some(&word))?);
+                    self.depth -= 1;
+                    // What follows the closing brace on its line would be another one's in CoreDNS, too.
+                    break;
+                }
+                "}" => return Err(word.place.error("} has to stand at the beginning of a line")),
+                _ => {
+                    word.text = self.expand(&word.text);
+                    line.words.push(word);
+                }
+            }
+        }
+        Ok(line)
+    }
+
+    /// Puts what an `import` stands for in its place.
+    fn import(&mut self) -> Result<(), CorefileError> {
+        let Some(import) = self.advance() else { return Ok(()) };
+        let mut arguments = Vec::new();
+        while !self.words.is_empty() && !self.begins_line() {
+            arguments.extend(self.advance().map(|mut word| {
+                word.text = self.expand(&word.text);
+                word
+            }));
+        }
+        let Some((what, arguments)) = arguments.split_first().filter(|(what, _)| !what.text.is_empty())
+        else {
+            return Err(import
+                .place
+                .error("import needs the name of a snippet, a file, or a pattern of files"));
+        };
+        self.imports += 1;
+        if self.imports > MAX_IMPORTS {
+            return Err(what
+                .place
+                .error(format!("more than {MAX_IMPORTS} imports: does {} import itself?", what.text)));
+        }
+        let imported = match self.snippets.get(&what.text) {
+            Some(body) => body.iter().map(|word| with_arguments(word, arguments)).collect(),
+            None => self.files(what, arguments)?,
+        };
+        for word in imported.into_iter().rev() {
+            self.words.push_front(word);
+        }
+        // What is imported begins a line.
+        self.last = None;
+        Ok(())
+    }
+
+    fn files(&self, what: &Word, arguments: &[Word]) -> Result<Vec<Word>, CorefileError> {
+        if let Some(argument) = arguments.first() {
+            return Err(argument
+                .place
+                .error("only a snippet takes arguments, and there is none of that name"));
+        }
+        // Relative to the file that it is named in.
+        let path = what.place.file.parent().unwrap_or(Path::new("")).join(&what.text);
+        let pattern = path.to_string_lossy();
+        let wildcards = pattern.matches(['*', '?']).count();
+        if wildcards > 1 || pattern.contains('[') {
+            return Err(what.place.error("a pattern of files may have one * and no other wildcard"));
+        }
+        let paths = if wildcards == 1 { (self.sources.glob)(&path) } else { vec![path] };
+        let mut imported = Vec::new();
+        for path in paths {
+            let text = (self.sources.read)(&path).map_err(|error| {
+                what.place.error(format!(
+                    "neither a snippet nor a file that can be read: {}: {error}",
+                    path.display()
+                ))
+            })?;
+            imported.extend(words(&path.into(), &text));
+        }
+        Ok(imported)
+    }
+
+    fn expand(&self, text: &str) -> String {
+        expand(text, self.sources.variable)
+    }
+
+    /// Whether the next word begins a line, or there is none.
+    fn begins_line(&self) -> bool {
+        match (&self.last, self.words.front()) {
+            (Some(last), Some(next)) => next.is_below(last),
+            _ => true,
+        }
+    }
+
+    fn advance(&mut self) -> Option<Word> {
+        let word = self.words.pop_front()?;
+        self.last = Some(word.clone());
+        Some(word)
+    }
+
+    fn next_if(&mut self, is: impl Fn(&Word) -> bool) -> Option<Word> {
+        if self.words.front().is_some_and(is) { self.advance() } else { None }
+    }
+}
+
+/// Returns a word of a snippet with the arguments of its import in it: `{args.0}`.
+fn with_arguments(word: &Word, arguments: &[Word]) -> Word {
+    let mut text = word.text.clone();
+    for (number, argument) in arguments.iter().enumerate() {
+        text = text.replace(&format!("{{args.{number}}}"), &argument.text);
+    }
+    Word { text, ..word.clone() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+use std::io;
+
+use super::*;
+
+/// Parses with these files beside the Corefile, and the variable `A`.
+fn parse_with(text: &str, files: &[(&str, &str)]) -> Result<String, String> {
+    let read = |path: &Path| {
+        let found = files.iter().find(|(name, _)| Path::new("dir").join(name) == path);
+        found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
+    };
+    let glob = |path: &Path| {
+        let pattern = path.to_string_lossy().into_owned();
+        let (before, after) = pattern.split_once('*').unwrap();
+        let paths = files.iter().map(|(name, _)| Path::new("dir").join(name));
+        paths
+            .filter(|path| {
+                path.to_string_lossy().starts_with(before) && path.to_string_lossy().ends_with(after)
+            })
+            .collect()
+    };
+    let variable = |name: &str| (name == "A").then(|| "one".to_owned());
+    let sources = Sources { variable: &variable, read: &read, glob: &glob };
+    let blocks = parse(Path::new("dir/Corefile"), text, &sources).map_err(|error| error.to_string())?;
+    let show = |block: &Block| {
+        let addresses: Vec<&str> = block.addresses.iter().map(|word| &*word.text).collect();
+        format!("{} {}", addresses.join(","), show_lines(&block.lines))
+    };
+    Ok(blocks.iter().map(show).collect::<Vec<_>>().join(" "))
+}
+
+fn show_lines(lines: &[Line]) -> String {
+    let line = |line: &Line| {
+        let words: Vec<&str> = line.words.iter().map(|word| &*word.text).collect();
+        let block = line.block.as_ref().map(|lines| format!(" {}", show_lines(lines))).unwrap_or_default();
+        words.join(" ") + &block
+    };
+    format!("[{}]", lines.iter().map(line).collect::<Vec<_>>().join("; "))
+}
+
+#[test]
+fn blocks_lines_and_braces() {
+    for (text, expected) in [
+        ("", ""),
+        (".", ". []"),
+        (". {\n}", ". []"),
+        (
+            ".:53 {\n  errors\n  cache 30 {\n    success 10 20\n    prefetch 1\n  }\n  forward . 1.2.3.4\n}\n",
+            ".:53 [errors; cache 30 [success 10 20; prefetch 1]; forward . 1.2.3.4]",
+        ),
+        ("a.example, b.example:54 c.example {\n whoami\n}", "a.example,b.example:54,c.example [whoami]"),
+        ("a.example,\nb.example {\n whoami\n}", "a.example,b.example [whoami]"),
+        ("a.example {\n whoami\n}\nb.example {\n log\n}", "a.example [whoami] b.example [log]"),
+        // One block alone needs no braces.
+        (".\nwhoami\nlog", ". [whoami; log]"),
+        ("tls://. {\n errors {\n }\n}", "tls://. [errors []]"),
+        (
+            ". {\n template IN A a {\n  answer \"{{ .Name }} 60 IN A 1.2.3.4\"\n }\n}",
+            ". [template IN A a [answer {{ .Name }} 60 IN A 1.2.3.4]]",
+        ),
+        ("{$A}:{$P:53} {\n log {$A} x{$B}y\n}", "one:53 [log one xy]"),
+    ] {
+        assert_eq!(parse_with(text, &[]).as_deref(), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn snippets_and_files_take_the_place_of_their_import() {
+    let files = [
+        ("one.conf", "errors\nlog"),
+        ("sub/two.conf", "cache 30 {\n success 1\n}\nimport three.conf"),
+        ("sub/three.conf", "whoami"),
+        ("zone.conf", "b.example {\n log\n}"),
+        ("z1.zone", "one.example {\n log\n}"),
+        ("z2.zone", "two.example {\n log\n}"),
+    ];
+    for (text, expected) in [
+        (
+            "(s) {\n errors\n cache 30 {\n  success 1\n }\n}\n. {\n import s\n log\n}",
+            ". [errors; cache 30 [success 1]; log]",
+        ),
+        (
+            "(s) {\n forward . {args.0} {args.1}\n log {args.2}\n}\n. {\n import s 1.2.3.4 5.6.7.8\n}",
+            ". [forward . 1.2.3.4 5.6.7.8; log {args.2}]",
+        ),
+        ("(s) {\n errors\n}\n(t) {\n import s\n log\n}\n. {\n import t\n}", ". [errors; log]"),
+        (". {\n import one.conf\n whoami\n}", ". [errors; log; whoami]"),
+        // Relative to the file that it stands in.
+        (". {\n import sub/two.conf\n}", ". [cache 30 [success 1]; whoami]"),
+        ("import zone.conf\n. {\n log\n}", "b.example [log] . [log]"),
+        ("import *.zone", "one.example [log] two.example [log]"),
+        ("import none*.zone\n. {\n log\n}", ". [log]"),
+        (". {\n cache {\n  import opts\n }\n}", ". [cache [prefetch 1; success 5]]"),
+    ] {
+        let files: Vec<_> = files.iter().copied().chain([("opts", "prefetch 1\nsuccess 5")]).collect();
+        assert_eq!(parse_with(text, &files).as_deref(), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_place() {
+    for (text, expected) in [
+        (". {\n errors", "dir/Corefile:1:3: this { isn't closed"),
+        (". {\n cache {\n }\n", "dir/Corefile:1:3: this { isn't closed"),
+        ("}\n", "dir/Corefile:1:1: this } closes nothing"),
+        (". {\n}\n}", "dir/Corefile:3:1: this } closes nothing"),
+        ("{\n errors\n}", "dir/Corefile:1:1: a block begins with the zones that it is for, such as .:53"),
+        (". {\n errors\n {\n }\n}", "dir/Corefile:3:2: this { follows nothing that could have a block"),
+        (". {\n errors }\n", "dir/Corefile:2:9: } has to stand at the beginning of a line"),
+        ("a, {\n}", "dir/Corefile:1:1: another address has to follow the comma"),
+        ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
+        (
+            ". {\n import\n}",
+            "dir/Corefile:2:2: import needs the name of a snippet, a file, or a pattern of files",
+        ),
+        (
+            ". {\n import none\n}",
+            "dir/Corefile:2:9: neither a snippet nor a file that can be read: dir/none: entity not found",
+        ),
+        (". {\n import a*b*\n}", "dir/Corefile:2:9: a pattern of files may have one * and no other wildcard"),
+        (
+            ". {\n import none x\n}",
+            "dir/Corefile:2:14: only a snippet takes arguments, and there is none of that name",
+        ),
+        ("(s)\n errors", "dir/Corefile:1:1: a snippet needs braces around what it holds"),
+        ("(s) {\n errors", "dir/Corefile:1:5: this { isn't closed"),
+        ("(s) {\n}\n(s) {\n}", "dir/Corefile:3:1: the snippet s is there already"),
+        (
+            "(s) {\n import s\n}\n. {\n import s\n}",
+            "dir/Corefile:2:9: more than 1000 imports: does s import itself?",
+        ),
+        (". {\n import bad\n}", "dir/Corefile:1:3: this { isn't closed"),
+    ] {
+        assert_eq!(parse_with(text, &[("bad", "errors {")]), Err(expected.to_owned()), "{text}");
+    }
+}
+
+#[test]
+fn braces_in_braces_have_an_end() {
+    let deep = |depth: usize| format!(". {{\n{}{}}}", "a {\n".repeat(depth), "}\n".repeat(depth));
+    assert!(parse_with(&deep(MAX_DEPTH), &[]).is_ok());
+    let refused = parse_with(&deep(100_000), &[]).unwrap_err();
+    assert_eq!(refused, "dir/Corefile:34:3: more than 32 braces in each other");
+}
