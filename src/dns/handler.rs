@@ -16,7 +16,7 @@ use super::encode::{encode, limit};
 use super::loadbalance::shuffle;
 use super::resolver::Resolver;
 use super::unmapped;
-use super::wire::{Ede, MAX_UDP, Screened, format_error, screen, server_failure};
+use super::wire::{Ede, MAX_UDP, Screened, format_error, rcode_label, screen, server_failure};
 use super::zone::Zone;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -161,20 +161,6 @@ fn type_label(qtype: RecordType) -> &'static str {
         RecordType::TXT,
     ];
     if TYPES.contains(&qtype) { qtype.into() } else { "other" }
-}
-
-/// The names of miekg/dns, which CoreDNS's metrics show.
-pub(super) fn rcode_label(rcode: ResponseCode) -> String {
-    match rcode {
-        ResponseCode::NoError => "NOERROR".to_owned(),
-        ResponseCode::FormErr => "FORMERR".to_owned(),
-        ResponseCode::ServFail => "SERVFAIL".to_owned(),
-        ResponseCode::NXDomain => "NXDOMAIN".to_owned(),
-        ResponseCode::NotImp => "NOTIMP".to_owned(),
-        ResponseCode::Refused => "REFUSED".to_owned(),
-        ResponseCode::BADVERS => "BADVERS".to_owned(),
-        other => u16::from(other).to_string(),
-    }
 }
 
 #[cfg(test)]

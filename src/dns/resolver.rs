@@ -12,13 +12,14 @@ use super::cache::{Cache, Found, Freshness, Kind};
 use super::failing::Failing;
 use super::flights::{Flight, Flights, Landing};
 use super::forward::{Forward, ForwardError, Purpose};
-use super::handler::rcode_label;
 use super::memory::{Last, Memory, STALE_TTL};
 use super::question::{Key, Question};
+use super::wire::rcode_label;
 use crate::metrics::Metrics;
 
-/// How long an upstream is waited for while there is an older answer to give (RFC 8767 section 5).
-const PATIENCE: Duration = Duration::from_millis(1800);
+/// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
+/// answer to give (RFC 8767 section 5): a CoreDNS in front gives up at 2 s.
+pub(super) const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Resolves names that aren't ours.
 #[derive(Debug)]

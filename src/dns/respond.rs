@@ -13,15 +13,13 @@ use super::encode::{Response, limit};
 use super::forward::ForwardError;
 use super::handler::Handler;
 use super::question::{Question, room};
-use super::resolver::{Known, Resolver, Wanted};
+use super::resolver::{Known, PATIENCE, Resolver, Wanted};
 use super::wire::Ede;
 use super::zone::Zone;
 use crate::store::{Family, Link};
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
 const MAX_LOOKUPS: usize = 8;
-/// How long the client of a name of ours waits for what is behind it: a CoreDNS in front gives up at 2 s.
-const PATIENCE: Duration = Duration::from_millis(1800);
 /// How long a health check waits for an upstream: who asks for the root's name servers wants to know whether
 /// we live, within a second.
 const HEALTH_CHECK: Duration = Duration::from_millis(500);
@@ -123,8 +121,7 @@ impl Handler {
     ) -> Option<Name> {
         let mut found = self.ask(resolver, question, chase, true).await;
         // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
-        let absence = Duration::from_secs(chase.absence.into());
-        if found.as_ref().is_ok_and(|found| found.is_absence(question) && found.known.age >= absence)
+        if found.as_ref().is_ok_and(|found| found.is_absence(question) && found.known.age >= chase.absence())
             && let Ok(fresh) = self.ask(resolver, question, chase, false).await
         {
             found = Ok(fresh);
@@ -172,8 +169,8 @@ impl Handler {
         chase: &Chase,
         cached: bool,
     ) -> Result<Findings, ForwardError> {
-        let absence = Duration::from_secs(chase.absence.into());
-        let mut known = resolver.chase(question, Wanted { until: chase.until, absence, cached }).await?;
+        let wanted = Wanted { until: chase.until, absence: chase.absence(), cached };
+        let mut known = resolver.chase(question, wanted).await?;
         let mut followed = self.follow(&known.message, question, chase.absence);
         if followed.end == End::Lame
             && let Some(last) = resolver.recall(question)
@@ -211,6 +208,10 @@ struct Chase {
 }
 
 impl Chase {
+    fn absence(&self) -> Duration {
+        Duration::from_secs(self.absence.into())
+    }
+
     /// Has nothing about absence live longer than our own: where no SOA says how long, some take the TTL of
     /// the aliases for that.
     fn bound(&self, response: &mut Response) {

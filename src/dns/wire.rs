@@ -1,7 +1,7 @@
 //! The rules of the wire that hold whatever was asked: which messages are answered at all, and how; and which
 //! reply belongs to a question of ours.
 
-use hickory_proto::op::Message;
+use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
 /// RFC 1035 section 4.1.1.
@@ -217,6 +217,20 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
         _ if reply[2] & 0x02 != 0 => Reply::Truncated(message),
         Some(message) => Reply::Answer(message),
         None => Reply::Garbled,
+    }
+}
+
+/// The names of miekg/dns, which CoreDNS's metrics show.
+pub(super) fn rcode_label(rcode: ResponseCode) -> String {
+    match rcode {
+        ResponseCode::NoError => "NOERROR".to_owned(),
+        ResponseCode::FormErr => "FORMERR".to_owned(),
+        ResponseCode::ServFail => "SERVFAIL".to_owned(),
+        ResponseCode::NXDomain => "NXDOMAIN".to_owned(),
+        ResponseCode::NotImp => "NOTIMP".to_owned(),
+        ResponseCode::Refused => "REFUSED".to_owned(),
+        ResponseCode::BADVERS => "BADVERS".to_owned(),
+        other => u16::from(other).to_string(),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Rates are what the machine gives: they are printed (`-- --nocapture`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -217,25 +217,27 @@ fn observed(link: u32, generation: u32) -> Observed {
     }
 }
 
+/// A store with so many links in their first generation, and the zone that they are in.
+fn stored(links: u32) -> (Arc<Store>, Arc<[Zone]>) {
+    let store = Store::new(Departed::Kept);
+    let all = (0..links).map(|link| observed(link, 0)).collect();
+    store.replace(None, all, vec![], &HashSet::default());
+    store.set_synced();
+    let zone = Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap();
+    (Arc::new(store), [zone].into())
+}
+
+fn resolver(upstream: &FaultyUpstream, cache: Option<Cache>) -> Arc<Resolver> {
+    let endpoint = Endpoint { address: upstream.address, transport: Transport::Udp };
+    let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
+    Arc::new(Resolver::new(forward, cache, &Metrics::new().unwrap()))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_moment_it_is_made() {
     let cloud = cloud().await;
-    let store = Arc::new(Store::new(Departed::Kept));
-    store.replace(
-        None,
-        (0..LINKS).map(|link| observed(link, 0)).collect(),
-        vec![],
-        &std::collections::HashSet::default(),
-    );
-    store.set_synced();
-    let zones: Arc<[Zone]> = [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into();
-    let endpoint = Endpoint { address: cloud.address, transport: Transport::Udp };
-    let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
-    let resolver = Arc::new(Resolver::new(
-        forward,
-        Some(Cache::new(CacheOptions::capped(30))),
-        &Metrics::new().unwrap(),
-    ));
+    let (store, zones) = stored(LINKS);
+    let resolver = resolver(&cloud, Some(Cache::new(CacheOptions::capped(30))));
     let handler = Arc::new(Handler {
         zones: Arc::clone(&zones),
         store: Arc::clone(&store),
@@ -266,16 +268,10 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
 #[tokio::test]
 async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
-    let store = Arc::new(Store::new(Departed::Kept));
-    let all = |generation| (0..200).map(move |link| observed(link, generation));
-    store.replace(None, all(0).collect(), vec![], &std::collections::HashSet::default());
-    store.set_synced();
+    let (store, zones) = stored(200);
     // Clients have asked for all of them.
     store.links().iter().for_each(|link| link.asked.note(Family::V4));
-    let zones: Arc<[Zone]> = [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into();
-    let endpoint = Endpoint { address: silent.address, transport: Transport::Udp };
-    let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
-    let resolver = Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()));
+    let resolver = resolver(&silent, None);
     let stop = CancellationToken::new();
     let mut following = JoinSet::new();
     following.spawn(ahead::run(Arc::clone(&store), zones, resolver, stop.clone()));
@@ -287,8 +283,8 @@ async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
         (asked(0) > 0).then_some(())
     })
     .await;
-    for observed in all(1) {
-        store.apply(observed);
+    for link in 0..200 {
+        store.apply(observed(link, 1));
     }
     // None is answered: by the time that one is repeated, all have been sent that are sent at first.
     let repeated = || async { (1..200).any(|link| asked(link) > 1).then_some(()) };

@@ -45,7 +45,7 @@ impl Kind {
 }
 
 /// Returns whether the end of the chain has what was asked for.
-pub(super) fn answers(message: &Message) -> bool {
+fn answers(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
     let mut owner: &Name = query.name();
     for _ in 0..=MAX_ALIASES {

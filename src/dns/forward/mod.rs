@@ -37,8 +37,8 @@ pub struct ForwardOptions {
     pub health_check: Duration,
     /// How long an idle connection is kept.
     pub expire: Duration,
-    /// Questions of a kind that may be under way at once. Each costs a socket for every upstream that is
-    /// asked.
+    /// Questions of a kind that may be under way at once. Each costs a socket for every time that it is
+    /// sent.
     pub max_concurrent: usize,
 }
 

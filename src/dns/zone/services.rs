@@ -16,7 +16,7 @@ use crate::store::{Link, Port, Store, Target};
 const PRIORITY: u16 = 0;
 const WEIGHT: u16 = 100;
 
-/// Aliases that are followed to the end: as many as in an answer.
+/// Aliases that are followed to the end: as many as a question's look-ups.
 const MAX_ALIASES: usize = 8;
 
 /// Returns whether a label is that of a port or a protocol (RFC 8552 section 1.1): no host's.
