@@ -1,18 +1,17 @@
 //! What lb-linker counts, and how it is shown to Prometheus.
 
-use std::sync::Arc;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 use crate::store::{State, Store};
-
-/// CoreDNS's buckets for the duration of a request, in seconds: 0.25 ms doubled 16 times.
-const DURATION_BUCKETS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 
 /// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of
 /// a request.
@@ -68,11 +67,21 @@ impl Dropped {
     }
 }
 
+/// Metrics that belong together, and are shown from when they are first needed.
+pub trait Family: Send + Sync + Sized + 'static {
+    /// Registers them, all zero.
+    ///
+    /// # Errors
+    /// If one of that name is there already.
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error>;
+}
+
 /// The metrics of one process. Those of DNS bear CoreDNS's names and labels, so that its
 /// dashboards work.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    families: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     links: IntGaugeVec,
     /// Targets of links that changed.
     pub target_changes: IntCounter,
@@ -96,14 +105,6 @@ pub struct Metrics {
     pub leader: IntGauge,
     /// Sync tasks that ended and were started again, by `task`.
     pub sync_restarts: IntCounterVec,
-    /// DNS requests, by `server`, `zone`, `view`, `proto`, `family` and `type`.
-    pub dns_requests: IntCounterVec,
-    /// DNS responses, by `server`, `zone`, `view`, `rcode` and `plugin`.
-    pub dns_responses: IntCounterVec,
-    /// Seconds from a DNS request to its response, by `server`, `zone` and `view`.
-    pub dns_duration: HistogramVec,
-    /// Questions whose answering panicked.
-    pub panics: IntCounter,
     /// Targets, by name and type, whose last look-up has failed.
     pub targets_failing: IntGauge,
     /// Answers of earlier times that were given because no upstream answered.
@@ -127,8 +128,6 @@ impl Metrics {
     /// Only if two of them had one name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let buckets =
-            prometheus::exponential_buckets(DURATION_BUCKETS.0, DURATION_BUCKETS.1, DURATION_BUCKETS.2)?;
         let reconcile_buckets =
             prometheus::exponential_buckets(RECONCILE_BUCKETS.0, RECONCILE_BUCKETS.1, RECONCILE_BUCKETS.2)?;
         let metrics = Self {
@@ -186,26 +185,6 @@ impl Metrics {
                 Opts::new("lb_linker_sync_restarts_total", "Sync tasks that ended and were started again."),
                 &["task"],
             )?,
-            dns_requests: IntCounterVec::new(
-                Opts::new(
-                    "coredns_dns_requests_total",
-                    "Counter of DNS requests made per zone, protocol and family.",
-                ),
-                &["server", "zone", "view", "proto", "family", "type"],
-            )?,
-            dns_responses: IntCounterVec::new(
-                Opts::new("coredns_dns_responses_total", "Counter of response status codes."),
-                &["server", "zone", "view", "rcode", "plugin"],
-            )?,
-            dns_duration: HistogramVec::new(
-                HistogramOpts::new(
-                    "coredns_dns_request_duration_seconds",
-                    "Histogram of the time (in seconds) each request took per zone.",
-                )
-                .buckets(buckets),
-                &["server", "zone", "view"],
-            )?,
-            panics: IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?,
             targets_failing: IntGauge::new(
                 "lb_linker_dns_targets_failing",
                 "Targets, by name and type, that can't be resolved: their last look-up has failed.",
@@ -238,6 +217,7 @@ impl Metrics {
                 &["reason"],
             )?,
             registry,
+            families: Mutex::default(),
         };
         let build = IntGaugeVec::new(Opts::new("lb_linker_build_info", "Always 1."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
@@ -262,10 +242,6 @@ impl Metrics {
         registry.register(Box::new(metrics.watch_events.clone()))?;
         registry.register(Box::new(metrics.watch_last_event.clone()))?;
         registry.register(Box::new(metrics.sync_restarts.clone()))?;
-        registry.register(Box::new(metrics.dns_requests.clone()))?;
-        registry.register(Box::new(metrics.dns_responses.clone()))?;
-        registry.register(Box::new(metrics.dns_duration.clone()))?;
-        registry.register(Box::new(metrics.panics.clone()))?;
         registry.register(Box::new(metrics.targets_failing.clone()))?;
         registry.register(Box::new(metrics.stale_answers.clone()))?;
         registry.register(Box::new(metrics.tcp_refused.clone()))?;
@@ -277,6 +253,21 @@ impl Metrics {
             metrics.udp_dropped.with_label_values(&[reason.label()]);
         }
         Ok(metrics)
+    }
+
+    /// Returns metrics that belong together; all who ask get the same.
+    ///
+    /// # Errors
+    /// Only if two metrics had one name.
+    pub fn family<F: Family>(&self) -> Result<Arc<F>, prometheus::Error> {
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = families.get(&TypeId::of::<F>()).cloned();
+        if let Some(family) = known.and_then(|family| family.downcast().ok()) {
+            return Ok(family);
+        }
+        let family = Arc::new(F::register(&self.registry)?);
+        families.insert(TypeId::of::<F>(), Arc::clone(&family) as Arc<dyn Any + Send + Sync>);
+        Ok(family)
     }
 
     /// Counts an event of the watch of LoadBalancer Services.

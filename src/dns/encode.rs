@@ -1,41 +1,19 @@
 //! From a response to its bytes, as many as the client takes.
 
 use hickory_proto::ProtoError;
-use hickory_proto::op::{Edns, Header, HeaderCounts, Metadata, Query};
+use hickory_proto::op::{Edns, Header, HeaderCounts, Query};
 use hickory_proto::rr::{Name, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
 use hickory_server::net::xfer::Protocol;
 use hickory_server::zone_handler::MessageRequest;
 
-use super::wire::{Ede, HEADER, MAX_UDP, MIN_UDP};
+use super::plugin::Reply;
+use super::wire::{HEADER, MAX_UDP, MIN_UDP};
 
 /// The farthest place that a name can point at (RFC 1035 section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;
 /// The two bits of a pointer.
 const POINTER: u16 = 0xc000;
-
-/// A response before it is encoded.
-#[derive(Debug)]
-pub struct Response {
-    /// Id, flags and response code.
-    pub metadata: Metadata,
-    /// The answer section.
-    pub answers: Vec<Record>,
-    /// The authority section.
-    pub authorities: Vec<Record>,
-    /// The additional section, without OPT.
-    pub additionals: Vec<Record>,
-    /// Why there is no better answer, for clients that speak EDNS.
-    pub ede: Option<Ede>,
-}
-
-impl Response {
-    /// Returns a response without records.
-    #[must_use]
-    pub fn new(metadata: Metadata) -> Self {
-        Self { metadata, answers: Vec::new(), authorities: Vec::new(), additionals: Vec::new(), ede: None }
-    }
-}
 
 /// Returns how many bytes the answer to `request` may have.
 #[must_use]
@@ -54,7 +32,7 @@ pub fn limit(request: &MessageRequest, protocol: Protocol) -> u16 {
 /// # Errors
 /// If a record can't be encoded, whatever the limit.
 pub fn encode(
-    response: &Response,
+    response: &Reply,
     question: &Query,
     edns: Option<&Edns>,
     limit: u16,
@@ -142,7 +120,7 @@ impl<'n> Writer<'_, 'n> {
 }
 
 /// Returns the OPT record, which also has the upper bits of the response code (RFC 6891 section 6.1.3).
-fn opt(edns: &Edns, response: &Response) -> Result<Vec<u8>, ProtoError> {
+fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
     let mut edns = edns.clone();
     edns.set_rcode_high(response.metadata.response_code.high());
     let mut bytes = Vec::new();
@@ -150,9 +128,15 @@ fn opt(edns: &Edns, response: &Response) -> Result<Vec<u8>, ProtoError> {
     Ok(bytes)
 }
 
+/// Returns how many bytes an answer has, however many the client takes; 0 if it can't be encoded.
+#[must_use]
+pub fn wire_length(reply: &Reply, question: &Query) -> usize {
+    encode(reply, question, None, u16::MAX).map_or(0, |bytes| bytes.len())
+}
+
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{Message, MessageType, OpCode};
+    use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
     use hickory_proto::rr::rdata::{A, CNAME};
     use hickory_proto::rr::{RData, RecordType};
 
@@ -165,13 +149,13 @@ mod tests {
         let address = |i: u8| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, i)));
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
         let edns = Edns::new();
-        let decode = |response: &Response, edns, limit: u16| {
+        let decode = |response: &Reply, edns, limit: u16| {
             let bytes = encode(response, &question, edns, limit).unwrap();
             assert!(bytes.len() <= usize::from(limit), "{} > {limit}", bytes.len());
             Message::from_vec(&bytes).unwrap()
         };
 
-        let many = Response { answers: (0..100).map(address).collect(), ..Response::new(metadata) };
+        let many = Reply { answers: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
         // 12 of header, 18 of question, 16 a record, 11 of OPT.
         for (limit, edns, kept) in [(512, None, 30), (512, Some(&edns), 29), (1232, Some(&edns), 74)] {
             let message = decode(&many, edns, limit);
@@ -181,7 +165,7 @@ mod tests {
         }
         assert!(!decode(&many, None, u16::MAX).metadata.truncation);
 
-        let glue = Response { additionals: (0..100).map(address).collect(), ..Response::new(metadata) };
+        let glue = Reply { additionals: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
         let message = decode(&glue, None, 512);
         assert!(!message.metadata.truncation, "TC isn't for additional records");
         assert_eq!(message.additionals.len(), 30);
@@ -193,7 +177,7 @@ mod tests {
         let question = Query::query(name.clone(), RecordType::A);
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
         let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1)));
-        let response = Response { answers: vec![record], ..Response::new(metadata) };
+        let response = Reply { answers: vec![record], ..Reply::new(metadata, "") };
         let bytes = encode(&response, &question, None, 512).unwrap();
         assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
     }
@@ -202,8 +186,8 @@ mod tests {
         Query::query(name.clone(), RecordType::A)
     }
 
-    fn responding(answers: Vec<Record>) -> Response {
-        Response { answers, ..Response::new(Metadata::new(1, MessageType::Response, OpCode::Query)) }
+    fn responding(answers: Vec<Record>) -> Reply {
+        Reply { answers, ..Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "") }
     }
 
     /// How many bytes a message has by what it says of itself.

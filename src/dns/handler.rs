@@ -7,13 +7,14 @@ use std::time::Instant;
 
 use futures::FutureExt;
 use hickory_proto::op::{Edns, Query, ResponseCode};
-use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::rr::Name;
 use hickory_server::net::xfer::Protocol;
 use hickory_server::server::Request;
 use tracing::{debug, error};
 
 use super::encode::{encode, limit};
 use super::loadbalance::shuffle;
+use super::report::{Report, type_label};
 use super::resolver::Resolver;
 use super::unmapped;
 use super::wire::{Ede, MAX_UDP, Screened, format_error, rcode_label, screen, server_failure};
@@ -46,7 +47,7 @@ impl Handler {
         let answering = AssertUnwindSafe(self.screen_and_answer(&message, client, protocol)).catch_unwind();
         answering.await.unwrap_or_else(|_| {
             error!("answering a message of {client} panicked: {message:02x?}");
-            self.metrics.panics.inc();
+            self.metrics.family::<Report>().iter().for_each(|report| report.panics.inc());
             server_failure(&message)
         })
     }
@@ -117,13 +118,13 @@ impl Handler {
             (None, Some(_)) => (".".to_owned(), "forward"),
             (None, None) => ("dropped".to_owned(), ""),
         };
-        let Metrics { dns_requests, dns_responses, dns_duration, .. } = &*self.metrics;
+        let Ok(report) = self.metrics.family::<Report>() else { return };
         let (server, protocol) = (&*self.server, request.protocol().to_string());
         let family = if request.src().is_ipv4() { "1" } else { "2" };
         let labels = [server, &zone, "", &protocol, family, type_label(query.query_type())];
-        dns_requests.with_label_values(&labels).inc();
-        dns_responses.with_label_values(&[server, &zone, "", &rcode_label(rcode), plugin]).inc();
-        dns_duration.with_label_values(&[server, &zone, ""]).observe(started.elapsed().as_secs_f64());
+        report.requests.with_label_values(&labels).inc();
+        report.responses.with_label_values(&[server, &zone, "", &rcode_label(rcode), plugin]).inc();
+        report.duration.with_label_values(&[server, &zone, ""]).observe(started.elapsed().as_secs_f64());
     }
 }
 
@@ -137,35 +138,10 @@ fn response_edns(asked: &Edns, ede: Option<Ede>) -> Edns {
     edns
 }
 
-/// The types that CoreDNS tells apart: the label must not grow with what clients make up.
-fn type_label(qtype: RecordType) -> &'static str {
-    const TYPES: [RecordType; 19] = [
-        RecordType::A,
-        RecordType::AAAA,
-        RecordType::ANY,
-        RecordType::AXFR,
-        RecordType::CNAME,
-        RecordType::DNSKEY,
-        RecordType::DS,
-        RecordType::HTTPS,
-        RecordType::IXFR,
-        RecordType::MX,
-        RecordType::NS,
-        RecordType::NSEC,
-        RecordType::NSEC3,
-        RecordType::PTR,
-        RecordType::RRSIG,
-        RecordType::SOA,
-        RecordType::SRV,
-        RecordType::SVCB,
-        RecordType::TXT,
-    ];
-    if TYPES.contains(&qtype) { qtype.into() } else { "other" }
-}
-
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::Message;
+    use hickory_proto::rr::RecordType;
 
     use super::super::forward::{Forward, ForwardOptions};
     use super::*;

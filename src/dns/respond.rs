@@ -9,9 +9,10 @@ use tokio::time::{Instant, timeout};
 
 use super::acl::may_recurse;
 use super::chase::{End, Followed, drop_refused, follow};
-use super::encode::{Response, limit};
+use super::encode::limit;
 use super::forward::ForwardError;
 use super::handler::Handler;
+use super::plugin::Reply;
 use super::question::{Question, room};
 use super::resolver::{Known, PATIENCE, Resolver, Wanted};
 use super::wire::Ede;
@@ -30,8 +31,8 @@ impl Handler {
         request: &Request,
         query: &Query,
         zone: Option<(&Zone, Vec<u8>)>,
-    ) -> Response {
-        let mut response = Response::new(Metadata::response_from_request(&request.metadata));
+    ) -> Reply {
+        let mut response = Reply::new(Metadata::response_from_request(&request.metadata), "");
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
             // RFC 6891 section 6.1.3.
             response.metadata.response_code = ResponseCode::BADVERS;
@@ -69,7 +70,7 @@ impl Handler {
     /// can't.
     async fn answer_with_authority(
         &self,
-        response: &mut Response,
+        response: &mut Reply,
         resolver: Option<&Resolver>,
         mut question: Question,
         zone: (&Zone, Vec<u8>),
@@ -114,7 +115,7 @@ impl Handler {
     /// response code is the last of the chain (RFC 6604 section 3).
     async fn chase(
         &self,
-        response: &mut Response,
+        response: &mut Reply,
         resolver: &Resolver,
         question: &Question,
         chase: &mut Chase,
@@ -214,7 +215,7 @@ impl Chase {
 
     /// Has nothing about absence live longer than our own: where no SOA says how long, some take the TTL of
     /// the aliases for that.
-    fn bound(&self, response: &mut Response) {
+    fn bound(&self, response: &mut Reply) {
         let alias = |record: &Record| matches!(record.record_type(), RecordType::CNAME | RecordType::DNAME);
         if self.denied && response.authorities.is_empty() && response.answers.iter().all(alias) {
             response.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
@@ -248,7 +249,7 @@ fn note(link: &Link, qtype: RecordType) {
 }
 
 /// Passes the question on and the answer back as it is.
-async fn forward(response: &mut Response, resolver: Option<&Resolver>, question: &Question, has_edns: bool) {
+async fn forward(response: &mut Reply, resolver: Option<&Resolver>, question: &Question, has_edns: bool) {
     let Some(resolver) = resolver else {
         response.metadata.response_code = ResponseCode::Refused;
         return;
@@ -273,7 +274,7 @@ async fn forward(response: &mut Response, resolver: Option<&Resolver>, question:
     }
 }
 
-fn pass_back(response: &mut Response, answer: Message, question: &Question, has_edns: bool) {
+fn pass_back(response: &mut Reply, answer: Message, question: &Question, has_edns: bool) {
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
     // A client without EDNS can't see the upper bits, and would take the rest for its own.

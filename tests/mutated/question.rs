@@ -7,6 +7,7 @@ use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::Name;
 use hickory_server::net::xfer::Protocol;
 use lb_linker::dns::handler::Handler;
+use lb_linker::dns::report::Report;
 use lb_linker::dns::wire::MAX_UDP;
 use lb_linker::dns::zone::Zone;
 use lb_linker::metrics::Metrics;
@@ -38,7 +39,7 @@ impl Server {
         let protocol = PROTOCOLS[which % PROTOCOLS.len()];
         let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
         let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, protocol));
-        let outcome = if self.handler.metrics.panics.get() > 0 {
+        let outcome = if self.handler.metrics.family::<Report>().unwrap().panics.get() > 0 {
             Err("it panicked".to_owned())
         } else {
             check(message, answer.as_deref(), protocol)

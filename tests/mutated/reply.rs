@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use lb_linker::dns::chase::{End, Followed, drop_refused, follow};
-use lb_linker::dns::encode::{Response, encode};
+use lb_linker::dns::encode::encode;
+use lb_linker::dns::plugin::Reply as Answer;
 use lb_linker::dns::wire::{Reply, reply_to};
 use lb_linker::dns::zone::TTL;
 use lb_linker::targets::TargetPolicy;
@@ -88,10 +89,10 @@ fn check_encoded(followed: &mut Followed, name: &Name, qtype: RecordType) -> Res
         policy.check_address(address).is_err()
     };
     ensure(!followed.answers.iter().any(refused), "no address that no target may have")?;
-    let response = Response {
+    let response = Answer {
         answers: followed.answers.clone(),
         authorities: followed.authorities.clone(),
-        ..Response::new(Metadata::new(1, MessageType::Response, OpCode::Query))
+        ..Answer::new(Metadata::new(1, MessageType::Response, OpCode::Query), "")
     };
     for limit in [512, 1232, u16::MAX] {
         let question = Query::query(name.clone(), qtype);

@@ -1,5 +1,7 @@
 //! What a server block is for: `[SCHEME://]ZONE[:PORT]`.
 
+use std::fmt;
+
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
@@ -24,6 +26,15 @@ pub struct Address {
     pub zone: Name,
     /// The port.
     pub port: u16,
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dns => "dns",
+            Self::Tls => "tls",
+        })
+    }
 }
 
 impl Scheme {

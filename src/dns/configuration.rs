@@ -1,0 +1,197 @@
+//! From a Corefile to what is to be served: blocks, and the listeners that they are behind.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hickory_proto::rr::Name;
+
+use super::corefile::{Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse};
+use super::plugins::build;
+use super::plugins::setup::{Draft, Site};
+use super::report::Report;
+use super::server::{Block, Server};
+
+/// What a Corefile asks for.
+#[derive(Debug)]
+pub struct Configuration {
+    /// The blocks, in order.
+    pub blocks: Vec<Built>,
+    /// The listeners, in the order in which they are first named.
+    pub listeners: Vec<Listener>,
+}
+
+/// A block, ready to be served.
+#[derive(Debug)]
+pub struct Built {
+    /// Its plugins.
+    pub block: Arc<Block>,
+    /// What makes it the same as another: its lines, zones, and the files that it was built of.
+    pub identity: Identity,
+    /// Everything else that it asks for; its plugins are in `block`.
+    pub draft: Draft,
+}
+
+/// What makes two blocks the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    zones: Vec<Name>,
+    lines: String,
+    read: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// Where something is listened for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Address and port.
+    pub at: ListenAt,
+    /// The zones that are served there, and the numbers of their blocks.
+    pub zones: Vec<(Name, usize)>,
+    /// Where the Corefile first names it.
+    pub place: Place,
+}
+
+/// What a listener listens on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenAt {
+    /// By which transport.
+    pub scheme: Scheme,
+    /// Address and port; `[::]` for all addresses of both families.
+    pub address: SocketAddr,
+}
+
+/// As CoreDNS writes it in its metrics, where the address is left out if it is all of them.
+impl fmt::Display for ListenAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scheme, address } = self;
+        if address.ip().is_unspecified() {
+            write!(f, "{scheme}://:{}", address.port())
+        } else {
+            write!(f, "{scheme}://{address}")
+        }
+    }
+}
+
+/// Reads a Corefile and all it names, and builds its blocks. Nothing is started.
+///
+/// # Errors
+/// At the first place that isn't right.
+pub fn configure(
+    file: &Path,
+    text: &str,
+    sources: &Sources<'_>,
+    site: &Site,
+) -> Result<Configuration, CorefileError> {
+    let mut blocks: Vec<Built> = Vec::new();
+    let mut listeners: Vec<Listener> = Vec::new();
+    for block in parse(file, text, sources)? {
+        let mut served: Vec<(Address, &Word)> = Vec::new();
+        for word in &block.addresses {
+            served.extend(addresses(word)?.into_iter().map(|address| (address, word)));
+        }
+        let mut zones: Vec<Name> = Vec::new();
+        for (address, _) in &served {
+            if !zones.contains(&address.zone) {
+                zones.push(address.zone.clone());
+            }
+        }
+        let draft = build(&block.lines, &zones, site)?;
+        for (address, word) in served {
+            if address.scheme == Scheme::Tls && draft.tls.is_none() {
+                return Err(word
+                    .place
+                    .error("a tls:// block needs the plugin tls, with a certificate and its key"));
+            }
+            let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+            for ip in if draft.bind.is_empty() { &all[..] } else { &draft.bind } {
+                let at = ListenAt { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
+                listen(&mut listeners, at, &address.zone, blocks.len(), &word.place)?;
+            }
+        }
+        let identity = Identity::new(&zones, &block.lines, &draft);
+        let block =
+            Block { zones, plugins: draft.plugins.clone(), links: draft.links.clone(), debug: draft.debug };
+        blocks.push(Built { block: Arc::new(block), identity, draft });
+    }
+    if blocks.is_empty() {
+        let start = Place { file: file.into(), line: 1, column: 1 };
+        return Err(
+            start.error("no server block, such as: . { forward . /etc/resolv.conf }, each brace on its line")
+        );
+    }
+    Ok(Configuration { blocks, listeners })
+}
+
+/// Adds a zone to a listener.
+fn listen(
+    listeners: &mut Vec<Listener>,
+    at: ListenAt,
+    zone: &Name,
+    block: usize,
+    place: &Place,
+) -> Result<(), CorefileError> {
+    let overlap = |other: &&Listener| {
+        let (one, other) = (at.address, other.at.address);
+        one.port() == other.port()
+            && (one == other || one.ip().is_unspecified() != other.ip().is_unspecified())
+    };
+    let of_scheme = listeners.iter().filter(|other| other.at.scheme == at.scheme).filter(overlap);
+    for other in of_scheme {
+        if other.zones.iter().any(|(known, _)| known == zone) {
+            return Err(place
+                .error(format!("{zone} is served on {} already: see line {}", other.at, other.place.line)));
+        }
+    }
+    match listeners.iter_mut().find(|listener| listener.at == at) {
+        Some(listener) => listener.zones.push((zone.clone(), block)),
+        None => listeners.push(Listener { at, zones: vec![(zone.clone(), block)], place: place.clone() }),
+    }
+    Ok(())
+}
+
+impl Configuration {
+    /// Returns what answers behind a listener, by the address that it is bound to.
+    #[must_use]
+    pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<Report>) -> Server {
+        let blocks: Vec<(Name, Arc<Block>)> = listener
+            .zones
+            .iter()
+            .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
+            .collect();
+        Server::new(bound.to_string(), &blocks, report)
+    }
+}
+
+impl Identity {
+    fn new(zones: &[Name], lines: &[Line], draft: &Draft) -> Self {
+        let mut text = String::new();
+        write_lines(&mut text, lines, 0);
+        Self { zones: zones.to_vec(), lines: text, read: draft.read.clone() }
+    }
+}
+
+/// Writes lines as a Corefile has them: quoted where they have to be, each on its own line.
+pub(super) fn write_lines(text: &mut String, lines: &[Line], depth: usize) {
+    for line in lines {
+        text.push_str(&"    ".repeat(depth));
+        let words: Vec<String> = line.words.iter().map(|word| quoted(&word.text)).collect();
+        text.push_str(&words.join(" "));
+        if let Some(block) = &line.block {
+            text.push_str(" {\n");
+            write_lines(text, block, depth + 1);
+            text.push_str(&"    ".repeat(depth));
+            text.push('}');
+        }
+        text.push('\n');
+    }
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| !c.is_whitespace() && !"\"#{}".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("\"{}\"", word.replace('"', "\\\""))
+    }
+}

@@ -1,0 +1,271 @@
+//! What a plugin is: it gets a request, and answers it or has the next one answer it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hickory_proto::op::{Edns, Metadata, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::{Name, Record};
+use hickory_server::net::xfer::Protocol;
+
+use super::question::{Question, room};
+use super::server::{Block, Server};
+use super::wire::{Ede, MAX_UDP, MIN_UDP};
+
+/// A plugin of a server block. All requests go through the same one at once.
+#[async_trait]
+pub trait Plugin: fmt::Debug + Send + Sync {
+    /// Returns its name in a Corefile.
+    fn name(&self) -> &'static str;
+
+    /// Answers a request, by itself or through the next plugin. What it changes in the request, those behind it
+    /// see; what those before it are to see unchanged it has to put back.
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome;
+
+    /// Returns whether it can do its work by now: `/ready` waits for that.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    /// Returns whether this plugin alone settles that names of all the world are resolved for a client, or that
+    /// they aren't; `None` leaves that to the next one.
+    fn recurses(&self, _request: &Request) -> Option<bool> {
+        None
+    }
+
+    /// Forgets what it knows from others about a name, given in wire form and lower case, or about all names.
+    fn forget(&self, _name: Option<&[u8]>) {}
+}
+
+/// What has become of a request.
+pub type Outcome = Result<Reply, Failure>;
+
+/// A question on its way through the plugins.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The server that was asked.
+    pub server: Arc<Server>,
+    /// The zone of the server block that answers.
+    pub zone: Name,
+    /// Who asks.
+    pub client: SocketAddr,
+    /// The address that was asked.
+    pub local: SocketAddr,
+    /// By which transport.
+    pub protocol: Protocol,
+    /// Bytes of the message.
+    pub size: usize,
+    /// Id, opcode and flags.
+    pub metadata: Metadata,
+    /// Name, type and class.
+    pub query: Query,
+    /// What the client says by EDNS, if it does.
+    pub edns: Option<Edns>,
+    /// What it is asked for.
+    pub purpose: Purpose,
+    /// Look-ups of ours that have led to this one.
+    pub depth: usize,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// For a client.
+    Client,
+    /// For what is behind the target of a link.
+    Target {
+        /// How old absence may be.
+        absence: Duration,
+        /// Whether anything cached will do.
+        cached: bool,
+    },
+}
+
+/// An answer on its way back.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// Id, flags and response code.
+    pub metadata: Metadata,
+    /// The answer section.
+    pub answers: Vec<Record>,
+    /// The authority section.
+    pub authorities: Vec<Record>,
+    /// The additional section, without OPT.
+    pub additionals: Vec<Record>,
+    /// Why there is no better answer, for clients that speak EDNS.
+    pub ede: Option<Ede>,
+    /// What else clients that speak EDNS are told.
+    pub options: Vec<EdnsOption>,
+    /// The plugin that the answer is of.
+    pub plugin: &'static str,
+    /// How long it has been kept.
+    pub age: Duration,
+    /// Whether it may be kept.
+    pub is_cacheable: bool,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The client is told that there is none.
+    Error {
+        /// By which code.
+        rcode: ResponseCode,
+        /// What `errors` logs; nothing if it is no error.
+        why: String,
+        /// Why, for clients that speak EDNS.
+        ede: Option<Ede>,
+    },
+    /// The client is told nothing.
+    Silence,
+}
+
+/// The plugins behind one.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    block: &'a Arc<Block>,
+    at: usize,
+}
+
+/// The plugins behind one, for what goes on when the client has its answer.
+#[derive(Clone, Debug)]
+pub struct Detached {
+    block: Arc<Block>,
+    at: usize,
+}
+
+// === impl Request ===
+
+impl Request {
+    /// Returns an answer without records, of a plugin.
+    #[must_use]
+    pub fn reply(&self, plugin: &'static str) -> Reply {
+        Reply::new(Metadata::response_from_request(&self.metadata), plugin)
+    }
+
+    /// Returns whether the client wants DNSSEC records (RFC 3225).
+    #[must_use]
+    pub fn dnssec_ok(&self) -> bool {
+        self.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok)
+    }
+
+    /// Returns how many bytes the answer may have.
+    #[must_use]
+    pub fn limit(&self) -> u16 {
+        match self.protocol {
+            Protocol::Udp => self.edns.as_ref().map_or(MIN_UDP, Edns::max_payload).clamp(MIN_UDP, MAX_UDP),
+            _ => u16::MAX,
+        }
+    }
+
+    /// Returns the question as somebody else is asked it.
+    #[must_use]
+    pub fn question(&self) -> Question {
+        Question {
+            query: self.query.clone(),
+            recursion_desired: self.metadata.recursion_desired,
+            checking_disabled: self.metadata.checking_disabled,
+            authentic_data: self.metadata.authentic_data,
+            dnssec_ok: self.dnssec_ok(),
+            room: room(self.limit()),
+        }
+    }
+}
+
+// === impl Reply ===
+
+impl Reply {
+    /// Returns an answer without records.
+    #[must_use]
+    pub fn new(metadata: Metadata, plugin: &'static str) -> Self {
+        Self {
+            metadata,
+            answers: Vec::new(),
+            authorities: Vec::new(),
+            additionals: Vec::new(),
+            ede: None,
+            options: Vec::new(),
+            plugin,
+            age: Duration::ZERO,
+            is_cacheable: true,
+        }
+    }
+
+    /// Returns the three sections.
+    pub fn sections_mut(&mut self) -> [&mut Vec<Record>; 3] {
+        [&mut self.answers, &mut self.authorities, &mut self.additionals]
+    }
+}
+
+// === impl Failure ===
+
+impl Failure {
+    /// Returns a failure that `errors` logs.
+    #[must_use]
+    pub fn new(rcode: ResponseCode, why: impl fmt::Display) -> Self {
+        Self::Error { rcode, why: why.to_string(), ede: None }
+    }
+
+    /// Returns SERVFAIL.
+    #[must_use]
+    pub fn servfail(why: impl fmt::Display) -> Self {
+        Self::new(ResponseCode::ServFail, why)
+    }
+
+    /// Returns the failure with the reason that clients get.
+    #[must_use]
+    pub fn with_ede(mut self, because: Ede) -> Self {
+        if let Self::Error { ede, .. } = &mut self {
+            *ede = Some(because);
+        }
+        self
+    }
+}
+
+// === impl Next ===
+
+impl<'a> Next<'a> {
+    /// Returns all plugins of a block.
+    pub(super) fn first(block: &'a Arc<Block>) -> Self {
+        Self { block, at: 0 }
+    }
+
+    /// Has the plugins behind this one answer.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub async fn serve(self, request: &mut Request) -> Outcome {
+        let Self { block, at } = self;
+        match block.plugins.get(at) {
+            Some(plugin) => plugin.serve(request, Next { block, at: at + 1 }).await,
+            None => Err(Failure::servfail("no next plugin found")),
+        }
+    }
+
+    /// Returns the same for a task of its own.
+    #[must_use]
+    pub fn detached(self) -> Detached {
+        Detached { block: Arc::clone(self.block), at: self.at }
+    }
+
+    /// Returns whether the plugins from here on resolve names of all the world for a client.
+    pub(super) fn recurses(self, request: &Request) -> bool {
+        let behind = self.block.plugins.get(self.at..).unwrap_or_default();
+        behind.iter().find_map(|plugin| plugin.recurses(request)).unwrap_or(false)
+    }
+}
+
+// === impl Detached ===
+
+impl Detached {
+    /// Has the plugins answer.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub async fn serve(&self, request: &mut Request) -> Outcome {
+        Next { block: &self.block, at: self.at }.serve(request).await
+    }
+}

@@ -1,0 +1,150 @@
+//! The plugins, one file each, and their order.
+
+pub mod lb_linker;
+pub mod setup;
+#[cfg(test)]
+pub(crate) mod testing;
+
+mod acl;
+mod any;
+mod bind;
+mod bufsize;
+mod cache;
+mod cancel;
+mod chaos;
+mod debug;
+mod errors;
+mod forward;
+mod health;
+mod hosts;
+mod loadbalance;
+mod local;
+mod log;
+mod r#loop;
+mod minimal;
+mod nsid;
+mod prometheus;
+mod ready;
+mod reload;
+mod rewrite;
+mod root;
+mod template;
+mod timeouts;
+mod tls;
+mod whoami;
+
+use hickory_proto::rr::Name;
+
+use super::corefile::{CorefileError, Line};
+use setup::{Draft, Setup, Site};
+
+/// Turns the lines of a plugin into its part of a block.
+type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
+
+/// All plugins of CoreDNS, in its order, which counts and not that of the file; `lb_linker` stands where
+/// `k8s_external` does. Those without a function aren't supported.
+const ORDER: &[(&str, Option<SetUp>)] = &[
+    ("root", Some(root::set_up)),
+    ("metadata", None),
+    ("geoip", None),
+    ("cancel", Some(cancel::set_up)),
+    ("proxyproto", None),
+    ("quic", None),
+    ("grpc_server", None),
+    ("https", None),
+    ("https3", None),
+    ("timeouts", Some(timeouts::set_up)),
+    ("multisocket", None),
+    ("reload", Some(reload::set_up)),
+    ("nsid", Some(nsid::set_up)),
+    ("bufsize", Some(bufsize::set_up)),
+    ("bind", Some(bind::set_up)),
+    ("debug", Some(debug::set_up)),
+    ("trace", None),
+    ("ready", Some(ready::set_up)),
+    ("health", Some(health::set_up)),
+    ("pprof", None),
+    ("shed", None),
+    ("prometheus", Some(prometheus::set_up)),
+    ("errors", Some(errors::set_up)),
+    ("log", Some(log::set_up)),
+    ("dnstap", None),
+    ("local", Some(local::set_up)),
+    ("dns64", None),
+    ("any", Some(any::set_up)),
+    ("chaos", Some(chaos::set_up)),
+    ("loadbalance", Some(loadbalance::set_up)),
+    ("tsig", None),
+    ("rewrite", Some(rewrite::set_up)),
+    ("autopath", None),
+    ("acl", Some(acl::set_up)),
+    ("cache", Some(cache::set_up)),
+    ("header", None),
+    ("dnssec", None),
+    ("tls", Some(tls::set_up)),
+    ("minimal", Some(minimal::set_up)),
+    ("template", Some(template::set_up)),
+    ("transfer", None),
+    ("hosts", Some(hosts::set_up)),
+    ("route53", None),
+    ("azure", None),
+    ("clouddns", None),
+    ("k8s_external", None),
+    ("lb_linker", Some(lb_linker::set_up)),
+    ("kubernetes", None),
+    ("file", None),
+    ("auto", None),
+    ("secondary", None),
+    ("etcd", None),
+    ("loop", Some(r#loop::set_up)),
+    ("forward", Some(forward::set_up)),
+    ("grpc", None),
+    ("erratic", None),
+    ("whoami", Some(whoami::set_up)),
+    ("on", None),
+    ("sign", None),
+    ("view", None),
+    ("nomad", None),
+];
+
+/// Builds a block of these lines for these zones.
+///
+/// # Errors
+/// At the first line that isn't right.
+pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, CorefileError> {
+    for line in lines {
+        match ORDER.iter().find(|(name, _)| *name == line.name()) {
+            Some((_, Some(_))) => {}
+            Some((name, None)) => {
+                return Err(line.error(format!(
+                    "CoreDNS's plugin {name} isn't supported here; supported are {}",
+                    supported()
+                )));
+            }
+            None => {
+                return Err(line.error(format!(
+                    "there is no plugin {:?}; there are {}",
+                    line.name(),
+                    supported()
+                )));
+            }
+        }
+    }
+    let mut draft = Draft::default();
+    for (name, set_up) in ORDER {
+        let own: Vec<Line> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
+        if let (Some(set_up), false) = (set_up, own.is_empty()) {
+            set_up(&mut Setup { lines: &own, zones, draft: &mut draft, site })?;
+            draft.names.push(name);
+        }
+    }
+    Ok(draft)
+}
+
+fn supported() -> String {
+    let mut names: Vec<&str> =
+        ORDER.iter().filter(|(_, set_up)| set_up.is_some()).map(|(name, _)| *name).collect();
+    names.push("import");
+    names.sort_unstable();
+    names.join(", ")
+}

@@ -1,0 +1,387 @@
+//! From the lines of a Corefile to plugins: what all of them need for that.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use hickory_proto::rr::Name;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use super::lb_linker::LbLinker;
+use crate::dns::corefile::{CorefileError, Line, Place, Word, zones};
+use crate::dns::origins::Origins;
+use crate::dns::plugin::Plugin;
+use crate::metrics::{Family, Metrics};
+use crate::store::Store;
+use crate::targets::TargetPolicy;
+
+/// What all blocks share.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The links.
+    pub store: Arc<Store>,
+    /// Which addresses behind a link's target are given.
+    pub targets: Arc<TargetPolicy>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// A plugin's part of a block, which it turns into something that answers.
+///
+/// Nothing is started by that: no port is opened, no task spawned, nobody asked. Files are read.
+pub struct Setup<'a> {
+    /// The lines of this plugin, in order; there is at least one.
+    pub lines: &'a [Line],
+    /// The zones of the block.
+    pub zones: &'a [Name],
+    /// The block so far: of the plugins before this one.
+    pub draft: &'a mut Draft,
+    /// What all blocks share.
+    pub site: &'a Site,
+}
+
+/// A block before it is served.
+#[derive(Default)]
+pub struct Draft {
+    /// The plugins that answer, in order.
+    pub plugins: Vec<Arc<dyn Plugin>>,
+    /// The names of all plugins, in order.
+    pub names: Vec<&'static str>,
+    /// The one that answers for links.
+    pub links: Option<Arc<LbLinker>>,
+    /// The directory of relative paths; empty for the working directory.
+    pub root: PathBuf,
+    /// What it is bound to, instead of all addresses.
+    pub bind: Vec<std::net::IpAddr>,
+    /// How its TLS listeners speak TLS.
+    pub tls: Option<TlsAcceptor>,
+    /// How long its TCP and TLS clients may take.
+    pub timeouts: Timeouts,
+    /// Whether `debug` is on.
+    pub debug: bool,
+    /// What is served by HTTP.
+    pub endpoints: Vec<HttpEndpoint>,
+    /// What runs as long as the block is served.
+    pub tasks: Vec<Task>,
+    /// How often the Corefile is looked at again.
+    pub reload: Option<Reload>,
+    /// The files that were read, and what was in them.
+    pub read: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// What runs as long as a block is served, until the token is cancelled. It is started once.
+pub type Task = Box<dyn FnOnce(CancellationToken) -> BoxFuture<'static, ()> + Send>;
+
+/// How long clients may take; `None` is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// To send a question that has begun.
+    pub read: Option<Duration>,
+    /// To take an answer.
+    pub write: Option<Duration>,
+    /// Between questions.
+    pub idle: Option<Duration>,
+}
+
+/// Something that is served by HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpEndpoint {
+    /// What.
+    pub kind: HttpKind,
+    /// Where.
+    pub address: SocketAddr,
+    /// Where the Corefile says so.
+    pub place: Place,
+}
+
+/// What is served by HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HttpKind {
+    /// `/metrics`.
+    Metrics,
+    /// `/health`; for so long after the end has begun.
+    Health {
+        /// The pause between being told to stop and stopping.
+        lameduck: Duration,
+    },
+    /// `/ready`.
+    Ready,
+}
+
+/// How often the Corefile is looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reload {
+    /// The pause.
+    pub interval: Duration,
+    /// What is added to it at most, at random.
+    pub jitter: Duration,
+}
+
+// === impl Draft ===
+
+impl fmt::Debug for Draft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Draft").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+// === impl Setup ===
+
+impl Setup<'_> {
+    /// Returns the only line of the plugin.
+    ///
+    /// # Errors
+    /// If there are several.
+    pub fn only_line(&self) -> Result<&Line, CorefileError> {
+        match self.lines {
+            [first, second, ..] => Err(second.error(format!(
+                "{} can be there only once in a block, and it is on line {} already",
+                second.name(),
+                first.place().line
+            ))),
+            lines => Ok(&lines[0]),
+        }
+    }
+
+    /// Returns these zones, or those of the block if there are none.
+    ///
+    /// # Errors
+    /// If a word is no zone.
+    pub fn zones_or_own(&self, words: &[Word]) -> Result<Origins, CorefileError> {
+        if words.is_empty() {
+            return Ok(Origins::new(self.zones.iter().cloned()));
+        }
+        let mut all = Vec::new();
+        for word in words {
+            all.extend(word.zones()?);
+        }
+        Ok(Origins::new(all))
+    }
+
+    /// Returns the metrics of that kind.
+    ///
+    /// # Errors
+    /// If two have one name: a defect of ours.
+    pub fn metrics<F: Family>(&self) -> Result<Arc<F>, CorefileError> {
+        self.site.metrics.family().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
+    }
+
+    /// Returns a path as `root` has it.
+    #[must_use]
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.draft.root.join(path)
+    }
+
+    /// Reads a file. The block is another one when the file has changed.
+    ///
+    /// # Errors
+    /// If it can't be read.
+    pub fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        let bytes = std::fs::read(path)?;
+        self.draft.read.push((path.to_owned(), bytes.clone()));
+        Ok(bytes)
+    }
+
+    /// Adds the plugin to the block.
+    pub fn add(&mut self, plugin: impl Plugin + 'static) {
+        self.draft.plugins.push(Arc::new(plugin));
+    }
+
+    /// Adds what runs as long as the block is served.
+    pub fn run<F>(&mut self, task: impl FnOnce(CancellationToken) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.draft.tasks.push(Box::new(|stop| Box::pin(task(stop))));
+    }
+}
+
+// === impl Line: what plugins ask of theirs ===
+
+impl Line {
+    /// Returns where it begins.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        // A line has at least one word.
+        &self.words[0].place
+    }
+
+    /// Returns an error at its beginning.
+    #[must_use]
+    pub fn error(&self, message: impl Into<String>) -> CorefileError {
+        self.place().error(message)
+    }
+
+    /// Returns the lines in its braces.
+    #[must_use]
+    pub fn options(&self) -> &[Self] {
+        self.block.as_deref().unwrap_or_default()
+    }
+
+    /// Checks that nothing follows its name.
+    ///
+    /// # Errors
+    /// If something does.
+    pub fn no_arguments(&self) -> Result<(), CorefileError> {
+        self.at_most(0).map(|_| ())
+    }
+
+    /// Checks that it has no braces.
+    ///
+    /// # Errors
+    /// If it has.
+    pub fn no_block(&self) -> Result<(), CorefileError> {
+        match &self.block {
+            Some(_) => Err(self.error(format!("{} takes no braces", self.name()))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the arguments, if there aren't more than so many.
+    ///
+    /// # Errors
+    /// At the first one that is too much.
+    pub fn at_most(&self, number: usize) -> Result<&[Word], CorefileError> {
+        let arguments = self.arguments();
+        match arguments.get(number) {
+            Some(word) if number == 0 => {
+                Err(word.error(format!("{} takes no arguments, and here is {:?}", self.name(), word.text)))
+            }
+            Some(word) => Err(word.error(format!(
+                "{} takes {number} argument{} at most, and here is {:?}",
+                self.name(),
+                if number == 1 { "" } else { "s" },
+                word.text
+            ))),
+            None => Ok(arguments),
+        }
+    }
+
+    /// Returns the one argument that has to be there; `what` says what it is: "a duration such as 5s".
+    ///
+    /// # Errors
+    /// If there is none, or there are several.
+    pub fn one(&self, what: &str) -> Result<&Word, CorefileError> {
+        match self.at_most(1)? {
+            [word] => Ok(word),
+            _ => Err(self.error(format!("{} needs {what}", self.name()))),
+        }
+    }
+
+    /// Returns an error about this line, which isn't one of the options that there are.
+    #[must_use]
+    pub fn unknown(&self, plugin: &str, known: &[&str]) -> CorefileError {
+        self.error(format!("{plugin} has no option {:?}; it has {}", self.name(), known.join(", ")))
+    }
+
+    /// Returns an error about this line, which is an option of CoreDNS's alone.
+    #[must_use]
+    pub fn unsupported(&self, plugin: &str, known: &[&str]) -> CorefileError {
+        self.error(format!(
+            "CoreDNS's option {:?} of {plugin} isn't supported here; supported are {}",
+            self.name(),
+            known.join(", ")
+        ))
+    }
+}
+
+// === impl Word: what plugins make of them ===
+
+impl Word {
+    /// Returns an error at this word.
+    #[must_use]
+    pub fn error(&self, message: impl Into<String>) -> CorefileError {
+        self.place.error(message)
+    }
+
+    /// Parses it; `what` says what it should be: "a number from 0 to 3600".
+    ///
+    /// # Errors
+    /// If it isn't that.
+    pub fn parse<T: FromStr>(&self, what: &str) -> Result<T, CorefileError> {
+        self.text.parse().map_err(|_| self.isnt(what))
+    }
+
+    /// Returns an error that it isn't what it should be.
+    #[must_use]
+    pub fn isnt(&self, what: &str) -> CorefileError {
+        self.error(format!("{:?} isn't {what}", self.text))
+    }
+
+    /// Returns the duration that it stands for, as Go writes it: `5s`, `1h30m`, `1.5s`; `0` alone needs no unit.
+    ///
+    /// # Errors
+    /// If it is none, or a negative one.
+    pub fn duration(&self) -> Result<Duration, CorefileError> {
+        go_duration(&self.text).ok_or_else(|| self.isnt("a duration such as 30s, 1m30s or 500ms"))
+    }
+
+    /// Returns the zones that it stands for: one, or the reverse zones of a network.
+    ///
+    /// # Errors
+    /// If it stands for none.
+    pub fn zones(&self) -> Result<Vec<Name>, CorefileError> {
+        zones(&self.text).ok_or_else(|| self.isnt("a zone, or a network such as 10.0.0.0/8"))
+    }
+}
+
+/// Parses a duration as Go's `time.ParseDuration` does, but for negative ones.
+pub(super) fn go_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    let mut seconds = 0.0;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let unit = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        seconds += number
+            * match &rest[..unit] {
+                "h" => 3600.0,
+                "m" => 60.0,
+                "s" => 1.0,
+                "ms" => 1e-3,
+                "us" | "µs" | "μs" => 1e-6,
+                "ns" => 1e-9,
+                _ => return None,
+            };
+        rest = &rest[unit..];
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_in_go() {
+        for (text, millis) in [
+            ("0", Some(0)),
+            ("5s", Some(5000)),
+            ("1h30m", Some(5_400_000)),
+            ("1.5s", Some(1500)),
+            ("250ms", Some(250)),
+            (".5s", Some(500)),
+            ("", None),
+            ("5", None),
+            ("s", None),
+            ("-5s", None),
+            ("5 s", None),
+            ("5d", None),
+        ] {
+            assert_eq!(go_duration(text).map(|found| found.as_millis()), millis, "{text}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! # Name
+//!
+//! *whoami* - tells clients their own address, port and transport.
+//!
+//! # Description
+//!
+//! Every question gets an empty answer. In the additional section stand the client's address, as an A or AAAA
+//! record, and its port and transport, as an SRV record. It is a way to see what lies between a client and
+//! lb-linker, and to test that it answers at all.
+//!
+//! # Syntax
+//!
+//! ```text
+//! whoami
+//! ```
+//!
+//! # Examples
+//!
+//! ```text
+//! example.org {
+//!     whoami
+//! }
+//! ```
+//!
+//! The additional section of the answer to `example.org A`:
+//!
+//! ```text
+//! example.org.       0  IN  A    10.240.0.1
+//! _udp.example.org.  0  IN  SRV  0 0 40212 .
+//! ```
+
+use std::net::IpAddr;
+
+use async_trait::async_trait;
+use hickory_proto::rr::rdata::SRV;
+use hickory_proto::rr::{Name, RData, Record};
+use hickory_server::net::xfer::Protocol;
+
+use super::setup::Setup;
+use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+
+const NAME: &str = "whoami";
+
+#[derive(Debug)]
+struct Whoami;
+
+pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+    let line = setup.only_line()?;
+    line.no_arguments()?;
+    line.no_block()?;
+    setup.add(Whoami);
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Whoami {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+        let mut reply = request.reply(NAME);
+        reply.metadata.authoritative = true;
+        let name = request.query.name();
+        let address = match request.client.ip() {
+            IpAddr::V4(ip) => RData::A(ip.into()),
+            IpAddr::V6(ip) => RData::AAAA(ip.into()),
+        };
+        let transport = if request.protocol == Protocol::Udp { "_udp" } else { "_tcp" };
+        let service = Name::from_ascii(transport)
+            .and_then(|label| label.append_domain(name))
+            .map_err(|error| Failure::servfail(format!("{name} has no room for a label more: {error}")))?;
+        let port = SRV::new(0, 0, request.client.port(), Name::root());
+        for (owner, data) in [(name.clone(), address), (service, RData::SRV(port))] {
+            let mut record = Record::from_rdata(owner, 0, data);
+            record.dns_class = request.query.query_class();
+            reply.additionals.push(record);
+        }
+        Ok(reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    #[tokio::test]
+    async fn the_client_is_told_its_address_port_and_transport() {
+        let site = Site::block("whoami");
+        assert_eq!(
+            site.ask("example.org. A").await,
+            "NOERROR aa | | | example.org. 0 IN A 10.0.0.1, _udp.example.org. 0 IN SRV 0 0 5353 ."
+        );
+        assert_eq!(
+            site.from("2001:db8::1").ask("example.org. TXT").await,
+            "NOERROR aa | | | example.org. 0 IN AAAA 2001:db8::1, _udp.example.org. 0 IN SRV 0 0 5353 ."
+        );
+    }
+
+    #[test]
+    fn it_takes_nothing() {
+        assert_eq!(Site::error("whoami x"), "Corefile:2:8: whoami takes no arguments, and here is \"x\"");
+    }
+}

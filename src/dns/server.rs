@@ -1,0 +1,178 @@
+//! The server blocks behind one listener: the one with the longest matching zone answers.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RecordType};
+
+use super::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use super::plugins::lb_linker::LbLinker;
+use super::question::wire_name;
+use super::report::Report;
+
+/// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
+pub(super) const MAX_LOOKUPS: usize = 8;
+
+/// What answers on one address and transport.
+#[derive(Debug)]
+pub struct Server {
+    /// The address as CoreDNS writes it in its metrics: `dns://:53`.
+    pub label: String,
+    /// By zone, in wire form and lower case.
+    blocks: HashMap<Box<[u8]>, (Name, Arc<Block>)>,
+    /// Whether classes other than IN are let through: somebody can answer them.
+    other_classes: bool,
+    /// What every question is counted in that no block is for.
+    report: Arc<Report>,
+}
+
+/// A server block: plugins in their order. It may be behind several listeners.
+#[derive(Debug)]
+pub struct Block {
+    /// The zones that it is for.
+    pub zones: Vec<Name>,
+    /// The plugins, in their order.
+    pub plugins: Vec<Arc<dyn Plugin>>,
+    /// The one among them that answers for links.
+    pub links: Option<Arc<LbLinker>>,
+    /// Whether a panic ends the process: it has `debug`.
+    pub debug: bool,
+}
+
+// === impl Server ===
+
+impl Server {
+    /// Returns a server of blocks, each with the zones that it has here.
+    #[must_use]
+    pub fn new(label: String, blocks: &[(Name, Arc<Block>)], report: Arc<Report>) -> Self {
+        // As in CoreDNS: `chaos` answers CH, and `forward` passes everything on.
+        let other_classes = blocks
+            .iter()
+            .flat_map(|(_, block)| &block.plugins)
+            .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
+        let blocks =
+            blocks.iter().map(|(zone, block)| (wire_name(zone), (zone.clone(), Arc::clone(block)))).collect();
+        Self { label, blocks, other_classes, report }
+    }
+
+    /// Returns the blocks, each for every zone of it.
+    pub fn blocks(&self) -> impl Iterator<Item = &(Name, Arc<Block>)> {
+        self.blocks.values()
+    }
+
+    /// Answers a request, whose server this is; nothing where silence is right.
+    pub async fn serve(request: &mut Request) -> Option<Reply> {
+        let server = Arc::clone(&request.server);
+        if request.query.query_class() != DNSClass::IN && !server.other_classes {
+            return Some(server.refuse(request));
+        }
+        if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
+            // RFC 6891 section 6.1.3.
+            let mut reply = request.reply("");
+            reply.metadata.response_code = ResponseCode::BADVERS;
+            return Some(reply);
+        }
+        let Some((zone, block)) = server.find(request.query.name(), request.query.query_type()) else {
+            return Some(server.refuse(request));
+        };
+        request.zone.clone_from(zone);
+        let outcome = Next::first(block).serve(request).await;
+        answer(request, outcome)
+    }
+
+    /// Looks a name up for a request: the answer of the block of this listener that the name is for.
+    pub async fn look_up(asked: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
+        if asked.depth >= MAX_LOOKUPS {
+            return None;
+        }
+        let mut inner = asked.clone();
+        inner.query = query;
+        inner.purpose = purpose;
+        inner.depth += 1;
+        // Boxed, for it may lead to itself.
+        Box::pin(Self::serve(&mut inner)).await
+    }
+
+    /// Returns a request of nobody, for what is looked up before somebody asks.
+    #[must_use]
+    pub fn own_request(self: &Arc<Self>, query: Query) -> Request {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut metadata = Message::query().metadata;
+        metadata.recursion_desired = true;
+        Request {
+            server: Arc::clone(self),
+            zone: Name::root(),
+            client: nobody,
+            local: nobody,
+            protocol: hickory_server::net::xfer::Protocol::Tcp,
+            size: 0,
+            metadata,
+            query,
+            edns: Some(Edns::new()),
+            purpose: Purpose::Client,
+            depth: 0,
+        }
+    }
+
+    /// Returns whether a client's questions about names of all the world are answered here.
+    #[must_use]
+    pub fn recurses(&self, request: &Request) -> bool {
+        self.find(&Name::root(), RecordType::A).is_some_and(|(_, block)| Next::first(block).recurses(request))
+    }
+
+    /// Returns whether a name lies in a zone of links.
+    #[must_use]
+    pub fn is_ours(&self, name: &Name) -> bool {
+        self.blocks().filter_map(|(_, block)| block.links.as_ref()).any(|links| links.holds(name))
+    }
+
+    /// Forgets what is known from others about a name, or about all.
+    pub fn forget(&self, name: Option<&[u8]>) {
+        for plugin in self.blocks().flat_map(|(_, block)| &block.plugins) {
+            plugin.forget(name);
+        }
+    }
+
+    /// Returns the block of the longest zone that a name is in.
+    fn find(&self, name: &Name, qtype: RecordType) -> Option<(&Name, &Arc<Block>)> {
+        let wire = wire_name(name);
+        let mut rest = &*wire;
+        let mut own = None;
+        loop {
+            if let Some((zone, block)) = self.blocks.get(rest) {
+                // RFC 4035 section 3.1.4.1: the DS of a zone is its parent's to answer for.
+                if qtype != RecordType::DS || own.is_some() {
+                    return Some((zone, block));
+                }
+                own = Some((zone, block));
+            }
+            match rest.split_first() {
+                Some((length, labels)) => rest = labels.get(usize::from(*length)..)?,
+                None => return own,
+            }
+        }
+    }
+
+    fn refuse(&self, request: &Request) -> Reply {
+        let mut reply = request.reply("");
+        reply.metadata.response_code = ResponseCode::Refused;
+        self.report.count(request, &reply, "dropped", Instant::now());
+        reply
+    }
+}
+
+/// Turns what the plugins have come to into what the client gets.
+fn answer(request: &Request, outcome: Outcome) -> Option<Reply> {
+    match outcome {
+        Ok(reply) => Some(reply),
+        Err(Failure::Silence) => None,
+        Err(Failure::Error { rcode, ede, .. }) => {
+            let mut metadata = Metadata::response_from_request(&request.metadata);
+            metadata.response_code = rcode;
+            Some(Reply { ede, ..Reply::new(metadata, "") })
+        }
+    }
+}
