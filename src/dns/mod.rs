@@ -24,7 +24,6 @@ pub mod resolv_conf;
 pub mod server;
 mod shares;
 pub mod tcp;
-mod text;
 pub mod tls;
 pub mod udp;
 pub mod wire;

@@ -8,7 +8,7 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaug
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
-use super::wire::rcode_label;
+use super::presentation::{rcode_text, type_name};
 use crate::metrics::Family;
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
@@ -118,7 +118,7 @@ impl Report {
         let protocol = if request.protocol == Protocol::Udp { "udp" } else { "tcp" };
         let family = if request.client.is_ipv4() { "1" } else { "2" };
         let qtype = type_label(request.query.query_type());
-        let rcode = rcode_label(reply.metadata.response_code);
+        let rcode = rcode_text(reply.metadata.response_code);
         self.requests.with_label_values(&[server, zone, "", protocol, family, qtype]).inc();
         if request.dnssec_ok() {
             self.requests_with_do.with_label_values(&[server, zone, ""]).inc();
@@ -157,5 +157,5 @@ fn type_label(qtype: RecordType) -> &'static str {
         RecordType::SVCB,
         RecordType::TXT,
     ];
-    if TYPES.contains(&qtype) { qtype.into() } else { "other" }
+    Some(qtype).filter(|qtype| TYPES.contains(qtype)).and_then(type_name).unwrap_or("other")
 }

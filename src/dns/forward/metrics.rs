@@ -7,7 +7,7 @@ use std::time::Duration;
 use hickory_proto::op::ResponseCode;
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
-use super::rcode::label;
+use crate::dns::presentation::rcode_name;
 use crate::metrics::Family;
 
 /// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.
@@ -85,7 +85,8 @@ impl Family for ForwardMetrics {
 
 impl ForwardMetrics {
     pub(super) fn answered(&self, to: SocketAddr, rcode: ResponseCode, after: Duration) {
-        let labels = [PROXY, &to.to_string(), &label(rcode)];
+        let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).to_string(), str::to_owned);
+        let labels = [PROXY, &to.to_string(), &rcode];
         self.duration.with_label_values(&labels).observe(after.as_secs_f64());
     }
 

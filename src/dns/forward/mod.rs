@@ -7,7 +7,6 @@ mod metrics;
 pub(super) mod names;
 mod policy;
 mod pool;
-pub(super) mod rcode;
 mod rounds;
 pub(super) mod tls;
 mod trouble;

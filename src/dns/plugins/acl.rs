@@ -80,7 +80,6 @@
 mod parse;
 #[cfg(test)]
 mod tests;
-mod types;
 
 use std::net::IpAddr;
 use std::sync::Arc;

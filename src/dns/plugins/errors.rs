@@ -78,7 +78,7 @@ use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::lines::{Level, Lines, Part};
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
-use crate::dns::text::{name_text, rcode_text, type_text};
+use crate::dns::presentation::{lower_name_text, rcode_name, type_text};
 
 const NAME: &str = "errors";
 const OPTIONS: [&str; 1] = ["consolidate"];
@@ -209,10 +209,10 @@ impl Errors {
             return;
         }
         let level = pattern.map_or(Level::Error, |pattern| pattern.level);
-        let (name, qtype) = (name_text(request.query.name()), type_text(request.query.query_type()));
+        let (name, qtype) = (lower_name_text(request.query.name()), type_text(request.query.query_type()));
         let text = format!("{} {name} {qtype}: {why}", u16::from(rcode));
         self.log.write(level, &text, || {
-            let rcode = rcode_text(rcode).map_or_else(|| u16::from(rcode).into(), Into::into);
+            let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).into(), Into::into);
             vec![
                 ("rcode", rcode),
                 ("name", name.as_str().into()),

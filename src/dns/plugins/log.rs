@@ -99,7 +99,7 @@ use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::lines::{Level, Lines};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
-use crate::dns::text::name_text;
+use crate::dns::presentation::lower_name_text;
 use class::Class;
 use format::{Format, Seen};
 
@@ -189,7 +189,7 @@ impl Plugin for Log {
             return next.serve(request).await;
         };
         // As it was asked, whatever becomes of it.
-        let (name, began) = (name_text(request.query.name()), Instant::now());
+        let (name, began) = (lower_name_text(request.query.name()), Instant::now());
         let outcome = next.serve(request).await;
         let failed = match &outcome {
             Err(Failure::Error { rcode, .. }) => {

@@ -20,8 +20,8 @@ use crate::dns::configuration::{Configuration, configure};
 use crate::dns::corefile::Sources;
 use crate::dns::lines::Queue;
 use crate::dns::plugin::{Reply, Request};
+use crate::dns::presentation::rcode_text;
 use crate::dns::server::Server;
-use crate::dns::wire::rcode_label;
 use crate::store::{Departed, Store};
 
 /// The blocks of a Corefile, and somebody who asks them: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
@@ -169,7 +169,7 @@ pub(crate) fn show(reply: &Reply) -> String {
     let section = |records: &[Record]| records.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let rcode: ResponseCode = metadata.response_code;
     let parts = [
-        format!("{} {}", rcode_label(rcode), flags.join(",")),
+        format!("{} {}", rcode_text(rcode), flags.join(",")),
         section(&reply.answers),
         section(&reply.authorities),
         section(&reply.additionals),

@@ -1,5 +1,5 @@
-//! Names as miekg/dns writes and reads them: which characters are escaped, and that anything may stand in a
-//! label, where hickory's own parser takes only what hosts are called.
+//! Names: which characters are escaped, and that anything may stand in a label, where hickory's own parser takes only
+//! what hosts are called.
 
 use hickory_proto::rr::Name;
 
@@ -8,10 +8,10 @@ const MAX_LABEL: usize = 63;
 /// RFC 1035 section 2.3.4: with the lengths of the labels and the root.
 const MAX_NAME: usize = 255;
 
-/// Writes a name, with the dot at its end.
+/// Writes a name in its own case, with the dot at its end.
 #[must_use]
-pub fn written(name: &Name) -> String {
-    let mut text = String::new();
+pub fn name_text(name: &Name) -> String {
+    let mut text = String::with_capacity(name.len() + 1);
     for label in name.iter() {
         for byte in label {
             match byte {
@@ -27,9 +27,17 @@ pub fn written(name: &Name) -> String {
     if text.is_empty() { ".".to_owned() } else { text }
 }
 
-/// Reads a name, which ends at the root whether or not it has a dot at its end.
+/// Writes a name in lower case, with the dot at its end.
 #[must_use]
-pub fn parse(text: &str) -> Option<Name> {
+pub fn lower_name_text(name: &Name) -> String {
+    let mut text = name_text(name);
+    text.make_ascii_lowercase();
+    text
+}
+
+/// Reads a name, in any case, which it keeps, and which ends at the root whether or not it has a dot at its end.
+#[must_use]
+pub fn parse_name(text: &str) -> Option<Name> {
     let mut name = Name::from_labels(labels(text)?).ok()?;
     name.set_fqdn(true);
     Some(name)
@@ -67,7 +75,7 @@ fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
 
 /// Reads what stands behind a backslash: an octet in three decimal digits, or a character (RFC 1035
 /// section 5.1).
-pub(super) fn unescape(rest: &mut &[u8]) -> Option<u8> {
+pub(in crate::dns) fn unescape(rest: &mut &[u8]) -> Option<u8> {
     if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', after @ ..] = rest {
         let digit = |byte: &u8| u16::from(byte - b'0');
         *rest = after;
@@ -102,17 +110,26 @@ mod tests {
             (r"\256", None),
             (r"a\", None),
         ] {
-            assert_eq!(parse(text).map(|name| written(&name)).as_deref(), expected, "{text:?}");
+            assert_eq!(parse_name(text).map(|name| name_text(&name)).as_deref(), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn names_are_in_lower_case_and_nothing_in_them_can_be_taken_for_something_else() {
+        let name = |labels: &[&[u8]]| lower_name_text(&Name::from_labels(labels.iter().copied()).unwrap());
+        assert_eq!(name(&[b"WWW", b"Example"]), "www.example.");
+        assert_eq!(name(&[]), ".");
+        assert_eq!(name(&[b"a.b", b"\n[ERROR] ;\xff~"]), "a\\.b.\\010[error]\\ \\;\\255~.");
+        assert_eq!(lower_name_text(&Name::from_ascii("relative").unwrap()), "relative.");
     }
 
     #[test]
     fn labels_and_names_have_their_limits() {
         let label = "a".repeat(63);
-        assert!(parse(&label).is_some());
-        assert!(parse(&format!("{label}a")).is_none());
+        assert!(parse_name(&label).is_some());
+        assert!(parse_name(&format!("{label}a")).is_none());
         let three = format!("{label}.{label}.{label}");
-        assert!(parse(&format!("{three}.{}", "a".repeat(61))).is_some());
-        assert!(parse(&format!("{three}.{}", "a".repeat(62))).is_none());
+        assert!(parse_name(&format!("{three}.{}", "a".repeat(61))).is_some());
+        assert!(parse_name(&format!("{three}.{}", "a".repeat(62))).is_none());
     }
 }

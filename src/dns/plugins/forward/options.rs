@@ -18,9 +18,10 @@ use super::to::{At, Destination, destinations, server_name};
 use crate::dns::corefile::{CorefileError, Line, Place, Scheme, Word, addresses};
 use crate::dns::forward::names::{Speaking, To};
 use crate::dns::forward::tls::{ConnectorError, authorities, connector};
-use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy, rcode};
+use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy};
 use crate::dns::max_files;
 use crate::dns::origins::Origins;
+use crate::dns::presentation::parse_rcode;
 
 /// Upstreams that a line may have, as in CoreDNS.
 const MAX_TO: usize = 15;
@@ -356,7 +357,8 @@ fn policy(line: &Line) -> Result<Policy, CorefileError> {
 
 fn rcodes(line: &Line) -> Result<Vec<ResponseCode>, CorefileError> {
     let code = |word: &Word| {
-        rcode::parse(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
+        parse_rcode(&word.text.to_ascii_uppercase())
+            .ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
     };
     some(line, "response codes")?.iter().map(code).collect()
 }

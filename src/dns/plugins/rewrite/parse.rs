@@ -1,5 +1,6 @@
 //! From the words of a line to a rule.
 
+use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
 
 use super::answers::Undo;
@@ -8,8 +9,9 @@ use super::matching::{Matching, Renaming};
 use super::rcode::{self, Recode};
 use super::rule::{Change, NameChange, Rule};
 use super::ttl::Range;
-use super::{NAME, names, types};
+use super::{NAME, names};
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::presentation::{parse_class, parse_type};
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
 /// CoreDNS's bound on a regular expression, in bytes.
@@ -33,11 +35,11 @@ pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
         "name" => name(kind, arguments)?,
         "type" => {
             let [from, to] = two(kind, arguments)?;
-            Change::Type { from: types::record_type(from)?, to: types::record_type(to)? }
+            Change::Type { from: qtype(from)?, to: qtype(to)? }
         }
         "class" => {
             let [from, to] = two(kind, arguments)?;
-            Change::Class { from: types::class(from)?, to: types::class(to)? }
+            Change::Class { from: class(from)?, to: class(to)? }
         }
         "ttl" => {
             let (names, [ttl]) = named(kind, arguments, "a name and a TTL")?;
@@ -162,6 +164,17 @@ fn named<'a, const N: usize>(
 ) -> Result<(Matching, [&'a Word; N]), CorefileError> {
     let (how, name, rest) = split(kind, arguments, what)?;
     Ok((how.of_names(name)?, rest))
+}
+
+/// Reads a type, in any case.
+fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
+    parse_type(&word.text.to_ascii_uppercase()).ok_or_else(|| word.isnt("a type such as A, AAAA or ANY"))
+}
+
+/// Reads a class, in any case.
+fn class(word: &Word) -> Result<DNSClass, CorefileError> {
+    let class = parse_class(&word.text.to_ascii_uppercase());
+    class.ok_or_else(|| word.isnt("a class: IN, CS, CH, HS, NONE or ANY"))
 }
 
 fn needs(kind: &Word, what: &str) -> CorefileError {

@@ -6,11 +6,11 @@ use regex::Regex;
 
 use super::NAME;
 use super::answer::{Answer, Templates};
-use super::numbers::{named_class, named_rcode, named_type};
 use super::text;
 use crate::dns::corefile::{CorefileError, Line, Word};
 use crate::dns::origins::Origins;
 use crate::dns::plugins::setup::Setup;
+use crate::dns::presentation::{parse_class, parse_rcode, parse_type};
 
 /// As in CoreDNS: a pattern that is longer could cost all the memory.
 const MAX_REGEX: usize = 10_000;
@@ -32,8 +32,8 @@ fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
     };
     let mut answer = Answer {
         zones: setup.zones_or_own(zones)?,
-        class: named_class(&class.text).ok_or_else(|| class.isnt("a class such as IN or ANY"))?,
-        rtype: named_type(&rtype.text).ok_or_else(|| rtype.isnt("a type such as A or ANY"))?,
+        class: parse_class(&class.text).ok_or_else(|| class.isnt("a class such as IN or ANY"))?,
+        rtype: parse_type(&rtype.text).ok_or_else(|| rtype.isnt("a type such as A or ANY"))?,
         regexes: Vec::new(),
         answers: Vec::new(),
         authorities: Vec::new(),
@@ -51,10 +51,8 @@ fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
             "additional" => answer.additionals.extend(all(option, "records", template)?),
             "rcode" => {
                 let word = option.one("a response code such as NXDOMAIN")?;
-                let number =
-                    named_rcode(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN"))?;
                 answer.rcode =
-                    ResponseCode::from(u8::try_from(number >> 4).unwrap_or_default(), number as u8 & 0xf);
+                    parse_rcode(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN"))?;
             }
             "ederror" => answer.ede = Some(extended_error(option)?),
             "fallthrough" => answer.through = Some(through(option)?),
