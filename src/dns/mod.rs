@@ -23,6 +23,7 @@ pub mod report;
 pub mod resolv_conf;
 pub mod server;
 mod shares;
+mod signatures;
 pub mod tcp;
 pub mod tls;
 pub mod udp;

@@ -4,7 +4,7 @@ mod item;
 
 use std::mem::take;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::bounded::Bounded;
 use super::plugin::Reply;
 use super::question::Key;
+use super::signatures::now;
 use item::Item;
 pub use item::Kind;
 pub(super) use item::{plain_ttl, weight};
@@ -282,12 +283,7 @@ impl Cache {
     /// Returns what an answer is worth, to a client that wants signatures or doesn't.
     #[must_use]
     pub fn appraise(&self, message: &Message, dnssec_ok: bool) -> Worth {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "RFC 4034 section 3.1.5: so are the times of signatures"
-        )]
-        if dnssec_ok && item::has_expired_signature(message, now as u32) {
+        if dnssec_ok && item::has_expired_signature(message, now()) {
             return Worth { kind: Kind::Other, ttl: self.options.success.hold(MIN_TTL) };
         }
         let kind = Kind::of(message);

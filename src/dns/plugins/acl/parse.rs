@@ -72,7 +72,7 @@ impl<T> Listed<T> {
         parse: fn(&Word) -> Result<T, CorefileError>,
     ) -> Result<(), CorefileError> {
         if words.is_empty() {
-            return Err(key.error(format!("{} needs {what}", key.text)));
+            return Err(key.needs(what));
         }
         for word in words {
             if word.text == ALL {

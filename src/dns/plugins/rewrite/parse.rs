@@ -11,11 +11,10 @@ use super::rule::{Change, NameChange, Rule};
 use super::ttl::Range;
 use super::{NAME, names};
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::plugins::words::{MAX_REGEX, fault};
 use crate::dns::presentation::{parse_class, parse_type};
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
-/// CoreDNS's bound on a regular expression, in bytes.
-const MAX_REGEX: usize = 10_000;
 /// The groups that CoreDNS looks for in a text.
 const GROUPS: usize = 101;
 
@@ -29,7 +28,7 @@ pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
         words => (true, words),
     };
     let [kind, arguments @ ..] = words else {
-        return Err(line.error(format!("{NAME} needs a rule, which begins with one of {RULES}")));
+        return Err(line.needs(&format!("a rule, which begins with one of {RULES}")));
     };
     let change = match &*kind.text.to_lowercase() {
         "name" => name(kind, arguments)?,
@@ -128,7 +127,7 @@ fn two<'a>(kind: &Word, arguments: &[&'a Word]) -> Result<[&'a Word; 2], Corefil
     match arguments {
         [from, to] => Ok([from, to]),
         [_, _, more, ..] => Err(too_much(kind, more)),
-        _ => Err(needs(kind, "FROM and TO")),
+        _ => Err(kind.needs("FROM and TO")),
     }
 }
 
@@ -149,10 +148,10 @@ fn split<'a, const N: usize>(
             if let Some(more) = rest.get(N) {
                 return Err(too_much(kind, more));
             }
-            let rest = rest.try_into().map_err(|_| needs(kind, what))?;
+            let rest = rest.try_into().map_err(|_| kind.needs(what))?;
             Ok((how, name, rest))
         }
-        _ => Err(needs(kind, what)),
+        _ => Err(kind.needs(what)),
     }
 }
 
@@ -177,10 +176,6 @@ fn class(word: &Word) -> Result<DNSClass, CorefileError> {
     class.ok_or_else(|| word.isnt("a class: IN, CS, CH, HS, NONE or ANY"))
 }
 
-fn needs(kind: &Word, what: &str) -> CorefileError {
-    kind.error(format!("{} needs {what}", kind.text))
-}
-
 fn too_much(kind: &Word, more: &Word) -> CorefileError {
     more.error(format!(
         "{:?} is too much for {}: each rule has a line or braces of its own",
@@ -192,7 +187,7 @@ fn name(kind: &Word, arguments: &[&Word]) -> Result<Change, CorefileError> {
     let (how, from, to, rest) = match arguments {
         [from, to] => (How::Exact, from, to, &[][..]),
         [how, from, to, rest @ ..] => (How::parse(how)?, from, to, rest),
-        _ => return Err(needs(kind, "FROM and TO")),
+        _ => return Err(kind.needs("FROM and TO")),
     };
     let matching = how.of_names(from)?;
     if let Matching::Regex(regex) = &matching {
@@ -221,7 +216,7 @@ fn answers_of(mut words: &[&Word]) -> Result<(bool, Vec<Undo>), CorefileError> {
     while let [word, behind @ ..] = words {
         let (what, behind) = match (&*word.text, behind) {
             ("answer", [what, behind @ ..]) => (what, behind),
-            ("answer", []) => return Err(needs(word, "auto, name FROM TO or value FROM TO")),
+            ("answer", []) => return Err(word.needs("auto, name FROM TO or value FROM TO")),
             _ if is_first => {
                 return Err(word.error(format!(
                     "only answer can follow FROM and TO, and here is {:?}; each rule has a line or braces of its own",
@@ -278,11 +273,10 @@ fn regex(text: &str, word: &Word) -> Result<Regex, CorefileError> {
         )));
     }
     // Go reads \123 as octal, too.
-    RegexBuilder::new(text).octal(true).build().map_err(|error| {
-        let error = error.to_string();
-        let why = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-        word.error(format!("{text:?} isn't a regular expression: {why}"))
-    })
+    RegexBuilder::new(text)
+        .octal(true)
+        .build()
+        .map_err(|error| word.error(format!("{text:?} isn't a regular expression: {}", fault(&error))))
 }
 
 /// Counts the groups as CoreDNS does, `{0}` included: their numbers may be too high.

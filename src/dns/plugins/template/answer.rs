@@ -16,7 +16,7 @@ use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
 use crate::dns::presentation::{class_name, name_text, type_name};
 use crate::dns::server::Server;
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 /// The templates of a block.
 #[derive(Debug)]
@@ -62,9 +62,7 @@ impl Family for Counters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let labels = ["server", "zone", "view", "class", "type", "section", "template"];
         let counter = |name, help, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
         Ok(Self {
             matches: counter(

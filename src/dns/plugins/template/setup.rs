@@ -8,12 +8,10 @@ use super::NAME;
 use super::answer::{Answer, Templates};
 use super::text;
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::origins::Origins;
 use crate::dns::plugins::setup::Setup;
+use crate::dns::plugins::words::{MAX_REGEX, fault, zones_or_all};
 use crate::dns::presentation::{parse_class, parse_rcode, parse_type};
 
-/// As in CoreDNS: a pattern that is longer could cost all the memory.
-const MAX_REGEX: usize = 10_000;
 /// The number of the option (RFC 8914 section 2).
 const EDE: u16 = 15;
 const OPTIONS: [&str; 8] =
@@ -28,7 +26,7 @@ pub(in super::super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileErro
 
 fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
     let [class, rtype, zones @ ..] = line.arguments() else {
-        return Err(line.error("template needs a class and a type, such as IN A, or ANY ANY"));
+        return Err(line.needs("a class and a type, such as IN A, or ANY ANY"));
     };
     let mut answer = Answer {
         zones: setup.zones_or_own(zones)?,
@@ -55,7 +53,7 @@ fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
                     parse_rcode(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN"))?;
             }
             "ederror" => answer.ede = Some(extended_error(option)?),
-            "fallthrough" => answer.through = Some(through(option)?),
+            "fallthrough" => answer.through = Some(zones_or_all(option.arguments())?),
             "upstream" => {}
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }
@@ -72,10 +70,7 @@ fn all<T>(
     what: &str,
     each: impl Fn(&Word) -> Result<T, CorefileError>,
 ) -> Result<Vec<T>, CorefileError> {
-    if option.arguments().is_empty() {
-        return Err(option.error(format!("{} needs one or more {what}", option.name())));
-    }
-    option.arguments().iter().map(each).collect()
+    option.some(&format!("one or more {what}"))?.iter().map(each).collect()
 }
 
 fn regex(word: &Word) -> Result<Regex, CorefileError> {
@@ -85,16 +80,8 @@ fn regex(word: &Word) -> Result<Regex, CorefileError> {
             word.text.len()
         )));
     }
-    Regex::new(&word.text).map_err(|error| {
-        // The last line says what is wrong; those before it draw a picture.
-        let error = error.to_string();
-        let why = error.lines().last().unwrap_or_default();
-        word.error(format!(
-            "{:?} isn't a regular expression: {}",
-            word.text,
-            why.trim_start_matches("error: ")
-        ))
-    })
+    Regex::new(&word.text)
+        .map_err(|error| word.error(format!("{:?} isn't a regular expression: {}", word.text, fault(&error))))
 }
 
 fn template(word: &Word) -> Result<text::Template, CorefileError> {
@@ -107,21 +94,9 @@ fn extended_error(option: &Line) -> Result<EdnsOption, CorefileError> {
         [code] => (code, ""),
         [code, reason] => (code, &*reason.text),
         _ => {
-            return Err(option
-                .error("ederror needs the number of an extended error, such as 15, and may have a reason"));
+            return Err(option.needs("the number of an extended error, such as 15, and may have a reason"));
         }
     };
     let number: u16 = code.parse("the number of an extended error, from 0 to 65535")?;
     Ok(EdnsOption::Unknown(EDE, [&number.to_be_bytes(), reason.as_bytes()].concat()))
-}
-
-fn through(option: &Line) -> Result<Origins, CorefileError> {
-    let mut zones = Vec::new();
-    for word in option.arguments() {
-        zones.extend(word.zones()?);
-    }
-    if zones.is_empty() {
-        zones.push(hickory_proto::rr::Name::root());
-    }
-    Ok(Origins::new(zones))
 }
