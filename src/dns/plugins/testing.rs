@@ -8,7 +8,9 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 use hickory_proto::op::{Edns, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+use hickory_proto::rr::rdata::{CNAME, NULL, SOA};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::BinEncodable;
 use hickory_server::net::xfer::Protocol;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -154,6 +156,23 @@ impl Site {
     }
 }
 
+/// Returns the record `owner ttl type data`; for the data of an SOA record the name of a server will do.
+pub(crate) fn record(text: &str) -> Record {
+    let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let name = |text| Name::from_ascii(text).unwrap();
+    let data = match qtype {
+        // The parser of hickory-proto puts names in lower case.
+        "CNAME" => RData::CNAME(CNAME(name(data))),
+        "DNAME" => {
+            RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
+        }
+        "SOA" if !data.contains(' ') => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
+        _ => RData::try_from_str(RecordType::from_str(qtype).unwrap(), data).unwrap(),
+    };
+    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
+}
+
+/// Shows a reply as [`Site::ask`] does.
 pub(crate) fn show(reply: &Reply) -> String {
     let metadata = &reply.metadata;
     let flags: Vec<&str> = [
