@@ -1,4 +1,4 @@
-//! A question about a name that isn't ours, and what makes two of them the same.
+//! A question as somebody else is asked: an upstream, or the cache; and what makes two of them the same.
 
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::{DNSClass, Name, RecordType};

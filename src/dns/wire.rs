@@ -43,9 +43,14 @@ impl Ede {
     /// Returns the EDNS option.
     #[must_use]
     pub fn option(self) -> EdnsOption {
-        const EDE: u16 = 15;
-        EdnsOption::Unknown(EDE, [&self.code.to_be_bytes(), self.text.as_bytes()].concat())
+        extended_error(self.code, self.text)
     }
+}
+
+/// Returns the option of an Extended DNS Error (RFC 8914 section 2).
+pub(super) fn extended_error(code: u16, text: &str) -> EdnsOption {
+    const EDE: u16 = 15;
+    EdnsOption::Unknown(EDE, [&code.to_be_bytes(), text.as_bytes()].concat())
 }
 
 /// What to do with a datagram or a TCP message before anything else looks at it.

@@ -1,4 +1,4 @@
-//! Answers of upstreams, kept as long as they may be, with CoreDNS's bounds.
+//! What the plugin `cache` keeps: the answers of what is behind it, as long as they may be, with CoreDNS's bounds.
 
 mod item;
 
@@ -26,7 +26,7 @@ const BYTES: usize = 32 << 20;
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
 const MAX_DENIAL_TTL: u32 = 1800;
-/// How long it is known that no upstream has answered, in seconds.
+/// How long it is known that nobody has answered, in seconds.
 const SILENCE_TTL: u32 = 1;
 
 /// How answers of one kind are kept.
@@ -56,7 +56,7 @@ pub struct Prefetch {
 pub struct ServeStale {
     /// For how long after their end.
     pub up_to: Duration,
-    /// How long the upstream is given first, zero for as long as it takes; `None` to ask it only afterwards.
+    /// How long is waited for a new one first, zero for as long as it takes; `None` to ask for it only afterwards.
     pub verify: Option<Duration>,
     /// Their TTL, in seconds.
     pub ttl: u32,
@@ -103,7 +103,7 @@ pub struct Cache {
 /// What the cache has for a question.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The answer, as it came from the upstream.
+    /// The answer, as it came.
     pub message: Arc<Message>,
     /// The TTL of all its records now.
     pub ttl: u32,

@@ -1,7 +1,5 @@
 //! Questions to a Corefile without sockets, for the tests of plugins.
 
-#![allow(dead_code)]
-
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;

@@ -6,7 +6,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable};
 
 use super::fields::write_fields;
@@ -120,7 +120,7 @@ pub(super) fn hex(tokens: &[Token]) -> Result<Vec<u8>, String> {
 }
 
 /// Reads a name: one without a dot at its end is absolute, too, for there is no origin but the root.
-pub(super) fn name(token: &Token) -> Result<hickory_proto::rr::Name, String> {
+pub(super) fn name(token: &Token) -> Result<Name, String> {
     let text = if token.text == "@" { "." } else { &token.text };
     parse_name(text).ok_or_else(|| format!("{:?} is no name", token.text))
 }

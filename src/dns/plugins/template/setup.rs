@@ -11,9 +11,8 @@ use crate::dns::corefile::{CorefileError, Line, Word};
 use crate::dns::plugins::setup::Setup;
 use crate::dns::plugins::words::{MAX_REGEX, fault, zones_or_all};
 use crate::dns::presentation::{parse_class, parse_rcode, parse_type};
+use crate::dns::wire;
 
-/// The number of the option (RFC 8914 section 2).
-const EDE: u16 = 15;
 const OPTIONS: [&str; 8] =
     ["match", "answer", "authority", "additional", "rcode", "ederror", "fallthrough", "upstream"];
 
@@ -97,6 +96,6 @@ fn extended_error(option: &Line) -> Result<EdnsOption, CorefileError> {
             return Err(option.needs("the number of an extended error, such as 15, and may have a reason"));
         }
     };
-    let number: u16 = code.parse("the number of an extended error, from 0 to 65535")?;
-    Ok(EdnsOption::Unknown(EDE, [&number.to_be_bytes(), reason.as_bytes()].concat()))
+    let number = code.parse("the number of an extended error, from 0 to 65535")?;
+    Ok(wire::extended_error(number, reason))
 }
