@@ -3,16 +3,14 @@
 mod answers;
 mod cname;
 
-use std::str::FromStr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::rdata::{CNAME, NULL, TXT};
-use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use hickory_proto::serialize::binary::BinEncodable;
+use hickory_proto::rr::rdata::TXT;
+use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use super::super::testing::Site;
+use super::super::testing::{Site, record};
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::server::{Block, Server};
 
@@ -68,20 +66,6 @@ impl Plugin for Behind {
         }
         Ok(reply)
     }
-}
-
-fn record(text: &str) -> Record {
-    let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let name = |text| Name::from_ascii(text).unwrap();
-    let data = match qtype {
-        // The parser of hickory-proto puts names in lower case.
-        "CNAME" => RData::CNAME(CNAME(name(data))),
-        "DNAME" => {
-            RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
-        }
-        _ => RData::try_from_str(RecordType::from_str(qtype).unwrap(), data).unwrap(),
-    };
-    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
 }
 
 /// A server with these rules for everything.
