@@ -12,7 +12,7 @@ use prometheus::{
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
-use super::presentation::{rcode_text, type_name};
+use super::presentation::rcode_text;
 use crate::metrics::{Family, registered};
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.

@@ -91,7 +91,7 @@ impl Bench {
             asked: Mutex::default(),
             begun: Notify::new(),
         });
-        let (zone, block) = site.server.blocks().next().unwrap().clone();
+        let (zone, block) = site.server.blocks().next().unwrap();
         let mut plugins: Vec<Arc<dyn Plugin>> = block.plugins.clone();
         *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
         let block = Block { zones: block.zones.clone(), plugins, links: None, debug: false };

@@ -71,7 +71,7 @@ impl Plugin for Behind {
 /// A server with these rules for everything.
 fn site(rules: &str, behind: Behind) -> Site {
     let mut site = Site::block(rules);
-    let (zone, block) = site.server.blocks().next().unwrap().clone();
+    let (zone, block) = site.server.blocks().next().unwrap();
     let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
     let block = Block { zones: vec![zone.clone()], plugins, links: None, debug: false };
     let report = site.shared.metrics.family().unwrap();
@@ -137,7 +137,7 @@ async fn a_name_that_cant_be_one_is_an_error_and_the_question_stays() {
         let rules = format!("rewrite continue type A AAAA\nrewrite name {rule}\nwhoami");
         let site = Site::block(&rules);
         let mut request = site.request(question);
-        let (_, block) = site.server.blocks().next().unwrap().clone();
+        let (_, block) = site.server.blocks().next().unwrap();
         let outcome = Next::first(&block).serve(&mut request).await;
         let why = format!("invalid name after rewrite: {name}");
         assert_eq!(outcome.unwrap_err(), Failure::servfail(why));
