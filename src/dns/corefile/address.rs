@@ -87,7 +87,8 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
         return Ok(reverse_origins(net).collect());
     }
     let hint = match text {
-        "" => "; the root is .",
+        "" => ", maybe a variable that isn't set; the root is .",
+        _ if text.starts_with('(') => "; the name of a snippet stands alone before its brace",
         _ if text.contains(',') => "; white space separates zones",
         _ if text.contains(['{', '}']) => "; a brace has to have white space around it",
         _ if !text.is_ascii() => "; what isn't ASCII is written as in xn--bcher-kva.example",
@@ -176,6 +177,10 @@ mod tests {
             (":1053", "Corefile:1:1: \":1053\" names no zone; for all names it is .:1053"),
             ("dns://", "Corefile:1:1: \"dns://\" names no zone; for all names it is .:53"),
             ("a,b", "Corefile:1:1: \"a,b\" isn't a zone; white space separates zones"),
+            (
+                "(s)",
+                "Corefile:1:1: \"(s)\" isn't a zone; the name of a snippet stands alone before its brace",
+            ),
             ("{}", "Corefile:1:1: \"{}\" isn't a zone; a brace has to have white space around it"),
             (
                 "bücher.example",

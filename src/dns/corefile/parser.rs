@@ -146,8 +146,8 @@ impl Parser<'_> {
             if another.is_some() {
                 word.text.pop();
             }
-            if matches!(&*word.text, "{" | "}") {
-                return Err(word.place.error(format!("{:?} isn't a zone", word.text)));
+            if another.is_some() && matches!(&*word.text, "" | "{" | "}") {
+                return Err(word.place.error("a comma has to stand right behind an address"));
             }
             if !word.text.is_empty() {
                 addresses.push(word);
@@ -192,7 +192,11 @@ impl Parser<'_> {
                     return Ok(lines);
                 }
                 ("}", None) => return Err(self.closes_nothing(&first.place)),
-                ("{", _) => return Err(first.place.error("this { follows nothing that could have a block")),
+                ("{", _) => {
+                    return Err(first
+                        .place
+                        .error("this { has to stand at the end of the line that it belongs to"));
+                }
                 ("import", _) => self.import()?,
                 _ => lines.push(self.line()?),
             }

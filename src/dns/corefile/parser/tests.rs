@@ -104,7 +104,10 @@ fn what_is_wrong_is_named_with_its_place() {
         ("}\n", "dir/Corefile:1:1: this } closes nothing"),
         (". {\n}\n}", "dir/Corefile:3:1: this } closes nothing"),
         ("{\n errors\n}", "dir/Corefile:1:1: a block begins with the zones that it is for, such as .:53"),
-        (". {\n errors\n {\n }\n}", "dir/Corefile:3:2: this { follows nothing that could have a block"),
+        (
+            ". {\n errors\n {\n }\n}",
+            "dir/Corefile:3:2: this { has to stand at the end of the line that it belongs to",
+        ),
         (
             ". {\n cache {\n } log\n}",
             "dir/Corefile:3:4: \"log\" has to stand on a line of its own, behind the closing brace",
@@ -123,6 +126,7 @@ fn what_is_wrong_is_named_with_its_place() {
         ),
         (". {\n errors }\n", "dir/Corefile:2:9: } has to stand at the beginning of a line"),
         ("a, {\n}", "dir/Corefile:1:1: another address has to follow the comma"),
+        ("a , b {\n}", "dir/Corefile:1:3: a comma has to stand right behind an address"),
         ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
         (
             ". {\n import\n}",
