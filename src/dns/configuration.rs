@@ -119,9 +119,7 @@ pub fn configure(
     }
     if blocks.is_empty() {
         let start = Place { file: file.into(), line: 1, column: 1 };
-        return Err(
-            start.error("no server block, such as: . { forward . /etc/resolv.conf }, each brace on its line")
-        );
+        return Err(start.error("there is no server block; one begins with a line such as: .:53 {"));
     }
     check_upstreams(&blocks, &listeners)?;
     Ok(Configuration { blocks, listeners })

@@ -38,10 +38,7 @@ fn blocks_on_one_port_are_one_server() {
 #[test]
 fn what_cant_be_served_is_refused_with_its_place() {
     for (text, expected) in [
-        (
-            "",
-            "Corefile:1:1: no server block, such as: . { forward . /etc/resolv.conf }, each brace on its line",
-        ),
+        ("", "Corefile:1:1: there is no server block; one begins with a line such as: .:53 {"),
         (
             ". {\nwhoami\n}\nexample.org . {\nwhoami\n}",
             "Corefile:4:13: . is served on dns://:53 already: see line 1",

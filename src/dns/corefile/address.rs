@@ -6,7 +6,7 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::{CorefileError, Word};
-use crate::dns::origins::absolute;
+use crate::dns::presentation::parse_name;
 use crate::dns::zone::reverse_origins;
 
 /// How a block is reached.
@@ -57,7 +57,8 @@ impl Scheme {
 pub fn addresses(word: &Word) -> Result<Vec<Address>, CorefileError> {
     let wrong = |message: String| word.place.error(message);
     let (scheme, rest) = match word.text.split_once("://") {
-        None | Some(("dns", _)) => (Scheme::Dns, word.text.trim_start_matches("dns://")),
+        None => (Scheme::Dns, &*word.text),
+        Some(("dns", rest)) => (Scheme::Dns, rest),
         Some(("tls", rest)) => (Scheme::Tls, rest),
         Some((scheme, _)) => {
             return Err(wrong(format!("{scheme}:// isn't supported; the schemes are dns:// and tls://")));
@@ -70,20 +71,47 @@ pub fn addresses(word: &Word) -> Result<Vec<Address>, CorefileError> {
         }
         _ => (rest, scheme.port()),
     };
-    let zones = zones(zone)
-        .ok_or_else(|| wrong(format!("{zone:?} isn't a zone, or a network such as 10.0.0.0/8")))?;
+    if zone.is_empty() {
+        return Err(wrong(format!("{:?} names no zone; for all names it is .:{port}", word.text)));
+    }
+    let zones = zones(zone).map_err(wrong)?;
     Ok(zones.into_iter().map(|zone| Address { scheme, zone, port }).collect())
 }
 
-/// Returns the zones that a word stands for: its own, or the reverse zones of a network. Nothing stands for
-/// the root, as in CoreDNS.
-#[must_use]
-pub fn zones(text: &str) -> Option<Vec<Name>> {
+/// Returns the zones that a word stands for: its own, or the reverse zones of a network.
+///
+/// # Errors
+/// If it stands for none, with what would be right.
+pub fn zones(text: &str) -> Result<Vec<Name>, String> {
     if let Ok(net) = text.parse::<IpNet>() {
-        return Some(reverse_origins(net).collect());
+        return Ok(reverse_origins(net).collect());
     }
-    let zone = Name::from_ascii(if text.is_empty() { "." } else { text }).ok()?;
-    Some(vec![absolute(&zone)])
+    let hint = match text {
+        "" => ", maybe a variable that isn't set; the root is .",
+        _ if text.starts_with('(') => "; the name of a snippet stands alone before its brace",
+        _ if text.contains(',') => "; white space separates zones",
+        _ if text.contains(['{', '}']) => "; a brace has to have white space around it",
+        _ if !text.is_ascii() => "; what isn't ASCII is written as in xn--bcher-kva.example",
+        _ => ", or a network such as 10.0.0.0/8",
+    };
+    let zone = zone(text).ok_or_else(|| format!("{text:?} isn't a zone{hint}"))?;
+    Ok(vec![zone.to_lowercase()])
+}
+
+/// Parses a zone. CoreDNS takes any characters; here those that are surely a mistake have to be escaped.
+fn zone(text: &str) -> Option<Name> {
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => _ = chars.next(),
+            // RFC 2317 section 4 has zones with a slash in them.
+            'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '*' | '.' | '/' => {}
+            _ => return None,
+        }
+    }
+    // A network with a mistake in it is no zone.
+    let network = text.rsplit_once('/').is_some_and(|(_, bits)| bits.bytes().all(|b| b.is_ascii_digit()));
+    if network { None } else { parse_name(text) }
 }
 
 #[cfg(test)]
@@ -92,10 +120,12 @@ mod tests {
 
     use super::super::words;
     use super::*;
+    use crate::dns::presentation::name_text;
 
     fn parse(text: &str) -> Result<Vec<String>, String> {
         let word = words(&Path::new("Corefile").into(), text).remove(0);
-        let show = |address: &Address| format!("{:?} {} {}", address.scheme, address.zone, address.port);
+        let show =
+            |address: &Address| format!("{:?} {} {}", address.scheme, name_text(&address.zone), address.port);
         addresses(&word).map(|all| all.iter().map(show).collect()).map_err(|error| error.to_string())
     }
 
@@ -104,7 +134,6 @@ mod tests {
         for (text, expected) in [
             (".", &["Dns . 53"][..]),
             (".:1053", &["Dns . 1053"]),
-            (":1053", &["Dns . 1053"]),
             ("Example.org", &["Dns example.org. 53"]),
             ("example.org.:54", &["Dns example.org. 54"]),
             ("dns://example.org:54", &["Dns example.org. 54"]),
@@ -113,6 +142,11 @@ mod tests {
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
             ("10.1.0.0/16:54", &["Dns 1.10.in-addr.arpa. 54"]),
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
+            // RFC 2317 section 4, and names as RFC 1035 section 5.1 writes them.
+            ("0/25.2.0.192.in-addr.arpa", &["Dns 0/25.2.0.192.in-addr.arpa. 53"]),
+            (r"a\032b\.c.example", &[r"Dns a\ b\.c.example. 53"]),
+            ("_tcp.*.-x.example", &["Dns _tcp.*.-x.example. 53"]),
+            ("::1/128", &[&format!("Dns 1.{}ip6.arpa. 53", "0.".repeat(31))]),
             ("192.0.2.1/32", &["Dns 1.2.0.192.in-addr.arpa. 53"]),
             ("0.0.0.0/0", &["Dns in-addr.arpa. 53"]),
             ("2001:db8::/32", &["Dns 8.b.d.0.1.0.0.2.ip6.arpa. 53"]),
@@ -137,6 +171,21 @@ mod tests {
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
             ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),
             ("a..b", "Corefile:1:1: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
+            ("10.0.0/24", "Corefile:1:1: \"10.0.0/24\" isn't a zone, or a network such as 10.0.0.0/8"),
+            ("10.0.0.0/33", "Corefile:1:1: \"10.0.0.0/33\" isn't a zone, or a network such as 10.0.0.0/8"),
+            (r"a\", r#"Corefile:1:1: "a\\" isn't a zone, or a network such as 10.0.0.0/8"#),
+            (":1053", "Corefile:1:1: \":1053\" names no zone; for all names it is .:1053"),
+            ("dns://", "Corefile:1:1: \"dns://\" names no zone; for all names it is .:53"),
+            ("a,b", "Corefile:1:1: \"a,b\" isn't a zone; white space separates zones"),
+            (
+                "(s)",
+                "Corefile:1:1: \"(s)\" isn't a zone; the name of a snippet stands alone before its brace",
+            ),
+            ("{}", "Corefile:1:1: \"{}\" isn't a zone; a brace has to have white space around it"),
+            (
+                "bücher.example",
+                "Corefile:1:1: \"bücher.example\" isn't a zone; what isn't ASCII is written as in xn--bcher-kva.example",
+            ),
         ] {
             assert_eq!(parse(text), Err(expected.to_owned()), "{text}");
         }

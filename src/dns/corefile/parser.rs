@@ -51,7 +51,7 @@ pub struct Sources<'a> {
     pub variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
     /// Returns the text of a file.
     pub read: &'a (dyn Fn(&Path) -> std::io::Result<String> + Sync),
-    /// Returns the files that a pattern with one `*` stands for, in order.
+    /// Returns the files that a pattern with `*` and `?` stands for, in order.
     pub glob: &'a (dyn Fn(&Path) -> Vec<PathBuf> + Sync),
 }
 
@@ -62,7 +62,8 @@ pub struct Sources<'a> {
 pub fn parse(file: &Path, text: &str, sources: &Sources<'_>) -> Result<Vec<Block>, CorefileError> {
     let file: Arc<Path> = file.into();
     let words = words(&file, text).into();
-    let mut parser = Parser { words, last: None, sources, snippets: HashMap::new(), imports: 0, depth: 0 };
+    let mut parser =
+        Parser { words, last: None, sources, snippets: HashMap::new(), imports: 0, depth: 0, glued: None };
     let mut blocks = Vec::new();
     while !parser.words.is_empty() {
         blocks.extend(parser.block()?);
@@ -79,6 +80,8 @@ struct Parser<'a> {
     imports: usize,
     /// Braces that are open.
     depth: usize,
+    /// Where a word first ended with a brace, which opens nothing then.
+    glued: Option<Place>,
 }
 
 impl Parser<'_> {
@@ -135,7 +138,7 @@ impl Parser<'_> {
                         None => Ok(addresses),
                     };
                 }
-                "}" => return Err(word.place.error("this } closes nothing")),
+                "}" => return Err(self.closes_nothing(&word.place)),
                 _ => {}
             }
             self.advance();
@@ -143,8 +146,8 @@ impl Parser<'_> {
             if another.is_some() {
                 word.text.pop();
             }
-            if matches!(&*word.text, "{" | "}") {
-                return Err(word.place.error(format!("{:?} isn't a zone", word.text)));
+            if another.is_some() && matches!(&*word.text, "" | "{" | "}") {
+                return Err(word.place.error("a comma has to stand right behind an address"));
             }
             if !word.text.is_empty() {
                 addresses.push(word);
@@ -188,8 +191,12 @@ impl Parser<'_> {
                     self.advance();
                     return Ok(lines);
                 }
-                ("}", None) => return Err(first.place.error("this } closes nothing")),
-                ("{", _) => return Err(first.place.error("this { follows nothing that could have a block")),
+                ("}", None) => return Err(self.closes_nothing(&first.place)),
+                ("{", _) => {
+                    return Err(first
+                        .place
+                        .error("this { has to stand at the end of the line that it belongs to"));
+                }
                 ("import", _) => self.import()?,
                 _ => lines.push(self.line()?),
             }
@@ -208,8 +215,7 @@ impl Parser<'_> {
                     }
                     line.block = Some(self.lines(Some(&word))?);
                     self.depth -= 1;
-                    // What follows the closing brace on its line would be another one's in CoreDNS, too.
-                    break;
+                    return self.ends_line().map(|()| line);
                 }
                 "}" => return Err(word.place.error("} has to stand at the beginning of a line")),
                 _ => {
@@ -219,6 +225,24 @@ impl Parser<'_> {
             }
         }
         Ok(line)
+    }
+
+    /// Checks that nothing follows a closing brace. CoreDNS would take it for another line of the same plugin.
+    fn ends_line(&self) -> Result<(), CorefileError> {
+        match self.words.front() {
+            Some(next) if !self.begins_line() => Err(next.place.error(format!(
+                "{:?} has to stand on a line of its own, behind the closing brace",
+                next.text
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn closes_nothing(&self, place: &Place) -> CorefileError {
+        let hint = self.glued.as_ref().map_or(String::new(), |at| {
+            format!("; a {{ before it needs white space around it: see line {}", at.line)
+        });
+        place.error(format!("this }} closes nothing{hint}"))
     }
 
     /// Puts what an `import` stands for in its place.
@@ -244,7 +268,13 @@ impl Parser<'_> {
                 .error(format!("more than {MAX_IMPORTS} imports: does {} import itself?", what.text)));
         }
         let imported = match self.snippets.get(&what.text) {
-            Some(body) => body.iter().map(|word| with_arguments(word, arguments)).collect(),
+            Some(body) => {
+                body.iter().map(|word| with_arguments(word, arguments)).collect::<Result<_, _>>().map_err(
+                    |missing| {
+                        what.place.error(format!("the snippet {} needs an argument for {missing}", what.text))
+                    },
+                )?
+            }
             None => self.files(what, arguments)?,
         };
         for word in imported.into_iter().rev() {
@@ -264,11 +294,13 @@ impl Parser<'_> {
         // Relative to the file that it is named in.
         let path = what.place.file.parent().unwrap_or(Path::new("")).join(&what.text);
         let pattern = path.to_string_lossy();
-        let wildcards = pattern.matches(['*', '?']).count();
-        if wildcards > 1 || pattern.contains('[') {
-            return Err(what.place.error("a pattern of files may have one * and no other wildcard"));
+        let [stars, marks] = ['*', '?'].map(|wildcard| pattern.matches(wildcard).count());
+        if stars > 1 || marks > 1 || pattern.contains('[') {
+            return Err(what
+                .place
+                .error("a pattern of files may have one * and one ?, and no other wildcard"));
         }
-        let paths = if wildcards == 1 { (self.sources.glob)(&path) } else { vec![path] };
+        let paths = if stars + marks > 0 { (self.sources.glob)(&path) } else { vec![path] };
         let mut imported = Vec::new();
         for path in paths {
             let text = (self.sources.read)(&path).map_err(|error| {
@@ -296,6 +328,9 @@ impl Parser<'_> {
 
     fn advance(&mut self) -> Option<Word> {
         let word = self.words.pop_front()?;
+        if word.text.len() > 1 && word.text.ends_with('{') && self.glued.is_none() {
+            self.glued = Some(word.place.clone());
+        }
         self.last = Some(word.clone());
         Some(word)
     }
@@ -305,13 +340,26 @@ impl Parser<'_> {
     }
 }
 
-/// Returns a word of a snippet with the arguments of its import in it: `{args.0}`.
-fn with_arguments(word: &Word, arguments: &[Word]) -> Word {
-    let mut text = word.text.clone();
-    for (number, argument) in arguments.iter().enumerate() {
-        text = text.replace(&format!("{{args.{number}}}"), &argument.text);
+/// Returns a word of a snippet with the arguments of its import in it: `{args.0}`. One that isn't given is an error.
+fn with_arguments(word: &Word, arguments: &[Word]) -> Result<Word, String> {
+    let mut text = String::new();
+    let mut rest = &*word.text;
+    while let Some((before, after)) = rest.split_once("{args.") {
+        text.push_str(before);
+        let reference = after.split_once('}');
+        let Some((number, behind)) =
+            reference.and_then(|(number, behind)| Some((number.parse::<usize>().ok()?, behind)))
+        else {
+            text.push_str("{args.");
+            rest = after;
+            continue;
+        };
+        let argument = arguments.get(number).ok_or_else(|| format!("{{args.{number}}}"))?;
+        text.push_str(&argument.text);
+        rest = behind;
     }
-    Word { text, ..word.clone() }
+    text.push_str(rest);
+    Ok(Word { text, ..word.clone() })
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@
 //! Differences from CoreDNS: the reasons are worded by lb-linker, as no two DNS servers fail alike. `stacktrace` is
 //! refused: a panic is logged with the place where it happened, and `RUST_BACKTRACE=1` in the environment adds the
 //! calls that led there. Lines of the level `debug` are written if *debug* is in the same block, not in any. In a
-//! **REGEXP** `\d`, `\w`, `\s` and `\b` know letters and digits beyond ASCII.
+//! **REGEXP** `\d`, `\w`, `\s` and `\b` know letters and digits beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace
+//! that begins no count are refused: write `\{`.
 //!
 //! # Syntax
 //!

@@ -40,6 +40,8 @@
 //!   starts; and the answers to targets of links are taken from the upstream that gives the best one, as if
 //!   *failover* named every error.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. In CoreDNS it is dropped.
+//! - Upstreams by HTTPS (`https://`) aren't supported. One that is the block's own listener is refused; CoreDNS leaves
+//!   that to *loop*.
 //! - Zone transfers are refused: an answer to them isn't one message.
 //! - The question `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS in
 //!   front that checks lb-linker by it gives up after 1 s.

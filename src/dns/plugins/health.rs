@@ -18,7 +18,7 @@
 //! }
 //! ```
 //!
-//! - **ADDRESS** is address and port, `:8080` by default, which is all addresses.
+//! - **ADDRESS** is an IP address or `localhost`, and a port; `:8080` by default, which is all addresses.
 //! - `lameduck`: when the process is told to stop it goes on answering for so long, so that clients can find somebody
 //!   else before it stops. 0 by default.
 //!

@@ -17,8 +17,9 @@
 //!
 //! - **SNIPPET** is the name of a snippet, without the parentheses. In it `{args.0}` is the first of **ARGUMENTS**,
 //!   `{args.1}` the second, and so on; CoreDNS 1.14 has no arguments.
-//! - **PATTERN** is the path of a file, with one `*` or `?` at most, in its last part. A pattern that no file fits is
-//!   nothing; a path without a wildcard has to be there.
+//! - **PATTERN** is the path of a file, with one `*` and one `?` at most. A pattern that no file fits is nothing; a path
+//!   without a wildcard has to be there. Both wildcards also stand for a dot at the beginning of a name. Directories
+//!   that a pattern fits are passed over, so `dir/*` may be the volume of a ConfigMap; CoreDNS fails at them.
 //!
 //! # Examples
 //!

@@ -23,12 +23,24 @@
 //!   in CIDR form, such as 10.0.0.0/8, stands for its reverse zones.
 //! - Words are separated by white space; one in double quotes may hold some, and `\"`. From `#` to the end of the line
 //!   is a comment.
-//! - `{$VAR}` and `{%VAR%}` are variables of the environment. `{$VAR:default}` has a default, for one that isn't set
-//!   or is empty; CoreDNS doesn't know that.
+//! - A brace has white space around it. `{` ends its line; after `}` a new one begins.
+//! - `{$VAR}` and `{%VAR%}` are variables of the environment: a word, or a part of one, also with white space in it. One
+//!   that isn't set is empty. `{$VAR:default}` has a default, for one that isn't set or is empty; CoreDNS doesn't know
+//!   that.
 //! - `(name) { ... }` is a snippet: see *import*.
 //!
 //! A Corefile that is wrong ends lb-linker at the start with exit code 2, and one sentence that names file, line, column
 //! and what would be right. All plugins and options of CoreDNS that aren't here are refused by name.
+//!
+//! CoreDNS takes some things without a word that can only be mistakes. Here they are refused:
+//!
+//! - a file without a server block, a block without a zone, and a `}` that closes nothing;
+//! - zones with other characters than letters, digits and `-_*./`, unless they are escaped (`\032`), and networks with
+//!   a mistake in them, such as 10.0.0/24; reverse zones below `::/8` are none for CoreDNS, and are some here;
+//! - a port or a scheme in a zone behind a plugin or an option, but for those of *forward*;
+//! - a second line of a plugin of which only one could count;
+//! - words behind those that a plugin or an option takes, and braces that it doesn't take;
+//! - what isn't UTF-8.
 //!
 //! ## The order of plugins
 //!

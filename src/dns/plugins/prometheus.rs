@@ -17,7 +17,7 @@
 //! prometheus [ADDRESS]
 //! ```
 //!
-//! - **ADDRESS** is address and port, `localhost:9153` by default. In a Pod give `:9153`, which is all addresses.
+//! - **ADDRESS** is an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod give `:9153`, which is all addresses.
 //!
 //! CoreDNS's options `tls` and `runtime_metrics` aren't supported.
 //!

@@ -19,7 +19,7 @@
 //! }
 //! ```
 //!
-//! - **ADDRESS** is address and port, `:8181` by default, which is all addresses.
+//! - **ADDRESS** is an IP address or `localhost`, and a port; `:8181` by default, which is all addresses.
 //! - `monitor` is there for CoreDNS's Corefiles: a plugin that is ready stays so, and both values mean the same.
 //!
 //! # Examples

@@ -27,7 +27,8 @@
 //! - `.Meta` is refused: the plugin *metadata* isn't supported.
 //! - What `printf` of Go writes in place of a value that doesn't fit its verb, `%!d(string=x)`, is a failure.
 //! - Regular expressions are those of Rust's regex crate. They agree with Go's but for details: in a class `&&`,
-//!   `--`, `~~` and a second `[` have a meaning of their own, and `\<` and `\>` are the ends of words.
+//!   `--`, `~~` and a second `[` have a meaning of their own, and `\<` and `\>` are the ends of words. `\Q...\E`,
+//!   octal numbers (`\012`) and a brace that begins no count are refused: write `\{`.
 //! - Records are read as zone files have them, but directives (`$INCLUDE` and others) are failures: a template
 //!   shall not read files. Types whose data isn't known here (keys and signatures of DNSSEC among them) have to be
 //!   given as RFC 3597 has it: `\# LENGTH OCTETS`. A record without data is a failure.

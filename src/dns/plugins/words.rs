@@ -211,7 +211,7 @@ impl Word {
     /// # Errors
     /// If it stands for none.
     pub fn zones(&self) -> Result<Vec<Name>, CorefileError> {
-        corefile::zones(&self.text).ok_or_else(|| self.isnt("a zone, or a network such as 10.0.0.0/8"))
+        corefile::zones(&self.text).map_err(|message| self.error(message))
     }
 }
 

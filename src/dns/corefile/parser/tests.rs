@@ -79,8 +79,8 @@ fn snippets_and_files_take_the_place_of_their_import() {
             ". [errors; cache 30 [success 1]; log]",
         ),
         (
-            "(s) {\n forward . {args.0} {args.1}\n log {args.2}\n}\n. {\n import s 1.2.3.4 5.6.7.8\n}",
-            ". [forward . 1.2.3.4 5.6.7.8; log {args.2}]",
+            "(s) {\n forward . {args.0} {args.1}\n log {args.x} {args.\n}\n. {\n import s 1.2.3.4 {args.0}\n}",
+            ". [forward . 1.2.3.4 {args.0}; log {args.x} {args.]",
         ),
         ("(s) {\n errors\n}\n(t) {\n import s\n log\n}\n. {\n import t\n}", ". [errors; log]"),
         (". {\n import one.conf\n whoami\n}", ". [errors; log; whoami]"),
@@ -104,9 +104,29 @@ fn what_is_wrong_is_named_with_its_place() {
         ("}\n", "dir/Corefile:1:1: this } closes nothing"),
         (". {\n}\n}", "dir/Corefile:3:1: this } closes nothing"),
         ("{\n errors\n}", "dir/Corefile:1:1: a block begins with the zones that it is for, such as .:53"),
-        (". {\n errors\n {\n }\n}", "dir/Corefile:3:2: this { follows nothing that could have a block"),
+        (
+            ". {\n errors\n {\n }\n}",
+            "dir/Corefile:3:2: this { has to stand at the end of the line that it belongs to",
+        ),
+        (
+            ". {\n cache {\n } log\n}",
+            "dir/Corefile:3:4: \"log\" has to stand on a line of its own, behind the closing brace",
+        ),
+        (
+            ". {\n cache {\n } }",
+            "dir/Corefile:3:4: \"}\" has to stand on a line of its own, behind the closing brace",
+        ),
+        (
+            "a.example{\n log\n}",
+            "dir/Corefile:3:1: this } closes nothing; a { before it needs white space around it: see line 1",
+        ),
+        (
+            ". {\n cache 30{\n }\n}",
+            "dir/Corefile:4:1: this } closes nothing; a { before it needs white space around it: see line 2",
+        ),
         (". {\n errors }\n", "dir/Corefile:2:9: } has to stand at the beginning of a line"),
         ("a, {\n}", "dir/Corefile:1:1: another address has to follow the comma"),
+        ("a , b {\n}", "dir/Corefile:1:3: a comma has to stand right behind an address"),
         ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
         (
             ". {\n import\n}",
@@ -116,10 +136,17 @@ fn what_is_wrong_is_named_with_its_place() {
             ". {\n import none\n}",
             "dir/Corefile:2:9: neither a snippet nor a file that can be read: dir/none: entity not found",
         ),
-        (". {\n import a*b*\n}", "dir/Corefile:2:9: a pattern of files may have one * and no other wildcard"),
+        (
+            ". {\n import a*b*\n}",
+            "dir/Corefile:2:9: a pattern of files may have one * and one ?, and no other wildcard",
+        ),
         (
             ". {\n import none x\n}",
             "dir/Corefile:2:14: only a snippet takes arguments, and there is none of that name",
+        ),
+        (
+            "(s) {\n log x{args.1}\n}\n. {\n import s a\n}",
+            "dir/Corefile:5:9: the snippet s needs an argument for {args.1}",
         ),
         ("(s)\n errors", "dir/Corefile:1:1: a snippet needs braces around what it holds"),
         ("(s) {\n errors", "dir/Corefile:1:5: this { isn't closed"),
