@@ -192,13 +192,17 @@ impl Queue {
         let mut batch = Vec::new();
         while let Ok(first) = self.receiver.recv() {
             // Looked at before the rest is: what comes after the end may be lost, what came before may not.
-            let is_last = self.shared.closed.load(Ordering::SeqCst);
+            let mut is_last = self.shared.closed.load(Ordering::SeqCst);
             batch.clear();
             let (mut next, mut number) = (Some(first), 0);
             while let Some(entry) = next {
-                if let Entry::Line(line) = entry {
-                    batch.extend_from_slice(line.as_bytes());
-                    number += 1;
+                match entry {
+                    Entry::Line(line) => {
+                        batch.extend_from_slice(line.as_bytes());
+                        number += 1;
+                    }
+                    // It may have come after the look: nothing follows it.
+                    Entry::End => is_last = true,
                 }
                 let has_room = batch.len() < BATCH;
                 next = if has_room { self.receiver.try_recv().ok() } else { None };
