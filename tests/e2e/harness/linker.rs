@@ -45,7 +45,7 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
 }
 
 /// The program without anything that the environment of the tests would add.
-fn bare() -> Command {
+pub(crate) fn bare() -> Command {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -218,7 +218,7 @@ impl Linker {
     }
 }
 
-fn get(address: SocketAddr, path: &str) -> (u16, String) {
+pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("the port is open");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
