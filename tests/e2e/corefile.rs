@@ -18,5 +18,6 @@ mod cache;
 mod forward;
 mod gates;
 mod hosts;
+mod metrics;
 mod rewrite;
 mod template;

@@ -31,7 +31,7 @@ pub fn matching(group: &str, question: &str, field: &str) -> Vec<At> {
         .collect()
 }
 
-fn glob(pattern: &str, text: &str) -> bool {
+pub fn glob(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
         Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
