@@ -23,4 +23,5 @@ mod metrics;
 mod reload;
 mod rewrite;
 mod storm;
+mod stub_domains;
 mod template;

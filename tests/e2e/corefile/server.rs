@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
@@ -13,7 +13,6 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
-use tokio::net::TcpStream;
 
 use crate::harness::PATIENCE;
 use crate::harness::linker;
@@ -95,6 +94,17 @@ impl Site {
         self.directory.path()
     }
 
+    fn corefile(&self) -> PathBuf {
+        self.path().join("Corefile")
+    }
+
+    /// The directory of the Services, which needn't have any.
+    fn manifests(&self) -> PathBuf {
+        let path = self.path().join("manifests");
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
     pub fn write(&self, name: &str, content: &str) {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -112,23 +122,18 @@ pub struct Server {
 impl Server {
     /// Starts it on the Corefile of a directory, and waits until it listens wherever the Corefile says so.
     pub async fn start(which: Which, site: &Site) -> Self {
-        Self::start_on(which, site, &site.path().join("Corefile")).await
-    }
-
-    /// Does what [`Server::start`] does, with another path of the Corefile.
-    pub async fn start_on(which: Which, site: &Site, corefile: &Path) -> Self {
         // Somebody may take a UDP port in between.
         for _ in 0..5 {
-            if let Ok(server) = Self::try_start(which, site, corefile).await {
+            if let Ok(server) = Self::try_start(which, site).await {
                 return server;
             }
         }
-        Self::try_start(which, site, corefile).await.unwrap_or_else(|log| panic!("{which:?}: {log:#?}"))
+        Self::try_start(which, site).await.unwrap_or_else(|log| panic!("{which:?}: {log:#?}"))
     }
 
-    async fn try_start(which: Which, site: &Site, corefile: &Path) -> Result<Self, Vec<String>> {
+    async fn try_start(which: Which, site: &Site) -> Result<Self, Vec<String>> {
         let ports: BTreeMap<_, _> = PORTS.into_iter().map(|name| (name, Port::take())).collect();
-        let mut command = command(which, site, corefile);
+        let mut command = command(which, site);
         for (name, port) in &ports {
             command.env(name, port.number.to_string());
         }
@@ -136,11 +141,11 @@ impl Server {
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
         follow(process.stdout().expect("it is piped"), &log);
         follow(process.stderr().expect("it is piped"), &log);
-        let text = fs::read_to_string(corefile).unwrap();
+        let text = fs::read_to_string(site.corefile()).unwrap();
         let mut server = Self { process, log, ports };
         let deadline = Instant::now() + PATIENCE;
         for name in PORTS.into_iter().filter(|name| text.contains(&format!("{{${name}}}"))) {
-            while !server.listens(name).await {
+            while !server.listens(name) {
                 if server.process.ended().is_some() {
                     // What it wrote at its end may not be read yet.
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -153,13 +158,22 @@ impl Server {
         Ok(server)
     }
 
-    async fn listens(&self, name: &str) -> bool {
-        let by_udp = !name.starts_with("PORT") || {
-            let bound =
-                fs::read_to_string("/proc/net/udp").unwrap() + &fs::read_to_string("/proc/net/udp6").unwrap();
-            bound.contains(&format!(":{:04X} ", self.port(name)))
+    /// Whether it listens there, on whatever address. Who connects to find out is counted.
+    fn listens(&self, name: &str) -> bool {
+        let table = |kind: &str| {
+            ["", "6"]
+                .map(|family| fs::read_to_string(format!("/proc/net/{kind}{family}")).unwrap_or_default())
+                .concat()
         };
-        by_udp && TcpStream::connect(self.address(name)).await.is_ok()
+        // proc(5): local address, remote address, state; 0A is TCP_LISTEN, 07 an unconnected UDP socket.
+        let here = |kind: &str, state: &str| {
+            let port = format!(":{:04X}", self.port(name));
+            table(kind).lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(state)
+            })
+        };
+        here("tcp", "0A") && (!name.starts_with("PORT") || here("udp", "07"))
     }
 
     pub fn port(&self, name: &str) -> u16 {
@@ -210,28 +224,25 @@ impl Server {
     }
 }
 
-fn command(which: Which, site: &Site, corefile: &Path) -> Command {
+fn command(which: Which, site: &Site) -> Command {
     let mut command = match which {
         Which::CoreDns => {
             let mut command = Command::new(&programs().coredns);
-            command.arg("-conf").arg(corefile);
+            command.arg("-conf").arg(site.corefile());
             command
         }
         Which::Linker => {
             let mut command = linker::bare();
-            command.args(["run", "--corefile"]).arg(corefile).arg("--manifests").arg(manifests(site));
+            command.args(["run", "--corefile"]).arg(site.corefile());
+            // In a cluster, or without one.
+            if !site.variables.contains_key("LB_LINKER_KUBECONFIG") {
+                command.arg("--manifests").arg(site.manifests());
+            }
             command
         }
     };
     command.current_dir(site.path()).envs(&site.variables).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-/// The directory of the Services, which needn't have any.
-pub fn manifests(site: &Site) -> PathBuf {
-    let path = site.path().join("manifests");
-    fs::create_dir_all(&path).unwrap();
-    path
 }
 
 fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) {
@@ -241,4 +252,13 @@ fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) {
             log.lock().unwrap().push(line);
         }
     });
+}
+
+/// Lets lb-linker check the Corefile of a directory.
+pub fn check(site: &Site) -> Output {
+    let mut command = linker::bare();
+    command.args(["check", "--corefile"]).arg(site.corefile());
+    command.arg("--manifests").arg(site.manifests());
+    command.current_dir(site.path()).envs(&site.variables).stdin(Stdio::null());
+    command.output().expect("lb-linker can be started")
 }
