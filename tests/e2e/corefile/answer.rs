@@ -154,15 +154,15 @@ fn in_case(question: &Question, text: String) -> String {
     if question.case { text } else { text.to_ascii_lowercase() }
 }
 
-/// Whether there is EDNS, its version, DO and the NSID; what size each takes and other options are its own affair.
+/// Whether there is EDNS, and the NSID; the rest of it is each one's own affair.
 fn opt(message: &Message) -> String {
     let Some(edns) = &message.edns else { return "no EDNS".to_owned() };
-    let mut text = format!("EDNS{}", edns.version());
-    if edns.flags().dnssec_ok {
-        text += " do";
-    }
+    let mut text = "EDNS".to_owned();
     for (_, option) in edns.options().as_ref() {
-        if let EdnsOption::NSID(nsid) = option {
+        // CoreDNS gives an empty one back to who asks, where the plugin isn't.
+        if let EdnsOption::NSID(nsid) = option
+            && !nsid.as_ref().is_empty()
+        {
             text += &format!(" nsid {:?}", String::from_utf8_lossy(nsid.as_ref()));
         }
     }

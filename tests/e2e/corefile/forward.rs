@@ -131,6 +131,7 @@ const GROUPS: &[Group] = &[
             cd.odd. A
             cd.odd. A cd
             nora.odd. A
+            nord.odd. A
             LoWer.odd. A
             LoWer.odd. A case
             alias.odd. A

@@ -159,7 +159,6 @@ fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
     let name = asked.queries[0].name().clone();
     let label = name.iter().next().map(String::from_utf8_lossy).unwrap_or_default().to_ascii_lowercase();
     let mut answer = address(asked, 1, 60);
-    answer.metadata.recursion_desired = asked.metadata.recursion_desired;
     answer.metadata.recursion_available = true;
     match &*label {
         "ad" => answer.metadata.authentic_data = true,
@@ -198,6 +197,9 @@ fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
                 answer = error(asked, ResponseCode::from((code >> 4) as u8, (code & 15) as u8));
             }
         }
+    }
+    if label != "nord" {
+        answer.metadata.recursion_desired = asked.metadata.recursion_desired;
     }
     vec![answer]
 }
