@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
@@ -38,7 +38,9 @@ pub async fn compare(groups: &[Group]) {
     let (mut found, mut asked) = (Found::new(), 0);
     for group in groups {
         asked += table(group.questions).len();
+        let since = Instant::now();
         found.extend(differences_of(&upstreams, group).await);
+        eprintln!("corefile: {}: {:.1} s", group.name, since.elapsed().as_secs_f64());
     }
     eprintln!("corefile: {asked} questions in {} groups", groups.len());
     let mut complaints = String::new();
@@ -99,11 +101,7 @@ async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
         let time = times.entry(question.text.clone()).or_default();
         *time += 1;
         let again = if *time > 1 { format!("{} #{time}", question.text) } else { question.text.clone() };
-        let heard = (ours.took, theirs.took);
         let [ours, theirs] = [&ours, &theirs].map(|heard| Answer::of(&question, heard));
-        if std::env::var_os("SHOWALL").is_some() {
-            eprintln!("{}: {again}\n    {} {:?}", group.name, ours.show(), heard.0);
-        }
         assert!(
             !ours.is_silence() || question.silent,
             "{}: {}: CoreDNS doesn't answer",
@@ -116,9 +114,4 @@ async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
         }
     }
     (found, slowest)
-}
-
-/// How many questions a table has.
-pub fn count(groups: &[Group]) -> usize {
-    groups.iter().map(|group| table(group.questions).len()).sum()
 }
