@@ -1,7 +1,7 @@
 # For GNU make. Parts of a target run one after the other: they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test build lint control-plane stubs fuzz has-rust has-cargo-fuzz
+.PHONY: help demo test build lint docs control-plane stubs fuzz has-rust has-cargo-fuzz
 
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -11,7 +11,7 @@ TEST_THREADS := 8
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := question reply
+FUZZ_TARGETS := corefile question reply
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +31,9 @@ lint: has-rust ## check format, lints and documentation
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
+
+docs: has-rust ## make docs/plugins.md of the plugins' manuals in src/dns/plugins
+	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::manuals
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build

@@ -3,9 +3,14 @@
 mod rights;
 mod target;
 
+use std::sync::Arc;
+
 use crate::config::Flags;
-use crate::dns::zone::Zone;
+use crate::dns::configuration::text_of;
+use crate::dns::plugins::setup::Site;
 use crate::run::RunError;
+use crate::run::corefile::Origin;
+use crate::store::{Departed, Store};
 use crate::sync::client::connect;
 use crate::sync::manifests;
 use crate::sync::plan::SyncMode;
@@ -29,14 +34,13 @@ pub struct Findings {
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunError> {
     flags.validate()?;
     flags.upstreams()?;
-    for zone in &flags.zones {
-        Zone::new(zone, Vec::new())
-            .map_err(|source| RunError::Zone { zone: Box::new(zone.clone()), source })?;
-    }
+    let (flags, corefile) = &check_corefile(flags)?;
     let mut findings = Findings::default();
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
+    findings.lines.push(String::new());
+    findings.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
         let checked = manifests::check(directory, &flags.selection(), &flags.admission())
             .map_err(|source| RunError::Directory { flag: "manifests", source })?;
@@ -55,4 +59,15 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     }
     Ok(findings)
+}
+
+/// Builds what the Corefile asks for, and throws it away. Returns the flags with the zones that it has, and the
+/// Corefile with everything imported and all variables replaced.
+fn check_corefile(flags: &Flags) -> Result<(Flags, String), RunError> {
+    let mut flags = flags.clone();
+    let text = Origin::of(&flags).read()?;
+    flags.set_zones(&text.link_zones()?)?;
+    let site = Site::silent(Arc::new(Store::new(Departed::Dropped).with_zones(&flags.zones)))?;
+    text.configure(&site)?;
+    Ok((flags, text_of(&text.blocks()?)))
 }

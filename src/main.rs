@@ -7,12 +7,14 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, reload};
 
 use lb_linker::check::check;
 use lb_linker::config::{Flags, LogFormat};
-use lb_linker::run::{RunError, run};
+use lb_linker::run::{RunError, SetDebug, run};
 use lb_linker::takeover::takeover;
 
 /// Exit code for what happened later, or for a cluster that isn't ready.
@@ -96,14 +98,15 @@ fn main() -> ExitCode {
 }
 
 async fn start(flags: Flags) -> ExitCode {
-    if let Err(error) = start_log(flags.log_format) {
-        return complain(&format!("RUST_LOG: {error}"), BAD_INPUT);
-    }
+    let set_debug = match start_log(flags.log_format) {
+        Ok(set_debug) => set_debug,
+        Err(error) => return complain(&format!("RUST_LOG: {error}"), BAD_INPUT),
+    };
     let stop = CancellationToken::new();
     if let Err(error) = stop_on_signals(&stop) {
         return complain(&error.to_string(), FAILED);
     }
-    match run(flags, stop).await {
+    match run(flags, stop, set_debug).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
@@ -160,20 +163,29 @@ fn complain(problem: &str, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn start_log(format: LogFormat) -> Result<(), ParseError> {
-    let filter = EnvFilter::try_new(std::env::var(EnvFilter::DEFAULT_ENV).as_deref().unwrap_or(DEFAULT_LOG))?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+/// Starts the log; returns what switches the part of DNS to `debug`, and back.
+fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
+    let directives = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned());
+    let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&directives)?);
+    let log = tracing_subscriber::fmt::layer()
         .with_target(false)
         // Nobody may read the log any more: that must not stop the task that writes it.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
+    let registry = tracing_subscriber::registry().with(filter);
     match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => registry.with(log).init(),
+        LogFormat::Json => registry.with(log.json()).init(),
     }
-    Ok(())
+    Ok(Box::new(move |debug| {
+        let directives =
+            if debug { format!("{directives},lb_linker::dns=debug") } else { directives.clone() };
+        // What was right at the start is right with one more.
+        if let Ok(filter) = EnvFilter::try_new(directives) {
+            let _ = handle.reload(filter);
+        }
+    }))
 }
 
 /// The first SIGTERM or SIGINT stops in good order; a second one ends the process at once.

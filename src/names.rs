@@ -9,11 +9,8 @@ pub const MAX_LABEL: usize = 63;
 /// is taken too.
 pub const HASH_DIGITS: [usize; 3] = [8, 16, 32];
 
-/// The domains below each zone that no link may claim: the zone's own, and the name that stands for
-/// "deleted".
-pub const RESERVED: [&str; 2] = [APEX, DELETED];
-
-/// The label below each zone that the names of its name servers end in: CoreDNS's default.
+/// The label below each zone that the names of its name servers end in, unless a Corefile names another: CoreDNS's
+/// default.
 pub const APEX: &str = "dns";
 
 /// The label below each zone that never exists: where the external target of a deleted Service may
@@ -76,10 +73,11 @@ pub fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Returns whether the domain `label` directly below a zone, with everything under it, is reserved.
+/// Returns whether the domain `label` directly below a zone, with everything under it, is none that a link may
+/// have: the zone's own, the name that stands for "deleted", or that of a port (RFC 8552 section 1.1).
 #[must_use]
-pub fn is_reserved(label: &str) -> bool {
-    label.starts_with('_') || RESERVED.contains(&label)
+pub fn is_reserved(label: &[u8], apex: &[u8]) -> bool {
+    label == apex || label == DELETED.as_bytes() || label.starts_with(b"_")
 }
 
 /// Returns a name in DNS wire form, lower-cased and without the root label: the key of the index.
@@ -176,8 +174,8 @@ mod tests {
     #[test]
     fn the_zone_keeps_its_own_names() {
         for label in ["dns", "deleted", "_tcp"] {
-            assert!(is_reserved(label));
+            assert!(is_reserved(label.as_bytes(), b"dns"));
         }
-        assert!(!is_reserved("default"));
+        assert!(!is_reserved(b"default", b"dns"));
     }
 }

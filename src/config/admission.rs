@@ -73,8 +73,8 @@ pub struct AdmissionFlags {
 // === impl AdmissionFlags ===
 
 impl AdmissionFlags {
-    /// Returns what of Services' wishes is granted, where these are our zones.
-    pub(super) fn admission(&self, zones: &[Name]) -> Admission {
+    /// Returns what of Services' wishes is granted, where these are our zones, and the labels that are their own.
+    pub(super) fn admission(&self, zones: &[Name], apexes: &[String]) -> Admission {
         Admission {
             targets: TargetPolicy {
                 zones: zones.to_vec(),
@@ -82,6 +82,7 @@ impl AdmissionFlags {
                 domains: self.target_domains.clone(),
                 nets: self.target_nets.clone(),
             },
+            apexes: apexes.to_vec(),
             hostname_annotations: self.hostname_annotations.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
         }

@@ -1,6 +1,7 @@
 //! The flags, their defaults, and what they mean together.
 
 mod admission;
+mod corefile;
 mod election;
 mod selector;
 mod upstream;
@@ -14,6 +15,7 @@ use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 use kube::core::Selector;
 
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::tls::TlsError;
 use crate::names;
 use crate::store::host_text;
@@ -203,6 +205,19 @@ pub struct Flags {
     )]
     pub output: Option<PathBuf>,
 
+    /// Corefile that says how DNS is answered, instead of the flags from --zone to --ready-listen: the plugins of
+    /// CoreDNS in its syntax, and lb_linker for the load balancers' names
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "LB_LINKER_COREFILE",
+        conflicts_with_all = [
+            "zones", "listen", "upstream", "metrics_listen", "health_listen", "ready_listen",
+        ],
+        help_heading = "DNS"
+    )]
+    pub corefile: Option<PathBuf>,
+
     /// Zone to answer for; may be given more than once
     #[arg(
         long = "zone",
@@ -214,6 +229,10 @@ pub struct Flags {
         help_heading = "DNS"
     )]
     pub zones: Vec<Name>,
+
+    /// The labels below the zones that are the zones' own; the Corefile says so.
+    #[arg(skip)]
+    pub apexes: Vec<String>,
 
     /// Address to answer DNS on, by UDP and TCP; may be given more than once
     #[arg(
@@ -360,14 +379,29 @@ impl Flags {
         if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {
             return Err(ConfigError::NeverGo);
         }
-        let zone = self.zones.first().map(host_text).unwrap_or_default();
-        if self.on_delete == OnDelete::Tombstone && !zone.split('.').all(names::is_label) {
-            return Err(ConfigError::Tombstone(zone));
-        }
+        self.check_tombstone()?;
         for (i, address) in self.listen.iter().enumerate() {
             if address.port() != 0 && self.listen[..i].contains(address) {
                 return Err(ConfigError::ListenTwice(*address));
             }
+        }
+        Ok(())
+    }
+
+    /// Takes over the zones with links' names that a Corefile has.
+    ///
+    /// # Errors
+    /// If they don't go with the other flags.
+    pub fn set_zones(&mut self, zones: &[LinkZone]) -> Result<(), ConfigError> {
+        self.zones = zones.iter().map(|zone| zone.origin.clone()).collect();
+        self.apexes = zones.iter().map(|zone| zone.apex.clone()).collect();
+        self.check_tombstone()
+    }
+
+    fn check_tombstone(&self) -> Result<(), ConfigError> {
+        let zone = self.zones.first().map(host_text).unwrap_or_default();
+        if self.on_delete == OnDelete::Tombstone && !zone.split('.').all(names::is_label) {
+            return Err(ConfigError::Tombstone(zone));
         }
         Ok(())
     }
@@ -386,7 +420,7 @@ impl Flags {
     /// Returns what of Services' wishes is granted.
     #[must_use]
     pub fn admission(&self) -> Admission {
-        self.admission.admission(&self.zones)
+        self.admission.admission(&self.zones, &self.apexes)
     }
 
     /// Returns what the user has decided about external targets.
@@ -406,7 +440,7 @@ impl Flags {
         }
     }
 
-    /// Returns the flags with their values in force, for people to read.
+    /// Returns the flags with their values in force, for people to read. Those that the Corefile says are there.
     #[must_use]
     pub fn effective(&self) -> Vec<(&'static str, String)> {
         fn list<T: ToString>(items: &[T]) -> String {
@@ -437,15 +471,7 @@ impl Flags {
         ]);
         flags.extend(self.admission.effective());
         flags.extend(self.effective_election());
-        flags.extend([
-            ("--zone", list(&self.zones.iter().map(host_text).collect::<Vec<_>>())),
-            ("--listen", list(&self.listen)),
-            ("--upstream", list(&self.upstream)),
-            ("--metrics-listen", self.metrics_listen.to_string()),
-            ("--health-listen", self.health_listen.to_string()),
-            ("--ready-listen", self.ready_listen.to_string()),
-            ("--log-format", value_name(&self.log_format)),
-        ]);
+        flags.push(("--log-format", value_name(&self.log_format)));
         flags
     }
 }

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
-use tokio::sync::Semaphore;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::question::{Question, wire_name};
-use super::resolver::Resolver;
-use super::zone::Zone;
+use super::plugins::lb_linker::LbLinker;
+use super::question::wire_name;
+use super::server::Server;
 use crate::store::{Change, Family, Store, Target};
 
 /// Whose new target is looked up before somebody asks: who was asked for in this time.
@@ -20,9 +21,12 @@ const RECENT: Duration = Duration::from_secs(60);
 /// Look-ups ahead that may be under way at once. What is more is looked up when somebody asks.
 const MAX_LOOKUPS: usize = 64;
 
+/// What answers now, one for each listener.
+pub type Servers = Arc<[Arc<Server>]>;
+
 /// Follows the changes of the store until `stop`. What was cached about the old and the new name is
 /// forgotten: a cloud's new name is often looked up before it exists.
-pub async fn run(store: Arc<Store>, zones: Arc<[Zone]>, resolver: Arc<Resolver>, stop: CancellationToken) {
+pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, stop: CancellationToken) {
     let mut changes = store.subscribe();
     let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
     let mut look_ups = JoinSet::new();
@@ -32,42 +36,51 @@ pub async fn run(store: Arc<Store>, zones: Arc<[Zone]>, resolver: Arc<Resolver>,
             () = stop.cancelled() => return,
         };
         while look_ups.try_join_next().is_some() {}
+        let servers = servers.borrow().clone();
         match change {
             Ok(change) => {
-                for question in heed(&change, &zones, &resolver) {
+                for (server, links, query) in heed(&change, &servers) {
                     let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-                    let resolver = Arc::clone(&resolver);
                     look_ups.spawn(async move {
-                        resolver.look_ahead(&question).await;
+                        links.look_ahead(&server, query).await;
                         drop(place);
                     });
                 }
             }
             Err(RecvError::Lagged(missed)) => {
                 debug!("{missed} changes at once: all cached answers are forgotten");
-                resolver.forget_all();
+                servers.iter().for_each(|server| server.forget(None));
             }
             Err(RecvError::Closed) => return,
         }
     }
 }
 
+/// A look-up that clients will have, and who makes it.
+type LookUp = (Arc<Server>, Arc<LbLinker>, Query);
+
 /// Forgets what a change makes doubtful; returns the questions that clients will have.
-fn heed(change: &Change, zones: &[Zone], resolver: &Resolver) -> Vec<Question> {
+fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
     let Some((from, to)) = change.retargeted() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {
-        resolver.forget_name(&wire_name(name));
+        let wire = wire_name(name);
+        servers.iter().for_each(|server| server.forget(Some(&wire)));
     }
     let (Some(name), Some(link)) = (hostname(to), &change.after) else { return Vec::new() };
-    // Our own names are nobody else's to know.
-    if zones.iter().any(|zone| zone.origin().zone_of(name)) {
-        return Vec::new();
-    }
-    [(Family::V4, RecordType::A), (Family::V6, RecordType::AAAA)]
+    let qtypes: Vec<RecordType> = [(Family::V4, RecordType::A), (Family::V6, RecordType::AAAA)]
         .into_iter()
         .filter(|(family, _)| link.asked.is_recent(*family, RECENT))
-        .map(|(_, qtype)| Question::plain(name.clone(), qtype))
-        .collect()
+        .map(|(_, qtype)| qtype)
+        .collect();
+    let mut look_ups = Vec::new();
+    // Our own names are nobody else's to know.
+    for server in servers.iter().filter(|server| !server.is_ours(name)) {
+        for links in server.links() {
+            let queries = qtypes.iter().map(|qtype| Query::query(name.clone(), *qtype));
+            look_ups.extend(queries.map(|query| (Arc::clone(server), Arc::clone(&links), query)));
+        }
+    }
+    look_ups
 }
 
 fn hostname(target: Option<&Target>) -> Option<&Name> {

@@ -2,6 +2,7 @@
 //! foresee what goes.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
@@ -22,6 +23,8 @@ pub(super) struct Bounded<V> {
     /// How many a shard may hold, and how many bytes.
     room: usize,
     bytes: usize,
+    /// How many there are in all shards.
+    len: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -42,6 +45,7 @@ impl<V: Clone> Bounded<V> {
             hasher: RandomState::new(),
             room: capacity / shards,
             bytes: bytes / shards,
+            len: AtomicUsize::new(0),
         }
     }
 
@@ -49,48 +53,67 @@ impl<V: Clone> Bounded<V> {
         self.shard(&key.name).values.get(key).map(|(value, _)| value.clone())
     }
 
-    /// Puts a value in that takes so many bytes, unless that is too much for one.
-    pub(super) fn put(&self, key: Key, value: V, bytes: usize) {
+    /// Puts a value in that takes so many bytes, unless that is too much for one. Returns how many others had
+    /// to go.
+    pub(super) fn put(&self, key: Key, value: V, bytes: usize) -> usize {
         let mut shard = self.shard(&key.name);
-        shard.remove(&key);
-        if bytes > self.bytes {
-            return;
-        }
-        while !shard.values.is_empty()
-            && (shard.values.len() >= self.room || shard.bytes + bytes > self.bytes)
-        {
-            let victim = rand::rng().random_range(0..shard.values.len());
-            if let Some((_, (_, freed))) = shard.values.swap_remove_index(victim) {
-                shard.bytes -= freed;
+        self.change(&mut shard, |shard| {
+            shard.remove(&key);
+            if bytes > self.bytes {
+                return 0;
             }
-        }
-        if self.room > 0 {
-            shard.bytes += bytes;
-            shard.values.insert(key, (value, bytes));
-        }
+            let mut evicted = 0;
+            while !shard.values.is_empty()
+                && (shard.values.len() >= self.room || shard.bytes + bytes > self.bytes)
+            {
+                let victim = rand::rng().random_range(0..shard.values.len());
+                if let Some((_, (_, freed))) = shard.values.swap_remove_index(victim) {
+                    shard.bytes -= freed;
+                    evicted += 1;
+                }
+            }
+            if self.room > 0 {
+                shard.bytes += bytes;
+                shard.values.insert(key, (value, bytes));
+            }
+            evicted
+        })
     }
 
     pub(super) fn remove(&self, key: &Key) {
-        self.shard(&key.name).remove(key);
+        self.change(&mut self.shard(&key.name), |shard| shard.remove(key));
     }
 
     /// Removes everything about a name.
     pub(super) fn remove_name(&self, name: &[u8]) {
-        let mut shard = self.shard(name);
-        shard.values.retain(|key, _| *key.name != *name);
-        shard.bytes = shard.values.values().map(|(_, bytes)| bytes).sum();
+        self.change(&mut self.shard(name), |shard| {
+            shard.values.retain(|key, _| *key.name != *name);
+            shard.bytes = shard.values.values().map(|(_, bytes)| bytes).sum();
+        });
     }
 
     pub(super) fn clear(&self) {
         for shard in &self.shards {
-            let mut shard = lock(shard);
-            shard.values.clear();
-            shard.bytes = 0;
+            self.change(&mut lock(shard), |shard| {
+                shard.values.clear();
+                shard.bytes = 0;
+            });
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).values.len()).sum()
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Changes a shard, and counts what is in all of them.
+    fn change<R>(&self, shard: &mut Shard<V>, change: impl FnOnce(&mut Shard<V>) -> R) -> R {
+        let before = shard.values.len();
+        let result = change(shard);
+        match shard.values.len() {
+            after if after >= before => self.len.fetch_add(after - before, Ordering::Relaxed),
+            after => self.len.fetch_sub(before - after, Ordering::Relaxed),
+        };
+        result
     }
 
     fn shard(&self, name: &[u8]) -> MutexGuard<'_, Shard<V>> {
@@ -128,10 +151,12 @@ mod tests {
     fn it_never_holds_more_than_its_capacity() {
         for (capacity, at_least) in [(0, 0), (1, 1), (10, 1), (1000, 500)] {
             let map = Bounded::new(capacity, usize::MAX);
+            let mut evicted = 0;
             for i in 0..5000 {
-                map.put(key(&format!("{i}.example."), RecordType::A), i, 1);
+                evicted += map.put(key(&format!("{i}.example."), RecordType::A), i, 1);
                 assert!(map.len() <= capacity, "{} > {capacity}", map.len());
             }
+            assert_eq!(evicted, if capacity == 0 { 0 } else { 5000 - map.len() });
             assert!(map.len() >= at_least, "{} of {capacity}", map.len());
         }
     }
@@ -171,7 +196,8 @@ mod tests {
         assert_eq!(counted, bytes(&map));
         // What is too much for a shard isn't taken, and pushes nothing out.
         let before = map.len();
-        map.put(key("big.example.", RecordType::A), 0, 1001);
+        assert_eq!(map.put(key("big.example.", RecordType::A), 0, 1001), 0);
         assert_eq!(map.len(), before);
+        assert_eq!(map.len(), map.shards.iter().map(|shard| lock(shard).values.len()).sum::<usize>());
     }
 }

@@ -5,12 +5,13 @@
 
 use std::net::IpAddr;
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::HTTPS;
 use hickory_proto::rr::rdata::svcb::SvcParamValue;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::cache::plain_ttl;
+use super::plugin::Reply;
 use crate::targets::TargetPolicy;
 
 /// Aliases of one answer that are followed. Clouds have two or three; who sends hundreds wants to keep us busy.
@@ -44,7 +45,7 @@ pub enum End {
 /// taken from somebody else.
 #[must_use]
 pub fn follow(
-    answer: &Message,
+    answer: &Reply,
     name: &Name,
     qtype: RecordType,
     absence: u32,
@@ -130,7 +131,7 @@ pub fn drop_refused(answers: &mut Vec<Record>, targets: &TargetPolicy) -> bool {
 
 /// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
 /// the absence as long as the SOA. Absence behind a name of ours must not outlive our own TTL.
-fn proof(answer: &Message, owner: &Name, ttl: u32) -> Vec<Record> {
+fn proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     let soa = answer
         .authorities
         .iter()
@@ -149,7 +150,7 @@ fn proof(answer: &Message, owner: &Name, ttl: u32) -> Vec<Record> {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::OpCode;
+    use hickory_proto::op::{Message, OpCode};
     use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
     use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
 
@@ -177,7 +178,7 @@ mod tests {
         message.add_answers(answers.iter().map(|text| record(text)));
         message.add_authorities(authorities.iter().map(|text| record(text)));
         let ours = |name: &Name| self::name("lb.internal.").zone_of(name);
-        let followed = follow(&message, &name("t.example."), RecordType::A, 5, ours);
+        let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, ours);
         let list = |records: &[Record]| {
             records
                 .iter()
@@ -253,7 +254,7 @@ mod tests {
             let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
             message.add_answers(answers.iter().map(|text| record(text)));
             message.answers.iter_mut().for_each(|record| record.ttl = 1 << 31);
-            let followed = follow(&message, &name("t.example."), RecordType::A, 5, |_| ours);
+            let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| ours);
             assert!(!followed.answers.is_empty());
             assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
         }
@@ -266,7 +267,7 @@ mod tests {
             let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
             message.add_answers((0..aliases).map(|i| record(&format!("{} CNAME {}", host(i), host(i + 1)))));
             message.add_answer(record(&format!("{} A 192.0.2.1", host(aliases))));
-            let followed = follow(&message, &name("t.example."), RecordType::A, 5, |_| false);
+            let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| false);
             (followed.end, followed.answers.len())
         };
         assert_eq!(end(MAX_ALIASES), (End::Here(ResponseCode::NoError), MAX_ALIASES + 1));
@@ -297,7 +298,7 @@ mod tests {
     fn absence_lives_no_longer_than_our_own_records() {
         let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
         message.add_authority(record("example. SOA ns.example."));
-        let followed = follow(&message, &name("t.example."), RecordType::A, 5, |_| false);
+        let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| false);
         assert_eq!(followed.authorities[0].ttl, 5);
     }
 }

@@ -5,13 +5,16 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use hickory_proto::rr::Name;
 
-use super::corefile::{Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse};
+use super::corefile::{self, Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse};
+use super::handler::Handler;
 use super::plugins::build;
 use super::plugins::setup::{Draft, Site};
 use super::report::Report;
 use super::server::{Block, Server};
+use super::tcp::{Limits, Terms};
 
 /// What a Corefile asks for.
 #[derive(Debug)]
@@ -131,16 +134,24 @@ fn listen(
     block: usize,
     place: &Place,
 ) -> Result<(), CorefileError> {
-    let overlap = |other: &&Listener| {
-        let (one, other) = (at.address, other.at.address);
-        one.port() == other.port()
-            && (one == other || one.ip().is_unspecified() != other.ip().is_unspecified())
+    // Port 0 is another one each time.
+    let same_port = |other: &&Listener| {
+        let port = other.at.address.port();
+        port == at.address.port() && (port != 0 || other.at == at)
     };
-    let of_scheme = listeners.iter().filter(|other| other.at.scheme == at.scheme).filter(overlap);
-    for other in of_scheme {
-        if other.zones.iter().any(|(known, _)| known == zone) {
-            return Err(place
-                .error(format!("{zone} is served on {} already: see line {}", other.at, other.place.line)));
+    for other in listeners.iter().filter(same_port) {
+        let line = other.place.line;
+        if other.at.scheme != at.scheme {
+            return Err(place.error(format!("line {line} has {} on that port already", other.at)));
+        }
+        if other.at.address.ip().is_unspecified() != at.address.ip().is_unspecified() {
+            return Err(place.error(format!(
+                "line {line} has {} on that port already: where one block of a port has bind, all need it",
+                other.at
+            )));
+        }
+        if other.at == at && other.zones.iter().any(|(known, _)| known == zone) {
+            return Err(place.error(format!("{zone} is served on {at} already: see line {line}")));
         }
     }
     match listeners.iter_mut().find(|listener| listener.at == at) {
@@ -150,7 +161,49 @@ fn listen(
     Ok(())
 }
 
+/// Returns what answers behind the first listener of a Corefile, for those who have sockets of their own. What blocks
+/// would have running isn't started.
+///
+/// # Errors
+/// At the first place that isn't right.
+pub fn first_handler(text: &str, site: &Site) -> Result<Arc<Handler>, CorefileError> {
+    let path = Path::new("Corefile");
+    let configuration = configure(path, text, &Sources::SYSTEM, site)?;
+    let listener = &configuration.listeners[0];
+    let report = site.metrics.family().map_err(|error| listener.place.error(error.to_string()))?;
+    Ok(Arc::new(configuration.handler(listener, listener.at, site, &report)))
+}
+
 impl Configuration {
+    /// Returns on which terms a listener serves connections: as the first of its blocks says about TLS, and the last one
+    /// about limits.
+    #[must_use]
+    pub fn terms(&self, listener: &Listener) -> Terms {
+        let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].draft);
+        let tls = match listener.at.scheme {
+            Scheme::Tls => drafts().find_map(|draft| draft.tls.clone()),
+            Scheme::Dns => None,
+        };
+        Terms { tls, limits: drafts().fold(Limits::default(), |limits, draft| limits.with(draft.timeouts)) }
+    }
+
+    /// Returns what takes the messages of a listener that is bound there.
+    #[must_use]
+    pub fn handler(
+        &self,
+        listener: &Listener,
+        bound: ListenAt,
+        site: &Site,
+        report: &Arc<Report>,
+    ) -> Handler {
+        Handler {
+            server: ArcSwap::from_pointee(self.server(listener, bound, Arc::clone(report))),
+            bound: bound.address,
+            metrics: Arc::clone(&site.metrics),
+            report: Arc::clone(report),
+        }
+    }
+
     /// Returns what answers behind a listener, by the address that it is bound to.
     #[must_use]
     pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<Report>) -> Server {
@@ -171,8 +224,22 @@ impl Identity {
     }
 }
 
+/// Returns blocks as a Corefile has them, with everything imported and all variables replaced.
+#[must_use]
+pub fn text_of(blocks: &[corefile::Block]) -> String {
+    let mut text = String::new();
+    for block in blocks {
+        let addresses: Vec<String> = block.addresses.iter().map(|word| quoted(&word.text)).collect();
+        text.push_str(&addresses.join(" "));
+        text.push_str(" {\n");
+        write_lines(&mut text, &block.lines, 1);
+        text.push_str("}\n");
+    }
+    text
+}
+
 /// Writes lines as a Corefile has them: quoted where they have to be, each on its own line.
-pub(super) fn write_lines(text: &mut String, lines: &[Line], depth: usize) {
+fn write_lines(text: &mut String, lines: &[Line], depth: usize) {
     for line in lines {
         text.push_str(&"    ".repeat(depth));
         let words: Vec<String> = line.words.iter().map(|word| quoted(&word.text)).collect();
@@ -195,3 +262,6 @@ fn quoted(word: &str) -> String {
         format!("\"{}\"", word.replace('"', "\\\""))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use hickory_proto::ProtoError;
 use hickory_proto::op::{Edns, Header, HeaderCounts, Query};
 use hickory_proto::rr::{Name, Record};
-use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
+use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 use hickory_server::net::xfer::Protocol;
 use hickory_server::zone_handler::MessageRequest;
 
@@ -128,10 +128,20 @@ fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
     Ok(bytes)
 }
 
-/// Returns how many bytes an answer has, however many the client takes; 0 if it can't be encoded.
+/// Returns how many bytes an answer has as CoreDNS counts and logs them: before names are compressed, however
+/// many the client takes, and without OPT. A record that can't be encoded counts for nothing.
 #[must_use]
 pub fn wire_length(reply: &Reply, question: &Query) -> usize {
-    encode(reply, question, None, u16::MAX).map_or(0, |bytes| bytes.len())
+    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
+    let mut length = |part: &dyn BinEncodable| {
+        bytes.clear();
+        let mut encoder = BinEncoder::new(&mut bytes);
+        encoder.set_name_encoding(NameEncoding::Uncompressed);
+        part.emit(&mut encoder).map_or(0, |()| bytes.len())
+    };
+    let records = [&reply.answers, &reply.authorities, &reply.additionals];
+    let records: usize = records.into_iter().flatten().map(|record| length(record)).sum();
+    HEADER + length(question) + records
 }
 
 #[cfg(test)]
@@ -180,6 +190,18 @@ mod tests {
         let response = Reply { answers: vec![record], ..Reply::new(metadata, "") };
         let bytes = encode(&response, &question, None, 512).unwrap();
         assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_coredns_says() {
+        // From its log: 54 bytes of question, and 106 of answer.
+        let name = Name::from_ascii("kubernetes.default.svc.cluster.local.").unwrap();
+        let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(10, 96, 0, 1)));
+        assert_eq!(wire_length(&responding(vec![]), &question(&name)), 54);
+        assert_eq!(wire_length(&responding(vec![record.clone()]), &question(&name)), 106);
+        assert_eq!(wire_length(&responding(vec![record; 4000]), &question(&name)), 54 + 4000 * 52);
+        let alias = Record::from_rdata(name.clone(), 5, RData::CNAME(CNAME(name.clone())));
+        assert_eq!(wire_length(&responding(vec![alias]), &question(&name)), 54 + 38 + 10 + 38);
     }
 
     fn question(name: &Name) -> Query {

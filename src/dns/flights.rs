@@ -1,5 +1,6 @@
 //! Look-ups under way: a question that is asked already isn't asked again.
 
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,58 +8,66 @@ use std::time::Duration;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use futures::future::{BoxFuture, FutureExt, Shared};
-use hickory_proto::op::Message;
 use tokio::time::Instant;
 use tracing::error;
 
-use super::forward::ForwardError;
-use super::question::Key;
-
-/// What has become of a look-up.
-pub(super) type Landing = Result<Arc<Message>, ForwardError>;
-
-/// A look-up that others may wait for, too.
+/// A look-up that others may wait for, too. What comes out of it is a `T`, or nothing after a panic.
 #[derive(Clone, Debug)]
-pub(super) struct Flight {
+pub(super) struct Flight<T: Clone> {
     number: u64,
     since: Instant,
-    landing: Shared<BoxFuture<'static, Landing>>,
+    landing: Shared<BoxFuture<'static, Option<T>>>,
 }
 
-impl Flight {
+impl<T: Clone> Flight<T> {
     /// How long it has been under way.
     pub(super) fn age(&self) -> Duration {
         self.since.elapsed()
     }
 
     /// Waits for its end.
-    pub(super) async fn landed(self) -> Landing {
+    pub(super) async fn landed(self) -> Option<T> {
         self.landing.await
     }
 }
 
-/// All look-ups under way.
-#[derive(Debug, Default)]
-pub(super) struct Flights {
-    flying: Arc<DashMap<Key, Flight>>,
+/// All look-ups under way, by what makes two of them one.
+#[derive(Debug)]
+pub(super) struct Flights<K: Eq + Hash, T: Clone> {
+    flying: Arc<DashMap<K, Flight<T>>>,
     number: AtomicU64,
 }
 
-impl Flights {
+impl<K: Eq + Hash, T: Clone> Default for Flights<K, T> {
+    fn default() -> Self {
+        Self { flying: Arc::default(), number: AtomicU64::new(0) }
+    }
+}
+
+impl<K, T> Flights<K, T>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    /// Returns the look-up of that question that is under way.
+    pub(super) fn under_way(&self, key: &K) -> Option<Flight<T>> {
+        self.flying.get(key).map(|flight| flight.clone())
+    }
+
     /// Returns the look-up of that question, or starts one: `look_up` gives the future that it consists
     /// of, unless it can't begin. What comes out of it is shown to `take` first, unless the name was
     /// forgotten meanwhile. It goes on when nobody waits for it any more.
     ///
     /// # Errors
     /// If `look_up` can't begin.
-    pub(super) fn join_or_start<F>(
+    pub(super) fn join_or_start<F, E>(
         &self,
-        key: &Key,
-        look_up: impl FnOnce() -> Result<F, ForwardError>,
-        take: impl FnOnce(&Landing) + Send + 'static,
-    ) -> Result<Flight, ForwardError>
+        key: &K,
+        look_up: impl FnOnce() -> Result<F, E>,
+        take: impl FnOnce(&T) + Send + 'static,
+    ) -> Result<Flight<T>, E>
     where
-        F: Future<Output = Landing> + Send + 'static,
+        F: Future<Output = T> + Send + 'static,
     {
         // Mostly it isn't there, and then the entry is needed anyway.
         let entry = match self.flying.entry(key.clone()) {
@@ -75,36 +84,35 @@ impl Flights {
         });
         // The task ends itself, at the deadline of the look-up at the latest; dropping the handle at the
         // end of the process ends it, too.
-        let landing = async move {
-            task.await.unwrap_or_else(|panic| {
-                error!("a look-up panicked: {panic}");
-                Err(ForwardError::NoAnswer)
-            })
-        };
+        let landing =
+            async move { task.await.inspect_err(|panic| error!("a look-up panicked: {panic}")).ok() };
         let flight = Flight { number, since: Instant::now(), landing: landing.boxed().shared() };
         entry.insert(flight.clone());
         Ok(flight)
     }
 
-    /// Has nobody else wait for the look-ups of a name, or keep what comes out of them.
-    pub(super) fn forget_name(&self, name: &[u8]) {
-        self.flying.retain(|key, _| *key.name != *name);
+    /// Returns the numbers of all look-ups under way, in order.
+    #[cfg(test)]
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        let mut all: Vec<u64> = self.flying.iter().map(|flight| flight.number).collect();
+        all.sort_unstable();
+        all
     }
 
-    /// Has nobody else wait for any look-up, or keep what comes out of it.
-    pub(super) fn forget_all(&self) {
-        self.flying.clear();
+    /// Has nobody else wait for these look-ups, or keep what comes out of them.
+    pub(super) fn forget(&self, is_meant: impl Fn(&K) -> bool) {
+        self.flying.retain(|key, _| !is_meant(key));
     }
 }
 
 /// The place of a look-up among those under way. It is left even in a panic.
-struct Place {
-    flying: Arc<DashMap<Key, Flight>>,
-    key: Key,
+struct Place<K: Eq + Hash, T: Clone> {
+    flying: Arc<DashMap<K, Flight<T>>>,
+    key: K,
     number: u64,
 }
 
-impl Place {
+impl<K: Clone + Eq + Hash, T: Clone> Place<K, T> {
     /// Leaves it. Whoever forgets the name meanwhile does so either before `take`, which isn't called
     /// then, or after it.
     fn leave(self, take: impl FnOnce()) {
@@ -117,7 +125,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl<K: Eq + Hash, T: Clone> Drop for Place<K, T> {
     fn drop(&mut self) {
         self.flying.remove_if(&self.key, |_, flight| flight.number == self.number);
     }

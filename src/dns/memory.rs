@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RecordType;
 use tokio::time::Instant;
 
 use super::bounded::Bounded;
-use super::cache::{Kind, weight};
+use super::plugin::Reply;
 use super::question::{Key, Question};
 
 /// How long an answer is remembered.
@@ -18,6 +17,8 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const CAPACITY: usize = 65_536;
 /// How many bytes they may take, as far as they can be counted.
 const BYTES: usize = 64 << 20;
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// How long an answer that leads back to us isn't taken in again.
 const YOUNG: Duration = Duration::from_secs(5);
@@ -31,7 +32,7 @@ pub struct Memory(Bounded<Remembered>);
 
 #[derive(Clone, Debug)]
 struct Remembered {
-    message: Arc<Message>,
+    reply: Arc<Reply>,
     since: Instant,
     /// Whether the last look-up has failed: then nobody waits for the next one.
     failing: Arc<AtomicBool>,
@@ -40,8 +41,8 @@ struct Remembered {
 /// What is remembered of a target.
 #[derive(Clone, Debug)]
 pub struct Last {
-    /// The answer, as it came from the upstream.
-    pub message: Arc<Message>,
+    /// The answer, as it came.
+    pub reply: Arc<Reply>,
     /// Whether the last look-up has failed.
     pub failing: bool,
 }
@@ -53,27 +54,33 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Takes in an answer about a target that is so old, if it is a good one.
-    pub fn remember(&self, key: &Key, message: &Arc<Message>, age: Duration) {
-        let known = self.0.get(key);
-        if !known.is_some_and(|known| Arc::ptr_eq(&known.message, message)) && is_worth_it(key, message) {
-            self.put(key, message, age);
+    /// Takes in an answer about a target: one that has what was asked for, or says that there is none.
+    pub fn remember(&self, key: &Key, reply: &Arc<Reply>, has_it: bool) {
+        // There are many types that a target doesn't have: whoever asks for all of them must not drive out what
+        // others need.
+        let is_worth_it = if has_it { key.is_of_use() } else { key.is_common() };
+        // What is given from a cache again and again is the same until it is asked for again.
+        let is_known =
+            |known: &Remembered| !reply.age.is_zero() && known.since.elapsed() <= reply.age + SECOND;
+        if is_worth_it && !self.0.get(key).is_some_and(|known| is_known(&known)) {
+            self.put(key, reply);
         }
     }
 
     /// Takes in an answer about a target that leads back to a name of ours: by itself it may look like none.
-    pub fn keep(&self, key: &Key, message: &Arc<Message>) {
+    pub fn keep(&self, key: &Key, reply: &Arc<Reply>) {
         let is_young = |known: &Remembered| known.since.elapsed() < YOUNG;
         if key.is_of_use() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
-            self.put(key, message, Duration::ZERO);
+            self.put(key, reply);
         }
     }
 
-    fn put(&self, key: &Key, message: &Arc<Message>, age: Duration) {
+    fn put(&self, key: &Key, reply: &Arc<Reply>) {
         let now = Instant::now();
-        let since = now.checked_sub(age).unwrap_or(now);
-        let remembered = Remembered { message: Arc::clone(message), since, failing: Arc::default() };
-        self.0.put(key.clone(), remembered, weight(message));
+        let since = now.checked_sub(reply.age).unwrap_or(now);
+        let weight = reply.weight();
+        let remembered = Remembered { reply: Arc::clone(reply), since, failing: Arc::default() };
+        self.0.put(key.clone(), remembered, weight);
     }
 
     /// Takes in that a look-up of a target has failed, or that it has not.
@@ -103,39 +110,29 @@ impl Memory {
         });
         let (remembered, has_dnssec) = found.max_by_key(|(remembered, _)| remembered.since)?;
         let failing = remembered.failing.load(Ordering::Relaxed);
-        let message = if has_dnssec && !question.dnssec_ok {
-            Arc::new(without_dnssec(&remembered.message))
+        let reply = if has_dnssec && !question.dnssec_ok {
+            Arc::new(without_dnssec(&remembered.reply))
         } else {
-            remembered.message
+            remembered.reply
         };
-        Some(Last { message, failing })
-    }
-}
-
-fn is_worth_it(key: &Key, message: &Message) -> bool {
-    match Kind::of(message) {
-        Kind::Success => key.is_of_use() && !message.metadata.truncation && !message.answers.is_empty(),
-        // There are many types that a target doesn't have: whoever asks for all of them must not drive out
-        // what others need.
-        Kind::Denial => key.is_common() && message.metadata.response_code == ResponseCode::NoError,
-        Kind::Failure | Kind::Silence | Kind::Other => false,
+        Some(Last { reply, failing })
     }
 }
 
 /// RFC 4035 section 3.2.1: who hasn't asked for the records of DNSSEC doesn't get them.
-fn without_dnssec(message: &Message) -> Message {
-    let mut message = message.clone();
-    for section in [&mut message.answers, &mut message.authorities, &mut message.additionals] {
+fn without_dnssec(reply: &Reply) -> Reply {
+    let mut reply = reply.clone();
+    for section in reply.sections_mut() {
         section.retain(|record| {
             !matches!(record.record_type(), RecordType::RRSIG | RecordType::NSEC | RecordType::NSEC3)
         });
     }
-    message
+    reply
 }
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::{OpCode, Query};
+    use hickory_proto::op::{MessageType, Metadata, OpCode};
     use hickory_proto::rr::rdata::A;
     use hickory_proto::rr::{Name, RData, Record};
     use tokio::time::advance;
@@ -147,16 +144,20 @@ mod tests {
         Question { dnssec_ok, checking_disabled, ..plain }
     }
 
-    fn address(last: u8) -> Arc<Message> {
+    fn address(last: u8) -> Arc<Reply> {
+        aged(last, 0)
+    }
+
+    fn aged(last: u8, seconds: u64) -> Arc<Reply> {
         let name = Name::from_ascii("t.example.").unwrap();
-        let mut message = Message::response(1, OpCode::Query);
-        message.add_query(Query::query(name.clone(), RecordType::A));
-        message.add_answer(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
-        Arc::new(message)
+        let mut reply = Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "");
+        reply.age = Duration::from_secs(seconds);
+        reply.answers.push(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
+        Arc::new(reply)
     }
 
     fn recalled(memory: &Memory, question: &Question) -> Option<(Vec<Record>, bool)> {
-        memory.recall(question).map(|last| (last.message.answers.clone(), last.failing))
+        memory.recall(question).map(|last| (last.reply.answers.clone(), last.failing))
     }
 
     #[tokio::test(start_paused = true)]
@@ -164,19 +165,19 @@ mod tests {
         let memory = Memory::default();
         let (plain, with_do, with_cd) =
             (question(false, false), question(true, false), question(false, true));
-        memory.remember(&with_do.key(), &address(1), Duration::ZERO);
+        memory.remember(&with_do.key(), &address(1), true);
         advance(Duration::from_secs(10)).await;
-        memory.remember(&plain.key(), &address(2), Duration::ZERO);
+        memory.remember(&plain.key(), &address(2), true);
         advance(Duration::from_secs(10)).await;
-        memory.remember(&with_cd.key(), &address(66), Duration::ZERO);
+        memory.remember(&with_cd.key(), &address(66), true);
         // RFC 4035 section 3.2.2: what wasn't validated is for who asks for that.
         for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
             assert_eq!(recalled(&memory, question).unwrap().0, address(last).answers, "{question:?}");
         }
         // One that is taken from the cache is as old as it is.
-        memory.remember(&plain.key(), &address(3), Duration::from_secs(15));
+        memory.remember(&plain.key(), &aged(3, 5), true);
         assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).answers);
-        advance(DAY - Duration::from_secs(15)).await;
+        advance(DAY - Duration::from_secs(5)).await;
         assert_eq!(recalled(&memory, &plain), None);
     }
 
@@ -184,7 +185,7 @@ mod tests {
     async fn failing_and_absence_count_whatever_the_wishes_about_dnssec() {
         let memory = Memory::default();
         let (plain, with_do) = (question(false, false), question(true, false));
-        memory.remember(&plain.key(), &address(1), Duration::ZERO);
+        memory.remember(&plain.key(), &address(1), true);
         memory.set_failing(&with_do, true);
         assert!(recalled(&memory, &plain).unwrap().1);
         memory.set_failing(&with_do, false);

@@ -1,6 +1,5 @@
 //! Answers DNS: for the links of the store with authority, for everything else by forwarding.
 
-pub mod acl;
 pub mod ahead;
 mod bounded;
 pub mod cache;
@@ -12,19 +11,19 @@ mod failing;
 mod flights;
 pub mod forward;
 pub mod handler;
-mod loadbalance;
+pub mod lines;
 pub mod memory;
 pub mod origins;
 pub mod plugin;
 pub mod plugins;
+pub mod presentation;
 pub mod probes;
 pub mod question;
 pub mod report;
-pub mod resolver;
-mod respond;
 pub mod server;
 mod shares;
 pub mod tcp;
+mod text;
 pub mod tls;
 pub mod udp;
 pub mod wire;

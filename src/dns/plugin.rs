@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hickory_proto::op::{Edns, Metadata, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{Name, Record};
 use hickory_server::net::xfer::Protocol;
 
+use super::encode::wire_length;
 use super::question::{Question, room};
 use super::server::{Block, Server};
-use super::wire::{Ede, MAX_UDP, MIN_UDP};
+use super::wire::{Ede, MIN_UDP};
 
 /// A plugin of a server block. All requests go through the same one at once.
 #[async_trait]
@@ -64,6 +65,8 @@ pub struct Request {
     pub query: Query,
     /// What the client says by EDNS, if it does.
     pub edns: Option<Edns>,
+    /// How many bytes a UDP answer may have, however many the client takes.
+    pub max_udp: u16,
     /// What it is asked for.
     pub purpose: Purpose,
     /// Look-ups of ours that have led to this one.
@@ -156,7 +159,9 @@ impl Request {
     #[must_use]
     pub fn limit(&self) -> u16 {
         match self.protocol {
-            Protocol::Udp => self.edns.as_ref().map_or(MIN_UDP, Edns::max_payload).clamp(MIN_UDP, MAX_UDP),
+            Protocol::Udp => {
+                self.edns.as_ref().map_or(MIN_UDP, Edns::max_payload).min(self.max_udp).max(MIN_UDP)
+            }
             _ => u16::MAX,
         }
     }
@@ -170,7 +175,8 @@ impl Request {
             checking_disabled: self.metadata.checking_disabled,
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
-            room: room(self.limit()),
+            // What is looked up for one client is for all who wait for it.
+            room: room(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
         }
     }
 }
@@ -192,6 +198,22 @@ impl Reply {
             age: Duration::ZERO,
             is_cacheable: true,
         }
+    }
+
+    /// Returns the answer that came in a message of somebody else.
+    #[must_use]
+    pub fn of(message: Message, plugin: &'static str) -> Self {
+        let Message { metadata, answers, authorities, additionals, .. } = message;
+        Self { answers, authorities, additionals, ..Self::new(metadata, plugin) }
+    }
+
+    /// Returns about how many bytes it takes in memory.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        /// A record beside its data; most data is in there, too.
+        const RECORD: usize = 300;
+        let records = self.answers.len() + self.authorities.len() + self.additionals.len();
+        RECORD * (records + 1) + 2 * wire_length(self, &Query::new())
     }
 
     /// Returns the three sections.
@@ -249,12 +271,6 @@ impl<'a> Next<'a> {
     #[must_use]
     pub fn detached(self) -> Detached {
         Detached { block: Arc::clone(self.block), at: self.at }
-    }
-
-    /// Returns whether the plugins from here on resolve names of all the world for a client.
-    pub(super) fn recurses(self, request: &Request) -> bool {
-        let behind = self.block.plugins.get(self.at..).unwrap_or_default();
-        behind.iter().find_map(|plugin| plugin.recurses(request)).unwrap_or(false)
     }
 }
 

@@ -14,11 +14,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
+use super::ahead::Servers;
+use super::server::Server;
 use super::{REST, is_fatal, is_shortage, max_files};
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -45,13 +48,28 @@ pub fn health() -> Router {
     Router::new().route("/health", get(|| async { "OK" }))
 }
 
-/// Returns `/ready`: 200 once the links are known, 503 and who isn't ready before.
-pub fn ready(store: Arc<Store>) -> Router {
+/// Returns `/ready`: 200 once all plugins are ready, 503 and the names of those that aren't before.
+pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     let answer = move || {
-        let ready = store.is_synced();
-        async move { if ready { (StatusCode::OK, "OK") } else { (StatusCode::SERVICE_UNAVAILABLE, "lb_linker") } }
+        let waiting = not_ready(&servers.borrow());
+        async move {
+            if waiting.is_empty() {
+                (StatusCode::OK, "OK".to_owned())
+            } else {
+                (StatusCode::SERVICE_UNAVAILABLE, waiting)
+            }
+        }
     };
     Router::new().route("/ready", get(answer))
+}
+
+fn not_ready(servers: &[Arc<Server>]) -> String {
+    let blocks = servers.iter().flat_map(|server| server.blocks());
+    let plugins = blocks.flat_map(|(_, block)| &block.plugins);
+    let mut names: Vec<_> = plugins.filter(|plugin| !plugin.is_ready()).map(|plugin| plugin.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(",")
 }
 
 /// Returns `/metrics`.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use hickory_proto::rr::RecordType;
 use hickory_server::net::xfer::Protocol;
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
@@ -20,12 +20,13 @@ const SIZES: [f64; 14] =
 /// The counters of questions and answers.
 #[derive(Debug)]
 pub struct Report {
-    pub(super) requests: IntCounterVec,
+    requests: IntCounterVec,
     requests_with_do: IntCounterVec,
     request_size: HistogramVec,
-    pub(super) responses: IntCounterVec,
+    responses: IntCounterVec,
     response_size: HistogramVec,
-    pub(super) duration: HistogramVec,
+    duration: HistogramVec,
+    plugin_enabled: IntGaugeVec,
     /// Questions whose answering panicked.
     pub panics: IntCounter,
 }
@@ -44,7 +45,25 @@ impl Family for Report {
         };
         let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?;
         registry.register(Box::new(panics.clone()))?;
+        let build = IntGaugeVec::new(
+            Opts::new(
+                "coredns_build_info",
+                "A metric with a constant '1' value labeled by version, revision, and goversion from which CoreDNS was built.",
+            ),
+            &["version", "revision", "goversion"],
+        )?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
+        registry.register(Box::new(build))?;
+        let plugin_enabled = IntGaugeVec::new(
+            Opts::new(
+                "coredns_plugin_enabled",
+                "A metric that indicates whether a plugin is enabled on per server and zone basis.",
+            ),
+            &["server", "zone", "view", "name"],
+        )?;
+        registry.register(Box::new(plugin_enabled.clone()))?;
         Ok(Self {
+            plugin_enabled,
             requests: counter(
                 "coredns_dns_requests_total",
                 "Counter of DNS requests made per zone, protocol and family.",
@@ -84,6 +103,14 @@ impl Family for Report {
 }
 
 impl Report {
+    /// Sets which plugins are at work: `server`, `zone`, `name`.
+    pub fn set_enabled(&self, plugins: Vec<(String, String, &'static str)>) {
+        self.plugin_enabled.reset();
+        for (server, zone, name) in plugins {
+            self.plugin_enabled.with_label_values(&[&server, &zone, "", name]).set(1);
+        }
+    }
+
     /// Counts a question that began to be answered then. `zone` is that of the block, or `dropped`.
     pub fn count(&self, request: &Request, reply: &Reply, zone: &str, since: Instant) {
         let server = &*request.server.label;
@@ -108,7 +135,7 @@ impl Report {
 }
 
 /// The types that CoreDNS tells apart: the label must not grow with what clients make up.
-pub(super) fn type_label(qtype: RecordType) -> &'static str {
+fn type_label(qtype: RecordType) -> &'static str {
     const TYPES: [RecordType; 19] = [
         RecordType::A,
         RecordType::AAAA,

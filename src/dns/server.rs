@@ -12,6 +12,7 @@ use super::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
 use super::plugins::lb_linker::LbLinker;
 use super::question::wire_name;
 use super::report::Report;
+use super::wire::MAX_UDP;
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
 pub(super) const MAX_LOOKUPS: usize = 8;
@@ -25,6 +26,8 @@ pub struct Server {
     blocks: HashMap<Box<[u8]>, (Name, Arc<Block>)>,
     /// Whether classes other than IN are let through: somebody can answer them.
     other_classes: bool,
+    /// Whether a panic ends the process.
+    debug: bool,
     /// What every question is counted in that no block is for.
     report: Arc<Report>,
 }
@@ -53,9 +56,10 @@ impl Server {
             .iter()
             .flat_map(|(_, block)| &block.plugins)
             .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
+        let debug = blocks.iter().any(|(_, block)| block.debug);
         let blocks =
             blocks.iter().map(|(zone, block)| (wire_name(zone), (zone.clone(), Arc::clone(block)))).collect();
-        Self { label, blocks, other_classes, report }
+        Self { label, blocks, other_classes, debug, report }
     }
 
     /// Returns the blocks, each for every zone of it.
@@ -66,17 +70,21 @@ impl Server {
     /// Answers a request, whose server this is; nothing where silence is right.
     pub async fn serve(request: &mut Request) -> Option<Reply> {
         let server = Arc::clone(&request.server);
-        if request.query.query_class() != DNSClass::IN && !server.other_classes {
-            return Some(server.refuse(request));
-        }
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
             // RFC 6891 section 6.1.3.
             let mut reply = request.reply("");
             reply.metadata.response_code = ResponseCode::BADVERS;
             return Some(reply);
         }
+        // Nobody can have a zone from us, or a record that belongs to a message.
+        if let Some(rcode) = never_answered(request.query.query_type()) {
+            return Some(server.refuse(request, rcode));
+        }
+        if request.query.query_class() != DNSClass::IN && !server.other_classes {
+            return Some(server.refuse(request, ResponseCode::Refused));
+        }
         let Some((zone, block)) = server.find(request.query.name(), request.query.query_type()) else {
-            return Some(server.refuse(request));
+            return Some(server.refuse(request, ResponseCode::Refused));
         };
         request.zone.clone_from(zone);
         let outcome = Next::first(block).serve(request).await;
@@ -96,6 +104,12 @@ impl Server {
         Box::pin(Self::serve(&mut inner)).await
     }
 
+    /// Returns whether one of the blocks has `debug`.
+    #[must_use]
+    pub fn is_debugged(&self) -> bool {
+        self.debug
+    }
+
     /// Returns a request of nobody, for what is looked up before somebody asks.
     #[must_use]
     pub fn own_request(self: &Arc<Self>, query: Query) -> Request {
@@ -112,15 +126,32 @@ impl Server {
             metadata,
             query,
             edns: Some(Edns::new()),
+            max_udp: MAX_UDP,
             purpose: Purpose::Client,
             depth: 0,
         }
     }
 
-    /// Returns whether a client's questions about names of all the world are answered here.
+    /// Returns whether a client's questions about a name are answered here by asking others (about the root's: about
+    /// all the world's), or that they aren't; `None` if that depends.
     #[must_use]
-    pub fn recurses(&self, request: &Request) -> bool {
-        self.find(&Name::root(), RecordType::A).is_some_and(|(_, block)| Next::first(block).recurses(request))
+    pub fn recurses(&self, name: &Name, request: &Request) -> Option<bool> {
+        match self.find(name, RecordType::A) {
+            Some((_, block)) => block.plugins.iter().find_map(|plugin| plugin.recurses(request)),
+            None => Some(false),
+        }
+    }
+
+    /// Returns what answers for links, each once.
+    #[must_use]
+    pub fn links(&self) -> Vec<Arc<LbLinker>> {
+        let mut all: Vec<Arc<LbLinker>> = Vec::new();
+        for links in self.blocks().filter_map(|(_, block)| block.links.as_ref()) {
+            if !all.iter().any(|known| Arc::ptr_eq(known, links)) {
+                all.push(Arc::clone(links));
+            }
+        }
+        all
     }
 
     /// Returns whether a name lies in a zone of links.
@@ -156,9 +187,9 @@ impl Server {
         }
     }
 
-    fn refuse(&self, request: &Request) -> Reply {
+    fn refuse(&self, request: &Request, rcode: ResponseCode) -> Reply {
         let mut reply = request.reply("");
-        reply.metadata.response_code = ResponseCode::Refused;
+        reply.metadata.response_code = rcode;
         self.report.count(request, &reply, "dropped", Instant::now());
         reply
     }
@@ -174,5 +205,19 @@ fn answer(request: &Request, outcome: Outcome) -> Option<Reply> {
             metadata.response_code = rcode;
             Some(Reply { ede, ..Reply::new(metadata, "") })
         }
+    }
+}
+
+/// Returns how a type is refused that nobody can ask for: a transfer; that of a record that belongs to a message (RFC
+/// 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2); or an obsolete one (MAILB, MAILA).
+fn never_answered(qtype: RecordType) -> Option<ResponseCode> {
+    const TKEY: u16 = 249;
+    const MAIL: [u16; 2] = [253, 254];
+    let number = u16::from(qtype);
+    match qtype {
+        RecordType::AXFR | RecordType::IXFR => Some(ResponseCode::Refused),
+        RecordType::OPT | RecordType::TSIG => Some(ResponseCode::NotImp),
+        _ if number == TKEY || MAIL.contains(&number) => Some(ResponseCode::NotImp),
+        _ => None,
     }
 }

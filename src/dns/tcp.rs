@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use futures::future::Abortable;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::handler::Handler;
+use super::plugins::setup::Timeouts;
 use super::{REST, bind_with, is_fatal, is_shortage};
 use connection::Connection;
 use places::Places;
@@ -28,10 +30,55 @@ const BACKLOG: i32 = 1024;
 /// The kernel's buffers of a connection, in bytes; it takes twice as much, and by itself would take
 /// megabytes for whoever sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
-/// How long the kernel keeps what a client doesn't take, in milliseconds. Longer than we do.
-const KERNEL_PATIENCE: u32 = 10_000;
 /// How often it is said that no connection can be accepted.
 const QUIET: Duration = Duration::from_secs(60);
+
+/// How long the clients of a listener may take, and how much they may ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For the rest of a question that has begun, and for a TLS handshake.
+    pub read: Duration,
+    /// To take answers.
+    pub write: Duration,
+    /// Between questions (RFC 7766 section 6.2.3).
+    pub idle: Duration,
+    /// Questions of one connection.
+    pub queries: u64,
+}
+
+/// On which terms connections are served.
+#[derive(Clone, Default)]
+pub struct Terms {
+    /// By TLS, and how; else by plain TCP.
+    pub tls: Option<TlsAcceptor>,
+    /// What a client may do.
+    pub limits: Limits,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let patience = Duration::from_secs(5);
+        Self { read: patience, write: patience, idle: Duration::from_secs(30), queries: u64::MAX }
+    }
+}
+
+impl Limits {
+    /// Returns these, but for what a block says.
+    #[must_use]
+    pub fn with(self, timeouts: Timeouts) -> Self {
+        Self {
+            read: timeouts.read.unwrap_or(self.read),
+            write: timeouts.write.unwrap_or(self.write),
+            idle: timeouts.idle.unwrap_or(self.idle),
+            queries: timeouts.queries.unwrap_or(self.queries),
+        }
+    }
+
+    /// How long the kernel keeps what a client doesn't take, in milliseconds: longer than we do.
+    fn of_kernel(&self) -> u32 {
+        u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
+    }
+}
 
 /// Opens a socket for DNS over TCP or TLS.
 ///
@@ -50,21 +97,20 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
         let _ = socket.set_tcp_nodelay(true);
         let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
         let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
-        let _ = setsockopt(&socket, sockopt::TcpUserTimeout, &KERNEL_PATIENCE);
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
     })
 }
 
-/// Serves a listener until `stop`, by TLS if there is an acceptor; then lets the answers under way
-/// go out. All listeners of a process share `places`.
+/// Serves a listener until `stop`; then lets the answers under way go out. New connections are on the terms of that
+/// moment. All listeners of a process share `places`.
 ///
 /// # Errors
 /// If the listener is broken.
 pub async fn serve(
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    terms: Arc<ArcSwap<Terms>>,
     places: Arc<Places>,
     handler: Arc<Handler>,
     stop: CancellationToken,
@@ -81,7 +127,11 @@ pub async fn serve(
             Ok((stream, client)) => {
                 let Some((place, registration)) = places.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
-                let serving = serve_one(stream, tls.clone(), Connection { client, handler, place, stop });
+                let Terms { tls, limits } = Terms::clone(&terms.load());
+                let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.of_kernel());
+                let local = stream.local_addr().ok().map(|local| local.ip());
+                let connection = Connection { client, local, limits, handler, place, stop };
+                let serving = serve_one(stream, tls, connection);
                 connections.spawn(Abortable::new(serving, registration));
             }
             Err(error) if is_fatal(&error) => return Err(error),

@@ -141,7 +141,8 @@ impl Server {
 }
 
 async fn answer(handler: Arc<Handler>, message: Vec<u8>, reply: Reply) {
-    if let Some(bytes) = handler.answer(message, reply.peer.address, Protocol::Udp).await {
+    let Peer { address, asked, .. } = reply.peer;
+    if let Some(bytes) = handler.answer(message, address, asked, Protocol::Udp).await {
         reply.send(&bytes);
     }
 }
@@ -253,10 +254,8 @@ mod tests {
     use tokio_util::task::AbortOnDropHandle;
 
     use super::*;
-    use crate::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
-    use crate::dns::resolver::Resolver;
-    use crate::dns::zone::Zone;
-    use crate::metrics::Metrics;
+    use crate::dns::configuration::first_handler;
+    use crate::dns::plugins::setup::Site;
     use crate::store::{Departed, Store};
 
     const KNOWN: &str = "web.lb.internal.";
@@ -265,17 +264,10 @@ mod tests {
     /// What answers, with an upstream that doesn't.
     async fn handler() -> (Arc<Handler>, UdpSocket) {
         let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let upstream = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
-        let forward = Arc::new(Forward::new(vec![upstream], ForwardOptions::default()));
-        let handler = Handler {
-            zones: [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into(),
-            store: Arc::new(Store::new(Departed::Kept)),
-            targets: Arc::default(),
-            resolver: Some(Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()))),
-            metrics: Arc::new(Metrics::new().unwrap()),
-            server: "dns://:53".to_owned(),
-        };
-        (Arc::new(handler), silent)
+        let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+        let upstream = silent.local_addr().unwrap();
+        let text = format!("lb.internal {{\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
+        (first_handler(&text, &site).unwrap(), silent)
     }
 
     async fn client(last: u8, server: SocketAddr) -> UdpSocket {
@@ -297,7 +289,7 @@ mod tests {
     }
 
     fn busy(handler: &Handler) -> f64 {
-        let page = handler.metrics.render(&handler.store).unwrap();
+        let page = handler.metrics.render(&Arc::new(Store::new(Departed::Kept))).unwrap();
         let value =
             |line: &str| line.strip_prefix("lb_linker_dns_udp_dropped_total{reason=\"busy\"} ")?.parse().ok();
         page.lines().find_map(value).unwrap()

@@ -4,6 +4,8 @@
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
+use super::text::rcode_text;
+
 /// RFC 1035 section 4.1.1.
 pub(super) const HEADER: usize = 12;
 /// RFC 1035 section 4.2.1: what every client takes by UDP.
@@ -220,18 +222,9 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
     }
 }
 
-/// The names of miekg/dns, which CoreDNS's metrics show.
+/// What CoreDNS's metrics show.
 pub(super) fn rcode_label(rcode: ResponseCode) -> String {
-    match rcode {
-        ResponseCode::NoError => "NOERROR".to_owned(),
-        ResponseCode::FormErr => "FORMERR".to_owned(),
-        ResponseCode::ServFail => "SERVFAIL".to_owned(),
-        ResponseCode::NXDomain => "NXDOMAIN".to_owned(),
-        ResponseCode::NotImp => "NOTIMP".to_owned(),
-        ResponseCode::Refused => "REFUSED".to_owned(),
-        ResponseCode::BADVERS => "BADVERS".to_owned(),
-        other => u16::from(other).to_string(),
-    }
+    rcode_text(rcode).map_or_else(|| format!("RCODE{}", u16::from(rcode)), str::to_owned)
 }
 
 #[cfg(test)]

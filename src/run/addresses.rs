@@ -1,6 +1,6 @@
 //! The addresses that this server is reached at: those of `ns.dns.<zone>`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -10,9 +10,12 @@ use tracing::warn;
 /// The variables that hold the Pod's addresses, separated by commas (`status.podIPs`), or one of them.
 const POD_IPS: [&str; 2] = ["POD_IPS", "POD_IP"];
 
-/// Returns the addresses of a server that listens on these sockets, in order.
-pub(super) fn of_this_server(bound: impl Iterator<Item = SocketAddr>) -> Vec<IpAddr> {
-    let bound: Vec<IpAddr> = bound.map(|address| address.ip().to_canonical()).collect();
+/// Returns the addresses of a server that listens on these, in order; on none means on all.
+pub(crate) fn of_this_server(bound: &[IpAddr]) -> Vec<IpAddr> {
+    let mut bound: Vec<IpAddr> = bound.iter().map(IpAddr::to_canonical).collect();
+    if bound.is_empty() {
+        bound.push(Ipv6Addr::UNSPECIFIED.into());
+    }
     let pod_ips = POD_IPS.iter().filter_map(|name| std::env::var(name).ok()).find(|text| !text.is_empty());
     choose(&bound, &pod_ips.map_or_else(Vec::new, |text| parse(&text)), of_interfaces)
 }

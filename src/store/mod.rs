@@ -14,7 +14,7 @@ mod placing;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use dashmap::{DashMap, DashSet};
@@ -98,7 +98,14 @@ pub struct Store {
     versioned: AtomicBool,
     departed: Departed,
     /// The origins of the zones, in wire form.
-    zones: Box<[Box<[u8]>]>,
+    zones: RwLock<Zones>,
+}
+
+/// The origins of zones, in wire form.
+type Zones = Arc<[Box<[u8]>]>;
+
+fn origins<'a>(zones: impl IntoIterator<Item = &'a Name>) -> Zones {
+    zones.into_iter().filter_map(|zone| Some(names::wire(zone.iter())?.into())).collect()
 }
 
 // === impl Store: for writers ===
@@ -119,7 +126,7 @@ impl Store {
             serial: AtomicU64::new(0),
             versioned: AtomicBool::new(false),
             departed,
-            zones: Box::default(),
+            zones: RwLock::default(),
         }
     }
 
@@ -127,8 +134,20 @@ impl Store {
     /// another link's own.
     #[must_use]
     pub fn with_zones<'a>(self, zones: impl IntoIterator<Item = &'a Name>) -> Self {
-        let zones = zones.into_iter().filter_map(|zone| Some(names::wire(zone.iter())?.into())).collect();
-        Self { zones, ..self }
+        Self { zones: RwLock::new(origins(zones)), ..self }
+    }
+
+    /// Takes over that the zones have changed: a name that a link asks for may be another one's own now.
+    pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
+        let mut allotment = self.write();
+        *self.zones.write().unwrap_or_else(PoisonError::into_inner) = origins(zones);
+        for link in self.links() {
+            self.see_hostnames(&mut allotment, &link.key);
+        }
+    }
+
+    fn zones(&self) -> Zones {
+        Arc::clone(&self.zones.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the store of a source whose objects have resourceVersions: the serial is never counted from

@@ -103,7 +103,7 @@ impl Store {
         if !self.index.own.set(name.clone(), link) {
             return;
         }
-        for zone in &self.zones {
+        for zone in &*self.zones() {
             for key in allotment.extras.askers(&[&*name, &**zone].concat().into()) {
                 self.see_hostnames(allotment, &key);
             }
@@ -111,7 +111,7 @@ impl Store {
     }
 
     /// Stores a link again if the names that it has aren't those that it had.
-    fn see_hostnames(&self, allotment: &mut Allotment, key: &ServiceKey) {
+    pub(super) fn see_hostnames(&self, allotment: &mut Allotment, key: &ServiceKey) {
         let Some(link) = self.get(key) else { return };
         if link.hostnames != self.hostnames_of(allotment, key) {
             let again = Link::clone(&link);
@@ -121,10 +121,11 @@ impl Store {
 
     /// Returns the names that a link asks for and has: none that is another link's own.
     fn hostnames_of(&self, allotment: &Allotment, key: &ServiceKey) -> Box<[Box<str>]> {
+        let zones = self.zones();
         let free = |name: &str| {
             let Some(name) = extras::wire(name) else { return false };
-            let own = self.zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
-            !own.into_iter().any(|name| matches!(self.index.own.find(name), Found::Link(_)))
+            let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
+            !own.any(|name| matches!(self.index.own.find(name), Found::Link(_)))
         };
         allotment.extras.names_of(key).into_iter().filter(|name| free(name)).collect()
     }

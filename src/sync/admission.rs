@@ -23,6 +23,8 @@ const MAX_NAME: usize = 253;
 pub struct Admission {
     /// Which targets are followed.
     pub targets: TargetPolicy,
+    /// The labels below the zones that are the zones' own; none means [`names::APEX`].
+    pub apexes: Vec<String>,
     /// Annotations with DNS names, beside our own.
     pub hostname_annotations: Vec<String>,
     /// The namespaces whose Services may ask for any name in the zones; `*` for all.
@@ -94,6 +96,14 @@ impl Admission {
         (granted, unusable)
     }
 
+    /// Returns whether the domain `label` directly below a zone, with everything under it, is reserved. A name
+    /// that one zone can't have, none has: Services ask for names, and zones come and go.
+    fn is_reserved(&self, label: &str) -> bool {
+        let default = [names::APEX.to_owned()];
+        let apexes = if self.apexes.is_empty() { &default[..] } else { &self.apexes };
+        apexes.iter().any(|apex| names::is_reserved(label.as_bytes(), apex.as_bytes()))
+    }
+
     /// Returns whether a Service has a name anyway, or would if nobody else had it.
     fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
         let below = |zone| name.strip_suffix(&*host_text(zone))?.strip_suffix('.');
@@ -132,7 +142,7 @@ impl Admission {
         if let Some(label) = labels.iter().find(|label| label.starts_with('_')) {
             return Err(format!("names with a label like {label} are reserved"));
         }
-        if let Some(top) = labels.last().filter(|top| names::is_reserved(top)) {
+        if let Some(top) = labels.last().filter(|top| self.is_reserved(top)) {
             return Err(format!("{top}.{zone}, with all names below it, is reserved"));
         }
         let own = labels.len() >= 2 && labels.last() == Some(&namespace);

@@ -12,16 +12,14 @@ use futures::future::join_all;
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record};
-use lb_linker::dns::ahead;
-use lb_linker::dns::cache::{Cache, CacheOptions};
-use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
+use lb_linker::dns::ahead::{self, Servers};
+use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::handler::Handler;
-use lb_linker::dns::resolver::Resolver;
+use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::udp;
-use lb_linker::dns::zone::Zone;
-use lb_linker::metrics::Metrics;
 use lb_linker::store::{Departed, Family, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes};
 use tokio::net::UdpSocket;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -217,42 +215,43 @@ fn observed(link: u32, generation: u32) -> Observed {
     }
 }
 
-/// A store with so many links in their first generation, and the zone that they are in.
-fn stored(links: u32) -> (Arc<Store>, Arc<[Zone]>) {
+/// A store with so many links in their first generation.
+fn stored(links: u32) -> Arc<Store> {
     let store = Store::new(Departed::Kept);
     let all = (0..links).map(|link| observed(link, 0)).collect();
     store.replace(None, all, vec![], &HashSet::default());
     store.set_synced();
-    let zone = Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap();
-    (Arc::new(store), [zone].into())
+    Arc::new(store)
 }
 
-fn resolver(upstream: &FaultyUpstream, cache: Option<Cache>) -> Arc<Resolver> {
-    let endpoint = Endpoint { address: upstream.address, transport: Transport::Udp };
-    let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
-    Arc::new(Resolver::new(forward, cache, &Metrics::new().unwrap()))
+/// What answers for the links of a store, with these lines about all other names.
+fn handler(store: &Arc<Store>, lines: &str) -> Arc<Handler> {
+    let text = format!("lb.internal {{\nprometheus\nlb_linker\n}}\n. {{\nprometheus\n{lines}\n}}\n");
+    first_handler(&text, &Site::silent(Arc::clone(store)).unwrap()).unwrap()
+}
+
+/// Follows the changes of the store for a handler.
+fn follow(
+    store: &Arc<Store>,
+    handler: &Handler,
+    stop: &CancellationToken,
+) -> impl Future<Output = ()> + use<> {
+    let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
+    ahead::run(Arc::clone(store), servers, stop.clone())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_moment_it_is_made() {
     let cloud = cloud().await;
-    let (store, zones) = stored(LINKS);
-    let resolver = resolver(&cloud, Some(Cache::new(CacheOptions::capped(30))));
-    let handler = Arc::new(Handler {
-        zones: Arc::clone(&zones),
-        store: Arc::clone(&store),
-        targets: Arc::default(),
-        resolver: Some(Arc::clone(&resolver)),
-        metrics: Arc::new(Metrics::new().unwrap()),
-        server: "dns://:53".to_owned(),
-    });
+    let store = stored(LINKS);
+    let handler = handler(&store, &format!("cache 30\nforward . {}", cloud.address));
     let socket = udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let server = socket.local_addr().unwrap();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let until = stop.clone();
+    tasks.spawn(follow(&store, &handler, &stop));
     tasks.spawn(async move { udp::serve(socket, handler, until).await.unwrap() });
-    tasks.spawn(ahead::run(Arc::clone(&store), zones, resolver, stop.clone()));
 
     let generations = Generations::new();
     let change = async |link: u32, generation| {
@@ -268,13 +267,13 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
 #[tokio::test]
 async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
-    let (store, zones) = stored(200);
+    let store = stored(200);
     // Clients have asked for all of them.
     store.links().iter().for_each(|link| link.asked.note(Family::V4));
-    let resolver = resolver(&silent, None);
+    let handler = handler(&store, &format!("forward . {}", silent.address));
     let stop = CancellationToken::new();
     let mut following = JoinSet::new();
-    following.spawn(ahead::run(Arc::clone(&store), zones, resolver, stop.clone()));
+    following.spawn(follow(&store, &handler, &stop));
     let asked = |link| silent.asked(&format!("{}. A", host(link, 1))).len();
     // Until it follows the changes, none is made.
     eventually("a first look-up", || async {

@@ -4,14 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use hickory_proto::op::Message;
-use hickory_proto::rr::Name;
-use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
-use lb_linker::dns::handler::Handler;
-use lb_linker::dns::resolver::Resolver;
-use lb_linker::dns::tcp::{self, places::Places};
-use lb_linker::dns::tls::{TlsError, config};
-use lb_linker::dns::zone::Zone;
+use lb_linker::dns::configuration::first_handler;
+use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::tcp::{self, Limits, Terms, places::Places};
+use lb_linker::dns::tls::{ClientAuth, Pem, config};
 use lb_linker::metrics::Metrics;
 use lb_linker::store::{Departed, Store};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -70,28 +68,25 @@ struct Server {
 
 impl Server {
     fn start(certificates: &Certificates, client_ca: bool, upstream: Option<SocketAddr>) -> Self {
-        let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.file(name));
-        let config = config(&certificate, &key, client_ca.then_some(&*ca)).unwrap();
-        let metrics = Arc::new(Metrics::new().unwrap());
+        let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.file(name));
+        let read = files.each_ref().map(|file| std::fs::read(file).unwrap());
+        let [certificate, key, ca] = [0, 1, 2].map(|at| Pem { file: &files[at], bytes: &read[at] });
+        let clients = if client_ca { ClientAuth::RequireAndVerify } else { ClientAuth::None };
+        let config = config(certificate, key, clients, Some(ca)).unwrap();
         let store = Arc::new(Store::new(Departed::Kept));
-        let handler = Handler {
-            zones: [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into(),
-            store: Arc::clone(&store),
-            targets: Arc::default(),
-            resolver: upstream.map(|address| {
-                let endpoint = Endpoint { address, transport: Transport::Udp };
-                let forward = Forward::new(vec![endpoint], ForwardOptions::default());
-                Arc::new(Resolver::new(Arc::new(forward), None, &Metrics::new().unwrap()))
-            }),
-            metrics: Arc::clone(&metrics),
-            server: "tls://:853".to_owned(),
-        };
+        let site = Site::silent(Arc::clone(&store)).unwrap();
+        let metrics = Arc::clone(&site.metrics);
+        let forward = upstream.map(|address| format!(". {{\nforward . {address}\n}}\n")).unwrap_or_default();
+        let handler =
+            first_handler(&format!("lb.internal {{\nprometheus\nlb_linker\n}}\n{forward}"), &site).unwrap();
         let places = Arc::new(Places::new(Arc::clone(&metrics)));
         let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();
-        serving.spawn(tcp::serve(listener, Some(config.into()), places, Arc::new(handler), stop.clone()));
+        let terms = Terms { tls: Some(config.into()), limits: Limits::default() };
+        let terms = Arc::new(ArcSwap::from_pointee(terms));
+        serving.spawn(tcp::serve(listener, terms, places, handler, stop.clone()));
         Self { address, stop, serving, metrics, store }
     }
 
@@ -165,9 +160,7 @@ async fn questions_by_tls_1_2_and_1_3_are_answered_and_counted() {
     }
     let page = server.metrics.render(&server.store).unwrap();
     let mut counted = page.lines().filter(|line| line.starts_with("coredns_dns_responses_total"));
-    assert!(
-        counted.next().is_some_and(|line| line.contains("server=\"tls://:853\"") && line.ends_with(" 4"))
-    );
+    assert!(counted.next().is_some_and(|line| line.contains("server=\"dns://:53\"") && line.ends_with(" 4")));
     server.stop().await;
 }
 
@@ -213,18 +206,4 @@ async fn with_a_ca_for_clients_only_those_with_a_certificate_are_served() {
     let _ = stream.write_all(&framed(&query(OURS))).await;
     assert_eq!(read(&mut stream).await, None);
     server.stop().await;
-}
-
-#[test]
-fn files_that_cant_be_used_are_named() {
-    let certificates = Certificates::make();
-    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| certificates.file(name));
-    let missing = certificates.file("missing");
-    assert!(matches!(config(&missing, &key, None), Err(TlsError::Pem { file, .. }) if file == missing));
-    assert!(matches!(config(&key, &key, None), Err(TlsError::Pem { file, .. }) if file == key));
-    assert!(matches!(config(&certificate, &ca, None), Err(TlsError::Pem { file, .. }) if file == ca));
-    assert!(matches!(config(&ca, &key, None), Err(TlsError::Pair { certificate, .. }) if certificate == ca));
-    assert!(matches!(config(&certificate, &key, Some(&key)), Err(TlsError::Pem { file, .. }) if file == key));
-    let text = config(&missing, &key, None).unwrap_err().to_string();
-    assert!(text.contains(missing.to_str().unwrap()) && text.contains("certificate"), "{text}");
 }

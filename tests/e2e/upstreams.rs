@@ -10,11 +10,11 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::rdata::{A, CNAME, NS};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use lb_linker::dns::cache::{Bounds, Cache, CacheOptions, Prefetch, ServeStale};
-use lb_linker::dns::forward::{Endpoint, Forward, ForwardOptions, Policy, Transport};
-use lb_linker::dns::question::Question;
-use lb_linker::dns::resolver::Resolver;
-use lb_linker::metrics::Metrics;
+use hickory_server::net::xfer::Protocol;
+use lb_linker::dns::configuration::first_handler;
+use lb_linker::dns::handler::Handler;
+use lb_linker::dns::plugins::setup::Site;
+use lb_linker::store::{Departed, Store};
 
 use crate::answers::{fixture, manifests, serving, with_upstream};
 use crate::harness::dns::{
@@ -424,7 +424,7 @@ async fn an_upstream_that_is_down_is_left_out_until_it_answers_again() {
     let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
     mood.set(SILENT);
     let ask = |i: usize| async move { short(fixture.linker.dns, &format!("n{i}.example. A")).await };
-    let down = format!("upstream {} fails health checks: no answer within a second", flaky.address);
+    let down = format!("upstream {} fails health checks: read udp", flaky.address);
     let mut asked = 0;
     // Some questions go to it first, and the other one answers them half a second later.
     while fixture.linker.logged(&down) == 0 {
@@ -636,27 +636,26 @@ async fn a_referral_is_no_answer() {
     assert_eq!(ede(&answer), Some(0));
 }
 
-/// A resolver as a Corefile may arrange it.
-fn resolver(upstream: &FaultyUpstream, options: CacheOptions) -> Resolver {
-    let endpoint = Endpoint { address: upstream.address, transport: Transport::Udp };
-    let forward = Forward::new(vec![endpoint], ForwardOptions::default());
-    Resolver::new(Arc::new(forward), Some(Cache::new(options)), &Metrics::new().unwrap())
+/// What answers with these lines for all names.
+fn resolver(lines: &str) -> Arc<Handler> {
+    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    first_handler(&format!(". {{\n{lines}\n}}\n"), &site).unwrap()
 }
 
-fn short_lived() -> CacheOptions {
-    let mut options = CacheOptions::default();
-    options.success = Bounds { min_ttl: 1, max_ttl: 1, ..options.success };
-    options
+async fn ask_handler(handler: &Handler, question: &str) -> Message {
+    let asked = query(question).to_vec().unwrap();
+    let client = "127.0.0.1:5353".parse().unwrap();
+    let answer = handler.answer(asked, client, None, Protocol::Udp).await.unwrap();
+    Message::from_vec(&answer).unwrap()
 }
 
 #[tokio::test]
 async fn a_popular_name_is_asked_for_before_its_answer_expires() {
     let upstream = Mood::default().upstream(60).await;
-    let prefetch = Prefetch { amount: 2, within: Duration::from_secs(60), percentage: 100 };
-    let resolver = resolver(&upstream, CacheOptions { prefetch: Some(prefetch), ..short_lived() });
-    let question = Question::plain(Name::from_ascii("popular.example.").unwrap(), RecordType::A);
+    let cache = "cache {\nsuccess 100 2 1\nprefetch 2 1m 90%\n}";
+    let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
     eventually("a question that nobody waits for", || async {
-        let answer = resolver.resolve(&question).await.unwrap();
+        let answer = ask_handler(&resolver, "popular.example. A").await;
         assert_eq!(answer.answers.len(), 1);
         (upstream.asked("popular.example. A").len() > 1).then_some(())
     })
@@ -665,20 +664,19 @@ async fn a_popular_name_is_asked_for_before_its_answer_expires() {
 
 #[tokio::test]
 async fn with_serve_stale_an_expired_answer_is_given_at_once_or_if_there_is_no_better() {
-    for verify in [None, Some(Duration::from_millis(300))] {
+    for how in ["immediate", "verify"] {
         let mood = Mood::default();
         let upstream = mood.upstream(60).await;
-        let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
-        let resolver = resolver(&upstream, CacheOptions { serve_stale: Some(stale), ..short_lived() });
-        let question = Question::plain(Name::from_ascii("old.example.").unwrap(), RecordType::A);
-        let ttl = async || ttl(&resolver.resolve(&question).await.unwrap());
+        let cache = format!("cache {{\nsuccess 100 1 1\nserve_stale 1h {how}\n}}");
+        let resolver = resolver(&format!("{cache}\nforward . {}", upstream.address));
+        let ttl = async || ttl(&ask_handler(&resolver, "old.example. A").await);
         assert_eq!(ttl().await, 1);
         mood.set(FAILING);
-        eventually("a stale answer", async || (ttl().await == 30).then_some(())).await;
+        eventually("a stale answer", async || (ttl().await == 0).then_some(())).await;
         mood.set(GOOD);
         eventually("a fresh one", async || (ttl().await == 1).then_some(())).await;
         mood.set(SILENT);
-        eventually("a stale answer", async || (ttl().await == 30).then_some(())).await;
+        eventually("a stale answer", async || (ttl().await == 0).then_some(())).await;
     }
 }
 
@@ -686,23 +684,17 @@ async fn with_serve_stale_an_expired_answer_is_given_at_once_or_if_there_is_no_b
 async fn upstreams_are_asked_in_the_order_of_the_policy() {
     let upstreams = [1, 2, 3].map(|_| FaultyUpstream::start(|asked, _| vec![address(asked, 9, 60)]));
     let upstreams = join_all(upstreams).await;
-    let endpoints = || upstreams.iter().map(|upstream| upstream.address);
+    let addresses: Vec<String> = upstreams.iter().map(|upstream| upstream.address.to_string()).collect();
     // On a busy machine one that is slow to answer has the next one asked, too.
-    for (policy, at_least) in [(Policy::Sequential, [9, 0, 0]), (Policy::RoundRobin, [3, 3, 3])] {
-        let endpoints = endpoints().map(|address| Endpoint { address, transport: Transport::Udp }).collect();
-        let forward = Forward::new(endpoints, ForwardOptions { policy, ..ForwardOptions::default() });
-        let name = format!("{policy:?}.example.").to_lowercase();
+    for (policy, at_least) in [("sequential", [9, 0, 0]), ("round_robin", [3, 3, 3])] {
+        let resolver = resolver(&format!("forward . {} {{\npolicy {policy}\n}}", addresses.join(" ")));
+        let question = format!("{}.example. A", policy.replace('_', "-"));
         for _ in 0..9 {
-            let question = Question::plain(Name::from_ascii(&name).unwrap(), RecordType::A);
-            forward.ask(&question).await.unwrap();
+            ask_handler(&resolver, &question).await;
         }
-        let asked = |upstream: &FaultyUpstream| upstream.asked(&format!("{name} A")).len();
-        let asked: Vec<usize> = upstreams.iter().map(asked).collect();
-        assert!(
-            asked.iter().zip(at_least).all(|(asked, at_least)| *asked >= at_least),
-            "{policy:?} {asked:?}"
-        );
-        assert!(asked.iter().sum::<usize>() < 15, "{policy:?} {asked:?}");
+        let asked: Vec<usize> = upstreams.iter().map(|upstream| upstream.asked(&question).len()).collect();
+        assert!(asked.iter().zip(at_least).all(|(asked, least)| *asked >= least), "{policy} {asked:?}");
+        assert!(asked.iter().sum::<usize>() < 15, "{policy} {asked:?}");
     }
 }
 

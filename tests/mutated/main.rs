@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod corefile;
 mod mutate;
 mod question;
 mod reply;
@@ -24,6 +25,8 @@ use seeds::Seed;
 /// How many packets the handler gets, and how many the reader of replies.
 const QUESTIONS: u64 = 1_000_000;
 const REPLIES: u64 = 200_000;
+/// How many Corefiles are read.
+const COREFILES: u64 = 30_000;
 /// How long one packet may take on a machine that has much else to do: only what hangs takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -168,11 +171,27 @@ fn nothing_but_what_belongs_to_the_question_is_taken_from_a_mutated_reply() {
     assert_mixed(&tally, REPLIES, &["answer", "truncated", "cut", "garbled", "foreign"]);
 }
 
+#[test]
+fn a_mutated_corefile_is_right_or_says_where_it_is_wrong() {
+    let start = || |bytes: &[u8], _: usize| corefile::try_corefile(bytes).map(str::to_owned);
+    let seeds = seeds::corefiles().into_iter().map(|(_, bytes)| ("", bytes)).collect();
+    let tally = try_all(seeds, COREFILES, start);
+    assert_mixed(&tally, COREFILES, &["no language", "wrong", "right"]);
+}
+
 /// The fuzz targets begin with the same messages; `LB_LINKER_WRITE_SEEDS=1` writes them.
 #[test]
 fn the_seeds_of_the_fuzz_targets_are_these() {
     let fuzz = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds"));
-    for (target, seeds) in [("question", seeds::questions()), ("reply", seeds::replies())] {
+    let owned = |seeds: Vec<Seed>| -> Vec<(String, Vec<u8>)> {
+        seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
+    };
+    let all = [
+        ("corefile", seeds::corefiles()),
+        ("question", owned(seeds::questions())),
+        ("reply", owned(seeds::replies())),
+    ];
+    for (target, seeds) in all {
         let folder = fuzz.join(target);
         if std::env::var_os("LB_LINKER_WRITE_SEEDS").is_some() {
             let _ = fs::remove_dir_all(&folder);
@@ -184,8 +203,7 @@ fn the_seeds_of_the_fuzz_targets_are_these() {
         let file =
             |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
         let files = fs::read_dir(&folder).unwrap().map(|entry| file(entry.unwrap()));
-        let expected = seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes));
-        let same = files.collect::<BTreeMap<_, _>>() == expected.collect();
+        let same = files.collect::<BTreeMap<_, _>>() == seeds.into_iter().collect();
         assert!(
             same,
             "{}: write them anew with LB_LINKER_WRITE_SEEDS=1 cargo test --test mutated",

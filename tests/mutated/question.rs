@@ -6,11 +6,10 @@ use std::sync::Arc;
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::Name;
 use hickory_server::net::xfer::Protocol;
+use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::handler::Handler;
-use lb_linker::dns::report::Report;
+use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::wire::MAX_UDP;
-use lb_linker::dns::zone::Zone;
-use lb_linker::metrics::Metrics;
 use lb_linker::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
 use tokio::runtime::Runtime;
 
@@ -22,7 +21,7 @@ const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
 
 /// A handler with links of all kinds, and what it runs on.
 pub struct Server {
-    handler: Handler,
+    handler: Arc<Handler>,
     runtime: Runtime,
 }
 
@@ -38,8 +37,8 @@ impl Server {
     pub fn try_message(&self, message: &[u8], which: usize) -> Result<Option<u16>, String> {
         let protocol = PROTOCOLS[which % PROTOCOLS.len()];
         let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
-        let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, protocol));
-        let outcome = if self.handler.metrics.family::<Report>().unwrap().panics.get() > 0 {
+        let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, None, protocol));
+        let outcome = if self.handler.report.panics.get() > 0 {
             Err("it panicked".to_owned())
         } else {
             check(message, answer.as_deref(), protocol)
@@ -48,7 +47,7 @@ impl Server {
     }
 }
 
-fn handler() -> Handler {
+fn handler() -> Arc<Handler> {
     let name = |text: &str| Name::from_ascii(text).unwrap();
     let link = |service: &str, hostname: Option<&str>, addresses: Vec<IpAddr>, extra: &str| Observed {
         key: ServiceKey::new("default", service),
@@ -83,15 +82,9 @@ fn handler() -> Handler {
     let store = Store::new(Departed::Kept).with_zones([&zone]);
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
-    Handler {
-        zones: [Zone::new(&zone, vec![[192, 0, 2, 53].into(), "2001:db8::53".parse().unwrap()]).unwrap()]
-            .into(),
-        store: Arc::new(store),
-        targets: Arc::default(),
-        resolver: None,
-        metrics: Arc::new(Metrics::new().unwrap()),
-        server: "dns://:53".to_owned(),
-    }
+    let site = Site::silent(Arc::new(store)).unwrap();
+    first_handler("lb.internal {\nprometheus\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n", &site)
+        .unwrap()
 }
 
 /// Checks an answer; returns its response code, and nothing for silence.

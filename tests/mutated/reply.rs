@@ -33,7 +33,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     };
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
-    let mut followed = follow(&message, &name, qtype.into(), TTL, ours);
+    let mut followed = follow(&Answer::of(*message, ""), &name, qtype.into(), TTL, ours);
     check(&followed, &name, qtype.into(), ours)
         .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
         .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{followed:#?}"))?;

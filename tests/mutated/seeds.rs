@@ -314,3 +314,30 @@ pub fn replies() -> Vec<Seed> {
         ("truncated-within", truncated[..60].to_vec()),
     ]
 }
+
+/// The Corefiles that the plugins' manuals show, named by their plugins.
+pub fn corefiles() -> Vec<(String, Vec<u8>)> {
+    let page = include_str!("../../docs/plugins.md");
+    let mut all = Vec::new();
+    let (mut plugin, mut example): (&str, Option<String>) = ("", None);
+    let mut number = 0;
+    for line in page.lines() {
+        match (&mut example, line) {
+            (None, "```text") => example = Some(String::new()),
+            (Some(text), "```") => {
+                if text.contains("{\n") && !text.contains('[') {
+                    number += 1;
+                    all.push((format!("{plugin}-{number}"), text.clone().into_bytes()));
+                }
+                example = None;
+            }
+            (Some(text), line) => text.push_str(&format!("{line}\n")),
+            (None, line) => {
+                if let Some(name) = line.strip_prefix("## ") {
+                    (plugin, number) = (name, 0);
+                }
+            }
+        }
+    }
+    all
+}

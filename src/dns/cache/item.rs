@@ -1,13 +1,14 @@
 //! One cached answer: what it says, how long it may be kept, how often it was asked for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use hickory_proto::op::{Message, ResponseCode};
-use hickory_proto::rr::{Name, RData, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 use tokio::time::Instant;
 
-use super::Prefetch;
+use super::{Prefetch, Worth};
 use crate::dns::chase::MAX_ALIASES;
 
 /// What an answer says.
@@ -31,9 +32,9 @@ impl Kind {
     pub fn of(message: &Message) -> Self {
         let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
         match message.metadata.response_code {
-            // Without an SOA nobody says for how long.
-            ResponseCode::NXDomain if !has(RecordType::SOA) => Self::Other,
-            ResponseCode::NXDomain => Self::Denial,
+            // Without an SOA nobody says for how long; and CoreDNS keeps none that comes with an alias.
+            ResponseCode::NXDomain if has(RecordType::SOA) && message.answers.is_empty() => Self::Denial,
+            ResponseCode::NXDomain => Self::Other,
             ResponseCode::NoError if answers(message) => Self::Success,
             ResponseCode::NoError if has(RecordType::SOA) => Self::Denial,
             // A chain that leads nowhere; an empty answer may still be one, as for CoreDNS.
@@ -44,27 +45,57 @@ impl Kind {
     }
 }
 
-/// Returns whether the end of the chain has what was asked for.
+/// Returns whether the end of the chain has what was asked for. An alias with two targets has none (RFC 2181
+/// section 10.1).
 fn answers(message: &Message) -> bool {
     let [query] = &*message.queries else { return false };
+    let (qtype, class) = (query.query_type(), query.query_class());
     let mut owner: &Name = query.name();
     for _ in 0..=MAX_ALIASES {
         let here = || {
-            let of_class = message.answers.iter().filter(|record| record.dns_class == query.query_class());
+            let of_class = message.answers.iter();
+            let of_class = of_class.filter(|found| class == DNSClass::ANY || found.dns_class == class);
             of_class.filter(|record| record.name == *owner)
         };
-        let wanted = |found: RecordType| found == query.query_type() || query.query_type() == RecordType::ANY;
-        if here().any(|record| wanted(record.record_type())) {
-            return true;
-        }
-        let alias = here().find_map(|record| match &record.data {
+        let mut targets = here().filter_map(|record| match &record.data {
             RData::CNAME(target) => Some(&target.0),
             _ => None,
         });
-        let Some(target) = alias else { return false };
-        owner = target;
+        let target = targets.next();
+        if target.is_some_and(|target| targets.any(|other| other != target)) {
+            return qtype == RecordType::ANY;
+        }
+        match target {
+            Some(target) if !matches!(qtype, RecordType::CNAME | RecordType::ANY) => owner = target,
+            _ => return here().any(|record| qtype == RecordType::ANY || record.record_type() == qtype),
+        }
     }
     false
+}
+
+/// Returns whether an answer sends the client elsewhere.
+pub(super) fn is_referral(message: &Message) -> bool {
+    let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
+    message.answers.is_empty() && has(RecordType::NS) && !has(RecordType::SOA)
+}
+
+/// Returns whether an answer has a signature that isn't valid at that time, in Unix seconds (RFC 4035 section
+/// 5.3.1).
+pub(super) fn has_expired_signature(message: &Message, now: u32) -> bool {
+    /// Where expiration and inception stand in an RRSIG (RFC 4034 section 3.1).
+    const VALIDITY: std::ops::Range<usize> = 8..16;
+    let sections = [&message.answers, &message.authorities, &message.additionals];
+    sections.into_iter().flatten().any(|record| match &record.data {
+        RData::Unknown { code: RecordType::RRSIG, rdata } => {
+            let Some(&[a, b, c, d, e, f, g, h]) = rdata.anything.get(VALIDITY) else { return true };
+            let (expiration, inception) =
+                (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
+            // RFC 1982: the numbers go round in a circle.
+            let is_past = |time: u32| now.wrapping_sub(time) <= i32::MAX.unsigned_abs();
+            !is_past(inception) || (is_past(expiration) && expiration != now)
+        }
+        _ => false,
+    })
 }
 
 /// Returns the lowest TTL of all records but OPT, if there are any: an answer is kept as a whole.
@@ -95,27 +126,53 @@ pub(super) struct Item {
     /// Seconds from `stored` on.
     pub(super) ttl: u32,
     pub(super) stored: Instant,
+    /// The last answer that said something, where this one only seems to.
+    last_good: Option<Arc<Self>>,
     /// How often it was given, without a long gap.
     hits: AtomicU32,
     /// When last, in milliseconds after `stored`.
     last_hit: AtomicU64,
+    /// Whether it is being asked for again.
+    refreshing: AtomicBool,
+    /// From when on it may be asked for again, in milliseconds after `stored`.
+    retry: AtomicU64,
 }
 
 impl Item {
     /// Returns an item that is stored now; `hits` is how popular the one before it was.
-    pub(super) fn new(kind: Kind, message: Arc<Message>, ttl: u32, hits: u32) -> Self {
-        let stored = Instant::now();
-        Self { kind, message, ttl, stored, hits: AtomicU32::new(hits), last_hit: AtomicU64::new(0) }
+    pub(super) fn new(worth: Worth, message: Arc<Message>, hits: u32, last_good: Option<Arc<Self>>) -> Self {
+        Self {
+            kind: worth.kind,
+            message,
+            ttl: worth.ttl,
+            stored: Instant::now(),
+            last_good,
+            hits: AtomicU32::new(hits),
+            last_hit: AtomicU64::new(0),
+            refreshing: AtomicBool::new(false),
+            retry: AtomicU64::new(0),
+        }
     }
 
-    pub(super) fn hits(&self) -> u32 {
-        self.hits.load(Ordering::Relaxed)
+    /// Returns how popular the answer is that comes next: as this one, if that is asked for already.
+    pub(super) fn heritage(&self) -> u32 {
+        if self.refreshing.load(Ordering::Relaxed) { self.hits.load(Ordering::Relaxed) } else { 0 }
+    }
+
+    /// Returns whether it has what was asked for.
+    pub(super) fn says_something(&self) -> bool {
+        self.kind == Kind::Success && !self.message.answers.is_empty()
+    }
+
+    /// Returns this item, or the one before it, whichever has what was asked for.
+    pub(super) fn good(self: Arc<Self>) -> Option<Arc<Self>> {
+        if self.says_something() { Some(self) } else { self.last_good.clone() }
     }
 
     /// Counts that it is given with `left` seconds to live, and returns whether it should be asked for
     /// again.
     pub(super) fn is_due(&self, prefetch: &Prefetch, left: u32, now: Instant) -> bool {
-        let at = u64::try_from(now.duration_since(self.stored).as_millis()).unwrap_or(u64::MAX);
+        let at = self.millis(now);
         let gap = at.saturating_sub(self.last_hit.swap(at, Ordering::Relaxed));
         let hits = if u128::from(gap) > prefetch.within.as_millis() {
             self.hits.store(1, Ordering::Relaxed);
@@ -125,5 +182,21 @@ impl Item {
         };
         let threshold = (u64::from(self.ttl) * u64::from(prefetch.percentage)).div_ceil(100);
         hits >= prefetch.amount && u64::from(left) <= threshold
+    }
+
+    /// Takes the place of the one who asks for it again, unless somebody has it or the last one has just failed.
+    pub(super) fn begin_refresh(&self) -> bool {
+        self.millis(Instant::now()) >= self.retry.load(Ordering::Relaxed)
+            && !self.refreshing.swap(true, Ordering::AcqRel)
+    }
+
+    /// Gives that place back; the next one gets it after such a pause.
+    pub(super) fn end_refresh(&self, pause: Duration) {
+        self.retry.store(self.millis(Instant::now() + pause), Ordering::Relaxed);
+        self.refreshing.store(false, Ordering::Release);
+    }
+
+    fn millis(&self, at: Instant) -> u64 {
+        u64::try_from(at.duration_since(self.stored).as_millis()).unwrap_or(u64::MAX)
     }
 }

@@ -2,13 +2,15 @@
 
 mod item;
 
+use std::mem::take;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hickory_proto::op::{Message, OpCode};
+use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use tokio::time::Instant;
 
 use super::bounded::Bounded;
+use super::plugin::Reply;
 use super::question::Key;
 use item::Item;
 pub use item::Kind;
@@ -16,8 +18,8 @@ pub(super) use item::{plain_ttl, weight};
 
 /// CoreDNS's default for each of the two parts.
 const CAPACITY: usize = 9984;
-/// How many bytes each part may take, as far as they can be counted. CoreDNS counts answers alone, and one
-/// of 64 KB takes a megabyte.
+/// How many bytes each part may take, as far as they can be counted: more only for who wants more answers than
+/// by default. CoreDNS counts answers alone, and one of 64 KB takes a megabyte.
 const BYTES: usize = 32 << 20;
 /// CoreDNS's bounds of TTLs, in seconds.
 const MIN_TTL: u32 = 5;
@@ -53,7 +55,7 @@ pub struct Prefetch {
 pub struct ServeStale {
     /// For how long after their end.
     pub up_to: Duration,
-    /// How long the upstream is given first; `None` to ask it only afterwards.
+    /// How long the upstream is given first, zero for as long as it takes; `None` to ask it only afterwards.
     pub verify: Option<Duration>,
     /// Their TTL, in seconds.
     pub ttl: u32,
@@ -72,6 +74,21 @@ pub struct CacheOptions {
     pub prefetch: Option<Prefetch>,
     /// Whether expired answers are given.
     pub serve_stale: Option<ServeStale>,
+    /// How long an expired answer isn't asked for again when that has failed.
+    pub recheck: Duration,
+    /// Whether an expired answer that says something counts more than one that says that there is nothing.
+    pub prefer_positive: bool,
+    /// Whether answers are given with the TTL that they were stored with.
+    pub keep_ttl: bool,
+}
+
+/// What an answer is worth to the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worth {
+    /// What it says.
+    pub kind: Kind,
+    /// For how long, in seconds. All its records get that TTL when it has just come, too, so that it doesn't jump.
+    pub ttl: u32,
 }
 
 /// The answers, and what is done with them.
@@ -95,6 +112,16 @@ pub struct Found {
     pub age: Duration,
     /// Whether it is still good.
     pub freshness: Freshness,
+    item: Arc<Item>,
+    recheck: Duration,
+}
+
+/// The place of the one who asks for a cached answer again: there is one for each. It is left without success
+/// unless that is said.
+#[derive(Debug)]
+pub struct Refresh {
+    item: Arc<Item>,
+    pause: Duration,
 }
 
 /// Whether a cached answer is still good.
@@ -116,6 +143,9 @@ impl Default for CacheOptions {
             servfail: Duration::from_secs(MIN_TTL.into()),
             prefetch: None,
             serve_stale: None,
+            recheck: Duration::ZERO,
+            prefer_positive: false,
+            keep_ttl: false,
         }
     }
 }
@@ -135,21 +165,26 @@ impl Cache {
     /// Returns an empty cache.
     #[must_use]
     pub fn new(options: CacheOptions) -> Self {
-        Self {
-            success: Bounded::new(options.success.capacity, BYTES),
-            denial: Bounded::new(options.denial.capacity, BYTES),
-            options,
-        }
+        let part = |bounds: Bounds| {
+            Bounded::new(bounds.capacity, BYTES.max(bounds.capacity.saturating_mul(BYTES / CAPACITY)))
+        };
+        Self { success: part(options.success), denial: part(options.denial), options }
     }
 
     /// Looks a question up. A failure never hides a good answer.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<Found> {
         let now = Instant::now();
-        let denial = self.denial.get(key).and_then(|item| self.found(&item, now));
+        if self.options.prefer_positive
+            && let Some(item) = self.success.get(key).and_then(Item::good)
+            && let Some(found) = self.found(item, now)
+        {
+            return Some(found);
+        }
+        let denial = self.denial.get(key).and_then(|item| self.found(item, now));
         match denial {
             Some(denial) if denial.kind == Kind::Denial => Some(denial),
-            failure => self.success.get(key).and_then(|item| self.found(&item, now)).or(failure),
+            failure => self.success.get(key).and_then(|item| self.found(item, now)).or(failure),
         }
     }
 
@@ -160,14 +195,15 @@ impl Cache {
         item.is_some_and(|item| item.stored.elapsed() < Duration::from_secs(item.ttl.into()))
     }
 
-    fn found(&self, item: &Item, now: Instant) -> Option<Found> {
+    fn found(&self, item: Arc<Item>, now: Instant) -> Option<Found> {
         let age = now.duration_since(item.stored);
         let left = item.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX));
+        let options = &self.options;
         let (ttl, freshness) = if left > 0 {
-            let due = self.options.prefetch.is_some_and(|prefetch| item.is_due(&prefetch, left, now));
+            let due = options.prefetch.is_some_and(|prefetch| item.is_due(&prefetch, left, now));
             (left, if due { Freshness::Due } else { Freshness::Fresh })
         } else {
-            let stale = self.options.serve_stale?;
+            let stale = options.serve_stale?;
             let expired = age.saturating_sub(Duration::from_secs(item.ttl.into()));
             // A failure is no answer that could still be good.
             if expired >= stale.up_to || matches!(item.kind, Kind::Failure | Kind::Silence) {
@@ -175,65 +211,108 @@ impl Cache {
             }
             (stale.ttl, Freshness::Stale(stale.verify))
         };
-        Some(Found { message: Arc::clone(&item.message), ttl, kind: item.kind, age, freshness })
+        let is_stale = matches!(freshness, Freshness::Stale(_));
+        // A TTL that is set for expired answers alone is given with these all the same.
+        let ttl = if options.keep_ttl && !(is_stale && ttl > 0) { item.ttl } else { ttl };
+        let recheck = if is_stale { options.recheck } else { Duration::ZERO };
+        Some(Found {
+            message: Arc::clone(&item.message),
+            ttl,
+            kind: item.kind,
+            age,
+            freshness,
+            item,
+            recheck,
+        })
     }
 
-    /// Takes an answer in, if it is one that can be kept.
-    pub fn put(&self, key: &Key, message: &Arc<Message>) {
-        let (kind, ttl) = self.sort(message);
-        if kind != Kind::Other && !message.metadata.truncation {
-            self.store(key, message, kind, ttl);
-        }
+    /// Takes an answer in, if it is one that can be kept. Returns how many others had to go.
+    pub fn put(&self, key: &Key, message: &Arc<Message>, worth: Worth) -> usize {
+        if is_kept(key, message, worth) { self.store(key, message, worth) } else { 0 }
     }
 
-    /// Takes in that there was no answer: that isn't asked again at once (RFC 9520 section 3.2).
-    pub fn put_silence(&self, key: &Key) {
+    /// Takes in that there was no answer: that isn't asked again at once (RFC 9520 section 3.2). Returns how many
+    /// others had to go.
+    pub fn put_silence(&self, key: &Key) -> usize {
         let nothing = Arc::new(Message::response(0, OpCode::Query));
-        self.store(key, &nothing, Kind::Silence, SILENCE_TTL.min(self.servfail()));
+        let worth = Worth { kind: Kind::Silence, ttl: SILENCE_TTL.min(self.servfail()) };
+        if is_kept(key, &nothing, worth) { self.store(key, &nothing, worth) } else { 0 }
     }
 
-    fn store(&self, key: &Key, message: &Arc<Message>, kind: Kind, ttl: u32) {
-        if ttl == 0 || !key.is_for_cache() {
-            return;
-        }
-        // What was popular stays so.
-        let hits = self.success.get(key).map_or(0, |before| before.hits());
-        let item = Arc::new(Item::new(kind, Arc::clone(message), ttl, hits));
-        let (part, other) = match kind {
-            Kind::Success => (&self.success, Some(&self.denial)),
-            Kind::Denial => (&self.denial, Some(&self.success)),
-            // Whatever is wrong now, what was known before may still be good.
-            Kind::Failure | Kind::Silence | Kind::Other => (&self.denial, None),
-        };
-        part.put(key.clone(), item, weight(message));
-        if let Some(other) = other {
-            other.remove(key);
+    fn store(&self, key: &Key, message: &Arc<Message>, worth: Worth) -> usize {
+        let parts = [self.success.get(key), self.denial.get(key)];
+        // What was popular stays so, if it is asked for again before somebody has to wait.
+        let hits = parts.iter().flatten().map(|before| before.heritage()).max().unwrap_or(0);
+        let [success, denial] = parts;
+        let item = |last_good| Arc::new(Item::new(worth, Arc::clone(message), hits, last_good));
+        match worth.kind {
+            Kind::Success => {
+                let prefer = self.options.prefer_positive;
+                let is_empty = message.answers.is_empty();
+                let last_good = if prefer && is_empty { success.and_then(Item::good) } else { None };
+                if !(prefer && is_empty) {
+                    self.denial.remove(key);
+                }
+                let bytes = weight(message) + last_good.as_ref().map_or(0, |good| weight(&good.message));
+                self.success.put(key.clone(), item(last_good), bytes)
+            }
+            Kind::Denial => {
+                if !self.options.prefer_positive {
+                    self.success.remove(key);
+                }
+                self.denial.put(key.clone(), item(None), weight(message))
+            }
+            Kind::Failure | Kind::Silence | Kind::Other => {
+                // Whatever is wrong now, what was known before may still be good.
+                let denial = denial.filter(|before| before.kind == Kind::Denial);
+                if denial.is_some_and(|before| self.is_usable(&before)) {
+                    return 0;
+                }
+                self.denial.put(key.clone(), item(None), weight(message))
+            }
         }
     }
 
-    /// Returns the TTL, in seconds, that all records of an answer get that has just come: the same as
-    /// later from the cache, so that it doesn't jump.
+    /// Returns whether an answer is still given.
+    fn is_usable(&self, item: &Item) -> bool {
+        let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.up_to);
+        item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
+    }
+
+    /// Returns what an answer is worth, to a client that wants signatures or doesn't.
     #[must_use]
-    pub fn ttl(&self, message: &Message) -> u32 {
-        self.sort(message).1
+    pub fn appraise(&self, message: &Message, dnssec_ok: bool) -> Worth {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "RFC 4034 section 3.1.5: so are the times of signatures"
+        )]
+        if dnssec_ok && item::has_expired_signature(message, now as u32) {
+            return Worth { kind: Kind::Other, ttl: self.options.success.hold(MIN_TTL) };
+        }
+        let kind = Kind::of(message);
+        let rcode = message.metadata.response_code;
+        let is_absence = rcode == ResponseCode::NXDomain && message.answers.is_empty();
+        let bounds = match kind {
+            Kind::Failure => return Worth { kind, ttl: self.servfail() },
+            Kind::Denial => self.options.denial,
+            _ if is_absence => self.options.denial,
+            Kind::Success | Kind::Silence | Kind::Other => self.options.success,
+        };
+        // As in CoreDNS, the records of no other answers count.
+        let counts = is_absence || (rcode == ResponseCode::NoError && !item::is_referral(message));
+        let lowest = item::lowest_ttl(message).filter(|_| counts).unwrap_or(MIN_TTL);
+        Worth { kind, ttl: bounds.hold(lowest) }
     }
 
     fn servfail(&self) -> u32 {
         u32::try_from(self.options.servfail.as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Returns what an answer says, and how long it may be kept, in seconds.
-    fn sort(&self, message: &Message) -> (Kind, u32) {
-        let kind = Kind::of(message);
-        let bounds = match kind {
-            Kind::Failure => return (kind, self.servfail()),
-            Kind::Denial => self.options.denial,
-            Kind::Success | Kind::Silence | Kind::Other => self.options.success,
-        };
-        // An answer without an answer, such as a referral, isn't worth more whatever comes with it.
-        let is_empty = kind == Kind::Success && message.answers.is_empty();
-        let lowest = item::lowest_ttl(message).filter(|_| !is_empty).unwrap_or(MIN_TTL);
-        (kind, lowest.max(bounds.min_ttl).min(bounds.max_ttl))
+    /// Forgets one answer.
+    pub fn remove(&self, key: &Key) {
+        self.success.remove(key);
+        self.denial.remove(key);
     }
 
     /// Forgets everything about a name.
@@ -253,6 +332,52 @@ impl Cache {
     #[must_use]
     pub fn len(&self) -> (usize, usize) {
         (self.success.len(), self.denial.len())
+    }
+}
+
+/// Moves the records of an answer to what is kept of it.
+pub(super) fn take_message(reply: &mut Reply, query: &Query) -> Message {
+    let mut message = Message::response(0, OpCode::Query);
+    message.metadata = reply.metadata;
+    message.add_query(query.clone());
+    message.answers = take(&mut reply.answers);
+    message.authorities = take(&mut reply.authorities);
+    message.additionals = take(&mut reply.additionals);
+    message
+}
+
+/// Returns whether an answer to that question can be kept.
+#[must_use]
+pub fn is_kept(key: &Key, message: &Message, worth: Worth) -> bool {
+    worth.ttl > 0 && worth.kind != Kind::Other && !message.metadata.truncation && key.is_for_cache()
+}
+
+impl Bounds {
+    /// Returns a TTL within them.
+    fn hold(self, ttl: u32) -> u32 {
+        ttl.max(self.min_ttl).min(self.max_ttl)
+    }
+}
+
+impl Found {
+    /// Takes the place of the one who asks for the answer again, unless somebody has it already or has just failed.
+    #[must_use]
+    pub fn begin_refresh(&self) -> Option<Refresh> {
+        let pause = self.recheck;
+        self.item.begin_refresh().then(|| Refresh { item: Arc::clone(&self.item), pause })
+    }
+}
+
+impl Refresh {
+    /// Leaves the place with success.
+    pub fn succeed(mut self) {
+        self.pause = Duration::ZERO;
+    }
+}
+
+impl Drop for Refresh {
+    fn drop(&mut self) {
+        self.item.end_refresh(self.pause);
     }
 }
 

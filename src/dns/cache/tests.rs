@@ -1,5 +1,5 @@
 use hickory_proto::op::{Query, ResponseCode};
-use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
+use hickory_proto::rr::rdata::{A, CNAME, NS, NULL, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
 
@@ -48,6 +48,10 @@ fn failure() -> Arc<Message> {
     message(ResponseCode::ServFail, &[], &[])
 }
 
+fn put(cache: &Cache, key: &Key, message: &Arc<Message>) -> usize {
+    cache.put(key, message, cache.appraise(message, false))
+}
+
 const OK: ResponseCode = ResponseCode::NoError;
 const NX: ResponseCode = ResponseCode::NXDomain;
 
@@ -77,7 +81,6 @@ async fn what_is_kept_and_for_how_long() {
             Some((Kind::Denial, 20)),
         ),
         (NX, &[], &["example. 6 SOA ns.example."], Some((Kind::Denial, 6))),
-        (NX, &["a.example. 7 CNAME b.example."], &["example. 9 SOA ns.example."], Some((Kind::Denial, 7))),
         // A referral, and an answer without anything.
         (OK, &[], &["example. 900 NS ns.example."], Some((Kind::Success, 5))),
         (OK, &[], &[], Some((Kind::Success, 5))),
@@ -86,6 +89,19 @@ async fn what_is_kept_and_for_how_long() {
         // RFC 2308 section 5: without an SOA nobody says for how long.
         (NX, &[], &[], None),
         (OK, &["a.example. 20 CNAME b.example."], &[], None),
+        // As in CoreDNS.
+        (NX, &["a.example. 7 CNAME b.example."], &["example. 9 SOA ns.example."], None),
+        // RFC 2181 section 10.1: an alias of two names.
+        (
+            OK,
+            &[
+                "a.example. 20 CNAME b.example.",
+                "a.example. 20 CNAME c.example.",
+                "b.example. 20 A 192.0.2.1",
+            ],
+            &[],
+            None,
+        ),
         // A chain that leads to itself.
         (OK, &["a.example. 20 CNAME b.example.", "b.example. 20 CNAME a.example."], &[], None),
         (ResponseCode::Refused, &[], &[], None),
@@ -93,7 +109,7 @@ async fn what_is_kept_and_for_how_long() {
     ];
     for (rcode, answers, authorities, expected) in cases {
         let cache = Cache::new(CacheOptions::capped(30));
-        cache.put(&key, &message(*rcode, answers, authorities));
+        put(&cache, &key, &message(*rcode, answers, authorities));
         let found = cache.get(&key).map(|found| (found.kind, found.ttl));
         assert_eq!(found, *expected, "{rcode} {answers:?} {authorities:?}");
     }
@@ -105,10 +121,10 @@ async fn a_cut_answer_a_transfer_and_an_answer_without_recursion_arent_kept() {
     let key = question("a.example.", RecordType::A).key();
     let mut cut = Message::clone(&address(60));
     cut.metadata.truncation = true;
-    cache.put(&key, &Arc::new(cut));
+    put(&cache, &key, &Arc::new(cut));
     let without_recursion = Question { recursion_desired: false, ..question("a.example.", RecordType::A) };
     for key in [question("a.example.", RecordType::AXFR).key(), without_recursion.key()] {
-        cache.put(&key, &address(60));
+        put(&cache, &key, &address(60));
         assert!(cache.get(&key).is_none());
     }
     assert_eq!(cache.len(), (0, 0));
@@ -118,7 +134,7 @@ async fn a_cut_answer_a_transfer_and_an_answer_without_recursion_arent_kept() {
 async fn ttls_count_down_and_what_has_expired_is_gone() {
     let cache = Cache::new(CacheOptions::default());
     let key = question("A.example.", RecordType::A).key();
-    cache.put(&key, &address(60));
+    put(&cache, &key, &address(60));
     for (after, left) in [(0, Some(60)), (1, Some(59)), (58, Some(1)), (1, None)] {
         advance(Duration::from_secs(after)).await;
         assert_eq!(cache.get(&key).map(|found| found.ttl), left);
@@ -129,7 +145,7 @@ async fn ttls_count_down_and_what_has_expired_is_gone() {
 async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
     let cache = Cache::new(CacheOptions::default());
     let plain = question("a.example.", RecordType::A);
-    cache.put(&plain.key(), &address(60));
+    put(&cache, &plain.key(), &address(60));
     let with_do = Question { dnssec_ok: true, ..plain.clone() };
     let with_cd = Question { checking_disabled: true, ..plain.clone() };
     let with_ad = Question { authentic_data: true, ..plain };
@@ -143,15 +159,15 @@ async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
     let cache = Cache::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let kind = || cache.get(&key).map(|found| found.kind);
-    cache.put(&key, &failure());
+    put(&cache, &key, &failure());
     assert_eq!(kind(), Some(Kind::Failure));
-    cache.put(&key, &address(60));
+    put(&cache, &key, &address(60));
     assert_eq!(kind(), Some(Kind::Success));
-    cache.put(&key, &failure());
+    put(&cache, &key, &failure());
     assert_eq!(kind(), Some(Kind::Success));
-    cache.put(&key, &absence());
+    put(&cache, &key, &absence());
     assert_eq!(kind(), Some(Kind::Denial));
-    cache.put(&key, &address(60));
+    put(&cache, &key, &address(60));
     assert_eq!(kind(), Some(Kind::Success));
 }
 
@@ -165,7 +181,7 @@ async fn that_nobody_has_answered_is_known_for_a_second() {
     assert!(cache.get(&asked.key()).is_none());
     let cache = Cache::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
     cache.put_silence(&asked.key());
-    cache.put(&asked.key(), &failure());
+    put(&cache, &asked.key(), &failure());
     assert!(cache.get(&asked.key()).is_none());
 }
 
@@ -175,14 +191,16 @@ async fn a_popular_answer_is_asked_for_again_before_it_expires() {
     let cache = Cache::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
     let key = question("a.example.", RecordType::A).key();
     let freshness = || cache.get(&key).map(|found| found.freshness);
-    cache.put(&key, &address(100));
+    put(&cache, &key, &address(100));
     assert_eq!(freshness(), Some(Freshness::Fresh));
     advance(Duration::from_secs(50)).await;
     assert_eq!(freshness(), Some(Freshness::Fresh));
     advance(Duration::from_secs(40)).await;
     assert_eq!(freshness(), Some(Freshness::Due), "the third time, in the last tenth");
     // The new answer is as popular as the old one, until nobody has asked for a minute.
-    cache.put(&key, &address(300));
+    let refresh = cache.get(&key).unwrap().begin_refresh().unwrap();
+    put(&cache, &key, &address(300));
+    refresh.succeed();
     advance(Duration::from_secs(50)).await;
     assert_eq!(freshness(), Some(Freshness::Fresh), "popular, and far from its end");
     advance(Duration::from_secs(230)).await;
@@ -197,8 +215,8 @@ async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
         let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
         let cache = Cache::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
         let [a, aaaa] = [RecordType::A, RecordType::AAAA].map(|qtype| question("a.example.", qtype).key());
-        cache.put(&a, &address(60));
-        cache.put(&aaaa, &failure());
+        put(&cache, &a, &address(60));
+        put(&cache, &aaaa, &failure());
         advance(Duration::from_secs(60)).await;
         let found = |key| cache.get(key).map(|found| (found.ttl, found.freshness));
         assert_eq!(found(&a), Some((30, Freshness::Stale(verify))));
@@ -210,15 +228,138 @@ async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_given_first_has_the_ttl_that_it_would_have_from_the_cache() {
+    type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], u32);
+    let cases: &[Case<'_>] = &[
+        (OK, &["a.example. 7200 A 192.0.2.1"], &[], 3600),
+        (OK, &[], &["example. 7200 SOA ns.example."], 1800),
+        // No SOA says how long there is none.
+        (NX, &[], &["example. 7200 NS ns.example."], 1800),
+        (OK, &["a.example. 20 CNAME b.example."], &[], 20),
+        // What isn't looked at.
+        (OK, &[], &["example. 900 NS ns.example."], 5),
+        (NX, &["a.example. 900 CNAME b.example."], &["example. 900 SOA ns.example."], 5),
+        (ResponseCode::Refused, &[], &["example. 900 SOA ns.example."], 5),
+        (ResponseCode::ServFail, &[], &["example. 900 SOA ns.example."], 7),
+    ];
+    let cache = Cache::new(CacheOptions { servfail: Duration::from_secs(7), ..CacheOptions::default() });
+    for (rcode, answers, authorities, ttl) in cases {
+        let worth = cache.appraise(&message(*rcode, answers, authorities), true);
+        assert_eq!(worth.ttl, *ttl, "{rcode} {answers:?} {authorities:?}");
+    }
+}
+
+#[test]
+fn an_answer_with_a_signature_that_isnt_valid_isnt_kept_for_who_wants_signatures() {
+    const NOW: u32 = 100;
+    let signed = |inception: u32, expiration: u32| {
+        let mut rdata = vec![0, 1, 8, 2, 0, 0, 0, 60];
+        rdata.extend(expiration.to_be_bytes());
+        rdata.extend(inception.to_be_bytes());
+        rdata.extend([0; 8]);
+        let mut message = Message::clone(&address(60));
+        let data = RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(rdata) };
+        message.add_answer(Record::from_rdata(name("a.example."), 60, data));
+        message
+    };
+    for (inception, expiration, expired) in [
+        (NOW, NOW, false),
+        (NOW + 1, NOW + 9, true),
+        (NOW - 9, NOW - 1, true),
+        // RFC 1982: the numbers go round.
+        (u32::MAX, NOW + 1, false),
+        (u32::MAX - 9, u32::MAX, true),
+    ] {
+        assert_eq!(item::has_expired_signature(&signed(inception, expiration), NOW), expired, "{inception}");
+    }
+    let cache = Cache::new(CacheOptions::default());
+    let old = signed(1, 2);
+    assert_eq!(cache.appraise(&old, true), Worth { kind: Kind::Other, ttl: 5 });
+    assert_eq!(cache.appraise(&old, false), Worth { kind: Kind::Success, ttl: 60 });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_takes_no_absence_away_that_is_still_good() {
+    let cache = Cache::new(CacheOptions::capped(30));
+    let key = question("a.example.", RecordType::A).key();
+    put(&cache, &key, &absence());
+    put(&cache, &key, &failure());
+    cache.put_silence(&key);
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(Kind::Denial));
+    advance(Duration::from_secs(30)).await;
+    put(&cache, &key, &failure());
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(Kind::Failure));
+}
+
+fn stale(recheck: u64) -> CacheOptions {
+    let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: 0 };
+    CacheOptions {
+        serve_stale: Some(stale),
+        recheck: Duration::from_secs(recheck),
+        ..CacheOptions::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_at_a_time_asks_again_and_nobody_just_after_that_has_failed() {
+    let cache = Cache::new(stale(30));
+    let key = question("a.example.", RecordType::A).key();
+    put(&cache, &key, &address(60));
+    advance(Duration::from_secs(60)).await;
+    let begin = || cache.get(&key).unwrap().begin_refresh();
+    let first = begin().unwrap();
+    assert!(begin().is_none());
+    drop(first);
+    assert!(begin().is_none(), "it has failed");
+    advance(Duration::from_secs(30)).await;
+    begin().unwrap().succeed();
+    assert!(begin().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_preference_for_them_answers_that_say_something_stay() {
+    let cache = Cache::new(CacheOptions { prefer_positive: true, ..stale(0) });
+    let key = question("a.example.", RecordType::A).key();
+    let found = || cache.get(&key).map(|found| (found.kind, found.message.answers.len()));
+    put(&cache, &key, &absence());
+    assert_eq!(found(), Some((Kind::Denial, 0)));
+    put(&cache, &key, &address(60));
+    let nothing = message(OK, &[], &[]);
+    for other in [absence(), failure(), nothing.clone(), nothing, absence()] {
+        put(&cache, &key, &other);
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(found(), Some((Kind::Success, 1)), "{other}");
+    }
+    advance(Duration::from_secs(3600)).await;
+    put(&cache, &key, &absence());
+    assert_eq!(found(), Some((Kind::Denial, 0)), "after its time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ttl_stays_if_that_is_wanted_unless_expired_answers_have_one_of_their_own() {
+    for (own, later) in [(0, 60), (30, 30)] {
+        let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: own };
+        let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
+        let cache = Cache::new(options);
+        let key = question("a.example.", RecordType::A).key();
+        put(&cache, &key, &address(60));
+        advance(Duration::from_secs(59)).await;
+        assert_eq!(cache.get(&key).map(|found| found.ttl), Some(60));
+        advance(Duration::from_secs(9)).await;
+        assert_eq!(cache.get(&key).map(|found| found.ttl), Some(later));
+    }
+}
+
 #[test]
 fn it_is_bounded_by_entries() {
     let bounds = Bounds { capacity: 100, min_ttl: 5, max_ttl: 30 };
     let cache = Cache::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
     for i in 0..1000 {
         let key = question(&format!("{i}.example."), RecordType::A).key();
-        cache.put(&key, &address(60));
+        put(&cache, &key, &address(60));
         let key = question(&format!("no{i}.example."), RecordType::A).key();
-        cache.put(&key, &absence());
+        put(&cache, &key, &absence());
     }
     let (success, denial) = cache.len();
     assert!((30..=100).contains(&success) && (30..=100).contains(&denial), "{success} {denial}");

@@ -24,7 +24,7 @@ pub struct Address {
     pub scheme: Scheme,
     /// The zone, absolute and in lower case.
     pub zone: Name,
-    /// The port.
+    /// The port; 0 is any that is free.
     pub port: u16,
 }
 
@@ -65,8 +65,7 @@ pub fn addresses(word: &Word) -> Result<Vec<Address>, CorefileError> {
     let (zone, port) = match rest.rsplit_once(':') {
         Some((_, "")) => return Err(wrong(format!("a port has to follow the last colon of {rest:?}"))),
         Some((zone, port)) if port.bytes().all(|b| b.is_ascii_digit()) => {
-            let port = port.parse().ok().filter(|port| *port != 0);
-            (zone, port.ok_or_else(|| wrong("a port is a number from 1 to 65535".to_owned()))?)
+            (zone, port.parse().map_err(|_| wrong("a port is a number from 0 to 65535".to_owned()))?)
         }
         _ => (rest, scheme.port()),
     };
@@ -136,8 +135,7 @@ mod tests {
                 "Corefile:1:1: https:// isn't supported; the schemes are dns:// and tls://",
             ),
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
-            ("example.org:0", "Corefile:1:1: a port is a number from 1 to 65535"),
-            ("example.org:65536", "Corefile:1:1: a port is a number from 1 to 65535"),
+            ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),
             ("a..b", "Corefile:1:1: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
         ] {
             assert_eq!(parse(text), Err(expected.to_owned()), "{text}");

@@ -1,5 +1,4 @@
-//! The Corefile: CoreDNS's language, up to blocks and lines. What they mean is the plugins' to say; no flag
-//! names one yet, and `run` arranges what the flags say.
+//! The Corefile: CoreDNS's language, up to blocks and lines. What they mean is the plugins' to say.
 //!
 //! Beside CoreDNS's own it knows `{$VAR:default}`, and arguments of snippets: `{args.0}` is the first word
 //! behind the name in `import name word…`.
@@ -8,6 +7,7 @@ mod address;
 mod env;
 mod lexer;
 mod parser;
+mod system;
 
 use std::fmt;
 

@@ -48,11 +48,11 @@ impl Line {
 /// Where the parser finds what isn't in the file.
 pub struct Sources<'a> {
     /// Returns a variable of the environment.
-    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    pub variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
     /// Returns the text of a file.
-    pub read: &'a dyn Fn(&Path) -> std::io::Result<String>,
+    pub read: &'a (dyn Fn(&Path) -> std::io::Result<String> + Sync),
     /// Returns the files that a pattern with one `*` stands for, in order.
-    pub glob: &'a dyn Fn(&Path) -> Vec<PathBuf>,
+    pub glob: &'a (dyn Fn(&Path) -> Vec<PathBuf> + Sync),
 }
 
 /// Parses a Corefile up to its blocks and lines.
@@ -142,6 +142,9 @@ impl Parser<'_> {
             another = word.text.strip_suffix(',').map(|_| word.place.clone());
             if another.is_some() {
                 word.text.pop();
+            }
+            if matches!(&*word.text, "{" | "}") {
+                return Err(word.place.error(format!("{:?} isn't a zone", word.text)));
             }
             if !word.text.is_empty() {
                 addresses.push(word);

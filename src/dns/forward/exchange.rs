@@ -7,20 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::future::select_ok;
 use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Message, ResponseCode};
 use rand::RngExt;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpSocket, UdpSocket};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 use tracing::debug;
 
 use super::health::Upstream;
-use super::pool::Connection;
-use crate::dns::is_shortage;
+use super::pool::{Connection, Stream};
+use super::trouble::{Doing, Progress, Trouble};
 use crate::dns::question::Question;
 use crate::dns::wire::{Reply, reply_to};
 
@@ -31,7 +32,7 @@ const SILENCE: Duration = Duration::from_millis(400);
 const REPEAT: Duration = Duration::from_millis(500);
 /// How long an answer is waited for where there is a part of it already.
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a connection that was idle may be silent: its other end may be gone.
+/// How long a connection that was idle may be silent before a new one is tried: its other end may be gone.
 const POOLED_PATIENCE: Duration = Duration::from_millis(300);
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
@@ -80,13 +81,26 @@ impl fmt::Display for Endpoint {
     }
 }
 
+/// One question on its way to one upstream.
+#[derive(Clone, Copy)]
+struct Try<'a> {
+    upstream: &'a Upstream,
+    question: &'a Question,
+    by_tcp: bool,
+    deadline: Instant,
+    progress: &'a Progress,
+}
+
 /// Asks an upstream until the deadline. One that fails, or is silent for long, is checked.
 pub(super) async fn exchange(
     upstream: Arc<Upstream>,
     question: &Question,
+    by_tcp: bool,
     deadline: Instant,
-) -> io::Result<Message> {
-    let asking = timeout_at(deadline, ask(&upstream, question));
+    progress: Arc<Progress>,
+) -> Result<Message, Trouble> {
+    let begun = Instant::now();
+    let asking = Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress }.ask();
     tokio::pin!(asking);
     let answer = tokio::select! {
         answer = &mut asking => answer,
@@ -95,79 +109,224 @@ pub(super) async fn exchange(
             asking.await
         }
     };
-    let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    if let Err(error) = &answer {
-        debug!("upstream {}: {error}", upstream.endpoint);
-        // That we have no socket for it says nothing about it.
-        if !is_shortage(error) {
-            upstream.suspect();
+    match &answer {
+        Ok(Message { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
+            metrics.answered(upstream.endpoint.address, metadata.response_code, begun.elapsed());
+        }),
+        Err(trouble) => {
+            debug!("upstream {}: {trouble}", upstream.endpoint);
+            // That we have no socket for it says nothing about it.
+            if !trouble.is_shortage() {
+                upstream.suspect();
+            }
         }
     }
     answer
 }
 
-async fn ask(upstream: &Upstream, question: &Question) -> io::Result<Message> {
-    let answer = ask_once(upstream, question, true).await?;
-    let rcode = answer.metadata.response_code;
-    // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
-    if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
-        return ask_once(upstream, question, false).await;
-    }
-    Ok(answer)
+/// Asks an upstream just to see whether it answers.
+pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Instant) -> Result<(), Trouble> {
+    let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
+    let progress = &upstream.progress();
+    let asking = Try { upstream, question, by_tcp, deadline, progress };
+    let bytes = asking.encode(false)?;
+    // The sockets for that aren't counted, and what is open may be what is broken.
+    if by_tcp { asking.over_new(&bytes).await.map(drop) } else { asking.by_udp(&bytes).await.map(drop) }
 }
 
-/// Asks an upstream once, with EDNS or without.
-pub(super) async fn ask_once(upstream: &Upstream, question: &Question, edns: bool) -> io::Result<Message> {
-    let bytes = question.message(edns).to_vec().map_err(io::Error::other)?;
-    if !matches!(upstream.endpoint.transport, Transport::Udp) {
-        return by_stream(upstream, &bytes).await;
+impl Upstream {
+    /// Returns the progress of a question that is about to be sent.
+    pub(super) fn progress(&self) -> Progress {
+        Progress::new(self.dialing("udp"))
     }
-    match by_udp(upstream.endpoint.address, &bytes).await? {
-        Reply::Answer(answer) => Ok(*answer),
-        Reply::Truncated(cut) => {
-            let whole = by_stream(upstream, &bytes);
-            match cut.filter(|cut| !cut.answers.is_empty()) {
-                // Better than nothing, and TC says what it is.
-                Some(cut) => match timeout(STREAM_PATIENCE, whole).await {
-                    Ok(Ok(whole)) => Ok(whole),
-                    _ => Ok(*cut),
-                },
-                None => whole.await,
-            }
+
+    fn dialing(&self, network: &'static str) -> Doing {
+        Doing::dial(network, self.endpoint.address)
+    }
+
+    /// Returns what is bound for a socket to it.
+    fn from(&self) -> SocketAddr {
+        let any: IpAddr = match self.endpoint.address {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        SocketAddr::new(self.source.unwrap_or(any), 0)
+    }
+
+    /// Counts that a socket was needed.
+    fn needed(&self, was_open: bool, by_stream: bool) {
+        let protocol = match self.endpoint.transport {
+            Transport::Tls(_) => "tcp-tls",
+            Transport::Udp if !by_stream => "udp",
+            Transport::Udp | Transport::Tcp => "tcp",
+        };
+        self.metrics.iter().for_each(|metrics| metrics.socket(self.endpoint.address, protocol, was_open));
+    }
+
+    /// Opens a socket that leads to it alone: the port is random (RFC 5452 section 9.2), and once it is connected
+    /// the kernel drops what other addresses send.
+    async fn open(&self) -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind(self.from()).await?;
+        socket.connect(self.endpoint.address).await?;
+        Ok(socket)
+    }
+
+    async fn connect(&self) -> io::Result<Stream> {
+        let socket = match self.endpoint.address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        if self.source.is_some() {
+            socket.bind(self.from())?;
         }
-        Reply::Garbled | Reply::Foreign => Err(io::Error::other("the answer can't be decoded")),
-    }
-}
-
-/// Asks by UDP, again and again until somebody answers. Each time from another port and with another id: behind
-/// one address there may be several servers, and the network keeps each port with one of them, dead or not.
-async fn by_udp(server: SocketAddr, bytes: &[u8]) -> io::Result<Reply> {
-    let mut tries = FuturesUnordered::new();
-    let mut bytes = bytes.to_vec();
-    let mut pause = REPEAT;
-    loop {
-        tries.push(ask_from_new_port(server, bytes.clone()));
-        let repeat = Instant::now() + pause;
-        while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
-            // One that fails says nothing of those that wait.
-            if reply.is_ok() || tries.is_empty() {
-                return reply;
+        let stream = socket.connect(self.endpoint.address).await?;
+        stream.set_nodelay(true)?;
+        Ok(match &self.endpoint.transport {
+            Transport::Udp | Transport::Tcp => Either::Left(stream),
+            Transport::Tls(client) => {
+                let tls = client.connector.connect(client.name.clone(), stream).await;
+                Either::Right(Box::new(tls.map_err(|error| match error.raw_os_error() {
+                    Some(_) => error,
+                    None => io::Error::other(format!("tls: {error}")),
+                })?))
             }
-        }
-        pause *= 2;
-        rand::rng().fill(&mut bytes[..2]);
+        })
     }
 }
 
-async fn ask_from_new_port(server: SocketAddr, bytes: Vec<u8>) -> io::Result<Reply> {
-    let any: IpAddr = match server {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    // A socket of its own: the port is random (RFC 5452 section 9.2), and once it is connected the kernel
-    // drops what other addresses send.
-    let socket = UdpSocket::bind((any, 0)).await?;
-    socket.connect(server).await?;
+impl Try<'_> {
+    async fn ask(self) -> Result<Message, Trouble> {
+        let answer = self.ask_once(true).await?;
+        let rcode = answer.metadata.response_code;
+        // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
+        if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
+            return self.ask_once(false).await;
+        }
+        Ok(answer)
+    }
+
+    /// Asks once, with EDNS or without.
+    async fn ask_once(self, edns: bool) -> Result<Message, Trouble> {
+        let bytes = self.encode(edns)?;
+        if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
+            return self.by_stream(&bytes).await;
+        }
+        self.upstream.needed(false, false);
+        match self.by_udp(&bytes).await? {
+            Reply::Answer(answer) => Ok(*answer),
+            Reply::Truncated(cut) => {
+                let whole = self.by_stream(&bytes);
+                match cut.filter(|cut| !cut.answers.is_empty()) {
+                    // Better than nothing, and TC says what it is.
+                    Some(cut) => match timeout(STREAM_PATIENCE, whole).await {
+                        Ok(Ok(whole)) => Ok(whole),
+                        _ => Ok(*cut),
+                    },
+                    None => whole.await,
+                }
+            }
+            Reply::Garbled | Reply::Foreign => Err(self.garbled("udp", None)),
+        }
+    }
+
+    fn encode(&self, edns: bool) -> Result<Vec<u8>, Trouble> {
+        let encoded = self.question.message(edns).to_vec();
+        encoded.map_err(|error| self.upstream.dialing("udp").failed(io::Error::other(error)))
+    }
+
+    fn garbled(&self, network: &'static str, local: Option<SocketAddr>) -> Trouble {
+        let error = io::Error::other("what it answers isn't an answer to the question");
+        Doing::read(network, local, self.upstream.endpoint.address).failed(error)
+    }
+
+    /// Asks by UDP, again and again until somebody answers. Each time from another port and with another id:
+    /// behind one address there may be several servers, and the network keeps each port with one of them, dead or
+    /// not. Who has given up on it, and asks anew, may still be answered.
+    async fn by_udp(self, bytes: &[u8]) -> Result<Reply, Trouble> {
+        let given_up = Instant::now() + self.upstream.patience;
+        let mut tries = FuturesUnordered::new();
+        let mut bytes = bytes.to_vec();
+        let mut pause = REPEAT;
+        let mut local = None;
+        loop {
+            match self.upstream.open().await {
+                Ok(socket) => {
+                    local = local.or(socket.local_addr().ok());
+                    tries.push(ask_from(socket, bytes.clone()));
+                }
+                Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
+                // One that waits may still be answered.
+                Err(_) => {}
+            }
+            let reading = Doing::read("udp", local, self.upstream.endpoint.address);
+            self.progress.first(reading);
+            let next = Instant::now() + pause;
+            let repeat = if next < given_up { next.min(self.deadline) } else { self.deadline };
+            while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
+                // One that fails says nothing of those that wait.
+                if reply.is_ok() || tries.is_empty() {
+                    return reply.map_err(|error| reading.failed(error));
+                }
+            }
+            if repeat == self.deadline {
+                return Err(reading.late());
+            }
+            pause *= 2;
+            rand::rng().fill(&mut bytes[..2]);
+        }
+    }
+
+    /// Asks over a connection that is open already, if there is one, else over a new one.
+    async fn by_stream(self, bytes: &[u8]) -> Result<Message, Trouble> {
+        let pooled = self.upstream.pool.take();
+        self.upstream.needed(pooled.is_some(), true);
+        let Some(connection) = pooled else { return self.over_new(bytes).await };
+        let mut old = Box::pin(self.over(connection, bytes));
+        let outcome = timeout(POOLED_PATIENCE, &mut old).await;
+        if let Ok(Ok(answer)) = outcome {
+            return Ok(answer);
+        }
+        // It may have been closed at the other end, or lead to nobody any more: then so do the others.
+        self.upstream.pool.clear();
+        self.upstream.needed(false, true);
+        let new = Box::pin(self.over_new(bytes));
+        match outcome {
+            Ok(_) => new.await,
+            // Or the answer just takes its time.
+            Err(_) => select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer),
+        }
+    }
+
+    async fn over_new(self, bytes: &[u8]) -> Result<Message, Trouble> {
+        let dialing = self.upstream.dialing("tcp");
+        self.progress.now(dialing);
+        let stream = match timeout_at(self.deadline, self.upstream.connect()).await {
+            Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
+            Err(_) => return Err(dialing.late()),
+        };
+        self.over(Connection { stream, opened: Instant::now() }, bytes).await
+    }
+
+    /// Asks over a connection, which is kept for the next question if all goes well.
+    async fn over(self, mut connection: Connection, bytes: &[u8]) -> Result<Message, Trouble> {
+        let local = connection.local();
+        let reading = Doing::read("tcp", local, self.upstream.endpoint.address);
+        self.progress.now(reading);
+        let answer = match timeout_at(self.deadline, converse(&mut connection.stream, bytes)).await {
+            Ok(answer) => answer.map_err(|error| reading.failed(error))?,
+            Err(_) => return Err(reading.late()),
+        };
+        match reply_to(bytes, &answer) {
+            Reply::Answer(answer) | Reply::Truncated(Some(answer)) => {
+                self.upstream.pool.put(connection);
+                Ok(*answer)
+            }
+            _ => Err(self.garbled("tcp", local)),
+        }
+    }
+}
+
+async fn ask_from(socket: UdpSocket, bytes: Vec<u8>) -> io::Result<Reply> {
     socket.send(&bytes).await?;
     loop {
         socket.readable().await?;
@@ -189,41 +348,12 @@ fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
     }
 }
 
-/// Asks over a connection that is open already, if there is one, else over a new one.
-async fn by_stream(upstream: &Upstream, bytes: &[u8]) -> io::Result<Message> {
-    if let Some(connection) = upstream.pool.take() {
-        // It may have been closed at the other end meanwhile, or lead to nobody any more: then so do the others.
-        if let Ok(Ok(answer)) = timeout(POOLED_PATIENCE, over(upstream, connection, bytes)).await {
-            return Ok(answer);
-        }
-        upstream.pool.clear();
-    }
-    over(upstream, connect(&upstream.endpoint).await?, bytes).await
-}
-
-async fn connect(endpoint: &Endpoint) -> io::Result<Connection> {
-    let stream = TcpStream::connect(endpoint.address).await?;
-    stream.set_nodelay(true)?;
-    Ok(match &endpoint.transport {
-        Transport::Udp | Transport::Tcp => Either::Left(stream),
-        Transport::Tls(client) => {
-            Either::Right(Box::new(client.connector.connect(client.name.clone(), stream).await?))
-        }
-    })
-}
-
-/// Asks over a connection, which is kept for the next question if all goes well.
-async fn over(upstream: &Upstream, mut connection: Connection, bytes: &[u8]) -> io::Result<Message> {
+/// Sends a message and reads one, each behind its length (RFC 1035 section 4.2.2).
+async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
-    connection.write_all(&[&length.to_be_bytes(), bytes].concat()).await?;
-    connection.flush().await?;
-    let mut answer = vec![0; usize::from(connection.read_u16().await?)];
-    connection.read_exact(&mut answer).await?;
-    match reply_to(bytes, &answer) {
-        Reply::Answer(answer) | Reply::Truncated(Some(answer)) => {
-            upstream.pool.put(connection);
-            Ok(*answer)
-        }
-        _ => Err(io::Error::other("the answer by TCP doesn't match the question")),
-    }
+    stream.write_all(&[&length.to_be_bytes(), bytes].concat()).await?;
+    stream.flush().await?;
+    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer)
 }

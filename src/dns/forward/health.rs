@@ -1,31 +1,58 @@
 //! An upstream and its health, which is checked only when it has failed.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hickory_proto::rr::{Name, RecordType};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::ForwardOptions;
-use super::exchange::{Endpoint, ask_once};
+use super::exchange::{Endpoint, ping};
+use super::metrics::ForwardMetrics;
 use super::pool::Pool;
 use crate::dns::question::Question;
 
 /// How long a health check may take.
 const CHECK: Duration = Duration::from_secs(1);
+/// The shortest pause between two health checks: with none at all, CoreDNS does nothing else.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+
+/// How upstreams are checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The pause between two health checks.
+    pub pause: Duration,
+    /// RD of the question.
+    pub recursion_desired: bool,
+    /// The name whose name servers are asked for.
+    pub domain: Name,
+}
+
+impl Default for HealthCheck {
+    /// As CoreDNS.
+    fn default() -> Self {
+        Self { pause: Duration::from_millis(500), recursion_desired: true, domain: Name::root() }
+    }
+}
 
 /// One upstream.
 #[derive(Debug)]
 pub(super) struct Upstream {
     pub(super) endpoint: Endpoint,
     pub(super) pool: Pool,
+    /// How long an answer is waited for.
+    pub(super) patience: Duration,
+    /// What it is asked from.
+    pub(super) source: Option<IpAddr>,
+    pub(super) metrics: Option<Arc<ForwardMetrics>>,
     /// Health checks that failed, in a row.
     fails: AtomicU32,
     max_fails: u32,
-    pause: Duration,
+    check: HealthCheck,
     /// The checks under way.
     checks: Mutex<Option<AbortOnDropHandle<()>>>,
 }
@@ -34,10 +61,13 @@ impl Upstream {
     pub(super) fn new(endpoint: Endpoint, options: &ForwardOptions) -> Self {
         Self {
             endpoint,
-            pool: Pool::new(options.expire),
+            pool: Pool::new(options.keep),
+            patience: options.read_timeout,
+            source: options.source,
+            metrics: options.metrics.clone(),
             fails: AtomicU32::new(0),
             max_fails: options.max_fails,
-            pause: options.health_check,
+            check: options.health_check.clone(),
             checks: Mutex::default(),
         }
     }
@@ -61,7 +91,7 @@ impl Upstream {
                     if upstream.check().await {
                         return;
                     }
-                    let pause = upstream.pause;
+                    let pause = upstream.check.pause.max(MIN_PAUSE);
                     drop(upstream);
                     sleep(pause).await;
                 }
@@ -69,30 +99,26 @@ impl Upstream {
         }
     }
 
-    /// Asks it for the root's name servers; any answer will do, as for CoreDNS. Returns whether it answered.
+    /// Asks it for name servers; any answer will do, as for CoreDNS. Returns whether it answered.
     async fn check(&self) -> bool {
-        let question = Question::plain(Name::root(), RecordType::NS);
-        let answer = timeout(CHECK, ask_once(self, &question, false)).await;
-        let why = match answer {
-            Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("no answer within a second".to_owned()),
-        };
-        let answered = why.is_none();
+        let mut question = Question::plain(self.check.domain.clone(), RecordType::NS);
+        question.recursion_desired = self.check.recursion_desired;
+        let pong = ping(self, &question, Instant::now() + CHECK).await;
         let was_down = self.is_down();
-        if answered {
+        if pong.is_ok() {
             self.fails.store(0, Ordering::Relaxed);
         } else {
-            // It can't overflow: that would take 68 years.
+            // It can't overflow: that would take a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
+            self.metrics.iter().for_each(|metrics| metrics.check_failed(self.endpoint.address));
         }
-        match (was_down, self.is_down()) {
-            (false, true) => {
-                warn!("upstream {} fails health checks: {}", self.endpoint, why.unwrap_or_default());
+        match (was_down, &pong) {
+            (false, Err(trouble)) if self.is_down() => {
+                warn!("upstream {} fails health checks: {trouble}", self.endpoint);
             }
-            (true, false) => info!("upstream {} answers again", self.endpoint),
+            (true, Ok(())) => info!("upstream {} answers again", self.endpoint),
             _ => {}
         }
-        answered
+        pong.is_ok()
     }
 }

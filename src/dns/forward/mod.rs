@@ -1,14 +1,25 @@
 //! The client of the upstream resolvers: one question, the first good answer that matches it.
 
 mod exchange;
+pub(super) mod flights;
 mod health;
+mod metrics;
+pub(super) mod names;
 mod policy;
 mod pool;
+pub(super) mod rcode;
+mod rounds;
+pub(super) mod tls;
+mod trouble;
 
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Message, ResponseCode};
@@ -18,28 +29,44 @@ use tokio::time::{Instant, sleep_until};
 use super::question::Question;
 use exchange::exchange;
 pub use exchange::{Endpoint, TlsClient, Transport};
+pub use health::HealthCheck;
 use health::Upstream;
+pub use metrics::ForwardMetrics;
 pub use policy::Policy;
+pub use pool::Keep;
+use rounds::{Rounds, Waiting};
 
-/// How long a look-up may take, as for CoreDNS. Who asked may give up earlier.
+/// How long upstreams are tried for one question, as by CoreDNS. Who asked may give up earlier.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long an upstream may be silent before the next one is asked, too.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How upstreams are asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ForwardOptions {
     /// In which order.
     pub policy: Policy,
     /// Failed health checks in a row after which an upstream counts as down; 0 for never.
     pub max_fails: u32,
-    /// The pause between two health checks.
-    pub health_check: Duration,
-    /// How long an idle connection is kept.
-    pub expire: Duration,
+    /// How an upstream that has failed is checked.
+    pub health_check: HealthCheck,
+    /// How long connections are kept, and how many.
+    pub keep: Keep,
+    /// How long an upstream may take to answer.
+    pub read_timeout: Duration,
+    /// How many attempts may fail for one question; `None` for two with each upstream.
+    pub max_attempts: Option<usize>,
     /// Questions of a kind that may be under way at once. Each costs a socket for every time that it is
     /// sent.
     pub max_concurrent: usize,
+    /// Whether nobody is asked while all upstreams are down.
+    pub fail_fast: bool,
+    /// The codes that have a client's question go to the next upstream.
+    pub failover: Vec<ResponseCode>,
+    /// Whether clients' questions by TCP are asked by UDP first, too.
+    pub prefer_udp: bool,
+    /// The address that they are asked from.
+    pub source: Option<IpAddr>,
+    /// Where all that is counted.
+    pub metrics: Option<Arc<ForwardMetrics>>,
 }
 
 impl Default for ForwardOptions {
@@ -48,9 +75,16 @@ impl Default for ForwardOptions {
         Self {
             policy: Policy::Random,
             max_fails: 2,
-            health_check: Duration::from_millis(500),
-            expire: Duration::from_secs(10),
+            health_check: HealthCheck::default(),
+            keep: Keep::default(),
+            read_timeout: Duration::from_secs(2),
+            max_attempts: None,
             max_concurrent: 1000,
+            fail_fast: false,
+            failover: Vec::new(),
+            prefer_udp: false,
+            source: None,
+            metrics: None,
         }
     }
 }
@@ -58,7 +92,8 @@ impl Default for ForwardOptions {
 /// The upstream resolvers.
 #[derive(Debug)]
 pub struct Forward {
-    upstreams: Vec<Arc<Upstream>>,
+    /// They change when the names of some are resolved.
+    upstreams: ArcSwap<Vec<Arc<Upstream>>>,
     options: ForwardOptions,
     turn: AtomicUsize,
     /// Other names and targets have a bound each: a flood of the ones leaves the others alone.
@@ -69,43 +104,62 @@ pub struct Forward {
 }
 
 /// What an answer is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// A name outside the zones.
     Forward,
+    /// The same, by a client that has asked by TCP.
+    ForwardByTcp,
     /// The target of a link.
     Chase,
 }
 
 /// Why there is no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
-    /// No upstream has answered in time, or none can be reached.
-    #[error("no upstream has answered")]
-    NoAnswer,
+    /// No upstream has answered in time, or none can be reached: the last trouble there was.
+    #[error("{0}")]
+    NoAnswer(Arc<str>),
     /// None has answered so far: the look-up goes on.
     #[error("no upstream has answered yet")]
     Late,
-    /// Too many questions are under way.
-    #[error("too many questions are under way")]
-    Busy,
+    /// Too many questions are under way: so many.
+    #[error("concurrent queries exceeded maximum {0}")]
+    Busy(usize),
+}
+
+impl ForwardError {
+    /// Returns that there is no answer, and why.
+    pub(super) fn none(why: impl Into<Arc<str>>) -> Self {
+        Self::NoAnswer(why.into())
+    }
 }
 
 impl Forward {
     /// Returns a client of these upstreams.
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, options: ForwardOptions) -> Self {
-        Self {
-            upstreams: endpoints
-                .into_iter()
-                .map(|endpoint| Arc::new(Upstream::new(endpoint, &options)))
-                .collect(),
-            options,
+        let places = |number: usize| Arc::new(Semaphore::new(number.min(Semaphore::MAX_PERMITS)));
+        let forward = Self {
+            upstreams: ArcSwap::default(),
             turn: AtomicUsize::new(0),
-            forwards: Arc::new(Semaphore::new(options.max_concurrent)),
-            chases: Arc::new(Semaphore::new(options.max_concurrent)),
-            oddities: Arc::new(Semaphore::new(options.max_concurrent.div_ceil(10))),
-        }
+            forwards: places(options.max_concurrent),
+            chases: places(options.max_concurrent),
+            oddities: places(options.max_concurrent.div_ceil(10)),
+            options,
+        };
+        forward.set(endpoints);
+        forward
+    }
+
+    /// Has these be the upstreams from now on. Those that were so far keep their connections.
+    pub(super) fn set(&self, endpoints: Vec<Endpoint>) {
+        let known = self.upstreams.load();
+        let upstream = |endpoint: Endpoint| {
+            let same = known.iter().find(|known| known.endpoint.address == endpoint.address);
+            same.map_or_else(|| Arc::new(Upstream::new(endpoint, &self.options)), Arc::clone)
+        };
+        self.upstreams.store(Arc::new(endpoints.into_iter().map(upstream).collect()));
     }
 
     /// Takes one of the places for questions under way; it is free again when the permit is dropped.
@@ -115,56 +169,99 @@ impl Forward {
     /// If there is none.
     pub fn admit(&self, purpose: Purpose, common: bool) -> Result<OwnedSemaphorePermit, ForwardError> {
         let permits = match (purpose, common) {
-            (Purpose::Forward, _) => &self.forwards,
+            (Purpose::Forward | Purpose::ForwardByTcp, _) => &self.forwards,
             (Purpose::Chase, true) => &self.chases,
             (Purpose::Chase, false) => &self.oddities,
         };
-        Arc::clone(permits).try_acquire_owned().map_err(|_| ForwardError::Busy)
+        Arc::clone(permits).try_acquire_owned().map_err(|_| {
+            self.options.metrics.iter().for_each(|metrics| metrics.rejects.inc());
+            ForwardError::Busy(self.options.max_concurrent)
+        })
     }
 
     /// Asks the question: one upstream first, and one more as soon as one has failed or is silent for half
-    /// a second. The first good answer counts; an error only when nothing better can come any more.
+    /// a second. For a client the first answer counts whose code isn't in `failover`. For a target it is the
+    /// first good one; an error only when nothing better can come any more.
     ///
     /// # Errors
-    /// If none has answered within 5 s.
-    pub async fn ask(&self, question: &Question) -> Result<Message, ForwardError> {
-        let deadline = Instant::now() + DEADLINE;
-        let mut upstreams = self.order().into_iter();
+    /// If none has answered in time.
+    pub async fn ask(&self, question: &Question, purpose: Purpose) -> Result<Message, ForwardError> {
+        let (upstreams, attempts) = self.order()?;
+        let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
+        let begun = Instant::now();
+        let deadline = begun + DEADLINE.max(self.options.read_timeout);
+        let mut rounds = Rounds::new(upstreams, attempts);
         let mut tries = FuturesUnordered::new();
+        let mut alarm = pin!(sleep_until(deadline));
         let mut poor: Option<Message> = None;
-        let mut next_try = Instant::now();
         loop {
-            if tries.is_empty() && upstreams.len() == 0 {
-                return poor.ok_or(ForwardError::NoAnswer);
+            let next = rounds.next().filter(|_| begun.elapsed() < DEADLINE);
+            if next.is_none() && !rounds.is_waiting() {
+                return poor.ok_or_else(|| ForwardError::NoAnswer(rounds.why()));
             }
+            let turn = next.map_or(deadline, |next| next.at);
             tokio::select! {
                 biased;
-                Some(outcome) = tries.next() => {
-                    next_try = Instant::now();
-                    match outcome {
-                        Ok(answer) if worth(&answer) > 2 => return Ok(answer),
-                        Ok(answer) if worth(&answer) > poor.as_ref().map_or(0, worth) => poor = Some(answer),
-                        _ => {}
+                Some((number, outcome)) = tries.next() => match rounds.ended(number, outcome) {
+                    Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
+                    Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
+                    _ => {}
+                },
+                () = sleep_until(turn), if next.is_some() => if let Some(next) = next {
+                    let Waiting { number, upstream, progress, .. } = rounds.begun(next);
+                    let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
+                    let asking = exchange(upstream, question, by_tcp, deadline, progress);
+                    tries.push(async move { (number, asking.await) });
+                },
+                // Each time that the tries have been seen to, for they may have come to another step.
+                () = poll_fn(|context| {
+                    let due = rounds.due().unwrap_or(deadline);
+                    if alarm.deadline() != due {
+                        alarm.as_mut().reset(due);
                     }
-                }
-                () = sleep_until(deadline) => return poor.ok_or(ForwardError::NoAnswer),
-                () = sleep_until(next_try), if upstreams.len() > 0 => {
-                    tries.extend(upstreams.next().map(|upstream| exchange(upstream, question, deadline)));
-                    next_try = Instant::now() + PATIENCE;
-                }
+                    alarm.as_mut().poll(context)
+                }) => rounds.give_up_on_late(),
             }
         }
     }
 
-    /// Returns the upstreams in the order in which they are asked for one question. Those that are down
-    /// are left out; when all are, the health checks may be what is broken, and chance decides.
-    fn order(&self) -> Vec<Arc<Upstream>> {
-        let up: Vec<_> = self.upstreams.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
-        if up.is_empty() {
-            return Policy::Random.order(self.upstreams.clone(), &self.turn);
+    /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
+    /// fail. Those that are down are left out; when all are, the health checks may be what is broken, and
+    /// chance decides.
+    fn order(&self) -> Result<(Vec<Arc<Upstream>>, usize), ForwardError> {
+        let all = self.upstreams.load();
+        let up: Vec<_> = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
+        let attempts = match self.options.max_attempts {
+            None => 2 * all.len(),
+            Some(0) => usize::MAX,
+            Some(attempts) => attempts,
+        };
+        if all.is_empty() {
+            return Err(ForwardError::none("the names of the upstreams aren't resolved yet"));
         }
-        self.options.policy.order(up, &self.turn)
+        if !up.is_empty() {
+            return Ok((self.options.policy.order(up, &self.turn), attempts));
+        }
+        self.options.metrics.iter().for_each(|metrics| metrics.all_down.inc());
+        if self.options.fail_fast {
+            return Err(ForwardError::none("no healthy proxies"));
+        }
+        Ok((Policy::Random.order(all.to_vec(), &self.turn), attempts.min(all.len())))
     }
+
+    /// Returns whether there is no need to ask another upstream.
+    fn will_do(&self, answer: &Message, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::Chase => worth(answer) > 2,
+            _ => !self.options.failover.contains(&answer.metadata.response_code),
+        }
+    }
+}
+
+/// Returns whether an answer that won't do is better than the one before it.
+fn betters(answer: &Message, before: Option<&Message>, purpose: Purpose) -> bool {
+    // As in CoreDNS a client gets the last one.
+    purpose != Purpose::Chase || worth(answer) > before.map_or(0, worth)
 }
 
 /// "I can't" says more about the name than "I won't", and that more than "what?". Another server may well

@@ -21,8 +21,9 @@ impl Policy {
         match self {
             Self::Random => items.shuffle(&mut rand::rng()),
             Self::RoundRobin if !items.is_empty() => {
-                let first = turn.fetch_add(1, Ordering::Relaxed) % items.len();
-                items.rotate_left(first);
+                // As in CoreDNS: the second comes first first, and the others keep their order.
+                let first = turn.fetch_add(1, Ordering::Relaxed).wrapping_add(1) % items.len();
+                items[..=first].rotate_right(1);
             }
             Self::RoundRobin | Self::Sequential => {}
         }
@@ -39,9 +40,9 @@ mod tests {
         let turn = AtomicUsize::new(0);
         let order = |policy: Policy| policy.order(vec![1, 2, 3], &turn);
         assert_eq!(order(Policy::Sequential), [1, 2, 3]);
-        assert_eq!(order(Policy::RoundRobin), [1, 2, 3]);
-        assert_eq!(order(Policy::RoundRobin), [2, 3, 1]);
+        assert_eq!(order(Policy::RoundRobin), [2, 1, 3]);
         assert_eq!(order(Policy::RoundRobin), [3, 1, 2]);
+        assert_eq!(order(Policy::RoundRobin), [1, 2, 3]);
         let firsts: Vec<u8> = (0..200).map(|_| order(Policy::Random)[0]).collect();
         assert!([1, 2, 3].iter().all(|first| firsts.contains(first)), "{firsts:?}");
         assert!(Policy::RoundRobin.order(Vec::<u8>::new(), &turn).is_empty());

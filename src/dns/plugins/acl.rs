@@ -1,8 +1,251 @@
-//! Not built yet.
+//! # Name
+//!
+//! *acl* - says which clients may ask for what.
+//!
+//! # Description
+//!
+//! Rules look at the address that a question comes from and at its type. The first rule that fits says what
+//! becomes of the question; one that no rule fits is let through. The address is that of the packet: behind a
+//! forwarder or a NAT all clients have the same one. An IPv4 client is one, too, on a socket for both families.
+//!
+//! `acl` may be there several times in a block, for other zones or the same ones: they are gone through from the
+//! top, and the first rule that fits ends it.
+//!
+//! Whom an `acl` for all names (one in the zone `.`) stops from asking for addresses gets answers about links
+//! without what is behind their targets: nothing is looked up elsewhere for that client.
+//!
+//! Differences from CoreDNS:
+//! - Clients that don't speak EDNS get no OPT record (RFC 6891 section 7), and so not the reason.
+//! - A zone that isn't one is an error; CoreDNS passes over it, and with it over its rules.
+//! - Networks of IPv4-mapped addresses, `::ffff:192.0.2.0/120`, are the IPv4 networks that they stand for. In
+//!   CoreDNS they never fit.
+//!
+//! # Syntax
+//!
+//! ```text
+//! acl [ZONES...] {
+//!     ACTION [type QTYPE...] [net SOURCE...]
+//! }
+//! ```
+//!
+//! - `ZONES` are the zones whose names the rules are for; the zones of the block if there are none. A network such
+//!   as `10.0.0.0/8` stands for its reverse zones.
+//! - `ACTION` is one of
+//!   - `allow`: the question is let through;
+//!   - `block`: it is answered with REFUSED, and the extended error 15, Blocked (RFC 8914);
+//!   - `filter`: it is answered with NOERROR and no records, and the extended error 17, Filtered;
+//!   - `drop`: it isn't answered.
+//! - `type` lists the types of questions that the rule is for, by their names in capitals; `*` stands for all of
+//!   them, and so does a rule without `type`.
+//! - `net` lists the clients that it is for: addresses, or networks such as `192.0.2.0/24`; `*` stands for all of
+//!   them, and so does a rule without `net`.
+//!
+//! `type` and `net` may be repeated, in any order.
+//!
+//! # Metrics
+//!
+//! - `coredns_acl_blocked_requests_total{server, zone, view}`: questions that were blocked.
+//! - `coredns_acl_filtered_requests_total{server, zone, view}`: questions that were filtered.
+//! - `coredns_acl_dropped_requests_total{server, zone, view}`: questions that were dropped.
+//! - `coredns_acl_allowed_requests_total{server, view}`: questions that were let through.
+//!
+//! `zone` is the zone of the rule.
+//!
+//! # Examples
+//!
+//! Only private networks are served:
+//!
+//! ```text
+//! . {
+//!     acl {
+//!         allow net 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16
+//!         block
+//!     }
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+//!
+//! One network gets no IPv6 addresses below `example.org`, and one client of it nothing at all:
+//!
+//! ```text
+//! . {
+//!     acl example.org {
+//!         drop net 192.0.2.7
+//!         filter type AAAA net 192.0.2.0/24
+//!     }
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+
+mod parse;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::{Name, RecordType};
+use ipnet::IpNet;
+use prometheus::{IntCounterVec, Opts, Registry};
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::origins::Origins;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::wire::Ede;
+use crate::metrics::Family;
+
+const NAME: &str = "acl";
+/// RFC 8914 section 4.16.
+const BLOCKED: Ede = Ede { code: 15, text: "" };
+/// RFC 8914 section 4.18.
+const FILTERED: Ede = Ede { code: 17, text: "" };
+
+#[derive(Debug)]
+struct Acl {
+    lists: Vec<List>,
+    counts: Arc<Counts>,
+}
+
+/// The rules of one `acl`.
+#[derive(Debug)]
+struct List {
+    zones: Origins,
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    action: Action,
+    /// The types that it is for, or all.
+    types: Option<Vec<RecordType>>,
+    /// The clients that it is for, or all.
+    nets: Option<Nets>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Allow,
+    Block,
+    Filter,
+    Drop,
+}
+
+/// Networks of which none overlaps another, in order.
+#[derive(Debug)]
+struct Nets(Vec<IpNet>);
+
+#[derive(Debug)]
+struct Counts {
+    blocked: IntCounterVec,
+    filtered: IntCounterVec,
+    dropped: IntCounterVec,
+    allowed: IntCounterVec,
+}
+
+impl Family for Counts {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |what: &str, labels: &[&str]| {
+            let name = format!("coredns_acl_{what}_requests_total");
+            let counter = IntCounterVec::new(
+                Opts::new(name, format!("Counter of DNS requests being {what}.")),
+                labels,
+            )?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        Ok(Self {
+            blocked: counter("blocked", &["server", "zone", "view"])?,
+            filtered: counter("filtered", &["server", "zone", "view"])?,
+            dropped: counter("dropped", &["server", "zone", "view"])?,
+            allowed: counter("allowed", &["server", "view"])?,
+        })
+    }
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let lists = setup.lines.iter().map(|line| parse::list(setup, line)).collect::<Result<_, _>>()?;
+    let counts = setup.metrics()?;
+    setup.add(Acl { lists, counts });
+    Ok(())
+}
+
+impl Acl {
+    /// Returns what becomes of a question, and the zone whose rule says so.
+    fn decide(&self, name: &Name, qtype: RecordType, client: IpAddr) -> Option<(Action, &Name)> {
+        self.lists.iter().find_map(|list| {
+            let zone = list.zones.closest(name)?;
+            let rule = list.rules.iter().find(|rule| rule.fits(qtype, client))?;
+            Some((rule.action, zone))
+        })
+    }
+}
+
+impl Rule {
+    fn fits(&self, qtype: RecordType, client: IpAddr) -> bool {
+        self.types.as_ref().is_none_or(|types| types.contains(&qtype))
+            && self.nets.as_ref().is_none_or(|nets| nets.contain(client))
+    }
+}
+
+impl Nets {
+    fn new(nets: &Vec<IpNet>) -> Self {
+        let mut nets = IpNet::aggregate(nets);
+        nets.sort_unstable_by_key(IpNet::network);
+        Self(nets)
+    }
+
+    fn contain(&self, client: IpAddr) -> bool {
+        let behind = self.0.partition_point(|net| net.network() <= client);
+        self.0[..behind].last().is_some_and(|net| net.contains(&client))
+    }
+}
+
+#[async_trait]
+impl Plugin for Acl {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let (name, qtype) = (request.query.name(), request.query.query_type());
+        let server = &*request.server.label;
+        let count = |counter: &IntCounterVec, zone: &Name| {
+            counter.with_label_values(&[server, &zone.to_ascii(), ""]).inc();
+        };
+        match self.decide(name, qtype, request.client.ip()) {
+            None | Some((Action::Allow, _)) => {
+                self.counts.allowed.with_label_values(&[server, ""]).inc();
+                next.serve(request).await
+            }
+            Some((Action::Drop, zone)) => {
+                count(&self.counts.dropped, zone);
+                Err(Failure::Silence)
+            }
+            Some((Action::Block, zone)) => {
+                count(&self.counts.blocked, zone);
+                let mut reply = request.reply(NAME);
+                reply.metadata.response_code = ResponseCode::Refused;
+                reply.ede = Some(BLOCKED);
+                Ok(reply)
+            }
+            Some((Action::Filter, zone)) => {
+                count(&self.counts.filtered, zone);
+                let mut reply = request.reply(NAME);
+                reply.ede = Some(FILTERED);
+                Ok(reply)
+            }
+        }
+    }
+
+    /// An address of a name anywhere is what is behind a target.
+    fn recurses(&self, request: &Request) -> Option<bool> {
+        match self.decide(&Name::root(), RecordType::A, request.client.ip()) {
+            None | Some((Action::Allow, _)) => None,
+            Some((Action::Block | Action::Filter | Action::Drop, _)) => Some(false),
+        }
+    }
 }

@@ -1,8 +1,97 @@
-//! Not built yet.
+//! # Name
+//!
+//! *any* - answers questions for ANY with one small record.
+//!
+//! # Description
+//!
+//! A question of type ANY asks for all records of a name. Its answer can be many times as long as the question,
+//! which makes it a weapon against third parties. With this plugin it is answered, for every name, with one HINFO
+//! record that says where to read why (RFC 8482 section 4.2), and no other plugin sees it. Questions of other
+//! types pass.
+//!
+//! # Syntax
+//!
+//! ```text
+//! any
+//! ```
+//!
+//! # Examples
+//!
+//! ```text
+//! example.org {
+//!     any
+//!     whoami
+//! }
+//! ```
+//!
+//! The answer to `example.org ANY`:
+//!
+//! ```text
+//! example.org.  8482  IN  HINFO  "ANY obsoleted" "See RFC 8482"
+//! ```
+
+use async_trait::async_trait;
+use hickory_proto::rr::rdata::HINFO;
+use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Next, Outcome, Plugin, Request};
+
+const NAME: &str = "any";
+/// Seconds: long, for the answer never changes.
+const TTL: u32 = 8482;
+
+#[derive(Debug)]
+struct Any;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    line.no_arguments()?;
+    line.no_block()?;
+    setup.add(Any);
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Any {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        if request.query.query_type() != RecordType::ANY {
+            return next.serve(request).await;
+        }
+        let mut reply = request.reply(NAME);
+        let why = HINFO::new("ANY obsoleted".to_owned(), "See RFC 8482".to_owned());
+        reply.answers.push(Record::from_rdata(request.query.name().clone(), TTL, RData::HINFO(why)));
+        Ok(reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    #[tokio::test]
+    async fn any_is_answered_with_hinfo_and_nothing_else_is() {
+        let site = Site::block("whoami\nany");
+        assert_eq!(
+            site.ask("Example.org. ANY").await,
+            "NOERROR | Example.org. 8482 IN HINFO ANY obsoleted See RFC 8482 | |"
+        );
+        assert!(site.ask("example.org. HINFO").await.starts_with("NOERROR aa | | | example.org. 0 IN A"));
+    }
+
+    #[test]
+    fn it_takes_nothing() {
+        for (lines, expected) in [
+            ("any x", "Corefile:2:5: any takes no arguments, and here is \"x\""),
+            ("any {\n}", "Corefile:2:1: any takes no braces"),
+            ("any\nany", "Corefile:3:1: any can be there only once in a block, and it is on line 2 already"),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
 }

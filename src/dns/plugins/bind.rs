@@ -1,8 +1,124 @@
-//! Not built yet.
+//! # Name
+//!
+//! *bind* - listens on certain addresses only.
+//!
+//! # Description
+//!
+//! Without it a block listens on all addresses of the machine, of both families. Several lines count together.
+//!
+//! On one port either all blocks bind or none does: one that listens on all addresses and one that listens on some
+//! would take each other's questions. CoreDNS leaves that to chance; here it is an error.
+//!
+//! # Syntax
+//!
+//! ```text
+//! bind ADDRESS|IFACE... {
+//!     except ADDRESS|IFACE...
+//! }
+//! ```
+//!
+//! - **ADDRESS|IFACE** is an IP address, or the name of an interface, which stands for its addresses at the time
+//!   when the Corefile is read.
+//! - `except` leaves out addresses of this line.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     bind lo eth0 {
+//!         except 127.0.0.1
+//!     }
+//!     whoami
+//! }
+//! ```
+
+use std::net::IpAddr;
+
+use nix::ifaddrs::getifaddrs;
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use crate::dns::corefile::{CorefileError, Line, Word};
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let mut all: Vec<IpAddr> = Vec::new();
+    for line in setup.lines {
+        let mut except = Vec::new();
+        for option in line.options() {
+            option.no_block()?;
+            match option.name() {
+                "except" => except.extend(addresses(option)?),
+                _ => return Err(option.unknown("bind", &["except"])),
+            }
+        }
+        for ip in addresses(line)? {
+            if !except.contains(&ip) && !all.contains(&ip) {
+                all.push(ip);
+            }
+        }
+    }
+    if all.is_empty() {
+        return Err(setup.lines[0].error("bind leaves no address to listen on"));
+    }
+    setup.draft.bind = all;
+    Ok(())
+}
+
+fn addresses(line: &Line) -> Result<Vec<IpAddr>, CorefileError> {
+    if line.arguments().is_empty() {
+        return Err(line.error(format!("{} needs an address or the name of an interface", line.name())));
+    }
+    let mut all = Vec::new();
+    for word in line.arguments() {
+        match word.text.parse() {
+            Ok(ip) => all.push(ip),
+            Err(_) => all.extend(of_interface(word)?),
+        }
+    }
+    Ok(all)
+}
+
+fn of_interface(word: &Word) -> Result<Vec<IpAddr>, CorefileError> {
+    let interfaces = getifaddrs().map_err(|error| {
+        word.error(format!("{:?} isn't an address, and interfaces can't be listed: {error}", word.text))
+    })?;
+    let own: Vec<_> = interfaces.filter(|interface| interface.interface_name == word.text).collect();
+    if own.is_empty() {
+        return Err(word.isnt("an address, and there is no interface of that name"));
+    }
+    let ip_of = |interface: &nix::ifaddrs::InterfaceAddress| {
+        let address = interface.address?;
+        let ipv4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
+        // A link-local address means something on its own link only.
+        let routable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        ipv4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip()))).filter(routable)
+    };
+    Ok(own.iter().filter_map(ip_of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    #[test]
+    fn what_is_no_address_of_ours_is_refused() {
+        for (lines, expected) in [
+            ("bind", "Corefile:2:1: bind needs an address or the name of an interface"),
+            (
+                "bind nothing0",
+                "Corefile:2:6: \"nothing0\" isn't an address, and there is no interface of that name",
+            ),
+            ("bind 127.0.0.1 {\nbut 127.0.0.1\n}", "Corefile:3:1: bind has no option \"but\"; it has except"),
+            ("bind 127.0.0.1 {\nexcept 127.0.0.1\n}", "Corefile:2:1: bind leaves no address to listen on"),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
+
+    #[test]
+    fn addresses_and_interfaces_of_all_lines_count_together() {
+        let site = Site::block("bind 127.0.0.2\nbind lo {\nexcept ::1\n}\nwhoami");
+        assert_eq!(site.listeners[0], "dns://127.0.0.2:53");
+        assert!(site.listeners.contains(&"dns://127.0.0.1:53".to_owned()), "{:?}", site.listeners);
+        assert!(!site.listeners.contains(&"dns://[::1]:53".to_owned()), "{:?}", site.listeners);
+    }
 }

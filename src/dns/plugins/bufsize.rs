@@ -1,8 +1,124 @@
-//! Not built yet.
+//! # Name
+//!
+//! *bufsize* - bounds the size of UDP answers.
+//!
+//! # Description
+//!
+//! A client says by EDNS how long an answer it takes by UDP (RFC 6891 section 6.2.3). Long ones travel in
+//! fragments, which get lost, and can be forged. With this plugin a client that says more than `SIZE` is taken to
+//! have said `SIZE`, also by the plugins behind it; what doesn't fit is cut, and the client asks again by TCP. One
+//! that says less, or doesn't speak EDNS, isn't touched: nobody gets more than they take.
+//!
+//! Differences from CoreDNS:
+//! - Without this plugin no UDP answer has more than 1232 bytes; in CoreDNS as many as the client takes. `bufsize
+//!   4096` allows more.
+//!
+//! # Syntax
+//!
+//! ```text
+//! bufsize [SIZE]
+//! ```
+//!
+//! - `SIZE` is the number of bytes, from 512 to 4096; 1232 if it isn't there, which passes nearly every path in one
+//!   piece (DNS flag day 2020).
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     bufsize 1100
+//!     forward . 192.0.2.53
+//! }
+//! ```
+
+use async_trait::async_trait;
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Next, Outcome, Plugin, Request};
+use crate::dns::wire::MAX_UDP;
+
+const NAME: &str = "bufsize";
+
+#[derive(Debug)]
+struct Bufsize {
+    size: u16,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    const RANGE: &str = "a number of bytes from 512 to 4096";
+    let line = setup.only_line()?;
+    line.no_block()?;
+    let size = match line.at_most(1)? {
+        [word] => match word.parse(RANGE)? {
+            size @ 512..=4096 => size,
+            _ => return Err(word.isnt(RANGE)),
+        },
+        _ => MAX_UDP,
+    };
+    setup.add(Bufsize { size });
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Bufsize {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// What it changes stays so: the answer is encoded by it.
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        request.max_udp = self.size;
+        if let Some(edns) = request.edns.as_mut().filter(|edns| edns.max_payload() > self.size) {
+            edns.set_max_payload(self.size);
+        }
+        next.serve(request).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::Edns;
+
+    use super::super::testing::Site;
+    use crate::dns::server::Server;
+
+    /// What a client that takes so much by EDNS is taken to have said, and gets.
+    async fn sizes(lines: &str, payload: Option<u16>) -> (Option<u16>, u16) {
+        let mut site = Site::block(&format!("{lines}\nwhoami"));
+        if let Some(payload) = payload {
+            site = site.edns(payload);
+        }
+        let mut request = site.request("example.org. A");
+        Server::serve(&mut request).await.unwrap();
+        (request.edns.as_ref().map(Edns::max_payload), request.limit())
+    }
+
+    #[tokio::test]
+    async fn udp_answers_have_at_most_the_size_and_what_the_client_takes() {
+        for (lines, payload, expected) in [
+            ("", Some(4096), (Some(4096), 1232)),
+            ("bufsize", Some(4096), (Some(1232), 1232)),
+            ("bufsize 4096", Some(65000), (Some(4096), 4096)),
+            ("bufsize 4096", Some(1400), (Some(1400), 1400)),
+            ("bufsize 512", Some(1232), (Some(512), 512)),
+            ("bufsize 4096", None, (None, 512)),
+        ] {
+            assert_eq!(sizes(lines, payload).await, expected, "{lines} {payload:?}");
+        }
+    }
+
+    #[test]
+    fn what_isnt_right_is_named() {
+        for (lines, expected) in [
+            ("bufsize 511", "Corefile:2:9: \"511\" isn't a number of bytes from 512 to 4096"),
+            ("bufsize 4097", "Corefile:2:9: \"4097\" isn't a number of bytes from 512 to 4096"),
+            ("bufsize 70000", "Corefile:2:9: \"70000\" isn't a number of bytes from 512 to 4096"),
+            ("bufsize big", "Corefile:2:9: \"big\" isn't a number of bytes from 512 to 4096"),
+            ("bufsize 512 512", "Corefile:2:13: bufsize takes 1 argument at most, and here is \"512\""),
+            ("bufsize {\n}", "Corefile:2:1: bufsize takes no braces"),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
 }

@@ -1,8 +1,156 @@
-//! Not built yet.
+//! # Name
+//!
+//! *cancel* - ends what takes too long for the client.
+//!
+//! # Description
+//!
+//! Most clients wait for five seconds and then ask again, or give up. What the plugins behind this one haven't
+//! answered by then is answered with SERVFAIL, and they stop working at it.
+//!
+//! Differences from CoreDNS:
+//! - There each plugin looks by itself whether the time is over, and most don't. Here everything behind this one
+//!   ends, and so neither `log` nor `prometheus` sees the question.
+//!
+//! # Syntax
+//!
+//! ```text
+//! cancel [TIMEOUT]
+//! ```
+//!
+//! - `TIMEOUT` is a duration longer than 0, such as `1s` or `500ms`; `5001ms` if it isn't there.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     cancel 2s
+//!     forward . 192.0.2.53
+//! }
+//! ```
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::timeout;
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+
+const NAME: &str = "cancel";
+/// Clients wait for five seconds.
+const TIMEOUT: Duration = Duration::from_millis(5001);
+
+#[derive(Debug)]
+struct Cancel {
+    timeout: Duration,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    line.no_block()?;
+    let timeout = match line.at_most(1)? {
+        [word] => word.duration()?,
+        _ => TIMEOUT,
+    };
+    if timeout.is_zero() {
+        return Err(line.error("a timeout of 0 leaves no time for an answer; the default is 5001ms"));
+    }
+    setup.add(Cancel { timeout });
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Cancel {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let asked = request.clone();
+        match timeout(self.timeout, next.serve(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                // Those that are stopped can't put back what they have changed.
+                *request = asked;
+                Err(Failure::servfail(format!("no answer within {:?}", self.timeout)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hickory_proto::op::ResponseCode;
+    use hickory_proto::rr::{Name, RecordType};
+    use tokio::time::Instant;
+
+    use super::super::testing::Site;
+    use super::*;
+    use crate::dns::server::{Block, Server};
+
+    /// Rewrites the question, and answers after a while.
+    #[derive(Debug)]
+    struct Slow(Duration);
+
+    #[async_trait]
+    impl Plugin for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+
+        async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+            request.query.set_name(Name::root());
+            tokio::time::sleep(self.0).await;
+            Ok(request.reply("slow"))
+        }
+    }
+
+    /// Returns the answer of `cancel` before a plugin that takes so long, when it came, and the name that was
+    /// asked for by then.
+    async fn ask(lines: &str, slow: Duration) -> (ResponseCode, Duration, String) {
+        let site = Site::block(lines);
+        let (zone, block) = site.server.blocks().next().unwrap();
+        let mut plugins = block.plugins.clone();
+        plugins.push(Arc::new(Slow(slow)));
+        let block = Block { plugins, zones: block.zones.clone(), links: None, debug: false };
+        let report = site.shared.metrics.family().unwrap();
+        let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], report);
+        let mut request = site.request("example.org. A");
+        request.server = Arc::new(server);
+        let started = Instant::now();
+        let reply = Server::serve(&mut request).await.unwrap();
+        assert_eq!(request.query.query_type(), RecordType::A);
+        (reply.metadata.response_code, started.elapsed(), request.query.name().to_string())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_takes_too_long_is_ended_and_the_question_is_as_before() {
+        let millis = Duration::from_millis;
+        let failed = |after| (ResponseCode::ServFail, millis(after), "example.org.".to_owned());
+        let answered = |after| (ResponseCode::NoError, millis(after), ".".to_owned());
+        for (lines, slow, expected) in [
+            ("cancel", 6000, failed(5001)),
+            ("cancel", 5000, answered(5000)),
+            ("cancel 1s", 2000, failed(1000)),
+            ("cancel 10s", 6000, answered(6000)),
+        ] {
+            assert_eq!(ask(lines, millis(slow)).await, expected, "{lines} {slow}");
+        }
+    }
+
+    #[test]
+    fn what_isnt_right_is_named() {
+        for (lines, expected) in [
+            ("cancel 0s", "Corefile:2:1: a timeout of 0 leaves no time for an answer; the default is 5001ms"),
+            ("cancel -1s", "Corefile:2:8: \"-1s\" isn't a duration such as 30s, 1m30s or 500ms"),
+            ("cancel 5", "Corefile:2:8: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
+            ("cancel 1s 2s", "Corefile:2:11: cancel takes 1 argument at most, and here is \"2s\""),
+            ("cancel {\n}", "Corefile:2:1: cancel takes no braces"),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
 }

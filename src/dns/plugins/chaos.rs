@@ -1,8 +1,175 @@
-//! Not built yet.
+//! # Name
+//!
+//! *chaos* - answers questions about the server itself: its version, its authors, its host.
+//!
+//! # Description
+//!
+//! Such questions are of the class CH and the type TXT:
+//!
+//! | name | answer |
+//! |---|---|
+//! | `version.bind`, `version.server` | the version |
+//! | `authors.bind` | the authors, one record for each, in another order each time |
+//! | `hostname.bind`, `id.server` | the host's name: in Kubernetes that of the Pod |
+//!
+//! The TTL is 0. All other questions pass. The block has to be for these names, as one for `.` is. A block without
+//! `chaos` (and without `forward`) on a port where no other block has it refuses questions of the class CH.
+//!
+//! Differences from CoreDNS:
+//! - Without arguments version and authors are lb-linker's own.
+//!
+//! # Syntax
+//!
+//! ```text
+//! chaos [VERSION] [AUTHORS...]
+//! ```
+//!
+//! - `VERSION` is the version, `lb-linker-` and the number of the release if it isn't there.
+//! - `AUTHORS` are the authors, each one word, or several in quotes. What is there twice is given once.
+//!
+//! Of each only the first 255 bytes are given: a TXT record has room for no more.
+//!
+//! # Examples
+//!
+//! ```text
+//! version.bind version.server authors.bind hostname.bind id.server {
+//!     chaos "my server" info@example.org
+//! }
+//! ```
+//!
+//! What `dig CH TXT version.bind` shows then:
+//!
+//! ```text
+//! version.bind.  0  CH  TXT  "my server"
+//! ```
 
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use hickory_proto::rr::rdata::TXT;
+use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
+use rand::seq::SliceRandom;
+
+use super::nsid::hostname;
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Next, Outcome, Plugin, Request};
+
+const NAME: &str = "chaos";
+const VERSION: &str = concat!("lb-linker-", env!("CARGO_PKG_VERSION"));
+const AUTHORS: &str = "the authors of lb-linker";
+/// RFC 1035 section 3.3: a character-string.
+const MAX_BYTES: usize = 255;
+
+#[derive(Debug)]
+struct Chaos {
+    version: String,
+    authors: Vec<String>,
+    host: String,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    line.no_block()?;
+    let mut words = line.arguments().iter().map(|word| word.text.clone());
+    let version = words.next().unwrap_or_else(|| VERSION.to_owned());
+    let mut authors: BTreeSet<String> = words.collect();
+    if authors.is_empty() {
+        authors.insert(AUTHORS.to_owned());
+    }
+    setup.add(Chaos { version, authors: authors.into_iter().collect(), host: hostname() });
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Chaos {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let query = &request.query;
+        if query.query_class() != DNSClass::CH || query.query_type() != RecordType::TXT {
+            return next.serve(request).await;
+        }
+        let texts = match &*query.name().to_ascii().to_ascii_lowercase() {
+            "authors.bind." => {
+                let mut authors = self.authors.clone();
+                authors.shuffle(&mut rand::rng());
+                authors
+            }
+            "version.bind." | "version.server." => vec![self.version.clone()],
+            "hostname.bind." | "id.server." => vec![self.host.clone()],
+            _ => return next.serve(request).await,
+        };
+        let mut reply = request.reply(NAME);
+        reply.answers = texts.iter().map(|text| record(request, text)).collect();
+        Ok(reply)
+    }
+}
+
+fn record(request: &Request, text: &str) -> Record {
+    let bytes = text.as_bytes();
+    let text = TXT::from_bytes(vec![&bytes[..bytes.len().min(MAX_BYTES)]]);
+    let mut record = Record::from_rdata(request.query.name().clone(), 0, RData::TXT(text));
+    record.dns_class = DNSClass::CH;
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+    use super::*;
+
+    #[tokio::test]
+    async fn version_authors_and_host_are_told() {
+        let site = Site::block("chaos \"v 1\" b a b\nwhoami");
+        for (question, expected) in [
+            ("Version.bind. CH TXT", "NOERROR | Version.bind. 0 CH TXT v 1 | |".to_owned()),
+            ("version.SERVER. CH TXT", "NOERROR | version.SERVER. 0 CH TXT v 1 | |".to_owned()),
+            ("hostname.bind. CH TXT", format!("NOERROR | hostname.bind. 0 CH TXT {} | |", hostname())),
+            ("id.server. CH TXT", format!("NOERROR | id.server. 0 CH TXT {} | |", hostname())),
+        ] {
+            assert_eq!(site.ask(question).await, expected);
+        }
+        for question in
+            ["version.bind. TXT", "version.bind. CH ANY", "a.version.bind. CH TXT", "bind. CH TXT"]
+        {
+            assert!(site.ask(question).await.starts_with("NOERROR aa"), "{question}");
+        }
+    }
+
+    #[tokio::test]
+    async fn each_author_is_told_once_and_comes_first_at_times() {
+        let site = Site::block("chaos v b a b");
+        let mut seen = BTreeSet::new();
+        for _ in 0..200 {
+            seen.insert(site.ask("authors.bind. CH TXT").await);
+        }
+        let (a, b) = ("authors.bind. 0 CH TXT a", "authors.bind. 0 CH TXT b");
+        let expected = [format!("NOERROR | {a}, {b} | |"), format!("NOERROR | {b}, {a} | |")];
+        assert_eq!(seen, BTreeSet::from(expected));
+    }
+
+    #[tokio::test]
+    async fn without_arguments_it_is_lb_linker_and_long_texts_are_cut() {
+        let site = Site::block("chaos");
+        assert_eq!(
+            site.ask("version.bind. CH TXT").await,
+            format!("NOERROR | version.bind. 0 CH TXT lb-linker-{} | |", env!("CARGO_PKG_VERSION"))
+        );
+        let authors = "NOERROR | authors.bind. 0 CH TXT the authors of lb-linker | |";
+        assert_eq!(site.ask("authors.bind. CH TXT").await, authors);
+        let long = "x".repeat(300);
+        let site = Site::block(&format!("chaos {long} {long}"));
+        for name in ["version.bind.", "authors.bind."] {
+            let expected = format!("NOERROR | {name} 0 CH TXT {} | |", &long[..255]);
+            assert_eq!(site.ask(&format!("{name} CH TXT")).await, expected);
+        }
+    }
+
+    #[test]
+    fn it_takes_no_braces() {
+        assert_eq!(Site::error("chaos v {\n}"), "Corefile:2:1: chaos takes no braces");
+    }
 }

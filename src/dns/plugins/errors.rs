@@ -1,8 +1,303 @@
-//! Not built yet.
+//! # Name
+//!
+//! *errors* - logs why questions couldn't be answered.
+//!
+//! # Description
+//!
+//! Each error that a plugin behind this one ends with is a line on standard output, in the format of CoreDNS:
+//! response code, name and type of the question, and the reason.
+//!
+//! ```text
+//! [ERROR] plugin/errors: 2 example.org. A: read udp 10.0.0.1:53->8.8.8.8:53: i/o timeout
+//! ```
+//!
+//! Errors that come in numbers can be put together: they are counted for some time, and then there is one line
+//! for all of them.
+//!
+//! With `--log-format json` each line is an object instead, with `time`, `level`, `rcode` (its name), `name`,
+//! `type`, `error`, and the whole line as `message`; a line for several errors has `errors` (their number),
+//! `pattern` and `seconds` instead. Lines are never waited for: what standard output doesn't take in time is
+//! dropped and counted.
+//!
+//! Differences from CoreDNS: the reasons are worded by lb-linker, as no two DNS servers fail alike. `stacktrace` is
+//! refused: a panic is logged with the place where it happened, and `RUST_BACKTRACE=1` in the environment adds the
+//! calls that led there. Lines of the level `debug` are written if *debug* is in the same block, not in any. In a
+//! **REGEXP** `\d`, `\w`, `\s` and `\b` know letters and digits beyond ASCII.
+//!
+//! # Syntax
+//!
+//! ```text
+//! errors [stdout] {
+//!     consolidate DURATION REGEXP [LEVEL] [show_first]
+//! }
+//! ```
+//!
+//! `stdout` is where the lines go anyway. The plugin can be there only once in a block.
+//!
+//! * `consolidate`: errors whose reason **REGEXP** matches, anywhere unless it says `^` or `$`, aren't logged one by
+//!   one. **DURATION**, such as `30s` or `5m`, after the first of them, a line tells how many there were. **LEVEL** is
+//!   that of the line: `debug`, `info`, `warning`, or `error`, which is the default. With `show_first` the first
+//!   error is logged at once, with that level, and the number only if there were more. The option may be there
+//!   several times; the first **REGEXP** that matches counts. It has 10000 bytes at most.
+//!
+//! What has been counted when the block ends, because of a reload or with the process, is logged then.
+//!
+//! # Metrics
+//!
+//! * `lb_linker_dns_log_lines_dropped_total` - lines of *errors* and *log* that were dropped.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     errors {
+//!         consolidate 5m ".* i/o timeout$" warning show_first
+//!         consolidate 30s "^no upstream"
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
+//!
+//! ```text
+//! [WARNING] plugin/errors: 2 example.org. A: read udp 10.0.0.1:53->192.0.2.53:53: i/o timeout
+//! [WARNING] plugin/errors: 17 errors like '.* i/o timeout$' occurred in last 5m0s
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use regex::Regex;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::lines::{Level, Lines, Part};
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::text::{name_text, rcode_text, type_text};
+
+const NAME: &str = "errors";
+const OPTIONS: [&str; 1] = ["consolidate"];
+const CONSOLIDATE: &str =
+    "DURATION REGEXP [LEVEL] [show_first], such as: consolidate 5m \" i/o timeout$\" warning";
+/// As in CoreDNS.
+const MAX_PATTERN: usize = 10_000;
+const LEVELS: [(&str, Level); 4] =
+    [("warning", Level::Warning), ("error", Level::Error), ("info", Level::Info), ("debug", Level::Debug)];
+
+#[derive(Debug)]
+struct Errors {
+    patterns: Arc<[Pattern]>,
+    log: Log,
+}
+
+/// Where lines go.
+#[derive(Clone, Debug)]
+struct Log {
+    lines: Lines,
+    /// Whether those of the level debug do.
+    debug: bool,
+}
+
+/// Errors that are put together.
+#[derive(Debug)]
+struct Pattern {
+    pattern: Regex,
+    period: Duration,
+    level: Level,
+    show_first: bool,
+    /// Since the last line.
+    count: AtomicU64,
+    /// Rung by the first error since the last line.
+    first: Notify,
+    /// Whether nobody waits for the first one any more.
+    ended: AtomicBool,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    if let [place, ..] = line.at_most(1)?
+        && place.text != "stdout"
+    {
+        return Err(place.isnt("stdout: errors are logged nowhere else"));
+    }
+    let patterns = line.options().iter().map(pattern).collect::<Result<Vec<_>, _>>()?;
+    let patterns: Arc<[Pattern]> = patterns.into();
+    let log = Log { lines: setup.site.lines.clone(), debug: setup.draft.debug };
+    if !patterns.is_empty() {
+        let (patterns, log) = (Arc::clone(&patterns), log.clone());
+        setup.run(|_, stop| async move {
+            futures::future::join_all(patterns.iter().map(|pattern| pattern.run(&log, &stop))).await;
+        });
+    }
+    setup.add(Errors { patterns, log });
+    Ok(())
 }
+
+fn pattern(option: &Line) -> Result<Pattern, CorefileError> {
+    option.no_block()?;
+    match option.name() {
+        "consolidate" => {}
+        "stacktrace" => {
+            return Err(option.error(
+                "CoreDNS's option \"stacktrace\" of errors isn't supported here, RUST_BACKTRACE=1 in the environment \
+                 does the same; supported are consolidate",
+            ));
+        }
+        _ => return Err(option.unknown(NAME, &OPTIONS)),
+    }
+    let [period, expression, rest @ ..] = option.at_most(4)? else {
+        return Err(option.error(format!("consolidate needs {CONSOLIDATE}")));
+    };
+    let period = period.duration()?;
+    if expression.text.len() > MAX_PATTERN {
+        return Err(expression.error(format!(
+            "a regular expression has {MAX_PATTERN} bytes at most, and this has {}",
+            expression.text.len()
+        )));
+    }
+    let pattern = Regex::new(&expression.text)
+        .map_err(|error| expression.error(format!("not a regular expression: {}", one_line(&error))))?;
+    let (mut level, mut show_first) = (None, false);
+    for word in rest {
+        match LEVELS.iter().find(|(name, _)| *name == word.text) {
+            Some(_) if level.is_some() => {
+                return Err(word.error("consolidate has one level, and this is a second"));
+            }
+            Some(_) if show_first => return Err(word.error("the level has to stand before show_first")),
+            Some((_, found)) => level = Some(*found),
+            None if word.text == "show_first" => show_first = true,
+            None => return Err(word.isnt("one of warning, error, info, debug, show_first")),
+        }
+    }
+    let (count, first, ended) = Default::default();
+    Ok(Pattern { pattern, period, level: level.unwrap_or(Level::Error), show_first, count, first, ended })
+}
+
+/// What is wrong, without the drawing of where.
+fn one_line(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default().trim();
+    last.strip_prefix("error: ").unwrap_or(last).to_owned()
+}
+
+#[async_trait]
+impl Plugin for Errors {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let outcome = next.serve(request).await;
+        if let Err(Failure::Error { rcode, why, .. }) = &outcome
+            && !why.is_empty()
+        {
+            self.note(request, *rcode, why);
+        }
+        outcome
+    }
+}
+
+impl Errors {
+    fn note(&self, request: &Request, rcode: ResponseCode, why: &str) {
+        let pattern = self.patterns.iter().find(|pattern| pattern.pattern.is_match(why));
+        if pattern.is_some_and(|pattern| pattern.takes(&self.log)) {
+            return;
+        }
+        let level = pattern.map_or(Level::Error, |pattern| pattern.level);
+        let (name, qtype) = (name_text(request.query.name()), type_text(request.query.query_type()));
+        let text = format!("{} {name} {qtype}: {why}", u16::from(rcode));
+        self.log.write(level, &text, || {
+            let rcode = rcode_text(rcode).map_or_else(|| u16::from(rcode).into(), Into::into);
+            vec![
+                ("rcode", rcode),
+                ("name", name.as_str().into()),
+                ("type", (*qtype).into()),
+                ("error", why.into()),
+            ]
+        });
+    }
+}
+
+impl Log {
+    fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<Part>) {
+        if level != Level::Debug || self.debug {
+            self.lines.write(level, &format!("plugin/errors: {text}"), parts);
+        }
+    }
+}
+
+impl Pattern {
+    /// Counts an error; returns whether that is all that has to be done.
+    fn takes(&self, log: &Log) -> bool {
+        if self.ended.load(Ordering::SeqCst) {
+            return false;
+        }
+        let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
+        if is_first {
+            self.first.notify_one();
+        }
+        // It may have ended in between, and nobody else would say so.
+        if self.ended.load(Ordering::SeqCst) {
+            self.tell(log);
+        }
+        !(is_first && self.show_first)
+    }
+
+    /// Says at the end of each period how many errors there were.
+    async fn run(&self, log: &Log, stop: &CancellationToken) {
+        let telling = async {
+            loop {
+                self.first.notified().await;
+                sleep(self.period).await;
+                self.tell(log);
+            }
+        };
+        stop.run_until_cancelled(telling).await;
+        self.ended.store(true, Ordering::SeqCst);
+        self.tell(log);
+    }
+
+    fn tell(&self, log: &Log) {
+        let count = self.count.swap(0, Ordering::SeqCst);
+        if count == 0 || (count == 1 && self.show_first) {
+            return;
+        }
+        let (pattern, period) = (self.pattern.as_str(), go_text(self.period));
+        let text = format!("{count} errors like '{pattern}' occurred in last {period}");
+        log.write(self.level, &text, || {
+            vec![
+                ("errors", count.into()),
+                ("pattern", pattern.into()),
+                ("seconds", self.period.as_secs_f64().into()),
+            ]
+        });
+    }
+}
+
+/// Writes a duration as Go does: `5m0s`, `1.5s`, `250ms`.
+fn go_text(duration: Duration) -> String {
+    let (nanos, seconds) = (duration.as_nanos(), duration.as_secs());
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a minute has fewer nanoseconds than a float has room for"
+    )]
+    let in_units = |unit: u128| (nanos % 60_000_000_000) as f64 / unit as f64;
+    let rest = in_units(1_000_000_000);
+    match (nanos, seconds) {
+        (0, _) => "0s".to_owned(),
+        (..1_000, _) => format!("{nanos}ns"),
+        (..1_000_000, _) => format!("{}µs", in_units(1_000)),
+        (..1_000_000_000, _) => format!("{}ms", in_units(1_000_000)),
+        (_, ..60) => format!("{rest}s"),
+        (_, ..3600) => format!("{}m{rest}s", seconds / 60),
+        _ => format!("{}h{}m{rest}s", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,349 @@
-//! Not built yet.
+//! # Name
+//!
+//! *forward* - passes questions on to upstream resolvers, and their answers back.
+//!
+//! # Description
+//!
+//! Questions for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and its answer goes to the
+//! client as it is. An upstream that gives none has the next one asked, until an upstream has answered, the
+//! attempts are used up, or 5 seconds have passed; then the client gets SERVFAIL. An answer with an error in it is
+//! an answer: see *failover*.
+//!
+//! An upstream that has failed is checked, at once and then every half second until it answers; a healthy one
+//! isn't. The check is a question (`. NS`) over the same transport, and any answer will do. An upstream that
+//! has failed more checks in a row than *max_fails* allows is down: it isn't asked. When all are down, the checks
+//! may be what is broken, and all are asked in random order.
+//!
+//! Several *forward* lines in a block are asked in the order of the file: the first whose zone the name is in
+//! answers, so that smaller zones have to come first. What none of them is for goes to the next plugin.
+//!
+//! Differences from CoreDNS:
+//!
+//! - Equal questions at the same time are asked once, and the answer is given to all who wait: a popular name costs
+//!   one look-up however many ask. So questions go out without what a client adds by EDNS but DO, and with EDNS and
+//!   AD in any case; the client sees AD, extended errors and upper bits of a response code only if it understands
+//!   them.
+//! - An upstream that is silent for 0.5 s has the next one asked as well, and the first answer counts; by UDP, the
+//!   question is repeated from another port meanwhile. The client of a resolver with one dead upstream doesn't give
+//!   up then. After 0.4 s of silence it is checked, not after *read_timeout* alone. And an answer that comes after
+//!   *read_timeout* is taken all the same, as long as others are waited for.
+//! - An answer that was cut by UDP is asked for again by TCP, as CoreDNS does with *prefer_udp* alone, and a server
+//!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to everybody.
+//! - Each datagram goes out from a port of its own, which makes forging answers harder (RFC 5452). CoreDNS keeps
+//!   UDP sockets, and counts cache hits for them; here they are 0. What doesn't match the question isn't answered
+//!   with FORMERR, but waited past.
+//! - Without *max_concurrent*, 1000 to 10,000 questions may be under way: a quarter of the files that the process
+//!   may open. CoreDNS has no bound, and dies of too many sockets. Questions that share a look-up count once;
+//!   what is behind the targets of links has the same number again for itself, a tenth of it for other types than
+//!   addresses. An upstream keeps 100 idle connections at most unless *max_idle_conns* says otherwise.
+//! - Names behind **TO** are looked up while lb-linker answers already, until that succeeds, and not before it
+//!   starts; and the answers to targets of links are taken from the upstream that gives the best one, as if
+//!   *failover* named every error.
+//! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. In CoreDNS it is dropped.
+//! - Zone transfers are refused: an answer to them isn't one message.
+//! - The question `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS in
+//!   front that checks lb-linker by it gives up after 1 s.
+//! - Upstreams by HTTPS aren't supported, nor is *doh_method*.
+//!
+//! # Syntax
+//!
+//! ```text
+//! forward FROM TO... {
+//!     except ZONES...
+//!     force_tcp
+//!     prefer_udp
+//!     expire DURATION
+//!     max_age DURATION
+//!     max_idle_conns NUMBER
+//!     read_timeout DURATION
+//!     max_fails NUMBER
+//!     max_connect_attempts NUMBER
+//!     max_concurrent NUMBER
+//!     health_check DURATION [no_rec] [domain NAME]
+//!     policy random|round_robin|sequential
+//!     failover RCODES...
+//!     failfast_all_unhealthy_upstreams
+//!     next RCODES...
+//!     next_on_nodata
+//!     tls [CERT KEY] [CA]
+//!     tls_servername NAME
+//!     source_address IP
+//!     resolver IP[:PORT]...
+//! }
+//! ```
+//!
+//! - **FROM** is the zone whose names are forwarded: `.` for all. Of a network in CIDR form that stands for several
+//!   reverse zones the first one counts.
+//! - **TO** is an upstream, of which there can be 15: an address with or without a port (`192.0.2.1`,
+//!   `[2001:db8::1]:5353`, `dns://192.0.2.1`), an address that is asked by TLS (`tls://192.0.2.1`; the port is 853,
+//!   and the name in its certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file whose `nameserver`
+//!   lines are taken (`/etc/resolv.conf`; when it changes, *reload* takes that up), or a host's name, for each of its
+//!   addresses. An address counts once. None of them may be an address that lb-linker itself listens on.
+//! - `except` **ZONES...**: names in these zones go to the next plugin. It can be there several times.
+//! - `force_tcp`: upstreams are asked by TCP. Without it, a question that came by UDP is asked by UDP first, and
+//!   one that came by TCP or TLS is asked by TCP.
+//! - `prefer_udp`: questions that came by TCP are asked by UDP first, too. `force_tcp` outweighs it.
+//! - `expire` **DURATION**: connections that weren't used for so long are closed. The default is 10s.
+//! - `max_age` **DURATION**: connections aren't used any more once they are so old; at least `expire`. 0, the
+//!   default, is for no such limit.
+//! - `max_idle_conns` **NUMBER**: connections that are kept for each upstream while they aren't used. 0, the default,
+//!   stands for 100.
+//! - `read_timeout` **DURATION**: how long an upstream may take to answer. The default is 2s. A connection has to be
+//!   there within 2s, whatever this says. All in all a question may take 5s, or this if it is longer.
+//! - `max_fails` **NUMBER**: health checks in a row that an upstream may fail before it is down. The default is 2.
+//!   With 0 there are no checks, and nobody is ever down.
+//! - `max_connect_attempts` **NUMBER**: attempts that may fail for one question. The default is two for each
+//!   upstream; 0 is for no limit but the time. Each round through the upstreams takes 0.1s at least.
+//! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED. For the default,
+//!   and 0, see above.
+//! - `health_check` **DURATION**: the pause between two checks. The default is 500ms; less than 10ms stands for that.
+//!   With `no_rec` they are sent without RD; `domain` **NAME** asks for the name servers of this name and not of the
+//!   root.
+//! - `policy`: which upstream is asked first. `random`, the default, takes any; with `round_robin` each is first in
+//!   turn; `sequential` keeps to the order in which they are given.
+//! - `failover` **RCODES...**: answers with these codes (such as `SERVFAIL` or `REFUSED`) have the next upstream
+//!   asked. If all give one, the client gets the last. NOERROR can't be named.
+//! - `failfast_all_unhealthy_upstreams`: while all upstreams are down nobody is asked, and clients get SERVFAIL.
+//! - `next` **RCODES...**: answers with these codes (such as `NXDOMAIN`) aren't given; the next *forward* line of the
+//!   block is asked. In the last line it has no effect.
+//! - `next_on_nodata`: the same for NOERROR without any answer.
+//! - `tls` has up to three files of PEM behind it, relative to *root*: **CA**, who vouches for the upstreams instead
+//!   of the CAs of the system, and **CERT** and **KEY**, by which lb-linker proves who it is. TLS 1.2 and 1.3 are
+//!   spoken.
+//! - `tls_servername` **NAME**: the name that the certificates of all upstreams have to bear. Without it, and without a
+//!   name in **TO**, a certificate has to bear the address. Not both.
+//! - `source_address` **IP**: the address that questions and checks are sent from.
+//! - `resolver` **IP\[:PORT\]...**: who is asked for the addresses of names in **TO**. Without it that is done as by
+//!   other programs, by `/etc/hosts` and `/etc/resolv.conf`.
+//!
+//! # Metrics
+//!
+//! - `coredns_forward_healthcheck_broken_total{}` - questions for which all upstreams were down.
+//! - `coredns_forward_max_concurrent_rejects_total{}` - questions refused because too many were under way.
+//! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of how long answers took.
+//! - `coredns_proxy_healthcheck_failures_total{proxy_name="forward", to}` - health checks that failed.
+//! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - questions for which a connection was
+//!   open.
+//! - `coredns_proxy_conn_cache_misses_total{proxy_name="forward", to, proto}` - questions for which there was none.
+//!
+//! `to` is the upstream's address with its port, `rcode` the answer's code, and `proto` is `udp`, `tcp` or `tcp-tls`.
+//!
+//! # Examples
+//!
+//! Everything goes to the resolvers of the machine:
+//!
+//! ```text
+//! . {
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+//!
+//! The names of a cluster go to its DNS by TCP, those of `example.org` to nobody here, and all others to a resolver
+//! by TLS:
+//!
+//! ```text
+//! . {
+//!     forward cluster.local 10.96.0.10 {
+//!         force_tcp
+//!     }
+//!     forward . tls://9.9.9.9 tls://149.112.112.112 {
+//!         except example.org
+//!         tls_servername dns.quad9.net
+//!         health_check 5s
+//!     }
+//! }
+//! ```
+//!
+//! What the first resolver doesn't know, the second is asked:
+//!
+//! ```text
+//! . {
+//!     forward . 192.0.2.1 {
+//!         next NXDOMAIN
+//!     }
+//!     forward . 192.0.2.2 192.0.2.3 {
+//!         policy sequential
+//!         failover SERVFAIL REFUSED
+//!     }
+//! }
+//! ```
+
+mod options;
+#[cfg(test)]
+mod tests;
+mod to;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hickory_proto::op::{Message, Metadata, ResponseCode};
+use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
+use hickory_proto::rr::{Name, RecordType};
+use hickory_server::net::xfer::Protocol;
+use tokio::time::timeout;
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::forward::flights::Flights;
+use crate::dns::forward::names::{To, known, resolve};
+use crate::dns::forward::{Forward as Upstreams, ForwardError, ForwardMetrics, Purpose as Asked};
+use crate::dns::origins::Origins;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use crate::dns::wire::Ede;
+use options::{Parsed, parse};
+
+const NAME: &str = "forward";
+
+/// How long a health check waits for an upstream: who asks for the root's name servers wants to know whether
+/// we live, within a second.
+const HEALTH_CHECK: Duration = Duration::from_millis(500);
+
+/// A line of the Corefile.
+#[derive(Debug)]
+struct Forward {
+    from: Name,
+    except: Origins,
+    upstreams: Arc<Upstreams>,
+    flights: Flights,
+    /// What is left to the next line.
+    next: Vec<ResponseCode>,
+    next_on_nodata: bool,
+    /// Set when what is forwarded comes back.
+    looping: Option<Arc<AtomicBool>>,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let metrics = setup.metrics::<ForwardMetrics>()?;
+    let lines = setup.lines;
+    for (number, line) in lines.iter().enumerate() {
+        let parsed = parse(line, setup, Arc::clone(&metrics))?;
+        let Parsed { from, to, except, next, next_on_nodata, resolvers, options, addresses } = parsed;
+        let upstreams = Arc::new(Upstreams::new(known(&to), options));
+        setup.draft.upstreams.extend(addresses);
+        if to.iter().any(|to| matches!(to, To::Host(..))) {
+            let upstreams = Arc::clone(&upstreams);
+            setup.run(move |_, stop| resolve(upstreams, to, resolvers, stop));
+        }
+        // The plugin behind the last line is another one.
+        let is_last = number + 1 == lines.len();
+        let looping = setup.draft.looping.clone();
+        setup.add(Forward {
+            from,
+            except,
+            upstreams,
+            flights: Flights::default(),
+            next: if is_last { Vec::new() } else { next },
+            next_on_nodata: next_on_nodata && !is_last,
+            looping,
+        });
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Forward {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        if !self.is_for(request.query.name()) {
+            return next.serve(request).await;
+        }
+        if matches!(request.query.query_type(), RecordType::AXFR | RecordType::IXFR) {
+            return Err(Failure::new(ResponseCode::Refused, ""));
+        }
+        if self.looping.as_ref().is_some_and(|looping| looping.load(Ordering::Relaxed)) {
+            return Err(Failure::servfail("what is forwarded comes back: see plugin/loop").with_ede(LOOP));
+        }
+        match self.look_up(request).await {
+            Ok(answer) if self.leaves(&answer) => next.serve(request).await,
+            Ok(answer) => Ok(pass_back(request, &answer)),
+            Err(error) => Err(failure(&error)),
+        }
+    }
+
+    fn recurses(&self, _request: &Request) -> Option<bool> {
+        self.from.is_root().then_some(true)
+    }
+
+    fn forget(&self, name: Option<&[u8]>) {
+        self.flights.forget(name);
+    }
+}
+
+impl Forward {
+    fn is_for(&self, name: &Name) -> bool {
+        // As in CoreDNS the name of the zone itself can't be left out.
+        self.from.zone_of(name) && (self.from == *name || !self.except.hold(name))
+    }
+
+    async fn look_up(&self, request: &Request) -> Result<Arc<Message>, ForwardError> {
+        let asked = match (request.purpose, request.protocol) {
+            (Purpose::Target { .. }, _) => Asked::Chase,
+            (Purpose::Client, Protocol::Udp) => Asked::Forward,
+            (Purpose::Client, _) => Asked::ForwardByTcp,
+        };
+        let question = request.question();
+        let answer = self.flights.look_up(&self.upstreams, &question, asked);
+        let query = &request.query;
+        if query.name().is_root() && query.query_type() == RecordType::NS {
+            return timeout(HEALTH_CHECK, answer).await.unwrap_or(Err(ForwardError::Late));
+        }
+        answer.await
+    }
+
+    /// Returns whether the next line has to know better.
+    fn leaves(&self, answer: &Message) -> bool {
+        let rcode = answer.metadata.response_code;
+        let no_data = rcode == ResponseCode::NoError && answer.answers.is_empty();
+        self.next.contains(&rcode) || self.next_on_nodata && no_data
+    }
+}
+
+/// What is forwarded comes back.
+const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
+
+fn failure(error: &ForwardError) -> Failure {
+    let (rcode, ede) = match error {
+        ForwardError::Busy(_) => (ResponseCode::Refused, Ede::BUSY),
+        ForwardError::NoAnswer(_) | ForwardError::Late => (ResponseCode::ServFail, Ede::NO_UPSTREAM),
+    };
+    Failure::new(rcode, error).with_ede(ede)
+}
+
+/// Returns an upstream's answer as this client's.
+fn pass_back(request: &Request, answer: &Message) -> Reply {
+    let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
+        answer.metadata;
+    let mut reply = request.reply(NAME);
+    // A client without EDNS can't see the upper bits, and would take the rest for its own.
+    let expressible = response_code.high() == 0 || request.edns.is_some();
+    reply.metadata.response_code = if expressible { response_code } else { ResponseCode::ServFail };
+    reply.metadata.authoritative = authoritative;
+    reply.metadata.recursion_available = recursion_available;
+    // RFC 6840 sections 5.7 and 5.8: only to who understands it.
+    let understood = request.metadata.authentic_data || request.dnssec_ok();
+    reply.metadata.authentic_data = authentic_data && understood;
+    reply.metadata.truncation = truncation;
+    reply.answers.clone_from(&answer.answers);
+    reply.authorities.clone_from(&answer.authorities);
+    reply.additionals.clone_from(&answer.additionals);
+    reply.options = errors_of(answer);
+    // Everybody is asked in lower case, and the answer may have been somebody else's: the client gets its
+    // own spelling back (RFC 4343 section 4.1).
+    let name = request.query.name();
+    for record in reply.answers.iter_mut().filter(|record| record.name == *name) {
+        record.name.clone_from(name);
+    }
+    reply
+}
+
+/// Returns why an upstream has no better answer (RFC 8914 section 3 has a forwarder pass that on).
+fn errors_of(answer: &Message) -> Vec<EdnsOption> {
+    const EDE: u16 = 15;
+    let options = answer.edns.iter().flat_map(|edns| edns.options().get_all(EdnsCode::from(EDE)));
+    options.cloned().collect()
 }

@@ -1,21 +1,346 @@
-//! Not built yet.
+//! # Name
+//!
+//! *lb_linker* - answers for the links: the names of load balancers, and what is behind them.
+//!
+//! # Description
+//!
+//! Each LoadBalancer Service that lb-linker follows has a name in every zone of this plugin:
+//! `<service>.<namespace>.<zone>`, and as far as nobody else has it `<service>-<namespace>.<zone>`. A load balancer
+//! with a hostname is a CNAME, one with addresses has A and AAAA records, and ports have SRV records. Who asks for
+//! more than the CNAME gets what is behind it, too: the hostname is looked up through the server block of the same
+//! listener that is for it, so there has to be one with `forward` for that.
+//!
+//! It has no counterpart in CoreDNS, and stands where `k8s_external` stands in the order of plugins. Answers for its
+//! names are never kept by `cache`; what is behind them is, under its own name.
+//!
+//! All blocks answer from the same links. The names that are granted to Services lie in the zones of all blocks.
+//!
+//! # Syntax
+//!
+//! ```text
+//! lb_linker [ZONES...] {
+//!     ttl SECONDS
+//!     apex LABEL
+//!     ns ADDRESS...
+//!     reverse CIDR...
+//!     fallthrough [ZONES...]
+//! }
+//! ```
+//!
+//! - **ZONES** are the zones with the links' names. Without them those of the server block are taken, but for reverse
+//!   zones and the root.
+//! - `ttl` is how long caches keep its records, and the absence of one, in seconds: 0 to 3600, 5 by default. A
+//!   Service's own annotation goes before it.
+//! - `apex` is the label below each zone that is the zone's own: its name server is `ns.LABEL.<zone>`. `dns` by
+//!   default.
+//! - `ns` are the addresses of that name server. By default those that the block is bound to, or else those of the
+//!   Pod (POD_IPS), or else those of the machine.
+//! - `reverse` are networks whose reverse zones are answered, too: an address of a load balancer has a PTR record
+//!   that leads to its name in the first of **ZONES**. The server block has to be for them.
+//! - `fallthrough`: names that don't exist are left to the next plugin; with **ZONES** only those in them.
+//!
+//! # Metrics
+//!
+//! - `lb_linker_dns_stale_answers_total`: last known addresses that were given because no upstream answered.
+//! - `lb_linker_dns_targets_failing`: targets, by name and type, whose last look-up has failed.
+//!
+//! # Examples
+//!
+//! The load balancers of a cluster, and everything else through two resolvers:
+//!
+//! ```text
+//! lb.internal {
+//!     prometheus
+//!     errors
+//!     lb_linker
+//! }
+//! . {
+//!     errors
+//!     cache 30
+//!     forward . 192.0.2.53 192.0.2.54
+//! }
+//! ```
+//!
+//! Their addresses' names, too, and another place for the zone's own names:
+//!
+//! ```text
+//! lb.internal 10.20.0.0/16 {
+//!     lb_linker {
+//!         apex zone
+//!         reverse 10.20.0.0/16
+//!     }
+//! }
+//! ```
 
-use hickory_proto::rr::Name;
+mod options;
+mod targets;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+use prometheus::IntCounter;
+use tokio::time::Instant;
 
 use super::setup::Setup;
+use crate::dns::chase::{End, Followed, drop_refused, follow};
 use crate::dns::corefile::CorefileError;
+use crate::dns::origins::Origins;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::server::{MAX_LOOKUPS, Server};
+use crate::dns::wire::Ede;
+use crate::dns::zone::{Zone, closest_first};
+use crate::store::{Family, Link, Store};
+use crate::targets::TargetPolicy;
+pub use options::{LinkZone, link_zones};
+use targets::{Known, PATIENCE, Targets, Wanted, query_for};
+
+const NAME: &str = "lb_linker";
 
 /// Answers for links.
 #[derive(Debug)]
-pub struct LbLinker;
-
-impl LbLinker {
-    /// Returns whether a name is in one of its zones.
-    pub fn holds(&self, _name: &Name) -> bool {
-        false
-    }
+pub struct LbLinker {
+    /// The closest first.
+    zones: Box<[Zone]>,
+    fallthrough: Option<Origins>,
+    store: Arc<Store>,
+    policy: Arc<TargetPolicy>,
+    targets: Targets,
+    stale_answers: IntCounter,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let options = options::parse(setup.only_line()?, setup.zones)?;
+    let mut zones = options.zones(|| (setup.site.own_addresses)(&setup.draft.bind))?;
+    closest_first(&mut zones);
+    let site = setup.site;
+    let plugin = Arc::new(LbLinker {
+        zones: zones.into(),
+        fallthrough: options.fallthrough,
+        store: Arc::clone(&site.store),
+        policy: Arc::clone(&site.targets),
+        targets: Targets::new(&site.metrics),
+        stale_answers: site.metrics.stale_answers.clone(),
+    });
+    setup.draft.links = Some(Arc::clone(&plugin));
+    setup.draft.plugins.push(plugin);
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for LbLinker {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let name = request.query.name();
+        let Some((zone, relative)) = self.zone_of(name) else { return next.serve(request).await };
+        if request.query.query_class() != DNSClass::IN {
+            return Err(Failure::new(ResponseCode::Refused, ""));
+        }
+        let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
+        let mut reply = request.reply(NAME);
+        reply.is_cacheable = false;
+        reply.metadata.authoritative = true;
+        reply.metadata.recursion_available = request.server.recurses(&Name::root(), request) == Some(true);
+        let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
+        if is_missing && falls_through {
+            return next.serve(request).await;
+        }
+        Ok(reply)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.store.is_synced()
+    }
+
+    fn forget(&self, name: Option<&[u8]>) {
+        self.targets.forget(name);
+    }
+}
+
+impl LbLinker {
+    /// Returns whether a name is in one of its zones.
+    #[must_use]
+    pub fn holds(&self, name: &Name) -> bool {
+        self.zones.iter().any(|zone| zone.origin().zone_of(name))
+    }
+
+    /// Looks up a link's new target that clients will ask for.
+    pub async fn look_ahead(&self, server: &Arc<Server>, query: Query) {
+        let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
+        let request = server.own_request(query);
+        self.targets.look_ahead(&request, Duration::from_secs(absence.into())).await;
+    }
+
+    /// Returns the closest zone that a name is in, and the name relative to it.
+    fn zone_of(&self, name: &Name) -> Option<(&Zone, Vec<u8>)> {
+        self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
+    }
+
+    /// Answers with authority, and follows a CNAME to the addresses behind it: a stub resolver can't. Returns
+    /// whether the name itself doesn't exist.
+    async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
+        let mut chase = Chase { until: Instant::now() + PATIENCE, absence: zone.0.ttl(), denied: false };
+        let qtype = request.query.query_type();
+        let mut name = request.query.name().clone();
+        let mut zone = Some(zone);
+        let mut seen: Vec<Name> = Vec::new();
+        while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUPS {
+            let next = match zone {
+                Some((zone, relative)) => {
+                    let answer = zone.answer(&self.store, &name, &relative, qtype);
+                    answer.link.iter().for_each(|link| note(link, qtype));
+                    reply.metadata.response_code = answer.rcode;
+                    // That part of the chain is an older answer stays worth saying.
+                    reply.ede = answer.ede.or(reply.ede);
+                    reply.answers.extend(answer.answers);
+                    reply.authorities = answer.authorities;
+                    reply.additionals = answer.additionals;
+                    answer.chase
+                }
+                None if request.metadata.recursion_desired
+                    && request.server.recurses(&name, request) != Some(false) =>
+                {
+                    self.chase(request, reply, &name, &mut chase).await
+                }
+                None => None,
+            };
+            let Some(next) = next else {
+                chase.bound(reply);
+                return seen.is_empty() && reply.metadata.response_code == ResponseCode::NXDomain;
+            };
+            zone = self.zone_of(&next);
+            seen.push(name);
+            name = next;
+        }
+        reply.metadata.response_code = ResponseCode::ServFail;
+        reply.ede = Some(Ede::LOOP);
+        false
+    }
+
+    /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
+    /// response code is the last of the chain (RFC 6604 section 3).
+    async fn chase(
+        &self,
+        request: &Request,
+        reply: &mut Reply,
+        name: &Name,
+        chase: &mut Chase,
+    ) -> Option<Name> {
+        let query = query_for(request, name);
+        let mut found = self.ask(request, &query, chase, true).await;
+        // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
+        if found.as_ref().is_ok_and(|found| found.is_absence(&query) && found.age() >= chase.absence())
+            && let Ok(fresh) = self.ask(request, &query, chase, false).await
+        {
+            found = Ok(fresh);
+        }
+        let Findings { known, mut followed, filtered } = match found {
+            Ok(found) => found,
+            Err(ede) => {
+                reply.metadata.response_code = ResponseCode::ServFail;
+                reply.ede = Some(ede);
+                return None;
+            }
+        };
+        if known.stale {
+            self.stale_answers.inc();
+            reply.ede = Some(Ede::STALE);
+        } else if matches!(followed.end, End::Leads(_)) {
+            self.targets.keep(request, &query, &known.reply);
+        }
+        if filtered {
+            reply.ede = Some(Ede::FILTERED);
+        }
+        reply.answers.append(&mut followed.answers);
+        reply.authorities = followed.authorities;
+        reply.metadata.truncation |= known.reply.metadata.truncation;
+        let refused = known.reply.metadata.response_code == ResponseCode::Refused;
+        chase.denied = !refused;
+        match followed.end {
+            End::Here(rcode) => reply.metadata.response_code = rcode,
+            End::Leads(name) => return Some(name),
+            // The upstream doesn't want to: the client may know somebody who does.
+            End::Lame if refused => {}
+            End::Lame => {
+                reply.metadata.response_code = ResponseCode::ServFail;
+                reply.ede = Some(Ede::UPSTREAM_FAILED);
+            }
+        }
+        None
+    }
+
+    /// Asks for what is behind a target, and takes what belongs to it.
+    async fn ask(
+        &self,
+        request: &Request,
+        query: &Query,
+        chase: &Chase,
+        cached: bool,
+    ) -> Result<Findings, Ede> {
+        let wanted = Wanted { until: chase.until, absence: chase.absence(), cached };
+        let known = self.targets.resolve(request, query, wanted).await?;
+        let ours = |name: &Name| request.server.is_ours(name);
+        let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, ours);
+        let filtered = drop_refused(&mut followed.answers, &self.policy);
+        Ok(Findings { known, followed, filtered })
+    }
+}
+
+/// What counts for all look-ups of one question.
+struct Chase {
+    /// When the client gives up.
+    until: Instant,
+    /// How long absence is known, in seconds.
+    absence: u32,
+    /// Whether somebody has said what there is at the end of the chain.
+    denied: bool,
+}
+
+impl Chase {
+    fn absence(&self) -> Duration {
+        Duration::from_secs(self.absence.into())
+    }
+
+    /// Has nothing about absence live longer than our own: where no SOA says how long, some take the TTL of
+    /// the aliases for that.
+    fn bound(&self, reply: &mut Reply) {
+        let alias = |record: &Record| matches!(record.record_type(), RecordType::CNAME | RecordType::DNAME);
+        if self.denied && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
+            reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
+        }
+    }
+}
+
+/// What was found behind a target.
+struct Findings {
+    known: Known,
+    followed: Followed,
+    /// Whether there were addresses that no target may have.
+    filtered: bool,
+}
+
+impl Findings {
+    fn age(&self) -> Duration {
+        self.known.reply.age
+    }
+
+    /// Returns whether there is nothing of what was asked for.
+    fn is_absence(&self, query: &Query) -> bool {
+        let qtype = query.query_type();
+        let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
+        matches!(self.followed.end, End::Here(_)) && !self.followed.answers.iter().any(wanted)
+    }
+}
+
+fn note(link: &Link, qtype: RecordType) {
+    match qtype {
+        RecordType::A => link.asked.note(Family::V4),
+        RecordType::AAAA => link.asked.note(Family::V6),
+        _ => {}
+    }
 }

@@ -1,8 +1,300 @@
-//! Not built yet.
+//! # Name
+//!
+//! *loadbalance* - gives addresses in another order each time, and some of them first.
+//!
+//! # Description
+//!
+//! Most clients connect to the first address of an answer. This plugin spreads them:
+//!
+//! - `round_robin` shuffles the A and AAAA records of an answer, and its MX records, each order as likely as another.
+//!   It does so in all sections.
+//! - `weighted` puts one address first and leaves the others in their order, but for the one that changes places
+//!   with it. A file says how likely each address is. It does so in the answer and the additional section, for
+//!   questions of the types A, AAAA and SRV. MX records aren't shuffled.
+//!
+//! After that, addresses in networks that are preferred are put before others.
+//!
+//! CNAME records come before addresses, for there are stub resolvers that need it. Errors and zone transfers stay as
+//! they are.
+//!
+//! Differences from CoreDNS:
+//! - `prefer` may also be there with `weighted`; CoreDNS 1.14 refuses that, though its manual has it.
+//! - The names in the file are the same in upper and lower case (RFC 4343). In CoreDNS a client that asks for
+//!   `WWW.example.org` gets no weights of `www.example.org`.
+//! - `prefer` without a network is an error.
+//!
+//! # Syntax
+//!
+//! ```text
+//! loadbalance [round_robin | weighted WEIGHTFILE] {
+//!     reload DURATION
+//!     prefer CIDR...
+//! }
+//! ```
+//!
+//! - `round_robin` is what happens if neither is there.
+//! - `WEIGHTFILE` is the file with the weights; a relative path is one below the directory of `root`.
+//! - `reload`, for `weighted` alone, says how often the file is looked at again: every `30s` if it isn't there, never
+//!   with `0s`. A file that isn't right is logged, and the weights stay as they were. A file that isn't there is an
+//!   error with `0s`; otherwise it is waited for, and all addresses are as likely as each other.
+//! - `prefer` lists networks such as `10.0.0.0/8`, the most preferred first. It may be repeated.
+//!
+//! The file has lines with a name, and below each of them lines with an address of that name and its weight, a number
+//! from 1 to 255. Empty lines, and those that begin with `#`, are passed over. An address that isn't there weighs 1.
+//! How likely an address comes first is its weight over that of all addresses of the answer.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     loadbalance round_robin {
+//!         prefer 10.9.20.0/24 192.168.1.0/24
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
+//!
+//! With weights, looked for every 10 seconds:
+//!
+//! ```text
+//! example.org {
+//!     loadbalance weighted /etc/lb-linker/weights {
+//!         reload 10s
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
+//!
+//! In three of six answers for `www.example.org` the first address is 192.0.2.1, in two of them 192.0.2.3:
+//!
+//! ```text
+//! # /etc/lb-linker/weights
+//! www.example.org
+//! 192.0.2.1 3
+//! 192.0.2.2 1
+//! 192.0.2.3 2
+//! ```
+
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use std::mem;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::{Record, RecordType};
+use ipnet::IpNet;
+use rand::seq::SliceRandom;
+use tracing::warn;
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
+use weights::Weights;
+
+const NAME: &str = "loadbalance";
+const ROUND_ROBIN: &str = "round_robin";
+const WEIGHTED: &str = "weighted";
+/// How often a file is looked at again.
+const RELOAD: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct LoadBalance {
+    policy: Policy,
+    /// Networks whose addresses come first, the most preferred first.
+    preferred: Vec<IpNet>,
+}
+
+#[derive(Debug)]
+enum Policy {
+    RoundRobin,
+    Weighted(Arc<ArcSwap<Weights>>),
+}
+
+/// A section, apart.
+#[derive(Default)]
+struct Parts {
+    aliases: Vec<Record>,
+    addresses: Vec<Record>,
+    exchangers: Vec<Record>,
+    rest: Vec<Record>,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?.clone();
+    let policies = [ROUND_ROBIN, WEIGHTED].join(" or ");
+    let weightfile = match line.arguments() {
+        [] => None,
+        [policy, rest @ ..] if policy.text == ROUND_ROBIN => match rest {
+            [] => None,
+            [word, ..] => {
+                return Err(word.error(format!("{ROUND_ROBIN} takes nothing, and here is {:?}", word.text)));
+            }
+        },
+        [policy, rest @ ..] if policy.text == WEIGHTED => match rest {
+            [file] => Some(file),
+            [] => return Err(policy.error(format!("{WEIGHTED} needs a file with the weights"))),
+            [_, word, ..] => {
+                return Err(word.error(format!("{WEIGHTED} takes one file, and here is {:?}", word.text)));
+            }
+        },
+        [word, ..] => return Err(word.isnt(&policies)),
+    };
+    let Options { reload, preferred } = options(&line, weightfile.is_some())?;
+    let policy = match weightfile {
+        Some(file) => Policy::Weighted(weighted(setup, file, reload)?),
+        None => Policy::RoundRobin,
+    };
+    setup.add(LoadBalance { policy, preferred });
+    Ok(())
+}
+
+struct Options {
+    reload: Duration,
+    preferred: Vec<IpNet>,
+}
+
+fn options(line: &Line, is_weighted: bool) -> Result<Options, CorefileError> {
+    let mut options = Options { reload: RELOAD, preferred: Vec::new() };
+    for option in line.options() {
+        option.no_block()?;
+        match option.name() {
+            "reload" if is_weighted => options.reload = option.one("a duration such as 30s")?.duration()?,
+            "reload" => return Err(option.error(format!("reload is for {NAME} {WEIGHTED} FILE alone"))),
+            "prefer" if option.arguments().is_empty() => {
+                return Err(option.error("prefer needs networks such as 10.0.0.0/8"));
+            }
+            "prefer" => {
+                for word in option.arguments() {
+                    options.preferred.push(word.parse("a network such as 10.0.0.0/8")?);
+                }
+            }
+            _ => return Err(option.unknown(NAME, &["reload", "prefer"])),
+        }
+    }
+    Ok(options)
+}
+
+/// Returns the weights of a file, which change with it.
+fn weighted(
+    setup: &mut Setup<'_>,
+    file: &Word,
+    reload: Duration,
+) -> Result<Arc<ArcSwap<Weights>>, CorefileError> {
+    let path = setup.path(&file.text);
+    // A file that is looked at again anyway doesn't make another block.
+    let read = if reload.is_zero() { setup.read(&path) } else { std::fs::read(&path) };
+    let text = match read {
+        Ok(text) => Some(text),
+        Err(error) if reload.is_zero() => {
+            return Err(file.error(format!("{} can't be read: {error}", path.display())));
+        }
+        Err(error) => {
+            warn!("{} can't be read: {error}; all weights are 1 until it can", path.display());
+            None
+        }
+    };
+    let weights = match &text {
+        Some(text) => parse(&path, text).map_err(|error| file.error(error))?,
+        None => Weights::default(),
+    };
+    let weights = Arc::new(ArcSwap::from_pointee(weights));
+    if !reload.is_zero() {
+        let weights = Arc::clone(&weights);
+        setup.run(move |_, stop| async move {
+            stop.run_until_cancelled(weights::follow(&path, reload, text, &weights)).await;
+        });
+    }
+    Ok(weights)
+}
+
+/// Parses a file.
+fn parse(path: &Path, text: &[u8]) -> Result<Weights, String> {
+    Weights::parse(text).map_err(|(line, message)| format!("{}:{line}: {message}", path.display()))
+}
+
+#[async_trait]
+impl Plugin for LoadBalance {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let mut reply = next.serve(request).await?;
+        let qtype = request.query.query_type();
+        let is_transfer = matches!(qtype, RecordType::AXFR | RecordType::IXFR);
+        if reply.metadata.response_code == ResponseCode::NoError && !is_transfer {
+            match &self.policy {
+                Policy::RoundRobin => reply.sections_mut().into_iter().for_each(shuffle),
+                Policy::Weighted(weights) => weigh(&weights.load(), qtype, &mut reply),
+            }
+            if !self.preferred.is_empty() {
+                prefer(&self.preferred, &mut reply.answers);
+                prefer(&self.preferred, &mut reply.additionals);
+            }
+        }
+        Ok(reply)
+    }
+}
+
+/// Shuffles the addresses and the mail exchangers of a section.
+fn shuffle(section: &mut Vec<Record>) {
+    let mut parts = Parts::of(section);
+    let mut random = rand::rng();
+    parts.addresses.shuffle(&mut random);
+    parts.exchangers.shuffle(&mut random);
+    let Parts { aliases, addresses, exchangers, rest } = parts;
+    *section = [aliases, rest, addresses, exchangers].into_iter().flatten().collect();
+}
+
+/// Puts an address first, by the weights.
+fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
+    if !matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::SRV) {
+        return;
+    }
+    for section in [&mut reply.answers, &mut reply.additionals] {
+        if section.iter().any(is_address) {
+            let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
+            let first = weights.choose(&addresses, &mut rand::rng());
+            addresses.swap(0, first);
+            *section = [aliases, rest, addresses, exchangers].into_iter().flatten().collect();
+        }
+    }
+}
+
+/// Puts the addresses of networks first, in the order of the networks.
+fn prefer(networks: &[IpNet], section: &mut Vec<Record>) {
+    let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
+    addresses.sort_by_key(|record| {
+        let ip = record.data.ip_addr();
+        let place = networks.iter().position(|network| ip.is_some_and(|ip| network.contains(&ip)));
+        place.unwrap_or(networks.len())
+    });
+    *section = [aliases, addresses, exchangers, rest].into_iter().flatten().collect();
+}
+
+fn is_address(record: &Record) -> bool {
+    record.data.ip_addr().is_some()
+}
+
+impl Parts {
+    /// Takes a section apart, and leaves nothing of it.
+    fn of(section: &mut Vec<Record>) -> Self {
+        let mut parts = Self::default();
+        for record in mem::take(section) {
+            let part = match record.record_type() {
+                RecordType::CNAME => &mut parts.aliases,
+                RecordType::A | RecordType::AAAA => &mut parts.addresses,
+                RecordType::MX => &mut parts.exchangers,
+                _ => &mut parts.rest,
+            };
+            part.push(record);
+        }
+        parts
+    }
 }

@@ -1,8 +1,255 @@
-//! Not built yet.
+//! # Name
+//!
+//! *local* - answers for `localhost` and the addresses that are nobody's but one's own.
+//!
+//! # Description
+//!
+//! Questions about these names say nothing to anybody else, and shouldn't reach other servers:
+//!
+//! - `localhost`, and what is below it: A is 127.0.0.1, AAAA is ::1, other types have no records.
+//! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that
+//!   append their search domains ask for those. RFC 6761 doesn't have them; `localhost_prefix off` leaves them to
+//!   the other plugins.
+//! - `0.in-addr.arpa`, `127.in-addr.arpa`, `255.in-addr.arpa`: empty zones, but for `1.0.0.127.in-addr.arpa`, whose
+//!   PTR is `localhost`. Other names in them don't exist.
+//!
+//! The four zones have an SOA record, and NS records that name `localhost`. The TTL of all records is 604800
+//! seconds, a week.
+//!
+//! Zones below `ip6.arpa` aren't answered for.
+//!
+//! # Syntax
+//!
+//! ```text
+//! local {
+//!     localhost_prefix on|off
+//! }
+//! ```
+//!
+//! - `localhost_prefix` says whether names that begin with `localhost` are answered for; `on` if it isn't there.
+//!
+//! # Metrics
+//!
+//! - `coredns_local_localhost_requests_total{}`: questions about names below `localhost`, and about those that begin
+//!   with it. `localhost` itself doesn't count. Each of them is also logged, with its client, at the level debug.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     local
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::{NS, PTR, SOA};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use prometheus::{IntCounter, Registry};
+use tracing::debug;
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::origins::Origins;
+use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::metrics::Family;
+
+const NAME: &str = "local";
+const LOCALHOST: &str = "localhost";
+/// Seconds: a week.
+const TTL: u32 = 604_800;
+
+#[derive(Debug)]
+struct Local {
+    zones: Origins,
+    localhost: Name,
+    /// `1.0.0.127.in-addr.arpa`.
+    loopback: Name,
+    /// What the SOA record of each zone has.
+    soa: SOA,
+    /// Whether what begins with `localhost` is answered for.
+    has_prefix: bool,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug)]
+struct Counts {
+    requests: IntCounter,
+}
+
+impl Family for Counts {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let requests = IntCounter::new(
+            "coredns_local_localhost_requests_total",
+            "Counter of special localhost subdomain requests.",
+        )?;
+        registry.register(Box::new(requests.clone()))?;
+        Ok(Self { requests })
+    }
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    line.no_arguments()?;
+    let mut has_prefix = true;
+    for option in line.options() {
+        has_prefix = match option.name() {
+            "localhost_prefix" => on_or_off(option)?,
+            _ => return Err(option.unknown(NAME, &["localhost_prefix"])),
+        };
+    }
+    let name = |text: &str| {
+        Name::from_ascii(text).map_err(|error| line.error(format!("{text} isn't a name: {error}")))
+    };
+    let localhost = name("localhost.")?;
+    let empty = ["0.in-addr.arpa.", "127.in-addr.arpa.", "255.in-addr.arpa."].map(name);
+    let zones = empty.into_iter().chain([Ok(localhost.clone())]).collect::<Result<Vec<_>, _>>()?;
+    let plugin = Local {
+        zones: Origins::new(zones),
+        soa: SOA::new(localhost.clone(), name("root.localhost.")?, 1, 0, 0, 0, TTL),
+        localhost,
+        loopback: name("1.0.0.127.in-addr.arpa.")?,
+        has_prefix,
+        counts: setup.metrics()?,
+    };
+    setup.add(plugin);
+    Ok(())
+}
+
+fn on_or_off(option: &Line) -> Result<bool, CorefileError> {
+    option.no_block()?;
+    let word = option.one("on or off")?;
+    match &*word.text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(word.isnt("on or off")),
+    }
+}
+
+#[async_trait]
+impl Plugin for Local {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let name = request.query.name();
+        if self.is_like_localhost(name) {
+            debug!("{} asks for {name} {}", request.client.ip(), request.query.query_type());
+            self.counts.requests.inc();
+            return Ok(self.answer(request, name));
+        }
+        match self.zones.closest(name) {
+            Some(zone) => Ok(self.answer(request, zone)),
+            None => next.serve(request).await,
+        }
+    }
+}
+
+impl Local {
+    /// Returns whether a name lies in `localhost`, or begins with it.
+    fn is_like_localhost(&self, name: &Name) -> bool {
+        let begins_so =
+            || name.iter().next().is_some_and(|label| label.eq_ignore_ascii_case(LOCALHOST.as_bytes()));
+        name.num_labels() > 1 && (self.localhost.zone_of(name) || (self.has_prefix && begins_so()))
+    }
+
+    /// Answers for a name in a zone; what is like `localhost` is its own.
+    fn answer(&self, request: &Request, zone: &Name) -> Reply {
+        let name = request.query.name();
+        // In the spelling of the question.
+        let origin = name.trim_to(usize::from(zone.num_labels()));
+        let is_apex = self.zones.all().contains(name);
+        let has_addresses = *name == self.localhost || self.is_like_localhost(name);
+        let answer = match request.query.query_type() {
+            RecordType::A if has_addresses => Some(RData::A(Ipv4Addr::LOCALHOST.into())),
+            RecordType::AAAA if has_addresses => Some(RData::AAAA(Ipv6Addr::LOCALHOST.into())),
+            RecordType::SOA if is_apex => Some(RData::SOA(self.soa.clone())),
+            RecordType::NS if is_apex => Some(RData::NS(NS(self.localhost.clone()))),
+            RecordType::PTR if *name == self.loopback => Some(RData::PTR(PTR(self.localhost.clone()))),
+            _ => None,
+        };
+        let mut reply = request.reply(NAME);
+        if let Some(data) = answer {
+            reply.answers.push(Record::from_rdata(name.clone(), TTL, data));
+        } else {
+            if !is_apex && !has_addresses && *name != self.loopback {
+                reply.metadata.response_code = ResponseCode::NXDomain;
+            }
+            reply.authorities.push(Record::from_rdata(origin, TTL, RData::SOA(self.soa.clone())));
+        }
+        reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    const SOA: &str = "604800 IN SOA localhost. root.localhost. 1 0 0 0 604800";
+
+    #[tokio::test]
+    async fn local_names_are_answered_for_and_others_pass() {
+        let site = Site::block("local\nwhoami");
+        let nodata = |owner: &str| format!("NOERROR | | {owner} {SOA} |");
+        let nothing = |owner: &str| format!("NXDOMAIN | | {owner} {SOA} |");
+        let answer = |record: &str| format!("NOERROR | {record} | |");
+        for (question, expected) in [
+            ("Localhost. A", answer("Localhost. 604800 IN A 127.0.0.1")),
+            ("localhost. AAAA", answer("localhost. 604800 IN AAAA ::1")),
+            ("localhost. SOA", answer(&format!("localhost. {SOA}"))),
+            ("localhost. NS", answer("localhost. 604800 IN NS localhost.")),
+            ("localhost. MX", nodata("localhost.")),
+            ("a.b.localhost. A", answer("a.b.localhost. 604800 IN A 127.0.0.1")),
+            ("a.Localhost. SOA", nodata("a.Localhost.")),
+            ("LocalHost.example.org. AAAA", answer("LocalHost.example.org. 604800 IN AAAA ::1")),
+            ("localhost.example.org. MX", nodata("localhost.example.org.")),
+            ("localhost.127.in-addr.arpa. A", answer("localhost.127.in-addr.arpa. 604800 IN A 127.0.0.1")),
+            ("127.in-addr.arpa. A", nodata("127.in-addr.arpa.")),
+            ("0.in-addr.arpa. NS", answer("0.in-addr.arpa. 604800 IN NS localhost.")),
+            ("255.in-addr.arpa. SOA", answer(&format!("255.in-addr.arpa. {SOA}"))),
+            ("1.0.0.127.in-addr.arpa. PTR", answer("1.0.0.127.in-addr.arpa. 604800 IN PTR localhost.")),
+            ("1.0.0.127.in-addr.arpa. A", nodata("127.in-addr.arpa.")),
+            ("2.0.0.127.In-Addr.arpa. PTR", nothing("127.In-Addr.arpa.")),
+            ("255.255.255.255.in-addr.arpa. PTR", nothing("255.in-addr.arpa.")),
+        ] {
+            assert_eq!(site.ask(question).await, expected, "{question}");
+        }
+        for question in ["example.org. A", "localhosts.example.org. A", "a.localhost.example. A", ". A"] {
+            assert!(site.ask(question).await.starts_with("NOERROR aa"), "{question}");
+        }
+        assert_eq!(site.metrics("coredns_local"), ["coredns_local_localhost_requests_total 5"]);
+    }
+
+    #[tokio::test]
+    async fn names_that_begin_with_localhost_may_be_left_to_others() {
+        let site = Site::block("local {\nlocalhost_prefix off\n}\nwhoami");
+        assert!(site.ask("localhost.example.org. A").await.starts_with("NOERROR aa"));
+        for question in ["localhost. A", "a.localhost. A"] {
+            assert!(site.ask(question).await.ends_with("604800 IN A 127.0.0.1 | |"), "{question}");
+        }
+        assert_eq!(site.metrics("coredns_local"), ["coredns_local_localhost_requests_total 1"]);
+        let site = Site::block("local {\nlocalhost_prefix on\n}\nwhoami");
+        assert!(site.ask("localhost.example.org. A").await.ends_with("127.0.0.1 | |"));
+    }
+
+    #[test]
+    fn what_isnt_right_is_named() {
+        for (lines, expected) in [
+            ("local x", "Corefile:2:7: local takes no arguments, and here is \"x\""),
+            ("local {\nprefix\n}", "Corefile:3:1: local has no option \"prefix\"; it has localhost_prefix"),
+            ("local {\nlocalhost_prefix\n}", "Corefile:3:1: localhost_prefix needs on or off"),
+            ("local {\nlocalhost_prefix ON\n}", "Corefile:3:18: \"ON\" isn't on or off"),
+            (
+                "local {\nlocalhost_prefix on off\n}",
+                "Corefile:3:21: localhost_prefix takes 1 argument at most, and here is \"off\"",
+            ),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
 }

@@ -1,8 +1,212 @@
-//! Not built yet.
+//! # Name
+//!
+//! *log* - logs questions and what became of them.
+//!
+//! # Description
+//!
+//! Each question that is answered by this block is a line on standard output, in the format of CoreDNS, so that
+//! what reads that format reads this. Look-ups that lb-linker makes on the way, of the target of a link for
+//! instance, are lines of their own, as they are there. Lines are never waited for: what standard output doesn't
+//! take in time is dropped and counted.
+//!
+//! ```text
+//! [INFO] 10.0.0.1:5353 - 1234 "A IN example.org. udp 41 false 4096" NOERROR qr,aa,rd,ra 106 0.000307024s
+//! ```
+//!
+//! With `--log-format json` each line is an object instead, with `time`, `level`, the whole line as `message`, and
+//! a field for each placeholder of the format, by its name: `"name":"example.org."`, `"id":1234`, `"do":false`,
+//! `"duration":0.000307024`. An IPv6 address has no brackets there, and what there isn't is `null`.
+//!
+//! Differences from CoreDNS: there are no metadata, so `{/label}` is refused. The flag `tc` is there if the client
+//! really gets less than the whole answer. Where *forward* answers without *cache*, `{rsize}` is without the OPT
+//! record of the upstream. The reserved bit `z` of answers is never shown, for it is never sent.
+//!
+//! # Syntax
+//!
+//! ```text
+//! log [NAMES...] [FORMAT] {
+//!     class CLASSES...
+//! }
+//! ```
+//!
+//! **NAMES** are those that are logged, with all names below them; all names by default. **FORMAT** is what is
+//! written of each; it needs a name before it, so that it can be told from one: `log . FORMAT`. The plugin may be
+//! there several times: the first line with a name that matches counts, and the others don't.
+//!
+//! `class` says which answers are logged:
+//!
+//! * `success`: there is what was asked for, or a delegation.
+//! * `denial`: there is no such name, or nothing of that type (NXDOMAIN, or NOERROR with an SOA record and no
+//!   answer).
+//! * `error`: anything else, such as SERVFAIL and REFUSED, an answer with expired signatures, or none at all.
+//! * `all`: all of them. This is the default.
+//!
+//! In **FORMAT** placeholders stand for parts of the question and of the answer; everything else is written as it
+//! is:
+//!
+//! * `{type}`, `{name}`, `{class}`: what was asked for. The name is in lower case.
+//! * `{proto}`: `udp` or `tcp`; TLS is `tcp`, too.
+//! * `{size}`: bytes of the question.
+//! * `{remote}`, `{port}`: the client's address and port. An IPv6 address is in brackets.
+//! * `{local}`: the address that was asked.
+//! * `{>id}`, `{>opcode}`: those of the question, as numbers.
+//! * `{>do}`: whether the client wants DNSSEC records, `true` or `false`.
+//! * `{>bufsize}`: how many bytes the client takes by UDP, 512 without EDNS; 65535 by TCP.
+//! * `{rcode}`: the response code, by name; `-` if there is no answer.
+//! * `{>rflags}`: the flags of the answer that are set, such as `qr,aa,rd`; `-` if there is none.
+//! * `{rsize}`: bytes of the whole answer without compression of names, however many the client got.
+//! * `{duration}`: how long it took, in seconds.
+//! * `{common}`: `{remote}:{port} - {>id} "{type} {class} {name} {proto} {size} {>do} {>bufsize}" {rcode} {>rflags}
+//!   {rsize} {duration}`, on one line. This is the default.
+//! * `{combined}`: the same, and `"{>opcode}"` behind it.
+//!
+//! # Metrics
+//!
+//! * `lb_linker_dns_log_lines_dropped_total` - lines of *errors* and *log* that were dropped.
+//!
+//! # Examples
+//!
+//! Everything:
+//!
+//! ```text
+//! . {
+//!     log
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+//!
+//! Only what goes wrong below example.org, with fewer details:
+//!
+//! ```text
+//! . {
+//!     log example.org "{remote} {type} {name} {rcode} {duration}" {
+//!         class denial error
+//!     }
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+
+mod class;
+mod format;
+
+use async_trait::async_trait;
+use hickory_proto::op::Metadata;
+use hickory_proto::rr::Name;
+use tokio::time::Instant;
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::lines::{Level, Lines};
+use crate::dns::origins::Origins;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::text::name_text;
+use class::Class;
+use format::{Format, Seen};
+
+const NAME: &str = "log";
+const OPTIONS: [&str; 1] = ["class"];
+const CLASSES: &str = "success, denial, error, all";
+
+#[derive(Debug)]
+struct Log {
+    rules: Vec<Rule>,
+    lines: Lines,
+}
+
+/// A line of the Corefile.
+#[derive(Debug)]
+struct Rule {
+    names: Origins,
+    format: Format,
+    classes: Vec<Class>,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let rules = setup.lines.iter().map(rule).collect::<Result<_, _>>()?;
+    let lines = setup.site.lines.clone();
+    setup.add(Log { rules, lines });
+    Ok(())
 }
+
+fn rule(line: &Line) -> Result<Rule, CorefileError> {
+    let (names, format) = match line.arguments() {
+        [only] if only.text.contains('{') => {
+            return Err(only.error(format!("a format needs a name before it: log . {:?}", only.text)));
+        }
+        [names @ .., format] if format.text.contains('{') => (names, Some(format)),
+        names => (names, None),
+    };
+    let format = match format {
+        None => Format::common(),
+        Some(word) => Format::parse(&word.text).map_err(|label| {
+            word.error(format!(
+                "CoreDNS's placeholder {label} isn't supported here, for there are no metadata; supported are {}",
+                format::placeholders()
+            ))
+        })?,
+    };
+    let mut zones = Vec::new();
+    for word in names {
+        zones.extend(word.zones()?);
+    }
+    if zones.is_empty() {
+        zones.push(Name::root());
+    }
+    Ok(Rule { names: Origins::new(zones), format, classes: classes(line)? })
+}
+
+fn classes(line: &Line) -> Result<Vec<Class>, CorefileError> {
+    let mut classes = Vec::new();
+    for option in line.options() {
+        option.no_block()?;
+        if option.name() != "class" {
+            return Err(option.unknown(NAME, &OPTIONS));
+        }
+        if option.arguments().is_empty() {
+            return Err(option.error(format!("class needs one or more of {CLASSES}")));
+        }
+        for word in option.arguments() {
+            match &*word.text {
+                "success" => classes.push(Class::Success),
+                "denial" => classes.push(Class::Denial),
+                "error" => classes.push(Class::Error),
+                "all" => classes.extend(Class::ALL),
+                _ => return Err(word.isnt(&format!("one of {CLASSES}"))),
+            }
+        }
+    }
+    Ok(if classes.is_empty() { Class::ALL.to_vec() } else { classes })
+}
+
+#[async_trait]
+impl Plugin for Log {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let Some(rule) = self.rules.iter().find(|rule| rule.names.hold(request.query.name())) else {
+            return next.serve(request).await;
+        };
+        // As it was asked, whatever becomes of it.
+        let (name, began) = (name_text(request.query.name()), Instant::now());
+        let outcome = next.serve(request).await;
+        let failed = match &outcome {
+            Err(Failure::Error { rcode, .. }) => {
+                let mut metadata = Metadata::response_from_request(&request.metadata);
+                metadata.response_code = *rcode;
+                Some(Reply::new(metadata, ""))
+            }
+            _ => None,
+        };
+        let reply = outcome.as_ref().ok().or(failed.as_ref());
+        if rule.classes.contains(&Class::of(request, reply)) {
+            let seen = Seen { request, name: &name, reply, duration: began.elapsed() };
+            self.lines.write(Level::Info, &rule.format.text(&seen), || rule.format.parts(&seen));
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,193 @@
-//! Not built yet.
+//! # Name
+//!
+//! *minimal* - leaves out of answers what isn't needed.
+//!
+//! # Description
+//!
+//! An answer that has what was asked for loses its authority and additional sections. Answers that need them keep
+//! them: errors, NXDOMAIN, an answer that says by an SOA record that there is no record of the type, a delegation
+//! (NS records in the authority section and no answer). For clients that ask for DNSSEC records, an answer with a
+//! signature out of its time stays as it is, too.
+//!
+//! # Syntax
+//!
+//! ```text
+//! minimal
+//! ```
+//!
+//! # Examples
+//!
+//! ```text
+//! example.org {
+//!     minimal
+//!     forward . 192.0.2.53
+//! }
+//! ```
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
+
+const NAME: &str = "minimal";
+
+#[derive(Debug)]
+struct Minimal;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    line.no_arguments()?;
+    line.no_block()?;
+    setup.add(Minimal);
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Minimal {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let mut reply = next.serve(request).await?;
+        if is_positive(request, &reply) {
+            reply.authorities.clear();
+            reply.additionals.clear();
+        }
+        Ok(reply)
+    }
+}
+
+/// Returns whether what was asked for is in the answer, or there is nothing to say that it isn't.
+fn is_positive(request: &Request, reply: &Reply) -> bool {
+    let is_transfer = matches!(request.query.query_type(), RecordType::AXFR | RecordType::IXFR);
+    if reply.metadata.response_code != ResponseCode::NoError || is_transfer {
+        return false;
+    }
+    if request.dnssec_ok() && has_signature_out_of_time(reply) {
+        return false;
+    }
+    let denies_or_delegates =
+        |record: &Record| matches!(record.record_type(), RecordType::SOA | RecordType::NS);
+    !reply.answers.is_empty() || !reply.authorities.iter().any(denies_or_delegates)
+}
+
+fn has_signature_out_of_time(reply: &Reply) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    #[expect(clippy::cast_possible_truncation, reason = "times in signatures wrap (RFC 4034 section 3.1.5)")]
+    let now = now as u32;
+    [&reply.answers, &reply.authorities, &reply.additionals].into_iter().flatten().any(|record| {
+        signed_between(record).is_some_and(|(from, to)| !is_before(from, now) || !is_before(now, to))
+    })
+}
+
+/// Returns from when to when a signature is valid (RFC 4034 section 3.1).
+fn signed_between(record: &Record) -> Option<(u32, u32)> {
+    const EXPIRATION: usize = 8;
+    let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };
+    let number = |at: usize| Some(u32::from_be_bytes(rdata.anything.get(at..at + 4)?.try_into().ok()?));
+    Some((number(EXPIRATION + 4)?, number(EXPIRATION)?))
+}
+
+/// RFC 1982 section 3.2.
+fn is_before(one: u32, other: u32) -> bool {
+    other.wrapping_sub(one) <= u32::MAX / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::Name;
+    use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
+
+    use super::super::testing::Site;
+    use super::*;
+
+    fn record(data: RData) -> Record {
+        Record::from_rdata(Name::from_ascii("example.org.").unwrap(), 5, data)
+    }
+
+    fn address() -> Record {
+        record(RData::A(A::new(192, 0, 2, 1)))
+    }
+
+    fn ns() -> Record {
+        record(RData::NS(NS(Name::root())))
+    }
+
+    fn soa() -> Record {
+        record(RData::SOA(SOA::new(Name::root(), Name::root(), 1, 2, 3, 4, 5)))
+    }
+
+    fn signature(from: u32, to: u32) -> Record {
+        let rdata = [&[0; 8][..], &to.to_be_bytes(), &from.to_be_bytes(), &[0; 4]].concat();
+        record(RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(rdata) })
+    }
+
+    fn is_stripped(site: &Site, rcode: ResponseCode, answers: &[Record], authorities: &[Record]) -> bool {
+        let request = site.request("example.org. A");
+        let mut reply = request.reply("");
+        reply.metadata.response_code = rcode;
+        (reply.answers, reply.authorities) = (answers.to_vec(), authorities.to_vec());
+        is_positive(&request, &reply)
+    }
+
+    #[test]
+    fn only_answers_that_dont_need_them_lose_sections() {
+        use ResponseCode::{NXDomain, NoError, Refused, ServFail};
+        let site = Site::block("whoami");
+        for (rcode, answers, authorities, expected) in [
+            (NoError, &[address()][..], &[ns(), soa()][..], true),
+            (NoError, &[], &[], true),
+            (NoError, &[], &[soa()], false),
+            (NoError, &[], &[ns()], false),
+            (NXDomain, &[], &[soa()], false),
+            (NXDomain, &[address()], &[soa()], false),
+            (ServFail, &[], &[ns()], false),
+            (Refused, &[], &[ns()], false),
+        ] {
+            let found = is_stripped(&site, rcode, answers, authorities);
+            assert_eq!(found, expected, "{rcode} {answers:?} {authorities:?}");
+        }
+        let mut transfer = site.request("example.org. AXFR");
+        assert!(!is_positive(&transfer, &transfer.reply("")));
+        transfer.query.set_query_type(RecordType::A);
+        assert!(is_positive(&transfer, &transfer.reply("")));
+    }
+
+    #[test]
+    fn a_signature_out_of_its_time_keeps_an_answer_as_it_is() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
+        let day = 24 * 3600;
+        let plain = Site::block("whoami");
+        let mut wants_dnssec = plain.clone().edns(1232);
+        wants_dnssec.request.edns.as_mut().unwrap().set_dnssec_ok(true);
+        for (from, to, expected) in [
+            (now - day, now + day, true),
+            (now - 2 * day, now - day, false),
+            (now + day, now + 2 * day, false),
+            // Years ahead, behind the end of the numbers.
+            (now - day, now.wrapping_add(u32::MAX / 2), true),
+        ] {
+            let answers = [address(), signature(from, to)];
+            assert_eq!(is_stripped(&wants_dnssec, ResponseCode::NoError, &answers, &[]), expected);
+            assert!(is_stripped(&plain, ResponseCode::NoError, &answers, &[]));
+        }
+    }
+
+    #[tokio::test]
+    async fn sections_that_arent_needed_are_left_out() {
+        let site = Site::block("minimal\nwhoami");
+        assert_eq!(site.ask("example.org. A").await, "NOERROR aa | | |");
+    }
+
+    #[test]
+    fn it_takes_nothing() {
+        assert_eq!(Site::error("minimal x"), "Corefile:2:9: minimal takes no arguments, and here is \"x\"");
+        assert_eq!(Site::error("minimal {\n}"), "Corefile:2:1: minimal takes no braces");
+    }
 }

@@ -1,4 +1,39 @@
 //! The plugins, one file each, and their order.
+//!
+//! DNS is configured by a Corefile, in CoreDNS's language and with CoreDNS's plugins; a Corefile of a forwarder, a
+//! cache or a stub server can be taken over as it is. `lb-linker --corefile PATH` uses one, and `lb-linker check
+//! --corefile PATH` says whether it is right, without opening a port. Without a file the flags fill in a built-in one,
+//! which `lb-linker check` prints: a good start for one of your own.
+//!
+//! Each section below is a plugin's manual. The reference is CoreDNS 1.14; what differs stands in the manual.
+//!
+//! ## The language
+//!
+//! ```text
+//! [SCHEME://]ZONE[:PORT] ... {
+//!     PLUGIN [ARGUMENTS...] {
+//!         OPTION [ARGUMENTS...]
+//!     }
+//! }
+//! ```
+//!
+//! - A server block is for zones. Blocks on the same port are one server, in which the longest zone that a name is in
+//!   decides. The order of its lines doesn't count: plugins have a fixed order among themselves.
+//! - **SCHEME** is `dns`, by UDP and TCP, or `tls`. **PORT** is 53, or 853 with TLS; 0 is any that is free. A network
+//!   in CIDR form, such as 10.0.0.0/8, stands for its reverse zones.
+//! - Words are separated by white space; one in double quotes may hold some, and `\"`. From `#` to the end of the line
+//!   is a comment.
+//! - `{$VAR}` and `{%VAR%}` are variables of the environment. `{$VAR:default}` has a default, for one that isn't set
+//!   or is empty; CoreDNS doesn't know that.
+//! - `(name) { ... }` is a snippet: see *import*.
+//!
+//! A Corefile that is wrong ends lb-linker at the start with exit code 2, and one sentence that names file, line, column
+//! and what would be right. All plugins and options of CoreDNS that aren't here are refused by name.
+//!
+//! ## The order of plugins
+//!
+//! root, cancel, timeouts, reload, nsid, bufsize, bind, debug, ready, health, prometheus, errors, log, local, any,
+//! chaos, loadbalance, rewrite, acl, cache, tls, minimal, template, hosts, lb_linker, loop, forward, whoami
 
 pub mod lb_linker;
 pub mod setup;
@@ -17,10 +52,13 @@ mod errors;
 mod forward;
 mod health;
 mod hosts;
+mod import;
 mod loadbalance;
 mod local;
 mod log;
 mod r#loop;
+#[cfg(test)]
+mod manuals;
 mod minimal;
 mod nsid;
 mod prometheus;
@@ -144,7 +182,18 @@ pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, Coref
 fn supported() -> String {
     let mut names: Vec<&str> =
         ORDER.iter().filter(|(_, set_up)| set_up.is_some()).map(|(name, _)| *name).collect();
-    names.push("import");
+    names.push(import::NAME);
     names.sort_unstable();
     names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_tells_the_order_that_there_is() {
+        let supported = super::ORDER.iter().filter(|(_, set_up)| set_up.is_some());
+        let names: Vec<&str> = supported.map(|(name, _)| *name).collect();
+        let page = include_str!("mod.rs").replace("\n//! ", " ");
+        assert!(page.contains(&names.join(", ")), "{}", names.join(", "));
+    }
 }

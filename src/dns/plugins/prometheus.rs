@@ -1,8 +1,146 @@
-//! Not built yet.
+//! # Name
+//!
+//! *prometheus* - counts the questions of a block, and serves `/metrics`.
+//!
+//! # Description
+//!
+//! Names, labels and buckets are CoreDNS's, so that its dashboards and alerts work. Beside them stand lb-linker's own,
+//! which begin with `lb_linker_`, those of the other plugins, and those of the process (`process_*`); there are none of
+//! Go's runtime.
+//!
+//! Each block that is to be counted needs its line; blocks with the same address share it. Look-ups of what is behind a
+//! link's target are counted in the block that they are for, as CoreDNS counts its own look-ups.
+//!
+//! # Syntax
+//!
+//! ```text
+//! prometheus [ADDRESS]
+//! ```
+//!
+//! - **ADDRESS** is address and port, `localhost:9153` by default. In a Pod give `:9153`, which is all addresses.
+//!
+//! CoreDNS's options `tls` and `runtime_metrics` aren't supported.
+//!
+//! # Metrics
+//!
+//! - `coredns_build_info{version, revision, goversion}`: lb-linker's version; the other two are empty.
+//! - `coredns_panics_total`: questions whose answering panicked.
+//! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block.
+//! - `coredns_dns_requests_total{server, zone, view, proto, family, type}`: questions.
+//! - `coredns_dns_do_requests_total{server, zone, view}`: questions with DO set.
+//! - `coredns_dns_request_size_bytes{server, zone, view, proto}`: their sizes.
+//! - `coredns_dns_request_duration_seconds{server, zone, view}`: how long each took.
+//! - `coredns_dns_responses_total{server, zone, view, rcode, plugin}`: answers, and the plugin that each is of.
+//! - `coredns_dns_response_size_bytes{server, zone, view, proto}`: their sizes.
+//!
+//! The labels: `server` is the listener, such as `dns://:53`; `zone` that of the block, or `dropped` where there is none
+//! for a question; `view` is always empty; `proto` is `udp`, or `tcp` with or without TLS; `family` is 1 for IPv4 and 2
+//! for IPv6.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     prometheus :9153
+//!     whoami
+//! }
+//! ```
 
-use super::setup::Setup;
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+
+use super::setup::{HttpKind, Setup};
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::report::Report;
+
+const NAME: &str = "prometheus";
+const DEFAULT: &str = "localhost:9153";
+
+#[derive(Debug)]
+struct Prometheus {
+    report: Arc<Report>,
+}
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    if let Some(option) = setup.only_line()?.options().first() {
+        return Err(match option.name() {
+            "tls" | "runtime_metrics" => {
+                option.error(format!("CoreDNS's option {} of prometheus isn't supported here", option.name()))
+            }
+            name => option.error(format!("prometheus has no option {name:?}, and none at all here")),
+        });
+    }
+    setup.serve_http(HttpKind::Metrics, DEFAULT)?;
+    let report = setup.metrics()?;
+    setup.add(Prometheus { report });
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for Prometheus {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let since = Instant::now();
+        let outcome = next.serve(request).await;
+        let zone = request.zone.to_ascii();
+        match &outcome {
+            Ok(reply) => self.report.count(request, reply, &zone, since),
+            Err(failure) => {
+                let mut reply = request.reply("");
+                if let Failure::Error { rcode, .. } = failure {
+                    reply.metadata.response_code = *rcode;
+                } else {
+                    reply.metadata.response_code = ResponseCode::NoError;
+                }
+                self.report.count(request, &reply, &zone, since);
+            }
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    #[tokio::test]
+    async fn questions_are_counted_by_coredns_names_and_labels() {
+        let site = Site::corefile("example.org {\nprometheus\nwhoami\n}\n");
+        site.ask("www.example.org. A").await;
+        site.clone().edns(1232).ask("www.example.org. NAPTR").await;
+        site.ask("example.com. A").await;
+        for line in [
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",server=\"dns://:53\",type=\"A\",view=\"\",zone=\"example.org.\"} 1",
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",server=\"dns://:53\",type=\"other\",view=\"\",zone=\"example.org.\"} 1",
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",server=\"dns://:53\",type=\"A\",view=\"\",zone=\"dropped\"} 1",
+            "coredns_dns_responses_total{plugin=\"whoami\",rcode=\"NOERROR\",server=\"dns://:53\",view=\"\",zone=\"example.org.\"} 2",
+            "coredns_dns_responses_total{plugin=\"\",rcode=\"REFUSED\",server=\"dns://:53\",view=\"\",zone=\"dropped\"} 1",
+            "coredns_dns_request_duration_seconds_count{server=\"dns://:53\",view=\"\",zone=\"example.org.\"} 2",
+        ] {
+            assert_eq!(site.metrics(line), [line]);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        for (lines, expected) in [
+            (
+                "prometheus 9153",
+                "Corefile:2:12: \"9153\" isn't an address and port such as :9153, localhost:9153 or 127.0.0.1:9153",
+            ),
+            (
+                "prometheus {\ntls web.yml\n}",
+                "Corefile:3:1: CoreDNS's option tls of prometheus isn't supported here",
+            ),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
 }

@@ -1,8 +1,73 @@
-//! Not built yet.
+//! # Name
+//!
+//! *ready* - serves `/ready`, which says whether this instance can answer.
+//!
+//! # Description
+//!
+//! `/ready` answers 200 and "OK" when all plugins are ready, and 503 with the names of those that aren't. There is one
+//! that has to become ready: `lb_linker`, when the load balancers are known for the first time. It stays so, even if the
+//! API server goes away.
+//!
+//! One line is for all blocks. CoreDNS asks only the plugins of the blocks that have it; but a Pod is ready or not as a
+//! whole.
+//!
+//! # Syntax
+//!
+//! ```text
+//! ready [ADDRESS] {
+//!     monitor until-ready|continuously
+//! }
+//! ```
+//!
+//! - **ADDRESS** is address and port, `:8181` by default, which is all addresses.
+//! - `monitor` is there for CoreDNS's Corefiles: a plugin that is ready stays so, and both values mean the same.
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     ready :8282
+//!     whoami
+//! }
+//! ```
 
-use super::setup::Setup;
+use super::setup::{HttpKind, Setup};
 use crate::dns::corefile::CorefileError;
 
+const DEFAULT: &str = ":8181";
+
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    for option in setup.only_line()?.options() {
+        option.no_block()?;
+        match option.name() {
+            "monitor" => {
+                let what = "until-ready or continuously";
+                let word = option.one(what)?;
+                if !["until-ready", "continuously"].contains(&&*word.text) {
+                    return Err(word.isnt(what));
+                }
+            }
+            _ => return Err(option.unknown("ready", &["monitor"])),
+        }
+    }
+    setup.serve_http(HttpKind::Ready, DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        for (lines, expected) in [
+            (
+                "ready 8181",
+                "Corefile:2:7: \"8181\" isn't an address and port such as :9153, localhost:9153 or 127.0.0.1:9153",
+            ),
+            ("ready {\nmonitor once\n}", "Corefile:3:9: \"once\" isn't until-ready or continuously"),
+            ("ready {\nwhen x\n}", "Corefile:3:1: ready has no option \"when\"; it has monitor"),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+    }
 }

@@ -1,8 +1,65 @@
-//! Not built yet.
+//! # Name
+//!
+//! *root* - names the directory that relative paths of the block start from.
+//!
+//! # Description
+//!
+//! Without it they start from the working directory. One that doesn't exist is only worth a warning: it may appear
+//! later.
+//!
+//! # Syntax
+//!
+//! ```text
+//! root PATH
+//! ```
+//!
+//! # Examples
+//!
+//! ```text
+//! . {
+//!     root /etc/lb-linker
+//!     hosts names.txt
+//! }
+//! ```
+
+use std::io::ErrorKind;
+
+use tracing::warn;
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    // The last one counts, as in CoreDNS.
+    for line in setup.lines {
+        line.no_block()?;
+        let word = line.one("the path of a directory")?;
+        setup.draft.root = word.text.clone().into();
+        match setup.draft.root.metadata() {
+            Ok(found) if !found.is_dir() => return Err(word.isnt("a directory")),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                warn!("{}", word.error(format!("the directory {:?} doesn't exist yet", word.text)));
+            }
+            Err(error) => return Err(word.error(format!("{:?} can't be used: {error}", word.text))),
+            Ok(_) => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+
+    #[test]
+    fn what_is_no_directory_is_refused_and_one_to_come_is_not() {
+        for (lines, expected) in [
+            ("root", "Corefile:2:1: root needs the path of a directory"),
+            ("root a b", "Corefile:2:8: root takes 1 argument at most, and here is \"b\""),
+            ("root /dev/null", "Corefile:2:6: \"/dev/null\" isn't a directory"),
+        ] {
+            assert_eq!(Site::error(lines), expected);
+        }
+        Site::block("root /nowhere/to/be/found\nwhoami");
+    }
 }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -14,9 +15,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::lb_linker::LbLinker;
+use crate::config::LogFormat;
 use crate::dns::corefile::{CorefileError, Line, Place, Word, zones};
+use crate::dns::lines::{Lines, Queue};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::Plugin;
+use crate::dns::server::Server;
 use crate::metrics::{Family, Metrics};
 use crate::store::Store;
 use crate::targets::TargetPolicy;
@@ -30,6 +34,10 @@ pub struct Site {
     pub targets: Arc<TargetPolicy>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Returns the addresses that this process is reached at where it listens on these; on none means on all.
+    pub own_addresses: fn(&[IpAddr]) -> Vec<IpAddr>,
+    /// Where what is logged for log parsers goes.
+    pub lines: Lines,
 }
 
 /// A plugin's part of a block, which it turns into something that answers.
@@ -58,10 +66,10 @@ pub struct Draft {
     /// The directory of relative paths; empty for the working directory.
     pub root: PathBuf,
     /// What it is bound to, instead of all addresses.
-    pub bind: Vec<std::net::IpAddr>,
+    pub bind: Vec<IpAddr>,
     /// How its TLS listeners speak TLS.
     pub tls: Option<TlsAcceptor>,
-    /// How long its TCP and TLS clients may take.
+    /// How long its TCP and TLS clients may take, and how much they may ask.
     pub timeouts: Timeouts,
     /// Whether `debug` is on.
     pub debug: bool,
@@ -71,14 +79,19 @@ pub struct Draft {
     pub tasks: Vec<Task>,
     /// How often the Corefile is looked at again.
     pub reload: Option<Reload>,
+    /// The upstreams whose addresses the Corefile says, and where it does: none of them may be a listener of ours.
+    pub upstreams: Vec<(SocketAddr, Place)>,
+    /// Set once `loop` has seen that what is forwarded comes back.
+    pub looping: Option<Arc<AtomicBool>>,
     /// The files that were read, and what was in them.
     pub read: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// What runs as long as a block is served, until the token is cancelled. It is started once.
-pub type Task = Box<dyn FnOnce(CancellationToken) -> BoxFuture<'static, ()> + Send>;
+/// What runs as long as a block is served, until the token is cancelled. It is started once, with a server that the
+/// block is behind.
+pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'static, ()> + Send>;
 
-/// How long clients may take; `None` is the default.
+/// How long clients may take, and how much they may ask; `None` is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
     /// To send a question that has begun.
@@ -87,6 +100,8 @@ pub struct Timeouts {
     pub write: Option<Duration>,
     /// Between questions.
     pub idle: Option<Duration>,
+    /// Questions of one connection; `u64::MAX` is as many as it likes.
+    pub queries: Option<u64>,
 }
 
 /// Something that is served by HTTP.
@@ -121,6 +136,29 @@ pub struct Reload {
     pub interval: Duration,
     /// What is added to it at most, at random.
     pub jitter: Duration,
+}
+
+// === impl Site ===
+
+impl Site {
+    /// Returns a site of these links, which counts for itself alone and follows all targets; and the lines that its
+    /// blocks log.
+    ///
+    /// # Errors
+    /// Only if two metrics had one name.
+    pub fn new(store: Arc<Store>, format: LogFormat) -> Result<(Self, Queue), prometheus::Error> {
+        let metrics = Arc::new(Metrics::new()?);
+        let (lines, queue) = Lines::new(format, &metrics)?;
+        Ok((Self { store, targets: Arc::default(), metrics, lines, own_addresses: |_| Vec::new() }, queue))
+    }
+
+    /// Returns a site whose blocks log for nobody.
+    ///
+    /// # Errors
+    /// Only if two metrics had one name.
+    pub fn silent(store: Arc<Store>) -> Result<Self, prometheus::Error> {
+        Self::new(store, LogFormat::Text).map(|(site, _)| site)
+    }
 }
 
 // === impl Draft ===
@@ -188,17 +226,35 @@ impl Setup<'_> {
         Ok(bytes)
     }
 
+    /// Notes that something is to be served by HTTP, at the address of the only line, or that one.
+    ///
+    /// # Errors
+    /// If the line has something else.
+    pub fn serve_http(&mut self, kind: HttpKind, default: &str) -> Result<(), CorefileError> {
+        let line = self.only_line()?;
+        let what = "an address and port such as :9153, localhost:9153 or 127.0.0.1:9153";
+        let (text, word) = match line.at_most(1)? {
+            [word] => (&*word.text, Some(word)),
+            _ => (default, None),
+        };
+        let wrong = || word.map_or_else(|| line.error(what), |word| word.isnt(what));
+        let address = http_address(text).ok_or_else(wrong)?;
+        let place = line.place().clone();
+        self.draft.endpoints.push(HttpEndpoint { kind, address, place });
+        Ok(())
+    }
+
     /// Adds the plugin to the block.
     pub fn add(&mut self, plugin: impl Plugin + 'static) {
         self.draft.plugins.push(Arc::new(plugin));
     }
 
     /// Adds what runs as long as the block is served.
-    pub fn run<F>(&mut self, task: impl FnOnce(CancellationToken) -> F + Send + 'static)
+    pub fn run<F>(&mut self, task: impl FnOnce(Arc<Server>, CancellationToken) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.draft.tasks.push(Box::new(|stop| Box::pin(task(stop))));
+        self.draft.tasks.push(Box::new(|server, stop| Box::pin(task(server, stop))));
     }
 }
 
@@ -328,6 +384,17 @@ impl Word {
     /// If it stands for none.
     pub fn zones(&self) -> Result<Vec<Name>, CorefileError> {
         zones(&self.text).ok_or_else(|| self.isnt("a zone, or a network such as 10.0.0.0/8"))
+    }
+}
+
+/// Parses `ADDRESS:PORT`; no address is all of them, and `localhost` the loopback.
+fn http_address(text: &str) -> Option<SocketAddr> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    match host {
+        "" => Some((Ipv6Addr::UNSPECIFIED, port).into()),
+        "localhost" => Some((Ipv4Addr::LOCALHOST, port).into()),
+        _ => text.parse().ok(),
     }
 }
 

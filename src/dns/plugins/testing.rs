@@ -5,19 +5,23 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hickory_proto::op::{Edns, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use hickory_server::net::xfer::Protocol;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::setup;
-use crate::dns::configuration::configure;
+use super::setup::Task;
+use crate::config::LogFormat;
+use crate::dns::configuration::{Configuration, configure};
 use crate::dns::corefile::Sources;
+use crate::dns::lines::Queue;
 use crate::dns::plugin::{Reply, Request};
 use crate::dns::server::Server;
 use crate::dns::wire::rcode_label;
-use crate::metrics::Metrics;
 use crate::store::{Departed, Store};
 
 /// The blocks of a Corefile, and somebody who asks them: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
@@ -25,22 +29,21 @@ use crate::store::{Departed, Store};
 pub(crate) struct Site {
     /// What answers on the first port.
     pub(crate) server: Arc<Server>,
+    /// What is listened on.
+    pub(crate) listeners: Vec<String>,
     /// What the blocks share.
     pub(crate) shared: setup::Site,
     /// What is asked, but for the question: tests change it as they like.
     pub(crate) request: Request,
+    /// The lines of `log` and `errors`.
+    queue: Arc<Mutex<Queue>>,
 }
 
-fn shared() -> setup::Site {
-    setup::Site {
-        store: Arc::new(Store::new(Departed::Kept)),
-        targets: Arc::default(),
-        metrics: Arc::new(Metrics::new().unwrap()),
-    }
-}
-
-fn sources() -> Sources<'static> {
-    Sources { variable: &|_| None, read: &|path| std::fs::read_to_string(path), glob: &|_| Vec::new() }
+fn shared() -> (setup::Site, Queue) {
+    let (mut shared, queue) =
+        setup::Site::new(Arc::new(Store::new(Departed::Kept)), LogFormat::Text).unwrap();
+    shared.own_addresses = |_| vec![[192, 0, 2, 53].into()];
+    (shared, queue)
 }
 
 impl Site {
@@ -49,10 +52,36 @@ impl Site {
         Self::corefile(&format!(". {{\n{lines}\n}}\n"))
     }
 
+    /// The same, and what runs as long as it is served.
+    pub(crate) fn with_tasks(lines: &str) -> (Self, Vec<Task>) {
+        let (site, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
+        (site, std::mem::take(&mut configuration.blocks[0].draft.tasks))
+    }
+
     /// A whole Corefile.
     pub(crate) fn corefile(text: &str) -> Self {
-        let shared = shared();
-        let configuration = configure(Path::new("Corefile"), text, &sources(), &shared)
+        Self::configured(text).0
+    }
+
+    /// One block for the root, whose tasks run until the token is cancelled and the others have ended.
+    pub(crate) fn running(lines: &str) -> (Self, CancellationToken, JoinSet<()>) {
+        let (site, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
+        let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
+        for task in std::mem::take(&mut configuration.blocks[0].draft.tasks) {
+            running.spawn(task(Arc::clone(&site.server), stop.clone()));
+        }
+        (site, stop, running)
+    }
+
+    /// What the lines of a block for the root ask for.
+    pub(crate) fn draft(lines: &str) -> setup::Draft {
+        Self::configured(&format!(". {{\n{lines}\n}}\n")).1.blocks.remove(0).draft
+    }
+
+    /// A whole Corefile, and what else it asks for.
+    pub(crate) fn configured(text: &str) -> (Self, Configuration) {
+        let (shared, queue) = shared();
+        let configuration = configure(Path::new("Corefile"), text, &Sources::SYSTEM, &shared)
             .unwrap_or_else(|error| panic!("{error}"));
         let listener = &configuration.listeners[0];
         let report = shared.metrics.family().unwrap();
@@ -61,13 +90,14 @@ impl Site {
         request.protocol = Protocol::Udp;
         request.edns = None;
         request.client = SocketAddr::new([10, 0, 0, 1].into(), 5353);
-        Self { server, shared, request }
+        let listeners = configuration.listeners.iter().map(|listener| listener.at.to_string()).collect();
+        (Self { server, listeners, shared, request, queue: Arc::new(Mutex::new(queue)) }, configuration)
     }
 
     /// What is wrong with the lines of a block for the root.
     pub(crate) fn error(lines: &str) -> String {
         let text = format!(". {{\n{lines}\n}}\n");
-        let configured = configure(Path::new("Corefile"), &text, &sources(), &shared());
+        let configured = configure(Path::new("Corefile"), &text, &Sources::SYSTEM, &shared().0);
         configured.expect_err("an error").to_string()
     }
 
@@ -110,6 +140,11 @@ impl Site {
             Some(reply) => show(&reply),
             None => "silence".to_owned(),
         }
+    }
+
+    /// What `log` and `errors` have written since this was last asked.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.queue.lock().unwrap().take()
     }
 
     /// The page for Prometheus, those lines that contain a text.

@@ -1,8 +1,161 @@
-//! Not built yet.
+//! # Name
+//!
+//! *timeouts* - how long clients may take that ask by TCP or TLS, and how much they may ask.
+//!
+//! # Description
+//!
+//! A client that asks by TCP or TLS keeps a connection, which costs memory whether it is used or not. Without this
+//! plugin one that says nothing is closed after 30 seconds, and one that doesn't send the rest of a question, or
+//! doesn't take its answers, after 5. That is too long where there are very many clients, and too short on very
+//! slow paths.
+//!
+//! The limits are those of a listener. Where several blocks are behind one, each limit is that of the last block
+//! that sets it. Questions by UDP have none.
+//!
+//! Differences from CoreDNS: without the plugin it gives up after 3 seconds instead of 5 for `read`, and after 10
+//! instead of 30 for `idle`; RFC 7766 section 6.2.3 asks for some seconds at least, and a cache that forwards to
+//! lb-linker saves the handshakes. There, `read` is also how long the first question may be waited for, and
+//! `idle` how long any other may take; here, `idle` is about pauses and `read` about questions, each of them,
+//! since a question that drips in is no pause. `write` ends connections here; there it is accepted and has no
+//! effect.
+//!
+//! # Syntax
+//!
+//! ```text
+//! timeouts {
+//!     read DURATION
+//!     write DURATION
+//!     idle DURATION
+//!     maxtcpqueries MAXIMUM
+//! }
+//! ```
+//!
+//! There has to be at least one of them. **DURATION** is from `1s` to `24h`; a number without a unit is one of
+//! seconds.
+//!
+//! * `read`: for the rest of a question once it has begun, and for the handshake of TLS. 5s by default.
+//! * `write`: for the client to take answers. The time is for about 4 KiB of answers, or for one that is bigger;
+//!   who reads steadily gets all of them. 5s by default.
+//! * `idle`: from an answer to the next question, or from the beginning to the first. 30s by default.
+//! * `maxtcpqueries`: after so many questions a connection is closed, when they have been answered. It makes
+//!   clients connect anew, so that a load balancer in front of several replicas can spread them again. **MAXIMUM**
+//!   is 1 or more, or -1 for as many as the client likes, which is the default.
+//!
+//! # Examples
+//!
+//! Clients on a slow radio link get more time:
+//!
+//! ```text
+//! . {
+//!     timeouts {
+//!         read 15s
+//!         write 30s
+//!         idle 2m
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
+//!
+//! Behind a load balancer that spreads connections:
+//!
+//! ```text
+//! . {
+//!     timeouts {
+//!         maxtcpqueries 128
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
 
-use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use std::time::Duration;
+
+use super::setup::{Setup, Timeouts, go_duration};
+use crate::dns::corefile::{CorefileError, Word};
+
+const NAME: &str = "timeouts";
+const OPTIONS: [&str; 4] = ["read", "write", "idle", "maxtcpqueries"];
+const DURATION: &str = "a duration from 1s to 24h";
+const QUERIES: &str = "a number of questions, or -1 for any";
+const MIN: Duration = Duration::from_secs(1);
+const MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?;
+    line.no_arguments()?;
+    if line.options().is_empty() {
+        return Err(line.error(format!("timeouts needs at least one of {}, in braces", OPTIONS.join(", "))));
+    }
+    let mut timeouts = Timeouts::default();
+    for option in line.options() {
+        option.no_block()?;
+        match option.name() {
+            "read" => timeouts.read = Some(duration(option.one(DURATION)?)?),
+            "write" => timeouts.write = Some(duration(option.one(DURATION)?)?),
+            "idle" => timeouts.idle = Some(duration(option.one(DURATION)?)?),
+            "maxtcpqueries" => timeouts.queries = Some(queries(option.one(QUERIES)?)?),
+            _ => return Err(option.unknown(NAME, &OPTIONS)),
+        }
+    }
+    setup.draft.timeouts = timeouts;
+    Ok(())
+}
+
+fn duration(word: &Word) -> Result<Duration, CorefileError> {
+    let seconds = word.text.parse().ok().map(Duration::from_secs);
+    let duration = seconds.or_else(|| go_duration(&word.text));
+    duration.filter(|duration| (MIN..=MAX).contains(duration)).ok_or_else(|| word.isnt(DURATION))
+}
+
+fn queries(word: &Word) -> Result<u64, CorefileError> {
+    if word.text == "-1" {
+        return Ok(u64::MAX);
+    }
+    let number: Option<u64> = word.text.parse().ok();
+    number.filter(|number| *number > 0).ok_or_else(|| word.isnt(QUERIES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Site;
+    use super::*;
+
+    #[test]
+    fn each_is_as_it_is_said_and_the_others_are_not_said() {
+        let seconds = |number| Some(Duration::from_secs(number));
+        assert_eq!(
+            Site::draft("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,
+            Timeouts { read: seconds(1), write: seconds(90), idle: seconds(86400), queries: Some(128) }
+        );
+        let unlimited = Site::draft("timeouts {\nmaxtcpqueries -1\n}").timeouts;
+        assert_eq!(unlimited, Timeouts { queries: Some(u64::MAX), ..Timeouts::default() });
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let least = "timeouts needs at least one of read, write, idle, maxtcpqueries, in braces";
+        for (lines, error) in [
+            ("timeouts 5s", "2:10: timeouts takes no arguments, and here is \"5s\""),
+            ("timeouts", &format!("2:1: {least}")),
+            ("timeouts {\n}", &format!("2:1: {least}")),
+            ("timeouts {\nread\n}", "3:1: read needs a duration from 1s to 24h"),
+            ("timeouts {\nread 1s 2s\n}", "3:9: read takes 1 argument at most, and here is \"2s\""),
+            ("timeouts {\nread 1s {\n}\n}", "3:1: read takes no braces"),
+            ("timeouts {\nwrite 999ms\n}", "3:7: \"999ms\" isn't a duration from 1s to 24h"),
+            ("timeouts {\nidle 86401\n}", "3:6: \"86401\" isn't a duration from 1s to 24h"),
+            ("timeouts {\nidle soon\n}", "3:6: \"soon\" isn't a duration from 1s to 24h"),
+            ("timeouts {\nidle -5s\n}", "3:6: \"-5s\" isn't a duration from 1s to 24h"),
+            ("timeouts {\nmaxtcpqueries 0\n}", "3:15: \"0\" isn't a number of questions, or -1 for any"),
+            ("timeouts {\nmaxtcpqueries -2\n}", "3:15: \"-2\" isn't a number of questions, or -1 for any"),
+            (
+                "timeouts {\nlinger 5s\n}",
+                "3:1: timeouts has no option \"linger\"; it has read, write, idle, maxtcpqueries",
+            ),
+            (
+                "timeouts {\nread 5s\n}\ntimeouts {\nread 5s\n}",
+                "5:1: timeouts can be there only once in a block, and it is on line 2 already",
+            ),
+        ] {
+            assert_eq!(Site::error(lines), format!("Corefile:{error}"), "{lines}");
+        }
+    }
 }

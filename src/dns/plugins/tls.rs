@@ -1,8 +1,218 @@
-//! Not built yet.
+//! # Name
+//!
+//! *tls* - the certificate of a server of DNS over TLS.
+//!
+//! # Description
+//!
+//! A block whose address begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs
+//! this plugin, which names a certificate and its key. In other blocks it has no effect. TLS 1.2 and 1.3 are
+//! spoken.
+//!
+//! The files are read with the Corefile: where *reload* looks for changes, a renewed certificate is taken up, too.
+//!
+//! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and what belongs to it is
+//! refused: have cert-manager or another client write the files. `keylog` is refused, because it gives away
+//! every connection. A client that names other protocols than `dot` only (ALPN) is turned away: it doesn't mean
+//! DNS. The plugin can be there only once in a block; CoreDNS takes the last one.
+//!
+//! # Syntax
+//!
+//! ```text
+//! tls CERT KEY [CA] {
+//!     client_auth nocert|request|require|verify_if_given|require_and_verify
+//! }
+//! ```
+//!
+//! **CERT** is a file with the certificate, followed by those between it and its CA; **KEY** one with its private
+//! key (PKCS #8, PKCS #1 or SEC 1); **CA** one with the certificates of the CAs that clients are checked by. All are
+//! in PEM. Without **CA**, those count that the system trusts. A relative path is one from the directory that
+//! *root* names.
+//!
+//! `client_auth` says which clients are served:
+//!
+//! * `nocert`: all; they aren't asked for a certificate. This is the default, and **CA** has no effect then.
+//! * `request`: all; they are asked for a certificate, but any will do.
+//! * `require`: those with a certificate, whoever it is of.
+//! * `verify_if_given`: those with a certificate of the CA, and those without any.
+//! * `require_and_verify`: those with a certificate of the CA.
+//!
+//! # Examples
+//!
+//! ```text
+//! tls://. {
+//!     tls /etc/lb-linker/tls/tls.crt /etc/lb-linker/tls/tls.key
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+//!
+//! Only for clients with a certificate of the company's CA, on another port:
+//!
+//! ```text
+//! tls://example.org:8853 {
+//!     root /etc/lb-linker/tls
+//!     tls tls.crt tls.key ca.crt {
+//!         client_auth require_and_verify
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
+
+use std::path::PathBuf;
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::tls::{ClientAuth, Pem, config};
+
+const NAME: &str = "tls";
+const FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
+const OPTIONS: [&str; 1] = ["client_auth"];
+/// What CoreDNS has beside them.
+const LACKING: [&str; 7] = ["keylog", "acme", "email", "ca", "storage", "ca_root", "resolver"];
+const MODES: [(&str, ClientAuth); 5] = [
+    ("nocert", ClientAuth::None),
+    ("request", ClientAuth::Request),
+    ("require", ClientAuth::Require),
+    ("verify_if_given", ClientAuth::VerifyIfGiven),
+    ("require_and_verify", ClientAuth::RequireAndVerify),
+];
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    Err(setup.lines[0].error("not built yet"))
+    let line = setup.only_line()?.clone();
+    let clients = clients(&line)?;
+    let words = line.at_most(3)?;
+    let [certificate, key, ca @ ..] = words else {
+        return Err(line.error(format!("tls needs {FILES}")));
+    };
+    let mut read = |word: &Word| {
+        let file = setup.path(&word.text);
+        match setup.read(&file) {
+            Ok(bytes) => Ok((file, bytes)),
+            Err(error) => Err(word.error(format!("{}: can't be read: {error}", file.display()))),
+        }
+    };
+    let (certificate, key) = (read(certificate)?, read(key)?);
+    let ca = ca.first().map(read).transpose()?;
+    let config = config(pem(&certificate), pem(&key), clients, ca.as_ref().map(pem)).map_err(|error| {
+        let at_fault = words.iter().find(|word| error.file() == Some(&setup.path(&word.text)));
+        at_fault.unwrap_or(&words[0]).error(error.to_string())
+    })?;
+    setup.draft.tls = Some(config.into());
+    Ok(())
+}
+
+fn pem((file, bytes): &(PathBuf, Vec<u8>)) -> Pem<'_> {
+    Pem { file, bytes }
+}
+
+fn clients(line: &Line) -> Result<ClientAuth, CorefileError> {
+    let mut clients = ClientAuth::default();
+    for option in line.options() {
+        option.no_block()?;
+        clients = match option.name() {
+            "client_auth" => mode(option.one(&modes())?)?,
+            name if LACKING.contains(&name) => return Err(option.unsupported(NAME, &OPTIONS)),
+            _ => return Err(option.unknown(NAME, &OPTIONS)),
+        };
+    }
+    Ok(clients)
+}
+
+fn mode(word: &Word) -> Result<ClientAuth, CorefileError> {
+    let found = MODES.iter().find(|(name, _)| *name == word.text);
+    found.map(|(_, mode)| *mode).ok_or_else(|| word.isnt(&modes()))
+}
+
+fn modes() -> String {
+    format!("one of {}", MODES.map(|(name, _)| name).join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+    use tempfile::TempDir;
+
+    use super::super::testing::Site;
+
+    /// Certificate and key in `crt` and `key`, another certificate in `other`, and no PEM at all in `junk`.
+    fn files() -> TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        for name in ["other", "crt"] {
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new(["dns.example".to_owned()]).unwrap();
+            write(name, &params.self_signed(&key).unwrap().pem());
+            write("key", &key.serialize_pem());
+        }
+        write("junk", "nothing of use");
+        directory
+    }
+
+    #[test]
+    fn the_files_make_a_server_and_are_part_of_the_block() {
+        let directory = files();
+        let at = directory.path().display();
+        for (ca, clients) in [("", "nocert"), ("crt", "require"), ("crt", "verify_if_given")] {
+            let ca = if ca.is_empty() { String::new() } else { format!("{at}/{ca}") };
+            let draft = Site::draft(&format!("tls {at}/crt {at}/key {ca} {{\nclient_auth {clients}\n}}"));
+            assert!(draft.tls.is_some(), "{clients}");
+            let read: Vec<_> = draft.read.iter().map(|(file, _)| file.file_name().unwrap()).collect();
+            assert_eq!(read[..2], ["crt", "key"]);
+            assert_eq!(read.get(2).is_some(), !ca.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_broken_file_is_named() {
+        let directory = files();
+        let at = directory.path().display().to_string();
+        // Which of the files it is about, and what.
+        let error = |names: &str| {
+            let files: Vec<String> = names.split(' ').map(|name| format!("{at}/{name}")).collect();
+            let line = format!("tls {}", files.join(" "));
+            let error = Site::error(&line);
+            let (column, message) = error.strip_prefix("Corefile:2:").unwrap().split_once(": ").unwrap();
+            let before = &line[..column.parse::<usize>().unwrap() - 1];
+            (before.matches(' ').count() - 1, message.replace(&format!("{at}/"), ""))
+        };
+        let missing = "missing: can't be read: No such file or directory (os error 2)";
+        assert_eq!(error("missing key"), (0, missing.to_owned()));
+        assert_eq!(error("crt missing"), (1, missing.to_owned()));
+        let no = |what| format!("junk: there is no {what} in PEM: no items found");
+        assert_eq!(error("junk key"), (0, no("certificate")));
+        assert_eq!(error("crt junk"), (1, no("private key")));
+        assert_eq!(error("crt key junk"), (2, no("certificate")));
+        let pair = error("other key");
+        assert_eq!(pair.0, 0);
+        assert!(pair.1.starts_with("other can't be used with the private key key: "), "{}", pair.1);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let modes = "one of nocert, request, require, verify_if_given, require_and_verify";
+        let needs = "2:1: tls needs the files of a certificate and of its key: tls CERT KEY [CA]".to_owned();
+        for (lines, error) in [
+            ("tls", needs.clone()),
+            ("tls crt", needs),
+            ("tls a b c d", "2:11: tls takes 3 arguments at most, and here is \"d\"".to_owned()),
+            ("tls a b {\nclient_auth\n}", format!("3:1: client_auth needs {modes}")),
+            ("tls a b {\nclient_auth all\n}", format!("3:13: \"all\" isn't {modes}")),
+            (
+                "tls a b {\nkeylog f\n}",
+                "3:1: CoreDNS's option \"keylog\" of tls isn't supported here; supported are client_auth"
+                    .to_owned(),
+            ),
+            (
+                "tls {\nacme dns.example.org\n}",
+                "3:1: CoreDNS's option \"acme\" of tls isn't supported here; supported are client_auth"
+                    .to_owned(),
+            ),
+            ("tls a b {\nciphers x\n}", "3:1: tls has no option \"ciphers\"; it has client_auth".to_owned()),
+            (
+                "tls a b\ntls a b",
+                "3:1: tls can be there only once in a block, and it is on line 2 already".to_owned(),
+            ),
+        ] {
+            assert_eq!(Site::error(lines), format!("Corefile:{error}"), "{lines}");
+        }
+    }
 }

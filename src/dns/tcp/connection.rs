@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::Limits;
 use super::frames::{Input, Output};
 use super::places::{Answer, Place};
 use crate::dns::handler::Handler;
@@ -24,15 +25,15 @@ use crate::dns::wire::server_failure;
 /// Questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more than
 /// one). What else would have to wait fails at once, so that nothing that we know is held up.
 const MAX_PIPELINED: usize = 128;
-/// How long a connection may be idle (RFC 7766 section 6.2.3).
-const IDLE: Duration = Duration::from_secs(30);
-/// How long the rest of what has begun may take: a question, the client's reading of answers, a TLS
-/// handshake.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client that has asked all it may is listened to, until it has taken note.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// What a connection needs.
 pub(super) struct Connection {
     pub client: SocketAddr,
+    /// The address that was asked, if it is known.
+    pub local: Option<IpAddr>,
+    pub limits: Limits,
     pub handler: Arc<Handler>,
     pub place: Place,
     pub stop: CancellationToken,
@@ -60,7 +61,7 @@ impl Connection {
     ) -> io::Result<()> {
         let stop = self.stop.clone();
         let stream = tokio::select! {
-            handshake = timeout(PATIENCE, tls.accept(stream)) => handshake??,
+            handshake = timeout(self.limits.read, tls.accept(stream)) => handshake??,
             () = stop.cancelled() => return Ok(()),
         };
         let mut session = Session::new(self, Protocol::Tls);
@@ -78,6 +79,8 @@ struct Session {
     waiting: JoinSet<io::Result<Option<Answer>>>,
     /// Whether questions are still taken.
     open: bool,
+    /// How many more are.
+    left: u64,
     /// When the last question was done with. What needs no answer isn't one.
     rested: Instant,
 }
@@ -85,7 +88,8 @@ struct Session {
 impl Session {
     fn new(connection: Connection, protocol: Protocol) -> Self {
         let (input, output, waiting) = Default::default();
-        Self { connection, protocol, input, output, waiting, open: true, rested: Instant::now() }
+        let (left, rested) = (connection.limits.queries, Instant::now());
+        Self { connection, protocol, input, output, waiting, open: true, left, rested }
     }
 
     async fn run(
@@ -95,7 +99,7 @@ impl Session {
     ) -> io::Result<()> {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut stop = pin!(stop);
-        let mut alarm = pin!(sleep_until(self.rested + IDLE));
+        let mut alarm = pin!(sleep_until(self.rested + self.connection.limits.idle));
         loop {
             self.take_questions().await?;
             // What the kernel takes at once needs no deadline.
@@ -137,7 +141,16 @@ impl Session {
                 }
             }
         }
-        timeout(PATIENCE, writer.shutdown()).await?
+        timeout(self.connection.limits.write, writer.shutdown()).await??;
+        if self.left == 0 {
+            // What is never read makes the kernel drop the answers that the client hasn't got yet.
+            let mut nowhere = tokio::io::sink();
+            tokio::select! {
+                _ = timeout(LINGER, tokio::io::copy(&mut reader, &mut nowhere)) => {}
+                () = self.connection.stop.cancelled() => {}
+            }
+        }
+        Ok(())
     }
 
     /// Takes questions while there are any, and the client reads the answers.
@@ -145,12 +158,14 @@ impl Session {
         while self.may_take()
             && let Some(message) = self.input.take()?
         {
+            self.left -= 1;
+            self.open &= self.left > 0;
             let failure = self.is_busy().then(|| server_failure(&message));
-            let Connection { client, ref handler, .. } = self.connection;
+            let Connection { client, local, ref handler, .. } = self.connection;
             let (handler, protocol) = (Arc::clone(handler), self.protocol);
             let places = Arc::clone(self.connection.place.places());
             let mut answering = Box::pin(async move {
-                let answer = handler.answer(message, client, protocol).await;
+                let answer = handler.answer(message, client, local, protocol).await;
                 answer.map(|bytes| places.hold(client, bytes)).transpose()
             });
             // What we know is answered here and now, whatever this task has done before.
@@ -175,7 +190,7 @@ impl Session {
 
     /// Whether there is a question to take, and room for its answer.
     fn may_take(&self) -> bool {
-        self.input.is_whole() && !self.output.is_full()
+        self.left > 0 && self.input.is_whole() && !self.output.is_full()
     }
 
     /// Whether no more questions may wait.
@@ -197,13 +212,14 @@ impl Session {
 
     /// When the client's time is up, if anything is waited for from it.
     fn deadline(&self) -> Option<Instant> {
+        let Limits { read, write, idle, .. } = self.connection.limits;
         let half = self.input.half_since().filter(|_| self.open);
-        let idle = self.is_idle().then(|| self.rested + IDLE);
+        let rested = self.is_idle().then(|| self.rested + idle);
         // Half a question isn't idle, but one half after the other, and never an answer, is no use either.
-        let idle = if half.is_some() { idle.map(|idle| idle + PATIENCE) } else { idle };
-        let half = half.map(|since| since + PATIENCE);
-        let unread = self.output.since().map(|since| since + PATIENCE);
-        [idle, half, unread].into_iter().flatten().min()
+        let rested = if half.is_some() { rested.map(|end| end + read) } else { rested };
+        let half = half.map(|since| since + read);
+        let unread = self.output.since().map(|since| since + write);
+        [rested, half, unread].into_iter().flatten().min()
     }
 
     fn is_idle(&self) -> bool {

@@ -85,7 +85,7 @@ impl Forward {
     /// Returns whether the domain `label` directly below the origin, with everything under it, is none
     /// that a link may have.
     fn is_reserved(&self, label: &[u8]) -> bool {
-        label == self.apex.as_bytes() || label == names::DELETED.as_bytes() || is_service_label(label)
+        names::is_reserved(label, self.apex.as_bytes())
     }
 }
 

@@ -8,36 +8,37 @@ use tokio::task::JoinHandle;
 
 use super::super::places::Places;
 use super::*;
-use crate::dns::forward::{Endpoint, Forward, ForwardOptions, Transport};
-use crate::dns::resolver::Resolver;
-use crate::dns::zone::Zone;
-use crate::metrics::Metrics;
+use crate::dns::configuration::first_handler;
+use crate::dns::plugins::setup::Site;
 use crate::store::{Departed, Store};
 
-const CLIENT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
+const IDLE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 
-fn handler(resolver: Option<Arc<Resolver>>) -> Arc<Handler> {
-    Arc::new(Handler {
-        zones: [Zone::new(&Name::from_ascii("lb.internal.").unwrap(), vec![]).unwrap()].into(),
-        store: Arc::new(Store::new(Departed::Kept)),
-        targets: Arc::default(),
-        resolver,
-        metrics: Arc::new(Metrics::new().unwrap()),
-        server: "dns://:53".to_owned(),
-    })
+/// What answers, and passes questions about other names to that upstream.
+fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
+    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let forward = upstream.map(|upstream| format!(". {{\nforward . {upstream}\n}}\n")).unwrap_or_default();
+    first_handler(&format!("lb.internal {{\nlb_linker\n}}\n{forward}"), &site).unwrap()
 }
 
 fn connection(stop: &CancellationToken) -> Connection {
     let handler = handler(None);
     let (place, _) = Arc::new(Places::new(Arc::clone(&handler.metrics))).admit(CLIENT).unwrap();
-    Connection { client: CLIENT, handler, place, stop: stop.clone() }
+    let limits = Limits::default();
+    Connection { client: CLIENT, local: None, limits, handler, place, stop: stop.clone() }
 }
 
 /// A connection whose two ends hold so many bytes.
 fn connected(bytes: usize) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
+    limited(bytes, Limits::default())
+}
+
+fn limited(bytes: usize, limits: Limits) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     let (client, server) = duplex(bytes);
     let stop = CancellationToken::new();
-    let serving = tokio::spawn(connection(&stop).serve(server));
+    let serving = tokio::spawn(Connection { limits, ..connection(&stop) }.serve(server));
     (client, serving, stop)
 }
 
@@ -100,6 +101,59 @@ async fn half_a_question_is_cut_off_after_5_seconds_however_it_drips() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_listener_may_have_limits_of_its_own() {
+    let seconds = Duration::from_secs;
+    let limits = Limits { read: seconds(20), write: seconds(60), idle: seconds(2), ..Limits::default() };
+    // Nothing is asked, half a question, and answers that aren't read.
+    let flood = framed().repeat(100);
+    for (asked, room, after) in [(vec![], 4096, 2), (vec![0, 40, 1], 4096, 20), (flood, 64, 60)] {
+        let (mut client, serving, _stop) = limited(room, limits);
+        let start = Instant::now();
+        let asking = tokio::spawn(async move {
+            client.write_all(&asked).await.unwrap_or_default();
+            client
+        });
+        assert_eq!(is_timeout(serving.await.unwrap()), after > 2);
+        assert_eq!(start.elapsed().as_secs(), after);
+        asking.await.unwrap();
+    }
+    let (_silent, handshaking, _stop) = handshaking(limits);
+    let start = Instant::now();
+    assert!(is_timeout(handshaking.await.unwrap()));
+    assert_eq!(start.elapsed().as_secs(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_so_many_questions_a_connection_is_closed_with_all_of_them_answered() {
+    let (mut client, serving, _stop) = limited(4096, Limits { queries: 3, ..Limits::default() });
+    client.write_all(&framed()).await.unwrap();
+    read_answer(&mut client).await;
+    // Three more, and half a one; two of them are answered.
+    client.write_all(&[framed().repeat(3), vec![0, 40, 1]].concat()).await.unwrap();
+    let mut answers = Vec::new();
+    client.read_to_end(&mut answers).await.unwrap();
+    assert_eq!(answers.len(), 2 * framed().len());
+    // What the client still says is heard, or else it might never get what it was told.
+    client.write_all(&framed()).await.unwrap();
+    drop(client);
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_on_asking_after_the_last_question_is_cut_off() {
+    let (mut client, serving, _stop) = limited(4096, Limits { queries: 1, ..Limits::default() });
+    let start = Instant::now();
+    let babble = async {
+        while client.write_all(&framed()).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let (ended, ()) = tokio::join!(serving, babble);
+    ended.unwrap().unwrap();
+    assert_eq!(start.elapsed().as_secs(), LINGER.as_secs());
+}
+
 /// What never gets an answer: nothing at all, less than a header, an answer.
 fn unanswerable() -> Vec<Vec<u8>> {
     let mut answer = framed();
@@ -134,10 +188,18 @@ async fn what_needs_no_answer_keeps_no_connection_open() {
 async fn what_needs_no_answer_saves_nobody_from_making_room() {
     let (handler, stop) = (handler(None), CancellationToken::new());
     let places = Arc::new(Places::with(Arc::clone(&handler.metrics), 2));
+    let limits = Limits::default();
     let connect = |last: u8| {
         let client = SocketAddr::from(([10, 0, 0, last], 5353));
         let (place, registration) = places.admit(client).unwrap();
-        let connection = Connection { client, handler: Arc::clone(&handler), place, stop: stop.clone() };
+        let connection = Connection {
+            client,
+            local: None,
+            limits,
+            handler: Arc::clone(&handler),
+            place,
+            stop: stop.clone(),
+        };
         let (client, server) = duplex(4096);
         (client, tokio::spawn(Abortable::new(connection.serve(server), registration)))
     };
@@ -156,12 +218,10 @@ async fn what_needs_no_answer_saves_nobody_from_making_room() {
 #[tokio::test(start_paused = true)]
 async fn questions_that_wait_do_not_hold_up_what_is_known() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let upstream = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
-    let forward = Arc::new(Forward::new(vec![upstream], ForwardOptions::default()));
-    let handler = handler(Some(Arc::new(Resolver::new(forward, None, &Metrics::new().unwrap()))));
+    let handler = handler(Some(silent.local_addr().unwrap()));
     let metrics = Arc::clone(&handler.metrics);
     let (place, _) = Arc::new(Places::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
-    let connection = Connection { client: CLIENT, handler, place, stop: CancellationToken::new() };
+    let connection = Connection { handler, place, ..connection(&CancellationToken::new()) };
     let (mut client, server) = duplex(65535);
     let start = Instant::now();
     let max = u16::try_from(MAX_PIPELINED).unwrap();
@@ -281,7 +341,7 @@ async fn what_was_asked_before_the_end_is_answered() {
 async fn stop_ends_it_at_once_with_half_a_question_and_in_a_handshake() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[0, 40, 1]).await.unwrap();
-    let (_silent, handshaking, stop_tls) = handshaking();
+    let (_silent, handshaking, stop_tls) = handshaking(Limits::default());
     let start = Instant::now();
     stop.cancel();
     stop_tls.cancel();
@@ -290,7 +350,7 @@ async fn stop_ends_it_at_once_with_half_a_question_and_in_a_handshake() {
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
-fn handshaking() -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
+fn handshaking(limits: Limits) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let nobody = Arc::new(rustls::server::ResolvesServerCertUsingSni::new());
     let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -300,13 +360,14 @@ fn handshaking() -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken
         .with_cert_resolver(nobody);
     let (client, server) = duplex(4096);
     let stop = CancellationToken::new();
-    let serving = tokio::spawn(connection(&stop).serve_tls(server, Arc::new(config).into()));
+    let connection = Connection { limits, ..connection(&stop) };
+    let serving = tokio::spawn(connection.serve_tls(server, Arc::new(config).into()));
     (client, serving, stop)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
-    let (mut client, serving, _stop) = handshaking();
+    let (mut client, serving, _stop) = handshaking(Limits::default());
     let start = Instant::now();
     // The head of a handshake record (RFC 8446 section 5.1) whose body never comes.
     client.write_all(&[22, 3, 1, 1, 0]).await.unwrap();
@@ -316,7 +377,7 @@ async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_without_tls_where_tls_is_spoken_ends_at_once() {
-    let (mut client, serving, _stop) = handshaking();
+    let (mut client, serving, _stop) = handshaking(Limits::default());
     let start = Instant::now();
     client.write_all(&framed()).await.unwrap();
     assert!(serving.await.unwrap().is_err());

@@ -1,0 +1,14 @@
+//! Any text as a Corefile.
+
+#![no_main]
+
+#[path = "../../tests/mutated/corefile.rs"]
+mod corefile;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Err(rule) = corefile::try_corefile(bytes) {
+        panic!("{rule}");
+    }
+});

@@ -1,0 +1,79 @@
+//! The built-in Corefile, which the flags fill in.
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::{Flags, UpstreamSpec};
+use crate::store::host_text;
+
+/// Who may ask for names of all the world: RFC 1918, shared address space (RFC 6598), benchmarking (RFC 2544),
+/// link-local, loopback, unique local (RFC 4193). An open resolver on the Internet is a weapon (RFC 5358).
+const PRIVATE: &str = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 198.18.0.0/15 169.254.0.0/16 \
+                       127.0.0.0/8 fc00::/7 fe80::/10 ::1/128";
+
+impl Flags {
+    /// Returns the Corefile that the flags stand for.
+    #[must_use]
+    pub fn built_in_corefile(&self) -> String {
+        let mut text = String::new();
+        let mut ports: Vec<u16> = self.listen.iter().map(SocketAddr::port).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        for port in ports {
+            let ips = self.listen.iter().filter(|listen| listen.port() == port).map(SocketAddr::ip);
+            self.write_blocks(&mut text, port, &ips.collect::<Vec<_>>());
+        }
+        text
+    }
+
+    fn write_blocks(&self, text: &mut String, port: u16, ips: &[IpAddr]) {
+        let all = ips.contains(&IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+        let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
+        let bind = if all { String::new() } else { format!("    bind {}\n", ips.join(" ")) };
+        let prometheus = format!("    prometheus {}\n", self.metrics_listen);
+        let probes = format!(
+            "    health {} {{\n        lameduck 5s\n    }}\n    ready {}\n",
+            self.health_listen, self.ready_listen
+        );
+        let upstreams: Vec<String> = self
+            .upstream
+            .iter()
+            .filter(|upstream| **upstream != UpstreamSpec::None)
+            .map(|upstream| quoted(&upstream.to_string()))
+            .collect();
+        let zones: Vec<String> =
+            self.zones.iter().map(|zone| format!("{}:{port}", host_text(zone))).collect();
+        // Writing to a String can't fail.
+        let _ = writeln!(text, "{} {{", zones.join(" "));
+        *text += &bind;
+        *text += "    errors\n";
+        if upstreams.is_empty() {
+            *text += &probes;
+        }
+        *text += &prometheus;
+        *text += "    loadbalance\n    lb_linker\n}\n";
+        if !upstreams.is_empty() {
+            let _ = writeln!(text, ".:{port} {{");
+            *text += &bind;
+            *text += "    errors\n";
+            *text += &probes;
+            *text += &prometheus;
+            let _ = write!(text, "    acl {{\n        allow net {PRIVATE}\n        block\n    }}\n");
+            *text += "    cache 30\n    loop\n    loadbalance\n";
+            let _ = write!(
+                text,
+                "    forward . {} {{\n        max_concurrent 1000\n    }}\n}}\n",
+                upstreams.join(" ")
+            );
+        }
+    }
+}
+
+/// A path may hold anything.
+fn quoted(word: &str) -> String {
+    if word.chars().any(|c| c.is_whitespace() || "\"#{}".contains(c)) {
+        format!("\"{}\"", word.replace('"', "\\\""))
+    } else {
+        word.to_owned()
+    }
+}

@@ -1,0 +1,149 @@
+//! What has gone wrong between us and an upstream, in CoreDNS's words.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use tokio::time::Instant;
+
+use crate::dns::is_shortage;
+
+/// How long a connection may take to be there.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// Why an upstream hasn't answered. It reads as in CoreDNS, for people have `consolidate` and alerts look for
+/// that: `read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout`.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    doing: Doing,
+    error: io::Error,
+}
+
+const DIAL: &str = "dial";
+
+/// A step of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doing {
+    verb: &'static str,
+    network: &'static str,
+    local: Option<SocketAddr>,
+    remote: SocketAddr,
+}
+
+impl Doing {
+    /// Gets a socket that leads to an upstream.
+    pub(super) fn dial(network: &'static str, remote: SocketAddr) -> Self {
+        Self { verb: DIAL, network, local: None, remote }
+    }
+
+    /// Waits for what comes from an upstream.
+    pub(super) fn read(network: &'static str, local: Option<SocketAddr>, remote: SocketAddr) -> Self {
+        Self { verb: "read", network, local, remote }
+    }
+
+    /// Returns that this has failed.
+    pub(super) fn failed(self, error: io::Error) -> Trouble {
+        Trouble { doing: self, error }
+    }
+
+    /// Returns that this has taken too long.
+    pub(super) fn late(self) -> Trouble {
+        self.failed(io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// How far an exchange is, and since when.
+#[derive(Debug)]
+pub(super) struct Progress(Mutex<(Doing, Instant)>);
+
+impl Progress {
+    pub(super) fn new(doing: Doing) -> Self {
+        Self(Mutex::new((doing, Instant::now())))
+    }
+
+    /// Takes in that a step begins.
+    pub(super) fn now(&self, doing: Doing) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (doing, Instant::now());
+    }
+
+    /// The same, unless it is the repetition of one that has begun.
+    pub(super) fn first(&self, doing: Doing) {
+        if self.step().0.verb != doing.verb {
+            self.now(doing);
+        }
+    }
+
+    /// Returns what is being done, and when that has taken too long.
+    pub(super) fn due(&self, patience: Duration) -> (Doing, Instant) {
+        let (doing, since) = self.step();
+        (doing, since + if doing.verb == DIAL { CONNECT } else { patience })
+    }
+
+    fn step(&self) -> (Doing, Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Trouble {
+    /// Whether it says nothing about the upstream: there is no socket for it.
+    pub(super) fn is_shortage(&self) -> bool {
+        is_shortage(&self.error)
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Doing { verb, network, local, remote } = self.doing;
+        write!(f, "{verb} {network} ")?;
+        if let Some(local) = local {
+            write!(f, "{local}->")?;
+        }
+        write!(f, "{remote}: ")?;
+        match (self.error.raw_os_error(), self.error.kind()) {
+            (Some(errno), _) => {
+                let call = if verb == DIAL { "connect" } else { verb };
+                write!(f, "{call}: {}", Errno::from_raw(errno).desc().to_lowercase())
+            }
+            (None, io::ErrorKind::TimedOut) => f.write_str("i/o timeout"),
+            (None, io::ErrorKind::UnexpectedEof) => f.write_str("EOF"),
+            (None, _) => self.error.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn troubles_read_as_in_coredns() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (local, upstream) = (address("127.0.0.1:33482"), address("192.0.2.1:53"));
+        let refused = || io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32);
+        for (trouble, text) in [
+            (
+                Doing::read("udp", Some(local), upstream).late(),
+                "read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout",
+            ),
+            (
+                Doing::read("udp", Some(local), upstream).failed(refused()),
+                "read udp 127.0.0.1:33482->192.0.2.1:53: read: connection refused",
+            ),
+            (
+                Doing::dial("tcp", upstream).failed(refused()),
+                "dial tcp 192.0.2.1:53: connect: connection refused",
+            ),
+            (Doing::dial("tcp", address("[::1]:853")).late(), "dial tcp [::1]:853: i/o timeout"),
+            (
+                Doing::read("tcp", Some(local), upstream).failed(io::ErrorKind::UnexpectedEof.into()),
+                "read tcp 127.0.0.1:33482->192.0.2.1:53: EOF",
+            ),
+        ] {
+            assert_eq!(trouble.to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! From the lines of an `acl` to its rules.
+
+use std::net::IpAddr;
+
+use hickory_proto::rr::RecordType;
+use ipnet::{IpNet, Ipv4Net};
+
+use super::types::record_type;
+use super::{Action, List, NAME, Nets, Rule};
+use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::plugins::setup::Setup;
+
+const ACTIONS: [&str; 4] = ["allow", "block", "filter", "drop"];
+/// What stands for all types, or all clients.
+const ALL: &str = "*";
+
+/// Returns the rules of a line.
+pub(super) fn list(setup: &Setup<'_>, line: &Line) -> Result<List, CorefileError> {
+    let zones = setup.zones_or_own(line.arguments())?;
+    let rules = line.options().iter().map(rule).collect::<Result<_, _>>()?;
+    Ok(List { zones, rules })
+}
+
+fn rule(line: &Line) -> Result<Rule, CorefileError> {
+    line.no_block()?;
+    let action = match &*line.name().to_ascii_lowercase() {
+        "allow" => Action::Allow,
+        "block" => Action::Block,
+        "filter" => Action::Filter,
+        "drop" => Action::Drop,
+        _ => return Err(line.unknown(NAME, &ACTIONS)),
+    };
+    let (mut types, mut nets) = (Listed::Missing, Listed::Missing);
+    let mut rest = line.arguments();
+    while let Some((key, behind)) = rest.split_first() {
+        let Some(is_types) = keyword(key) else { return Err(key.isnt("type or net")) };
+        let end = behind.iter().position(|word| keyword(word).is_some()).unwrap_or(behind.len());
+        let (words, next) = behind.split_at(end);
+        if is_types {
+            types.extend(words, key, "record types such as A, or *", qtype)?;
+        } else {
+            nets.extend(words, key, "addresses, networks such as 10.0.0.0/8, or *", net)?;
+        }
+        rest = next;
+    }
+    Ok(Rule { action, types: types.some(), nets: nets.some().as_ref().map(Nets::new) })
+}
+
+/// Returns whether a word begins a list of types, or of networks.
+fn keyword(word: &Word) -> Option<bool> {
+    match &*word.text.to_ascii_lowercase() {
+        "type" => Some(true),
+        "net" => Some(false),
+        _ => None,
+    }
+}
+
+/// What lists of one kind in a rule have come to.
+enum Listed<T> {
+    Missing,
+    Some(Vec<T>),
+    All,
+}
+
+impl<T> Listed<T> {
+    /// Takes a list in.
+    fn extend(
+        &mut self,
+        words: &[Word],
+        key: &Word,
+        what: &str,
+        parse: fn(&Word) -> Result<T, CorefileError>,
+    ) -> Result<(), CorefileError> {
+        if words.is_empty() {
+            return Err(key.error(format!("{} needs {what}", key.text)));
+        }
+        for word in words {
+            if word.text == ALL {
+                *self = Self::All;
+                continue;
+            }
+            let item = parse(word)?;
+            match self {
+                Self::Missing => *self = Self::Some(vec![item]),
+                Self::Some(items) => items.push(item),
+                Self::All => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what is listed, if it isn't everything.
+    fn some(self) -> Option<Vec<T>> {
+        match self {
+            Self::Some(items) => Some(items),
+            Self::Missing | Self::All => None,
+        }
+    }
+}
+
+fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
+    record_type(&word.text).ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
+}
+
+fn net(word: &Word) -> Result<IpNet, CorefileError> {
+    let net = match word.text.parse::<IpAddr>() {
+        Ok(ip) => IpNet::from(ip),
+        Err(_) => word.parse("an address, or a network such as 10.0.0.0/8")?,
+    };
+    Ok(unmapped(net))
+}
+
+/// Clients are unmapped (RFC 4291 section 2.5.5.2), and so their networks are.
+fn unmapped(net: IpNet) -> IpNet {
+    const MAPPED: u8 = 96;
+    match net {
+        IpNet::V6(mapped) if mapped.prefix_len() >= MAPPED => mapped
+            .network()
+            .to_ipv4_mapped()
+            .and_then(|ip| Ipv4Net::new(ip, mapped.prefix_len() - MAPPED).ok())
+            .map_or(net, IpNet::V4),
+        _ => net,
+    }
+}

@@ -1,0 +1,139 @@
+use super::super::testing::Site;
+const WHOAMI: &str = "NOERROR aa | | | ";
+
+async fn ask(lines: &str, client: &str, question: &str) -> String {
+    let site = Site::block(&format!("acl {lines}\nwhoami")).from(client);
+    let answer = site.ask(question).await;
+    if answer.starts_with(WHOAMI) { "allowed".to_owned() } else { answer }
+}
+
+#[tokio::test]
+async fn the_first_rule_that_fits_says_what_becomes_of_a_question() {
+    let rules = "{\nallow net 192.0.2.0/24\nBLOCK type A\nfilter type AAAA MX net 198.51.100.1 2001:db8::/32\n\
+                 drop net *\n}";
+    for (client, question, expected) in [
+        ("192.0.2.1", "example.org. A", "allowed"),
+        ("192.0.3.1", "example.org. A", "REFUSED | | |"),
+        ("198.51.100.1", "example.org. AAAA", "NOERROR | | |"),
+        ("198.51.100.1", "example.org. MX", "NOERROR | | |"),
+        ("2001:db8::7", "example.org. MX", "NOERROR | | |"),
+        ("198.51.100.2", "example.org. MX", "silence"),
+        ("198.51.100.1", "example.org. TXT", "silence"),
+    ] {
+        assert_eq!(ask(rules, client, question).await, expected, "{client} {question}");
+    }
+}
+
+#[tokio::test]
+async fn types_and_networks_are_read_in_all_forms() {
+    for (rule, client, question, expected) in [
+        ("block", "10.0.0.1", "a. A", "REFUSED | | |"),
+        ("block net * type *", "10.0.0.1", "a. A", "REFUSED | | |"),
+        ("block net 10.0.0.1", "10.0.0.1", "a. A", "REFUSED | | |"),
+        ("block net 10.0.0.1", "10.0.0.2", "a. A", "allowed"),
+        ("block net 10.0.0.77/24", "10.0.0.2", "a. A", "REFUSED | | |"),
+        ("block net 0.0.0.0/0", "2001:db8::1", "a. A", "allowed"),
+        ("block net ::/0", "10.0.0.1", "a. A", "allowed"),
+        ("block net 2001:db8::1", "2001:db8::1", "a. A", "REFUSED | | |"),
+        ("block net ::ffff:10.0.0.0/104", "10.9.0.1", "a. A", "REFUSED | | |"),
+        ("block net 10.0.0.0/24 10.0.0.0/8 192.0.2.1", "10.9.0.1", "a. A", "REFUSED | | |"),
+        ("block Type A NET 10.0.0.1 type MX", "10.0.0.1", "a. MX", "REFUSED | | |"),
+        ("block Type A NET 10.0.0.1 type MX", "10.0.0.1", "a. A", "REFUSED | | |"),
+        ("block Type A NET 10.0.0.1 type MX", "10.0.0.1", "a. TXT", "allowed"),
+        ("block type A net 192.0.2.1 net *", "10.0.0.1", "a. A", "REFUSED | | |"),
+        ("block type ANY", "10.0.0.1", "a. A", "allowed"),
+    ] {
+        let found = ask(&format!("{{\n{rule}\n}}"), client, question).await;
+        assert_eq!(found, expected, "{rule}: {client} {question}");
+    }
+    assert_eq!(ask("", "10.0.0.1", "a. A").await, "allowed", "no rule at all");
+}
+
+#[tokio::test]
+async fn several_lists_are_for_their_zones_and_gone_through_from_the_top() {
+    let site = Site::corefile(
+        "example.org {\nacl A.example.org b.example.org {\nallow type MX\nblock net 10.0.0.1\n}\n\
+         acl {\ndrop type TXT MX\n}\nwhoami\n}\n",
+    );
+    for (question, expected) in [
+        ("x.a.Example.org. A", "REFUSED"),
+        ("b.example.org. TXT", "REFUSED"),
+        ("b.example.org. MX", "NOERROR"),
+        ("example.org. A", "NOERROR"),
+        ("example.org. TXT", "silence"),
+        ("ba.example.org. MX", "silence"),
+    ] {
+        let answer = site.ask(question).await;
+        assert_eq!(answer.split(' ').next(), Some(expected), "{question}");
+    }
+    assert_eq!(
+        site.metrics("coredns_acl"),
+        [
+            "coredns_acl_allowed_requests_total{server=\"dns://:53\",view=\"\"} 2",
+            "coredns_acl_blocked_requests_total{server=\"dns://:53\",view=\"\",zone=\"a.example.org.\"} 1",
+            "coredns_acl_blocked_requests_total{server=\"dns://:53\",view=\"\",zone=\"b.example.org.\"} 1",
+            "coredns_acl_dropped_requests_total{server=\"dns://:53\",view=\"\",zone=\"example.org.\"} 2",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn clients_with_edns_are_told_why() {
+    let site = Site::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
+    for (question, code) in [("a. A", 15), ("a. MX", 17)] {
+        let ede = site.reply(question).await.unwrap().ede.unwrap();
+        assert_eq!((ede.code, ede.text), (code, ""));
+    }
+    assert_eq!(
+        site.metrics("filtered"),
+        ["coredns_acl_filtered_requests_total{server=\"dns://:53\",view=\"\",zone=\".\"} 1"]
+    );
+}
+
+#[test]
+fn who_is_stopped_from_asking_for_addresses_anywhere_may_not_recurse() {
+    let stops = |lines: &str, client: &str| {
+        let site = Site::block(&format!("acl {lines}\nwhoami")).from(client);
+        let request = site.request("www.example. MX");
+        let plugins: Vec<_> = site.server.blocks().flat_map(|(_, block)| block.plugins.clone()).collect();
+        let acl = plugins.iter().find(|plugin| plugin.name() == "acl").unwrap();
+        acl.recurses(&request)
+    };
+    let private = "{\nallow net 10.0.0.0/8\nblock\n}";
+    assert_eq!(stops(private, "10.0.0.1"), None);
+    assert_eq!(stops(private, "192.0.2.1"), Some(false));
+    for (lines, expected) in [
+        ("{\nfilter\n}", Some(false)),
+        ("{\ndrop type A\n}", Some(false)),
+        ("{\nblock type MX\n}", None),
+        ("www.example {\nblock\n}", None),
+    ] {
+        assert_eq!(stops(lines, "10.0.0.1"), expected, "{lines}");
+    }
+}
+
+#[test]
+fn what_isnt_right_is_named() {
+    for (lines, expected) in [
+        ("acl {\ndeny\n}", "Corefile:3:1: acl has no option \"deny\"; it has allow, block, filter, drop"),
+        ("acl {\nallow 10.0.0.0/8\n}", "Corefile:3:7: \"10.0.0.0/8\" isn't type or net"),
+        ("acl {\nallow type net *\n}", "Corefile:3:7: type needs record types such as A, or *"),
+        (
+            "acl {\nallow type A net\n}",
+            "Corefile:3:14: net needs addresses, networks such as 10.0.0.0/8, or *",
+        ),
+        ("acl {\nallow type a\n}", "Corefile:3:12: \"a\" isn't a record type, in capitals, such as AAAA"),
+        (
+            "acl {\nallow net 10.0.0.0/33\n}",
+            "Corefile:3:11: \"10.0.0.0/33\" isn't an address, or a network such as 10.0.0.0/8",
+        ),
+        (
+            "acl {\nallow net * 10.0.0\n}",
+            "Corefile:3:13: \"10.0.0\" isn't an address, or a network such as 10.0.0.0/8",
+        ),
+        ("acl {\nallow {\nx\n}\n}", "Corefile:3:1: allow takes no braces"),
+        ("acl a..b", "Corefile:2:5: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
+    ] {
+        assert_eq!(Site::error(lines), expected);
+    }
+}

@@ -1,0 +1,109 @@
+//! What a cache counts, by CoreDNS's names and labels.
+
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use crate::dns::cache::Kind;
+use crate::metrics::Family;
+
+/// The counters of all caches.
+#[derive(Debug)]
+pub(super) struct CacheMetrics {
+    entries: IntGaugeVec,
+    requests: IntCounterVec,
+    hits: IntCounterVec,
+    misses: IntCounterVec,
+    prefetch: IntCounterVec,
+    served_stale: IntCounterVec,
+    evictions: IntCounterVec,
+}
+
+/// The same, of one cache behind one listener.
+#[derive(Clone, Copy)]
+pub(super) struct Counters<'a> {
+    pub(super) metrics: &'a CacheMetrics,
+    pub(super) server: &'a str,
+    pub(super) zones: &'a str,
+}
+
+impl Family for CacheMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        const COMMON: &[&str] = &["server", "zones", "view"];
+        const TYPED: &[&str] = &["server", "type", "zones", "view"];
+        let counter = |name, help, labels: &[&str]| {
+            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let entries = IntGaugeVec::new(
+            Opts::new("coredns_cache_entries", "The number of elements in the cache."),
+            TYPED,
+        )?;
+        registry.register(Box::new(entries.clone()))?;
+        Ok(Self {
+            entries,
+            requests: counter("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
+            hits: counter("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
+            misses: counter(
+                "coredns_cache_misses_total",
+                "The count of cache misses. Deprecated, derive misses from cache hits/requests counters.",
+                COMMON,
+            )?,
+            prefetch: counter(
+                "coredns_cache_prefetch_total",
+                "The number of times the cache has prefetched a cached item.",
+                COMMON,
+            )?,
+            served_stale: counter(
+                "coredns_cache_served_stale_total",
+                "The number of requests served from stale cache entries.",
+                COMMON,
+            )?,
+            evictions: counter("coredns_cache_evictions_total", "The count of cache evictions.", TYPED)?,
+        })
+    }
+}
+
+impl Counters<'_> {
+    pub(super) fn request(self) {
+        self.count(&self.metrics.requests);
+    }
+
+    pub(super) fn miss(self) {
+        self.count(&self.metrics.misses);
+    }
+
+    pub(super) fn prefetch(self) {
+        self.count(&self.metrics.prefetch);
+    }
+
+    pub(super) fn served_stale(self) {
+        self.count(&self.metrics.served_stale);
+    }
+
+    pub(super) fn hit(self, kind: Kind) {
+        self.metrics.hits.with_label_values(&self.typed(part(kind))).inc();
+    }
+
+    /// Counts that an answer was stored, for which so many others had to go; there are so many now.
+    pub(super) fn stored(self, kind: Kind, evicted: usize, (success, denial): (usize, usize)) {
+        if evicted > 0 {
+            self.metrics.evictions.with_label_values(&self.typed(part(kind))).inc_by(evicted as u64);
+        }
+        for (part, entries) in [("success", success), ("denial", denial)] {
+            let entries = i64::try_from(entries).unwrap_or(i64::MAX);
+            self.metrics.entries.with_label_values(&self.typed(part)).set(entries);
+        }
+    }
+
+    fn count(self, counter: &IntCounterVec) {
+        counter.with_label_values(&[self.server, self.zones, ""]).inc();
+    }
+
+    fn typed<'a>(&'a self, part: &'a str) -> [&'a str; 4] {
+        [self.server, part, self.zones, ""]
+    }
+}
+
+fn part(kind: Kind) -> &'static str {
+    if kind == Kind::Success { "success" } else { "denial" }
+}

@@ -1,0 +1,348 @@
+//! From the lines of a Corefile to what a cache does.
+
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+
+use super::NAME;
+use crate::dns::cache::{Bounds, CacheOptions, Prefetch, ServeStale};
+use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::origins::Origins;
+use crate::dns::plugins::setup::Setup;
+
+const KNOWN: &[&str] =
+    &["success", "denial", "prefetch", "serve_stale", "serve_stale_policy", "servfail", "disable", "keepttl"];
+/// CoreDNS's cache has so many parts, each with room for at least so many answers.
+const PARTS: usize = 256;
+const LEAST: usize = 4;
+/// RFC 2308 section 7.1, and RFC 8767 section 5.
+const MAX_FAILURE: Duration = Duration::from_secs(300);
+/// For how long expired answers are given, and within which time a popular one is asked for.
+const STALE: Duration = Duration::from_secs(3600);
+const POPULAR: Duration = Duration::from_secs(60);
+const PERCENTAGE: u32 = 10;
+
+/// What the lines of a cache say.
+#[derive(Debug)]
+pub(super) struct Parsed {
+    pub(super) options: CacheOptions,
+    pub(super) zones: Origins,
+    /// Where answers that say something aren't kept.
+    pub(super) without_success: Origins,
+    /// Where answers that say that there is nothing aren't.
+    pub(super) without_denial: Origins,
+}
+
+/// Parses the only line of a cache, with what is in its braces. Where an option is there twice, the last one counts.
+pub(super) fn parse(setup: &Setup<'_>) -> Result<Parsed, CorefileError> {
+    let line = setup.only_line()?;
+    let (options, zones) = match line.arguments() {
+        [first, zones @ ..] if is_number(first) => (CacheOptions::capped(ttl(first)?), zones),
+        zones => (CacheOptions::default(), zones),
+    };
+    let mut parsed = Parsed {
+        options,
+        zones: setup.zones_or_own(zones)?,
+        without_success: Origins::default(),
+        without_denial: Origins::default(),
+    };
+    let mut policy: Option<&Line> = None;
+    for option in line.options() {
+        option.no_block()?;
+        let options = &mut parsed.options;
+        match option.name() {
+            "success" => bounds(option, &mut options.success)?,
+            "denial" => bounds(option, &mut options.denial)?,
+            "prefetch" => options.prefetch = prefetch(option)?,
+            "serve_stale" => serve_stale(option, options)?,
+            "serve_stale_policy" => {
+                if let Some(first) = policy.replace(option) {
+                    return Err(option.error(format!(
+                        "serve_stale_policy can be there only once, and it is on line {} already",
+                        first.place().line
+                    )));
+                }
+                let word = option.one("prefer_positive")?;
+                if !word.text.eq_ignore_ascii_case("prefer_positive") {
+                    return Err(word.isnt("a policy: there is prefer_positive"));
+                }
+                options.prefer_positive = true;
+            }
+            "servfail" => options.servfail = failure(option.one("a duration such as 5s")?)?,
+            "disable" => disable(option, &mut parsed)?,
+            "keepttl" => {
+                option.no_arguments()?;
+                options.keep_ttl = true;
+            }
+            _ => return Err(option.unknown(NAME, KNOWN)),
+        }
+    }
+    if let Some(policy) = policy
+        && !line.options().iter().any(|option| option.name() == "serve_stale")
+    {
+        return Err(policy.error("serve_stale_policy needs serve_stale"));
+    }
+    // Without expired answers there is nothing to prefer.
+    parsed.options.prefer_positive &= parsed.options.serve_stale.is_some();
+    Ok(parsed)
+}
+
+/// Returns whether a word is a number: then it isn't a zone.
+fn is_number(word: &Word) -> bool {
+    let digits = word.text.strip_prefix(['-', '+']).unwrap_or(&word.text);
+    !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit())
+}
+
+fn ttl(word: &Word) -> Result<u32, CorefileError> {
+    let what = "a TTL in seconds, from 1 to 4294967295";
+    word.parse(what).and_then(|ttl| if ttl == 0 { Err(word.isnt(what)) } else { Ok(ttl) })
+}
+
+/// `CAPACITY [TTL] [MINTTL]`.
+fn bounds(option: &Line, bounds: &mut Bounds) -> Result<(), CorefileError> {
+    let arguments = option.at_most(3)?;
+    let capacity =
+        arguments.first().ok_or_else(|| option.error(format!("{} needs a capacity", option.name())))?;
+    let capacity: usize = capacity.parse("a number of answers")?;
+    bounds.capacity = (capacity / PARTS).max(LEAST).saturating_mul(PARTS);
+    if let Some(word) = arguments.get(1) {
+        bounds.max_ttl = ttl(word)?;
+    }
+    if let Some(word) = arguments.get(2) {
+        bounds.min_ttl = word.parse("a TTL in seconds, from 0 to 4294967295")?;
+    }
+    Ok(())
+}
+
+/// `AMOUNT [[DURATION] [PERCENTAGE%]]`.
+fn prefetch(option: &Line) -> Result<Option<Prefetch>, CorefileError> {
+    let arguments = option.at_most(3)?;
+    let amount = arguments.first().ok_or_else(|| option.error("prefetch needs a number of questions"))?;
+    let amount: u32 = amount.parse("a number of questions")?;
+    let within = arguments.get(1).map(Word::duration).transpose()?.unwrap_or(POPULAR);
+    let percentage = arguments.get(2).map(|word| {
+        let number = word.text.strip_suffix('%').and_then(|number| number.parse().ok());
+        number
+            .filter(|number| (10..=90).contains(number))
+            .ok_or_else(|| word.isnt("a percentage from 10% to 90%"))
+    });
+    let percentage = percentage.transpose()?.unwrap_or(PERCENTAGE);
+    Ok((amount > 0).then_some(Prefetch { amount, within, percentage }))
+}
+
+/// `[DURATION] [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]`.
+fn serve_stale(option: &Line, options: &mut CacheOptions) -> Result<(), CorefileError> {
+    let arguments = option.at_most(5)?;
+    let up_to = arguments.first().map(Word::duration).transpose()?.unwrap_or(STALE);
+    let mode = arguments.get(1).map(|word| (word, word.text.to_ascii_lowercase()));
+    let (verify, rest) = match &mode {
+        None => (None, &[][..]),
+        Some((_, mode)) if mode == "immediate" => (None, &arguments[2..]),
+        Some((_, mode)) if mode == "verify" => {
+            let timeout = arguments.get(2).map(Word::duration).transpose()?.unwrap_or_default();
+            (Some(timeout), arguments.get(3..).unwrap_or_default())
+        }
+        Some((word, _)) => return Err(word.isnt("a mode: there are immediate and verify")),
+    };
+    if let Some(word) = rest.get(2) {
+        return Err(word.error(format!(
+            "immediate takes a response TTL and a failure recheck at most, and here is {:?}",
+            word.text
+        )));
+    }
+    let ttl = rest.first().map(whole_seconds).transpose()?.unwrap_or(0);
+    options.recheck = rest.get(1).map(failure).transpose()?.unwrap_or_default();
+    // Whole seconds count, as for all TTLs.
+    let up_to = Duration::from_secs(up_to.as_secs());
+    options.serve_stale = (!up_to.is_zero()).then_some(ServeStale { up_to, verify, ttl });
+    Ok(())
+}
+
+fn whole_seconds(word: &Word) -> Result<u32, CorefileError> {
+    let duration = word.duration()?;
+    let seconds = u32::try_from(duration.as_secs()).ok().filter(|_| duration.subsec_nanos() == 0);
+    seconds.ok_or_else(|| word.isnt("a TTL in whole seconds, such as 30s"))
+}
+
+/// Returns how long a failure counts.
+fn failure(word: &Word) -> Result<Duration, CorefileError> {
+    let duration = word.duration()?;
+    if duration > MAX_FAILURE { Err(word.isnt("a duration of at most 5m")) } else { Ok(duration) }
+}
+
+/// `success|denial [ZONES...]`.
+fn disable(option: &Line, parsed: &mut Parsed) -> Result<(), CorefileError> {
+    let (part, words) =
+        option.arguments().split_first().ok_or_else(|| option.error("disable needs success or denial"))?;
+    let part_without = match &*part.text {
+        "success" => &mut parsed.without_success,
+        "denial" => &mut parsed.without_denial,
+        _ => return Err(part.isnt("a part of the cache: there are success and denial")),
+    };
+    let mut zones = Vec::new();
+    for word in words {
+        zones.extend(word.zones()?);
+    }
+    if zones.is_empty() {
+        zones.push(Name::root());
+    }
+    *part_without = Origins::new(zones);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::dns::corefile::{self, Sources};
+    use crate::dns::plugins::setup::Draft;
+    use crate::dns::plugins::testing::Site;
+
+    #[test]
+    fn broken_lines_are_told_what_is_wrong() {
+        for (lines, message) in [
+            ("cache\ncache", "3:1: cache can be there only once in a block, and it is on line 2 already"),
+            ("cache 0", "2:7: \"0\" isn't a TTL in seconds, from 1 to 4294967295"),
+            ("cache -5 example.org", "2:7: \"-5\" isn't a TTL in seconds, from 1 to 4294967295"),
+            ("cache 30 a..b", "2:10: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
+            (
+                "cache {\nkeep\n}",
+                "3:1: cache has no option \"keep\"; it has success, denial, prefetch, serve_stale, \
+                 serve_stale_policy, servfail, disable, keepttl",
+            ),
+            ("cache {\nkeepttl {\n}\n}", "3:1: keepttl takes no braces"),
+            ("cache {\nkeepttl 5\n}", "3:9: keepttl takes no arguments, and here is \"5\""),
+            ("cache {\nsuccess\n}", "3:1: success needs a capacity"),
+            ("cache {\nsuccess many\n}", "3:9: \"many\" isn't a number of answers"),
+            ("cache {\ndenial -1\n}", "3:8: \"-1\" isn't a number of answers"),
+            ("cache {\ndenial 1 0\n}", "3:10: \"0\" isn't a TTL in seconds, from 1 to 4294967295"),
+            ("cache {\nsuccess 1 1 -1\n}", "3:13: \"-1\" isn't a TTL in seconds, from 0 to 4294967295"),
+            ("cache {\nsuccess 1 1 1 1\n}", "3:15: success takes 3 arguments at most, and here is \"1\""),
+            ("cache {\nprefetch\n}", "3:1: prefetch needs a number of questions"),
+            ("cache {\nprefetch -1\n}", "3:10: \"-1\" isn't a number of questions"),
+            ("cache {\nprefetch 1 1\n}", "3:12: \"1\" isn't a duration such as 30s, 1m30s or 500ms"),
+            ("cache {\nprefetch 1 1m 10\n}", "3:15: \"10\" isn't a percentage from 10% to 90%"),
+            ("cache {\nprefetch 1 1m 91%\n}", "3:15: \"91%\" isn't a percentage from 10% to 90%"),
+            (
+                "cache {\nprefetch 1 1m 10% x\n}",
+                "3:19: prefetch takes 3 arguments at most, and here is \"x\"",
+            ),
+            ("cache {\nserve_stale -1s\n}", "3:13: \"-1s\" isn't a duration such as 30s, 1m30s or 500ms"),
+            (
+                "cache {\nserve_stale 1h later\n}",
+                "3:16: \"later\" isn't a mode: there are immediate and verify",
+            ),
+            (
+                "cache {\nserve_stale 1h verify x\n}",
+                "3:23: \"x\" isn't a duration such as 30s, 1m30s or 500ms",
+            ),
+            (
+                "cache {\nserve_stale 1h immediate 1500ms\n}",
+                "3:26: \"1500ms\" isn't a TTL in whole seconds, such as 30s",
+            ),
+            (
+                "cache {\nserve_stale 1h verify 0 1200000h\n}",
+                "3:25: \"1200000h\" isn't a TTL in whole seconds, such as 30s",
+            ),
+            ("cache {\nserve_stale 1h immediate 0 301s\n}", "3:28: \"301s\" isn't a duration of at most 5m"),
+            (
+                "cache {\nserve_stale 1h immediate 0 1s 1s\n}",
+                "3:31: immediate takes a response TTL and a failure recheck at most, and here is \"1s\"",
+            ),
+            (
+                "cache {\nserve_stale 1h verify 0 0 0 0\n}",
+                "3:29: serve_stale takes 5 arguments at most, and here is \"0\"",
+            ),
+            ("cache {\nserve_stale_policy prefer_positive\n}", "3:1: serve_stale_policy needs serve_stale"),
+            (
+                "cache {\nserve_stale\nserve_stale_policy newest\n}",
+                "4:20: \"newest\" isn't a policy: there is prefer_positive",
+            ),
+            ("cache {\nserve_stale\nserve_stale_policy\n}", "4:1: serve_stale_policy needs prefer_positive"),
+            (
+                "cache {\nserve_stale_policy prefer_positive\nserve_stale_policy prefer_positive\n}",
+                "4:1: serve_stale_policy can be there only once, and it is on line 3 already",
+            ),
+            ("cache {\nservfail\n}", "3:1: servfail needs a duration such as 5s"),
+            ("cache {\nservfail 6m\n}", "3:10: \"6m\" isn't a duration of at most 5m"),
+            ("cache {\nservfail 5\n}", "3:10: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
+            ("cache {\ndisable\n}", "3:1: disable needs success or denial"),
+            (
+                "cache {\ndisable all\n}",
+                "3:9: \"all\" isn't a part of the cache: there are success and denial",
+            ),
+            (
+                "cache {\ndisable denial a..b\n}",
+                "3:16: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8",
+            ),
+        ] {
+            assert_eq!(Site::error(lines), format!("Corefile:{message}"), "{lines}");
+        }
+    }
+
+    #[test]
+    fn lines_say_what_is_kept_and_for_how_long() {
+        let seconds = Duration::from_secs;
+        let bounds = |capacity, min_ttl, max_ttl| Bounds { capacity, min_ttl, max_ttl };
+        let default = CacheOptions::default;
+        let stale = |verify, ttl| Some(ServeStale { up_to: STALE, verify, ttl });
+        let popular = |amount, within, percentage| {
+            Some(Prefetch { amount, within: Duration::from_secs(within), percentage })
+        };
+        for (lines, options) in [
+            ("cache", default()),
+            ("cache example.org", default()),
+            ("cache 30 example.org", CacheOptions::capped(30)),
+            ("cache {\nsuccess 0\n}", CacheOptions { success: bounds(1024, 5, 3600), ..default() }),
+            ("cache {\nsuccess 5000 60 0\n}", CacheOptions { success: bounds(4864, 0, 60), ..default() }),
+            (
+                "cache 30 {\ndenial 2500 60 10\n}",
+                CacheOptions { denial: bounds(2304, 10, 60), ..CacheOptions::capped(30) },
+            ),
+            ("cache {\nprefetch 0\n}", default()),
+            ("cache {\nprefetch 10\n}", CacheOptions { prefetch: popular(10, 60, 10), ..default() }),
+            ("cache {\nprefetch 1 10s 90%\n}", CacheOptions { prefetch: popular(1, 10, 90), ..default() }),
+            ("cache {\nserve_stale\n}", CacheOptions { serve_stale: stale(None, 0), ..default() }),
+            ("cache {\nserve_stale 500ms\nserve_stale_policy Prefer_Positive\n}", default()),
+            (
+                "cache {\nserve_stale 1h Immediate 30s 10s\nserve_stale_policy prefer_positive\n}",
+                CacheOptions {
+                    serve_stale: stale(None, 30),
+                    recheck: seconds(10),
+                    prefer_positive: true,
+                    ..default()
+                },
+            ),
+            (
+                "cache {\nserve_stale 1h verify\n}",
+                CacheOptions { serve_stale: stale(Some(Duration::ZERO), 0), ..default() },
+            ),
+            (
+                "cache {\nserve_stale 1h verify 2s 30s 5m\n}",
+                CacheOptions { serve_stale: stale(Some(seconds(2)), 30), recheck: seconds(300), ..default() },
+            ),
+            ("cache {\nservfail 0\n}", CacheOptions { servfail: Duration::ZERO, ..default() }),
+            ("cache {\nservfail 5m\n}", CacheOptions { servfail: seconds(300), ..default() }),
+            ("cache {\ndisable denial example.org\n}", default()),
+            ("cache {\nkeepttl\n}", CacheOptions { keep_ttl: true, ..default() }),
+        ] {
+            assert_eq!(parsed(lines).options, options, "{lines}");
+        }
+    }
+
+    /// What lines in a block for the root say.
+    fn parsed(lines: &str) -> Parsed {
+        let variable = |_: &str| None;
+        let text = format!(". {{\n{lines}\n}}\n");
+        let sources = Sources {
+            variable: &variable,
+            read: &|path| std::fs::read_to_string(path),
+            glob: &|_| Vec::new(),
+        };
+        let blocks = corefile::parse(Path::new("Corefile"), &text, &sources).unwrap();
+        let site = Site::block("whoami").shared;
+        let (zones, mut draft) = ([Name::root()], Draft::default());
+        parse(&Setup { lines: &blocks[0].lines, zones: &zones, draft: &mut draft, site: &site }).unwrap()
+    }
+}

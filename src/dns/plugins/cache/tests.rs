@@ -1,0 +1,408 @@
+//! The cache between clients and a plugin that says what it is told.
+
+mod refresh;
+
+use std::mem::{replace, take};
+use std::time::Duration;
+
+use futures::FutureExt;
+use hickory_proto::op::{Edns, MessageType, Metadata, OpCode, ResponseCode};
+use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
+use hickory_proto::rr::{Name, RData, Record};
+use tokio::sync::Notify;
+use tokio::time::{advance, sleep};
+
+use super::super::testing::{Site, show};
+use super::*;
+use crate::dns::plugin::{Failure, Purpose};
+use crate::dns::question::wire_name;
+use crate::dns::server::{Block, Server};
+use crate::dns::wire::Ede;
+
+/// What answers behind the cache.
+#[derive(Debug)]
+struct Source {
+    outcome: Mutex<Outcome>,
+    delay: Mutex<Duration>,
+    asked: Mutex<Vec<String>>,
+    begun: Notify,
+}
+
+/// A cache, what is behind it, and somebody who asks.
+struct Bench {
+    site: Site,
+    source: Arc<Source>,
+}
+
+#[async_trait]
+impl Plugin for Source {
+    fn name(&self) -> &'static str {
+        "source"
+    }
+
+    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+        let ad = if request.metadata.authentic_data { " ad" } else { "" };
+        let (name, qtype) = (request.query.name(), request.query.query_type());
+        let line = format!("{name} {qtype}{ad} {}", request.protocol);
+        self.asked.lock().unwrap().push(line);
+        self.begun.notify_one();
+        let outcome = self.outcome.lock().unwrap().clone();
+        let delay = *self.delay.lock().unwrap();
+        sleep(delay).await;
+        let mut reply = outcome?;
+        let metadata = Metadata::response_from_request(&request.metadata);
+        let said = replace(&mut reply.metadata, metadata);
+        reply.metadata.response_code = said.response_code;
+        reply.metadata.authentic_data = said.authentic_data;
+        reply.metadata.truncation = said.truncation;
+        reply.metadata.recursion_available = true;
+        Ok(reply)
+    }
+}
+
+/// `name ttl type data`.
+fn record(text: &str) -> Record {
+    let [owner, ttl, qtype, data] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let name = |text| Name::from_ascii(text).unwrap();
+    let data = match qtype {
+        "A" => RData::A(data.parse::<A>().unwrap()),
+        "CNAME" => RData::CNAME(CNAME(name(data))),
+        "NS" => RData::NS(NS(name(data))),
+        "SOA" => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
+        _ => panic!("{text}"),
+    };
+    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
+}
+
+fn reply(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Reply {
+    let mut metadata = Metadata::new(0, MessageType::Response, OpCode::Query);
+    metadata.response_code = rcode;
+    let mut reply = Reply::new(metadata, "source");
+    reply.answers = answers.iter().map(|text| record(text)).collect();
+    reply.authorities = authorities.iter().map(|text| record(text)).collect();
+    reply
+}
+
+fn address(ttl: u32) -> Reply {
+    reply(ResponseCode::NoError, &[&format!("a.example. {ttl} A 192.0.2.1")], &[])
+}
+
+fn absence() -> Reply {
+    reply(ResponseCode::NXDomain, &[], &["example. 60 SOA ns.example."])
+}
+
+fn failure() -> Reply {
+    reply(ResponseCode::ServFail, &[], &[])
+}
+
+const A_60: &str = "NOERROR aa,ra | a.example. 60 IN A 192.0.2.1 | |";
+
+impl Bench {
+    fn new(cache: &str, first: Reply) -> Self {
+        let mut site = Site::block(&format!("{cache}\nwhoami"));
+        let source = Arc::new(Source {
+            outcome: Mutex::new(Ok(first)),
+            delay: Mutex::default(),
+            asked: Mutex::default(),
+            begun: Notify::new(),
+        });
+        let (zone, block) = site.server.blocks().next().unwrap().clone();
+        let mut plugins: Vec<Arc<dyn Plugin>> = block.plugins.clone();
+        *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
+        let block = Block { zones: block.zones.clone(), plugins, links: None, debug: false };
+        let report = site.shared.metrics.family().unwrap();
+        site.server = Arc::new(Server::new("dns://:53".to_owned(), &[(zone, Arc::new(block))], report));
+        site.request.server = Arc::clone(&site.server);
+        Self { site, source }
+    }
+
+    fn say(&self, reply: Reply) {
+        *self.source.outcome.lock().unwrap() = Ok(reply);
+    }
+
+    fn fail(&self, rcode: ResponseCode) {
+        *self.source.outcome.lock().unwrap() = Err(Failure::new(rcode, "why"));
+    }
+
+    fn take(&self, time: Duration) {
+        *self.source.delay.lock().unwrap() = time;
+    }
+
+    async fn ask(&self) -> String {
+        self.site.ask("a.example. A").await
+    }
+
+    async fn target(&self, absence: u64, cached: bool) -> String {
+        let mut site = self.site.clone();
+        site.request.purpose = Purpose::Target { absence: Duration::from_secs(absence), cached };
+        site.ask("a.example. A").await
+    }
+
+    /// How often somebody was asked since the last time.
+    fn asked(&self) -> usize {
+        take(&mut *self.source.asked.lock().unwrap()).len()
+    }
+
+    fn forget(&self, name: &str) {
+        self.site.server.forget(Some(&wire_name(&Name::from_ascii(name).unwrap())));
+    }
+}
+
+async fn seconds(number: u64) {
+    advance(Duration::from_secs(number)).await;
+}
+
+/// What goes on in the background has come to its end.
+async fn settled() {
+    sleep(Duration::from_millis(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_given_until_it_expires_with_aa_and_in_everybodys_own_spelling() {
+    let bench = Bench::new("cache", address(60));
+    assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
+    seconds(1).await;
+    assert_eq!(bench.site.ask("A.example. A").await, "NOERROR aa,ra | A.example. 59 IN A 192.0.2.1 | |");
+    assert_eq!(bench.asked(), 1);
+    seconds(59).await;
+    bench.say(absence());
+    assert_eq!(
+        bench.ask().await,
+        "NXDOMAIN ra | | example. 60 IN SOA ns.example. ns.example. 1 1 1 1 3600 |"
+    );
+    seconds(9).await;
+    assert_eq!(
+        bench.ask().await,
+        "NXDOMAIN aa,ra | | example. 51 IN SOA ns.example. ns.example. 1 1 1 1 3600 |"
+    );
+    assert_eq!(bench.asked(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_records_have_one_ttl_from_the_first_answer_on() {
+    let chain = ["a.example. 90 CNAME b.example.", "b.example. 20 A 192.0.2.1"];
+    for (lines, ttl) in [
+        ("cache", 20),
+        ("cache 10", 10),
+        ("cache {\nsuccess 1 15\n}", 15),
+        ("cache {\nsuccess 1 600 30\n}", 30),
+        ("cache {\nsuccess 1 600 30\nservfail 0\n}", 30),
+    ] {
+        let bench = Bench::new(lines, reply(ResponseCode::NoError, &chain, &["example. 300 NS ns.example."]));
+        let all = format!(
+            "| a.example. {ttl} IN CNAME b.example., b.example. {ttl} IN A 192.0.2.1 | example. {ttl} IN NS ns.example. |"
+        );
+        assert_eq!(bench.ask().await, format!("NOERROR ra {all}"), "{lines}");
+        assert_eq!(bench.ask().await, format!("NOERROR aa,ra {all}"), "{lines}");
+    }
+    let bench = Bench::new("cache", reply(ResponseCode::Refused, &[], &["example. 300 NS ns.example."]));
+    for _ in 0..2 {
+        assert_eq!(bench.ask().await, "REFUSED ra | | example. 5 IN NS ns.example. |");
+    }
+    assert_eq!(bench.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_an_answer_is_authentic_is_kept_for_all_and_told_to_who_understands_it() {
+    let mut authentic = address(60);
+    authentic.metadata.authentic_data = true;
+    let bench = Bench::new("cache", authentic);
+    let mut with_ad = bench.site.clone();
+    with_ad.request.metadata.authentic_data = true;
+    assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
+    assert_eq!(*bench.source.asked.lock().unwrap(), ["a.example. A ad udp"]);
+    assert_eq!(with_ad.ask("a.example. A").await, A_60.replace("ra", "ra,ad"));
+    assert_eq!(bench.ask().await, A_60);
+    let mut request = bench.site.request("b.example. A");
+    Server::serve(&mut request).await.unwrap();
+    assert!(!request.metadata.authentic_data, "as it was");
+    assert_eq!(bench.asked(), 2);
+    // DO and CD have answers of their own.
+    let mut with_do = bench.site.clone();
+    with_do.request.edns = Some(Edns::new());
+    with_do.request.edns.as_mut().unwrap().set_dnssec_ok(true);
+    let mut with_cd = bench.site.clone();
+    with_cd.request.metadata.checking_disabled = true;
+    assert_eq!(with_do.ask("a.example. A").await, A_60.replace("aa,ra", "ra,ad"));
+    assert_eq!(with_cd.ask("a.example. A").await, A_60.replace("aa,ra", "ra,cd"));
+    assert_eq!(bench.asked(), 2);
+    assert_eq!(with_do.ask("a.example. A").await, A_60.replace("ra", "ra,ad"));
+    assert_eq!(with_cd.ask("a.example. A").await, A_60.replace("ra", "ra,cd"));
+    assert_eq!(bench.asked(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_isnt_for_the_cache_passes_untouched() {
+    let bench = Bench::new("cache example.org", address(9999));
+    let passed = "NOERROR ra | a.example. 9999 IN A 192.0.2.1 | |";
+    assert_eq!(bench.ask().await, passed, "another zone");
+    assert!(bench.site.metrics("coredns_cache").is_empty());
+    let bench = Bench::new("cache", Reply { is_cacheable: false, ..address(9999) });
+    for _ in 0..2 {
+        assert_eq!(bench.ask().await, passed, "a name of ours");
+    }
+    assert_eq!(bench.asked(), 2);
+    let mut cut = address(60);
+    cut.metadata.truncation = true;
+    bench.say(cut);
+    for _ in 0..2 {
+        assert_eq!(bench.ask().await, A_60.replace("aa,ra", "tc,ra"));
+    }
+    assert_eq!(bench.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_records_are_copied_than_the_client_has_room_for() {
+    let records: Vec<String> = (0..200).map(|i| format!("a.example. 60 A 192.0.2.{i}")).collect();
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    let bench = Bench::new("cache", reply(ResponseCode::NoError, &records, &[]));
+    for _ in 0..2 {
+        let given = bench.site.reply("a.example. A").await.unwrap();
+        assert!(given.answers.len() < 100 && given.metadata.truncation);
+    }
+    let mut by_tcp = bench.site.clone();
+    by_tcp.request.protocol = Protocol::Tcp;
+    let given = by_tcp.reply("a.example. A").await.unwrap();
+    assert!(given.answers.len() == 200 && !given.metadata.truncation);
+    assert_eq!(bench.asked(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_nobody_answers_is_known_for_a_second_and_that_somebody_is_busy_isnt() {
+    let bench = Bench::new("cache", address(60));
+    bench.fail(ResponseCode::ServFail);
+    assert_eq!(bench.site.reply("a.example. A").await.unwrap().ede, None);
+    let again = bench.site.reply("a.example. A").await.unwrap();
+    assert_eq!((&*show(&again), again.ede), ("SERVFAIL | | |", Some(Ede::NO_UPSTREAM)));
+    assert_eq!(bench.target(5, true).await, "SERVFAIL | | |");
+    assert_eq!(bench.target(5, false).await, "SERVFAIL | | |");
+    assert_eq!(bench.asked(), 1);
+    seconds(1).await;
+    bench.fail(ResponseCode::Refused);
+    for _ in 0..2 {
+        assert_eq!(bench.ask().await, "REFUSED | | |");
+    }
+    assert_eq!(bench.asked(), 2);
+    let bench = Bench::new("cache {\nservfail 0\n}", failure());
+    for outcome in [Ok(failure()), Err(Failure::servfail("nobody"))] {
+        *bench.source.outcome.lock().unwrap() = outcome;
+        bench.ask().await;
+        bench.ask().await;
+        assert_eq!(bench.asked(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_gets_nothing_that_has_expired_and_no_absence_that_is_too_old() {
+    let bench = Bench::new("cache {\nserve_stale\n}", absence());
+    assert!(bench.target(5, true).await.starts_with("NXDOMAIN ra"));
+    seconds(4).await;
+    assert!(bench.target(5, true).await.starts_with("NXDOMAIN aa"));
+    assert_eq!(bench.asked(), 1);
+    seconds(1).await;
+    bench.say(address(60));
+    assert!(bench.ask().await.starts_with("NXDOMAIN"), "a client gets it");
+    assert_eq!(bench.target(5, true).await, A_60.replace("aa,", ""));
+    seconds(10).await;
+    let mut request = bench.site.request("a.example. A");
+    request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: true };
+    let old = Server::serve(&mut request).await.unwrap();
+    assert_eq!(old.age, Duration::from_secs(10));
+    assert_eq!(bench.asked(), 1);
+    assert_eq!(bench.target(5, false).await, A_60.replace("aa,", ""), "and it is kept");
+    assert_eq!(bench.ask().await, A_60);
+    seconds(60).await;
+    bench.fail(ResponseCode::ServFail);
+    assert_eq!(bench.target(5, true).await, "SERVFAIL | | |");
+    assert_eq!(bench.ask().await, A_60.replace("60", "0"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_before_its_name_was_forgotten_isnt_kept() {
+    let bench = Bench::new("cache", address(60));
+    bench.ask().await;
+    bench.forget("a.example.");
+    bench.ask().await;
+    assert_eq!(bench.asked(), 2);
+    bench.site.server.forget(None);
+    bench.take(Duration::from_secs(1));
+    for (forgotten, again) in [(Some("a.example."), 2), (Some("b.example."), 1), (None, 2)] {
+        // That of the question before.
+        let _ = bench.source.begun.notified().now_or_never();
+        let site = bench.site.clone();
+        let asking = tokio::spawn(async move { site.ask("a.example. A").await });
+        bench.source.begun.notified().await;
+        match forgotten {
+            Some(name) => bench.forget(name),
+            None => bench.site.server.forget(None),
+        }
+        assert_eq!(asking.await.unwrap(), A_60.replace("aa,", ""), "who has asked gets it");
+        bench.ask().await;
+        assert_eq!(bench.asked(), again, "{forgotten:?}");
+        bench.site.server.forget(None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_can_be_turned_off_for_some_zones() {
+    for (line, success, denial) in [
+        ("disable success", 2, 1),
+        ("disable denial", 1, 2),
+        ("disable denial EXAMPLE org", 1, 2),
+        ("disable denial org", 1, 1),
+    ] {
+        for (answer, expected) in [(address(60), success), (absence(), denial), (failure(), denial)] {
+            let bench = Bench::new(&format!("cache {{\n{line}\n}}"), answer);
+            bench.ask().await;
+            bench.ask().await;
+            assert_eq!(bench.asked(), expected, "{line}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ttls_stay_if_that_is_wanted() {
+    let bench = Bench::new("cache {\nkeepttl\n}", address(60));
+    bench.ask().await;
+    seconds(59).await;
+    assert_eq!(bench.ask().await, A_60);
+    seconds(1).await;
+    bench.ask().await;
+    assert_eq!(bench.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_counts_as_coredns_does() {
+    let bench = Bench::new("cache example org", address(60));
+    bench.ask().await;
+    bench.ask().await;
+    seconds(60).await;
+    bench.say(absence());
+    bench.ask().await;
+    bench.ask().await;
+    let labels = r#"server="dns://:53""#;
+    let zones = r#"view="",zones="example.,org.""#;
+    let mut expected = Vec::new();
+    for (metric, part, value) in [
+        ("entries", Some("denial"), 1),
+        ("entries", Some("success"), 0),
+        ("hits_total", Some("denial"), 1),
+        ("hits_total", Some("success"), 1),
+        ("misses_total", None, 2),
+        ("requests_total", None, 4),
+    ] {
+        let part = part.map(|part| format!(r#"type="{part}","#)).unwrap_or_default();
+        expected.push(format!("coredns_cache_{metric}{{{labels},{part}{zones}}} {value}"));
+    }
+    assert_eq!(bench.site.metrics("coredns_cache"), expected);
+    let bench = Bench::new("cache {\nsuccess 1\n}", reply(ResponseCode::NoError, &[], &[]));
+    for i in 0..3000 {
+        bench.site.ask(&format!("{i}.example. A")).await;
+    }
+    let value = |metric| -> u64 {
+        let line = bench.site.metrics(metric).into_iter().find(|line| line.contains("success")).unwrap();
+        line.split(' ').next_back().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("cache_entries") + value("cache_evictions"), 3000);
+    assert!(value("cache_entries") <= 1024);
+}

@@ -1,0 +1,147 @@
+//! Answers that are about to expire, or have expired.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
+    let bench = Bench::new("cache {\nprefetch 2 1m 50%\n}", address(60));
+    bench.ask().await;
+    bench.ask().await;
+    seconds(30).await;
+    assert_eq!(bench.asked(), 1);
+    bench.take(Duration::from_secs(1));
+    for _ in 0..3 {
+        assert_eq!(bench.ask().await, A_60.replace("60", "30"));
+    }
+    settled().await;
+    assert_eq!(*bench.source.asked.lock().unwrap(), ["a.example. A ad tcp"]);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.ask().await, A_60);
+    assert_eq!(
+        bench.site.metrics("prefetch"),
+        [r#"coredns_cache_prefetch_total{server="dns://:53",view="",zones="."} 1"#]
+    );
+    // Somebody who asks for what is behind a target starts it, too.
+    seconds(59).await;
+    bench.asked();
+    bench.take(Duration::ZERO);
+    assert_eq!(bench.target(5, true).await, A_60.replace("60", "1"));
+    settled().await;
+    assert_eq!(bench.asked(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_answer_is_given_at_once_while_it_is_asked_for_again() {
+    for (line, ttl) in [("serve_stale", "0"), ("serve_stale 1h immediate 30s", "30")] {
+        let bench = Bench::new(&format!("cache {{\n{line}\n}}"), address(60));
+        bench.ask().await;
+        seconds(60).await;
+        for answer in
+            [Err(Failure::servfail("nobody")), Ok(failure()), Ok(reply(ResponseCode::Refused, &[], &[]))]
+        {
+            *bench.source.outcome.lock().unwrap() = answer;
+            bench.asked();
+            assert_eq!(bench.ask().await, A_60.replace("60", ttl), "{line}");
+            settled().await;
+            assert_eq!(bench.asked(), 1);
+        }
+        bench.say(address(300));
+        bench.ask().await;
+        settled().await;
+        assert_eq!(bench.ask().await, A_60.replace("60", "300"));
+        assert_eq!(bench.site.metrics("served_stale")[0].split(' ').next_back(), Some("4"));
+        // It doesn't exist any more, though nobody says for how long.
+        seconds(300).await;
+        bench.say(reply(ResponseCode::NXDomain, &[], &[]));
+        bench.ask().await;
+        settled().await;
+        assert_eq!(bench.ask().await, "NXDOMAIN ra | | |");
+    }
+    let bench = Bench::new("cache {\nserve_stale 10s\n}", address(60));
+    bench.ask().await;
+    seconds(70).await;
+    bench.fail(ResponseCode::Refused);
+    assert_eq!(bench.ask().await, "REFUSED | | |", "too old");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_answer_is_given_only_if_nobody_knows_better_in_time() {
+    for (timeout, first) in [("", "ra"), (" 100ms", "aa,ra")] {
+        let bench = Bench::new(&format!("cache {{\nserve_stale 1h verify{timeout}\n}}"), address(60));
+        let old = A_60.replace("60", "0");
+        bench.ask().await;
+        seconds(60).await;
+        for answer in [Err(Failure::servfail("nobody")), Ok(failure())] {
+            *bench.source.outcome.lock().unwrap() = answer;
+            assert_eq!(bench.ask().await, old);
+        }
+        let cut = {
+            let mut cut = reply(ResponseCode::NoError, &[], &[]);
+            cut.metadata.truncation = true;
+            cut
+        };
+        bench.say(cut);
+        assert_eq!(bench.ask().await, old);
+        assert_eq!(bench.asked(), 4);
+        bench.say(address(9));
+        assert_eq!(bench.ask().await, A_60.replace("60", "9").replace("aa,ra", first));
+        seconds(9).await;
+        bench.say(absence());
+        assert!(bench.ask().await.starts_with(&format!("NXDOMAIN {first} ")));
+        assert!(bench.ask().await.starts_with("NXDOMAIN aa"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_slow_to_verify_does_so_for_the_next_client() {
+    let bench = Bench::new("cache {\nserve_stale 1h verify 100ms 30s\n}", address(60));
+    bench.ask().await;
+    seconds(60).await;
+    bench.take(Duration::from_secs(1));
+    assert_eq!(bench.ask().await, A_60.replace("60", "30"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.ask().await, A_60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_failure_an_expired_answer_isnt_asked_for_again_at_once() {
+    for mode in ["immediate 0s 10s", "verify 0 0s 10s", "verify 100ms 0s 10s"] {
+        let bench = Bench::new(&format!("cache {{\nserve_stale 1h {mode}\n}}"), address(60));
+        bench.ask().await;
+        seconds(60).await;
+        bench.fail(ResponseCode::ServFail);
+        bench.asked();
+        for _ in 0..3 {
+            assert_eq!(bench.ask().await, A_60.replace("60", "0"));
+            settled().await;
+        }
+        assert_eq!(bench.asked(), 1, "{mode}");
+        seconds(10).await;
+        bench.say(address(60));
+        bench.ask().await;
+        settled().await;
+        assert_eq!(bench.asked(), 1, "{mode}");
+        assert_eq!(bench.ask().await, A_60);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_says_something_is_preferred_if_that_is_wanted() {
+    for mode in ["immediate", "verify", "verify 100ms"] {
+        let lines = format!("cache {{\nserve_stale 1h {mode}\nserve_stale_policy prefer_positive\n}}");
+        let bench = Bench::new(&lines, address(60));
+        bench.ask().await;
+        seconds(60).await;
+        for other in [absence(), failure(), reply(ResponseCode::NoError, &[], &[])] {
+            bench.say(other);
+            bench.asked();
+            assert_eq!(bench.ask().await, A_60.replace("60", "0"), "{mode}");
+            settled().await;
+            assert_eq!(bench.asked(), 1);
+        }
+        bench.say(address(300));
+        bench.ask().await;
+        settled().await;
+        assert_eq!(bench.ask().await, A_60.replace("60", "300"), "{mode}");
+    }
+}

@@ -1,0 +1,147 @@
+use super::super::testing::Site;
+use super::*;
+
+/// What fails here: there is nothing behind `errors`.
+const WHY: &str = "no next plugin found";
+
+fn consolidating(rest: &str) -> (Site, CancellationToken, tokio::task::JoinSet<()>) {
+    Site::running(&format!("errors {{\nconsolidate {rest}\n}}"))
+}
+
+#[tokio::test]
+async fn an_error_is_logged_as_coredns_does() {
+    let site = Site::block("errors stdout");
+    assert_eq!(site.ask("WWW.Example.org. AAAA").await, "SERVFAIL | | |");
+    assert_eq!(site.lines(), [format!("[ERROR] plugin/errors: 2 www.example.org. AAAA: {WHY}")]);
+    let fine = Site::block("errors\nwhoami");
+    fine.ask("example.org. A").await;
+    assert!(fine.lines().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_that_match_are_counted_from_the_first_one_on() {
+    let (site, _stop, _tasks) = consolidating("90s \"^no next\" warning");
+    for _ in 0..2 {
+        sleep(Duration::from_secs(1000)).await;
+        for _ in 0..3 {
+            site.ask("example.org. A").await;
+            sleep(Duration::from_secs(29)).await;
+        }
+        assert!(site.lines().is_empty());
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!(
+            site.lines(),
+            ["[WARNING] plugin/errors: 3 errors like '^no next' occurred in last 1m30s"]
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_is_shown_where_it_is_to_be_and_one_alone_is_not_counted() {
+    let (site, _stop, _tasks) = consolidating("30s found$ info show_first");
+    let first = format!("[INFO] plugin/errors: 2 example.org. A: {WHY}");
+    for (asked, then) in
+        [(1, vec![]), (3, vec!["[INFO] plugin/errors: 3 errors like 'found$' occurred in last 30s"])]
+    {
+        for _ in 0..asked {
+            site.ask("example.org. A").await;
+        }
+        assert_eq!(site.lines(), [&*first]);
+        sleep(Duration::from_secs(31)).await;
+        assert_eq!(site.lines(), then);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_expression_that_matches_counts_and_the_others_log_one_by_one() {
+    let (site, _stop, _tasks) =
+        Site::running("errors {\nconsolidate 1s timeout\nconsolidate 2s next\nconsolidate 3s plugin\n}");
+    site.ask("example.org. A").await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(site.lines(), ["[ERROR] plugin/errors: 1 errors like 'next' occurred in last 2s"]);
+    let (site, _stop, _tasks) = consolidating("1h timeout");
+    site.ask("example.org. A").await;
+    assert_eq!(site.lines().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_what_was_counted_is_logged_and_later_errors_one_by_one() {
+    let (site, stop, mut tasks) = consolidating("1h next");
+    site.ask("example.org. A").await;
+    site.ask("example.org. A").await;
+    stop.cancel();
+    tasks.join_next().await;
+    assert_eq!(site.lines(), ["[ERROR] plugin/errors: 2 errors like 'next' occurred in last 1h0m0s"]);
+    site.ask("example.org. A").await;
+    assert_eq!(site.lines(), [format!("[ERROR] plugin/errors: 2 example.org. A: {WHY}")]);
+}
+
+#[tokio::test]
+async fn lines_for_debugging_are_for_blocks_with_debug() {
+    for (debug, expected) in [("", 0), ("debug\n", 1)] {
+        let site = Site::block(&format!("{debug}errors {{\nconsolidate 1h next debug show_first\n}}"));
+        site.ask("example.org. A").await;
+        assert_eq!(site.lines().len(), expected);
+    }
+}
+
+#[test]
+fn durations_are_written_as_go_does() {
+    for (text, expected) in [
+        ("0", "0s"),
+        ("1ns", "1ns"),
+        ("1.5us", "1.5µs"),
+        ("250ms", "250ms"),
+        ("1s", "1s"),
+        ("1500ms", "1.5s"),
+        ("61.1s", "1m1.1s"),
+        ("300s", "5m0s"),
+        ("1h", "1h0m0s"),
+        ("25h1m1.25s", "25h1m1.25s"),
+    ] {
+        assert_eq!(go_text(super::super::setup::go_duration(text).unwrap()), expected, "{text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let long = "x".repeat(10_001);
+    let needs = "consolidate needs DURATION REGEXP [LEVEL] [show_first], such as: \
+                 consolidate 5m \" i/o timeout$\" warning";
+    let consolidate = |rest: &str| format!("errors {{\nconsolidate {rest}\n}}");
+    for (lines, error) in [
+        ("errors file.log".to_owned(), "2:8: \"file.log\" isn't stdout: errors are logged nowhere else".to_owned()),
+        ("errors a b".to_owned(), "2:10: errors takes 1 argument at most, and here is \"b\"".to_owned()),
+        (
+            "errors\nerrors".to_owned(),
+            "3:1: errors can be there only once in a block, and it is on line 2 already".to_owned(),
+        ),
+        (
+            "errors {\nstacktrace\n}".to_owned(),
+            "3:1: CoreDNS's option \"stacktrace\" of errors isn't supported here, RUST_BACKTRACE=1 in the environment \
+             does the same; supported are consolidate"
+                .to_owned(),
+        ),
+        (
+            "errors {\nsummarize 5m\n}".to_owned(),
+            "3:1: errors has no option \"summarize\"; it has consolidate".to_owned(),
+        ),
+        (consolidate(""), format!("3:1: {needs}")),
+        (consolidate("5m"), format!("3:1: {needs}")),
+        (
+            consolidate("5m x error show_first now"),
+            "3:35: consolidate takes 4 arguments at most, and here is \"now\"".to_owned(),
+        ),
+        (consolidate("soon x"), "3:13: \"soon\" isn't a duration such as 30s, 1m30s or 500ms".to_owned()),
+        (consolidate("5m ("), "3:16: not a regular expression: unclosed group".to_owned()),
+        (
+            consolidate(&format!("5m {long}")),
+            "3:16: a regular expression has 10000 bytes at most, and this has 10001".to_owned(),
+        ),
+        (consolidate("5m x fatal"), "3:18: \"fatal\" isn't one of warning, error, info, debug, show_first".to_owned()),
+        (consolidate("5m x info error"), "3:23: consolidate has one level, and this is a second".to_owned()),
+        (consolidate("5m x show_first info"), "3:29: the level has to stand before show_first".to_owned()),
+    ] {
+        assert_eq!(Site::error(&lines), format!("Corefile:{error}"), "{lines}");
+    }
+}

@@ -1,0 +1,393 @@
+//! What a line of forward says.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::Name;
+use rustls::RootCertStore;
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
+use tracing::warn;
+
+use super::super::setup::Setup;
+use super::NAME;
+use super::to::{At, Destination, destinations, server_name};
+use crate::dns::corefile::{CorefileError, Line, Place, Scheme, Word, addresses};
+use crate::dns::forward::names::{Speaking, To};
+use crate::dns::forward::tls::{ConnectorError, authorities, connector};
+use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy, rcode};
+use crate::dns::max_files;
+use crate::dns::origins::Origins;
+
+/// Upstreams that a line may have, as in CoreDNS.
+const MAX_TO: usize = 15;
+/// Questions that may be under way where `max_concurrent` doesn't say: at least, and at most.
+const UNDER_WAY: (usize, usize) = (1000, 10_000);
+
+const OPTIONS: [&str; 20] = [
+    "except",
+    "expire",
+    "failfast_all_unhealthy_upstreams",
+    "failover",
+    "force_tcp",
+    "health_check",
+    "max_age",
+    "max_concurrent",
+    "max_connect_attempts",
+    "max_fails",
+    "max_idle_conns",
+    "next",
+    "next_on_nodata",
+    "policy",
+    "prefer_udp",
+    "read_timeout",
+    "resolver",
+    "source_address",
+    "tls",
+    "tls_servername",
+];
+
+/// What a line says.
+pub(super) struct Parsed {
+    pub(super) from: Name,
+    pub(super) to: Vec<To>,
+    pub(super) except: Origins,
+    pub(super) next: Vec<ResponseCode>,
+    pub(super) next_on_nodata: bool,
+    pub(super) resolvers: Vec<SocketAddr>,
+    pub(super) options: ForwardOptions,
+    /// The addresses among the upstreams, and where the line says them.
+    pub(super) addresses: Vec<(SocketAddr, Place)>,
+}
+
+/// The options in braces, as they are read.
+struct Braces {
+    except: Vec<Name>,
+    next: Vec<ResponseCode>,
+    next_on_nodata: bool,
+    resolvers: Vec<SocketAddr>,
+    force_tcp: bool,
+    tls: Tls,
+    options: ForwardOptions,
+}
+
+/// How TLS is spoken.
+#[derive(Default)]
+struct Tls {
+    name: Option<(ServerName<'static>, String)>,
+    roots: Option<RootCertStore>,
+    /// The certificate and the key, and where they are named.
+    identity: Option<(Pem, Pem)>,
+}
+
+/// A file of PEM, and where it is named.
+#[derive(Clone)]
+struct Pem {
+    bytes: Vec<u8>,
+    word: Word,
+}
+
+/// Returns how many questions may be under way by default: as many as there are files for, for each may need
+/// four sockets.
+fn under_way() -> usize {
+    (max_files() / 4).clamp(UNDER_WAY.0, UNDER_WAY.1)
+}
+
+/// Parses a line.
+pub(super) fn parse(
+    line: &Line,
+    setup: &mut Setup<'_>,
+    metrics: Arc<ForwardMetrics>,
+) -> Result<Parsed, CorefileError> {
+    let [from, to @ ..] = line.arguments() else {
+        return Err(line.error("forward needs a zone, and whom to ask: forward . 192.0.2.1"));
+    };
+    let Some(first) = to.first() else {
+        return Err(from.error(format!(
+            "forward needs whom to ask behind the zone {:?}: forward {} 192.0.2.1",
+            from.text, from.text
+        )));
+    };
+    if let Some(word) = to.get(MAX_TO) {
+        return Err(
+            word.error(format!("forward takes {MAX_TO} upstreams at most, and here are {}", to.len()))
+        );
+    }
+    let options =
+        ForwardOptions { max_concurrent: under_way(), metrics: Some(metrics), ..ForwardOptions::default() };
+    let mut braces = Braces {
+        except: Vec::new(),
+        next: Vec::new(),
+        next_on_nodata: false,
+        resolvers: Vec::new(),
+        force_tcp: false,
+        tls: Tls::default(),
+        options,
+    };
+    for option in line.options() {
+        option.no_block()?;
+        braces.take(option, setup)?;
+    }
+    let keep = braces.options.keep;
+    if keep.age.is_some_and(|age| age < keep.idle) {
+        return Err(line.error(format!(
+            "max_age ({:?}) has to be at least as long as expire ({:?})",
+            keep.age.unwrap_or_default(),
+            keep.idle
+        )));
+    }
+    let from = zone(from)?;
+    let (mut upstreams, mut addresses) = (Vec::new(), Vec::new());
+    let mut connector = None;
+    for word in to {
+        for destination in destinations(word, setup)? {
+            if let At::Address(address) = destination.at {
+                addresses.push((address, word.place.clone()));
+            }
+            upstreams.push(braces.upstream(destination, word, &mut connector)?);
+        }
+    }
+    if upstreams.is_empty() {
+        return Err(first.error(format!("{:?} has no line such as: nameserver 192.0.2.1", first.text)));
+    }
+    let Braces { except, next, next_on_nodata, resolvers, options, .. } = braces;
+    Ok(Parsed {
+        from,
+        to: upstreams,
+        except: Origins::new(except),
+        next,
+        next_on_nodata,
+        resolvers,
+        options,
+        addresses,
+    })
+}
+
+/// Returns the zone whose names are forwarded; as in CoreDNS the first, if it is a network of several.
+fn zone(word: &Word) -> Result<Name, CorefileError> {
+    let zones = addresses(word)?;
+    let [first, rest @ ..] = &zones[..] else { return Err(word.isnt("a zone")) };
+    if !rest.is_empty() {
+        warn!(
+            "plugin/forward: {:?} stands for {} zones, and only {} is forwarded, as by CoreDNS",
+            word.text,
+            zones.len(),
+            first.zone
+        );
+    }
+    Ok(first.zone.clone())
+}
+
+impl Braces {
+    fn take(&mut self, line: &Line, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+        let options = &mut self.options;
+        match line.name() {
+            "except" => {
+                for word in some(line, "zones")? {
+                    self.except.extend(addresses(word)?.into_iter().map(|address| address.zone));
+                }
+            }
+            "force_tcp" => {
+                line.no_arguments()?;
+                self.force_tcp = true;
+            }
+            "prefer_udp" => {
+                line.no_arguments()?;
+                options.prefer_udp = true;
+            }
+            "expire" => options.keep.idle = duration(line)?,
+            "max_age" => options.keep.age = Some(duration(line)?).filter(|age| !age.is_zero()),
+            "max_idle_conns" => {
+                let number: usize = number(line)?;
+                options.keep.number = if number == 0 { Keep::default().number } else { number };
+            }
+            "read_timeout" => {
+                options.read_timeout = duration(line)?;
+                if options.read_timeout.is_zero() {
+                    return Err(line.arguments()[0].error("read_timeout has to be longer than 0"));
+                }
+            }
+            "max_fails" => options.max_fails = number(line)?,
+            "max_connect_attempts" => options.max_attempts = Some(number::<u32>(line)? as usize),
+            "max_concurrent" => {
+                let number: usize = number(line)?;
+                options.max_concurrent = if number == 0 { under_way() } else { number };
+            }
+            "tls" => self.tls.take(line, setup)?,
+            "tls_servername" => {
+                let word = line.one("the name in the upstreams' certificates")?;
+                self.tls.name = Some((server_name(&word.text, word)?, word.text.clone()));
+            }
+            "policy" => options.policy = policy(line)?,
+            "health_check" => options.health_check = health_check(line)?,
+            "next" => self.next.extend(rcodes(line)?),
+            "next_on_nodata" => {
+                line.no_arguments()?;
+                self.next_on_nodata = true;
+            }
+            "failfast_all_unhealthy_upstreams" => {
+                line.no_arguments()?;
+                options.fail_fast = true;
+            }
+            "failover" => {
+                let codes = rcodes(line)?;
+                if let Some(at) = codes.iter().position(|code| *code == ResponseCode::NoError) {
+                    return Err(
+                        line.arguments()[at].error("failover can't be for NOERROR: that is an answer")
+                    );
+                }
+                options.failover.extend(codes);
+            }
+            "source_address" => {
+                options.source = Some(line.one("an address of this machine")?.parse("an IP address")?);
+            }
+            "resolver" => {
+                self.resolvers = some(line, "addresses")?.iter().map(resolver).collect::<Result<_, _>>()?;
+            }
+            "doh_method" => return Err(line.unsupported(NAME, &OPTIONS)),
+            _ => return Err(line.unknown(NAME, &OPTIONS)),
+        }
+        Ok(())
+    }
+
+    fn upstream(
+        &self,
+        destination: Destination,
+        word: &Word,
+        connector: &mut Option<TlsConnector>,
+    ) -> Result<To, CorefileError> {
+        let Destination { scheme, at, server_name } = destination;
+        let speaking = match (scheme, &self.tls.name) {
+            (Scheme::Dns, _) if self.force_tcp => Speaking::Tcp,
+            (Scheme::Dns, _) => Speaking::Plain,
+            (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
+                return Err(word.error(format!("tls_servername {name:?} is there, too: one name is enough")));
+            }
+            (Scheme::Tls, for_all) => {
+                let connector = match connector {
+                    Some(connector) => connector,
+                    None => connector.insert(self.tls.connector(word)?),
+                };
+                let name = server_name.or_else(|| for_all.as_ref().map(|(name, _)| name.clone()));
+                Speaking::Tls(connector.clone(), name)
+            }
+        };
+        Ok(match at {
+            At::Address(address) => To::Address(address, speaking),
+            At::Host(host, port) => To::Host(host, port, speaking),
+        })
+    }
+}
+
+impl Tls {
+    /// `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
+    fn take(&mut self, line: &Line, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+        let files: Vec<Pem> =
+            line.at_most(3)?.iter().map(|word| Pem::read(word, setup)).collect::<Result<_, _>>()?;
+        let (identity, ca) = match &files[..] {
+            [] => (None, None),
+            [ca] => (None, Some(ca)),
+            [certificate, key, ca @ ..] => (Some((certificate.clone(), key.clone())), ca.first()),
+        };
+        let roots = ca.map(|ca| authorities(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
+        self.roots = roots.transpose()?;
+        self.identity = identity;
+        // What is wrong with them is said even if nobody is asked by TLS.
+        if self.identity.is_some() {
+            self.connector(&line.words[0])?;
+        }
+        Ok(())
+    }
+
+    fn connector(&self, word: &Word) -> Result<TlsConnector, CorefileError> {
+        let identity = self.identity.as_ref();
+        let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
+        connector(self.roots.clone(), bytes).map_err(|error| match (error, identity) {
+            (ConnectorError::Certificate(error), Some((certificate, _))) => {
+                certificate.word.error(certificate.wrong(error))
+            }
+            (ConnectorError::Key(error), Some((_, key))) => key.word.error(key.wrong(error)),
+            (error, _) => word.error(error.to_string()),
+        })
+    }
+}
+
+impl Pem {
+    fn read(word: &Word, setup: &mut Setup<'_>) -> Result<Self, CorefileError> {
+        let path = setup.path(&word.text);
+        let bytes = setup.read(&path);
+        let bytes = bytes.map_err(|error| word.error(format!("{}: {error}", path.display())))?;
+        Ok(Self { bytes, word: word.clone() })
+    }
+
+    fn wrong(&self, error: impl std::fmt::Display) -> String {
+        format!("{}: {error}", Path::new(&self.word.text).display())
+    }
+}
+
+/// Returns the arguments, of which there has to be one at least.
+fn some<'a>(line: &'a Line, what: &str) -> Result<&'a [Word], CorefileError> {
+    match line.arguments() {
+        [] => Err(line.error(format!("{} needs {what} behind it", line.name()))),
+        words => Ok(words),
+    }
+}
+
+fn duration(line: &Line) -> Result<Duration, CorefileError> {
+    line.one("a duration such as 10s")?.duration()
+}
+
+fn number<N: std::str::FromStr>(line: &Line) -> Result<N, CorefileError> {
+    line.one("a number")?.parse("a number from 0 on")
+}
+
+fn policy(line: &Line) -> Result<Policy, CorefileError> {
+    let word = line.one("random, round_robin or sequential")?;
+    match &*word.text {
+        "random" => Ok(Policy::Random),
+        "round_robin" => Ok(Policy::RoundRobin),
+        "sequential" => Ok(Policy::Sequential),
+        _ => Err(word.isnt("a policy: random, round_robin or sequential")),
+    }
+}
+
+fn rcodes(line: &Line) -> Result<Vec<ResponseCode>, CorefileError> {
+    let code = |word: &Word| {
+        rcode::parse(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
+    };
+    some(line, "response codes")?.iter().map(code).collect()
+}
+
+/// `health_check DURATION [no_rec] [domain FQDN]`.
+fn health_check(line: &Line) -> Result<HealthCheck, CorefileError> {
+    let [pause, rest @ ..] = line.arguments() else {
+        return Err(line.error("health_check needs a duration such as 500ms"));
+    };
+    let mut wanted = HealthCheck { pause: pause.duration()?, ..HealthCheck::default() };
+    let mut rest = rest.iter();
+    while let Some(word) = rest.next() {
+        match &*word.text {
+            "no_rec" => wanted.recursion_desired = false,
+            "domain" => {
+                let name = rest.next().ok_or_else(|| word.error("domain needs a name behind it"))?;
+                let mut domain = Name::from_ascii(&name.text).map_err(|_| name.isnt("a domain name"))?;
+                domain.set_fqdn(true);
+                wanted.domain = domain;
+            }
+            _ => return Err(word.isnt("an option of health_check: no_rec, or domain and a name")),
+        }
+    }
+    Ok(wanted)
+}
+
+/// `IP` or `IP:PORT`.
+fn resolver(word: &Word) -> Result<SocketAddr, CorefileError> {
+    let bare = || word.text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, Scheme::Dns.port()));
+    word.text
+        .parse()
+        .or_else(|_| bare())
+        .map_err(|_| word.isnt("an address such as 192.0.2.1 or 192.0.2.1:53"))
+}

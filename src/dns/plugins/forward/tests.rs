@@ -1,0 +1,479 @@
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use hickory_proto::op::{Edns, Message, MessageType, ResponseCode};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use hickory_server::net::xfer::Protocol;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::{Duration, Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::super::testing::Site;
+use super::{Asked, Upstreams};
+use crate::dns::forward::{Endpoint, ForwardOptions, Policy, Transport};
+use crate::dns::question::Question;
+
+mod broken;
+mod tls;
+
+/// An upstream on loopback, by UDP and TCP.
+struct Fake {
+    address: SocketAddr,
+    /// The questions, and whether they came by TCP.
+    asked: Arc<Mutex<Vec<(Message, bool)>>>,
+    _tasks: JoinSet<()>,
+}
+
+type Answer = dyn Fn(&Message, bool) -> Option<Message> + Send + Sync;
+
+impl Fake {
+    async fn start(answer: impl Fn(&Message, bool) -> Option<Message> + Send + Sync + 'static) -> Self {
+        let (tcp, udp) = loop {
+            let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
+                break (tcp, udp);
+            }
+        };
+        let address = tcp.local_addr().unwrap();
+        let asked: Arc<Mutex<Vec<(Message, bool)>>> = Arc::default();
+        let log = Arc::clone(&asked);
+        let answer: Arc<Answer> = Arc::new(move |question, by_tcp| {
+            log.lock().unwrap().push((question.clone(), by_tcp));
+            answer(question, by_tcp)
+        });
+        let mut tasks = JoinSet::new();
+        let by_udp = Arc::clone(&answer);
+        tasks.spawn(async move {
+            let mut bytes = [0; 4096];
+            loop {
+                let (length, client) = udp.recv_from(&mut bytes).await.unwrap();
+                if let Some(answer) = by_udp(&Message::from_vec(&bytes[..length]).unwrap(), false) {
+                    udp.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+                }
+            }
+        });
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = tcp.accept().await.unwrap();
+                connections.spawn(converse(stream, Arc::clone(&answer)));
+            }
+        });
+        Self { address, asked, _tasks: tasks }
+    }
+
+    /// One that has an address for each name.
+    async fn good(last: u8) -> Self {
+        Self::start(move |asked, _| Some(address(asked, last))).await
+    }
+
+    /// One that answers nothing but this code.
+    async fn erring(rcode: ResponseCode) -> Self {
+        Self::start(move |asked, _| Some(error(asked, rcode))).await
+    }
+
+    /// One that says nothing.
+    async fn silent() -> Self {
+        Self::start(|_, _| None).await
+    }
+
+    /// Whether the questions came by TCP. On a busy machine they may come twice, with a health check between.
+    fn transports(&self) -> Vec<bool> {
+        let asked = self.asked.lock().unwrap();
+        let questions = asked.iter().filter(|(asked, _)| asked.queries[0].query_type() != RecordType::NS);
+        let mut by_tcp: Vec<bool> = questions.map(|(_, by_tcp)| *by_tcp).collect();
+        by_tcp.dedup();
+        by_tcp
+    }
+
+    fn count(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<Answer>) {
+    while let Ok(length) = stream.read_u16().await {
+        let mut bytes = vec![0; usize::from(length)];
+        stream.read_exact(&mut bytes).await.unwrap();
+        if let Some(answer) = answer(&Message::from_vec(&bytes).unwrap(), true) {
+            let bytes = answer.to_vec().unwrap();
+            let framed = [&u16::try_from(bytes.len()).unwrap().to_be_bytes(), &bytes[..]].concat();
+            // Who has what it wants may be gone.
+            let _ = stream.write_all(&framed).await;
+        }
+    }
+}
+
+fn error(asked: &Message, rcode: ResponseCode) -> Message {
+    let mut answer = asked.clone();
+    answer.metadata.message_type = MessageType::Response;
+    answer.metadata.authentic_data = false;
+    answer.metadata.recursion_available = true;
+    answer.metadata.response_code = rcode;
+    answer.edns = asked.edns.as_ref().map(|_| Edns::new());
+    answer
+}
+
+fn address(asked: &Message, last: u8) -> Message {
+    let mut answer = error(asked, ResponseCode::NoError);
+    let query = &asked.queries[0];
+    let mut record = Record::from_rdata(query.name().clone(), 60, RData::A(A::new(192, 0, 2, last)));
+    record.dns_class = query.query_class();
+    answer.add_answer(record);
+    answer
+}
+
+fn plain(name: &str) -> Question {
+    Question::plain(Name::from_ascii(name).unwrap(), RecordType::A)
+}
+
+fn client(of: &Fake, options: ForwardOptions) -> Upstreams {
+    Upstreams::new(vec![Endpoint { address: of.address, transport: Transport::Udp }], options)
+}
+
+/// An address that nobody listens on: it was free a moment ago.
+async fn nobody() -> SocketAddr {
+    UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn answers_come_back_with_their_flags_and_the_clients_spelling() {
+    let upstream = Fake::start(|asked, _| {
+        assert!(asked.queries[0].name().to_ascii().starts_with("www."), "in lower case");
+        let mut answer = address(asked, 1);
+        answer.metadata.authoritative = true;
+        answer.metadata.authentic_data = true;
+        Some(answer)
+    })
+    .await;
+    let mut site = Site::block(&format!("forward . {}", upstream.address));
+    assert_eq!(site.ask("WwW.example. A").await, "NOERROR aa,ra | WwW.example. 60 IN A 192.0.2.1 | |");
+    assert_eq!(
+        site.ask("www.example. CH TXT").await,
+        "NOERROR aa,ra | www.example. 60 CH A 192.0.2.1 | |",
+        "other classes are passed on"
+    );
+    assert_eq!(site.ask("www.example. AXFR").await, "REFUSED | | |");
+    site.request.metadata.authentic_data = true;
+    site.request.metadata.checking_disabled = true;
+    let answer = site.ask("www.example. A").await;
+    assert!(answer.starts_with("NOERROR aa,ra,ad,cd |"), "AD for who knows it: {answer}");
+    assert_eq!(site.reply("www.example. A").await.unwrap().plugin, "forward");
+}
+
+#[tokio::test]
+async fn upper_bits_of_a_code_and_extended_errors_are_for_who_speaks_edns() {
+    let upstream = Fake::start(|asked, _| {
+        let mut answer = error(asked, ResponseCode::BADCOOKIE);
+        answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::wire::Ede::STALE.option());
+        Some(answer)
+    })
+    .await;
+    let site = Site::block(&format!("forward . {}", upstream.address));
+    let reply = site.reply("a.example. A").await.unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+    let reply = site.edns(1232).reply("a.example. A").await.unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::BADCOOKIE);
+    assert_eq!(reply.options, [crate::dns::wire::Ede::STALE.option()]);
+}
+
+#[tokio::test]
+async fn other_names_go_to_the_next_plugin() {
+    let (one, two) = (Fake::good(1).await, Fake::good(2).await);
+    let site = Site::block(&format!(
+        "forward lab.example {} {{\nexcept a.lab.example lab.example\nexcept b.lab.example\n}}\n\
+         forward example {}\nwhoami",
+        one.address, two.address
+    ));
+    for (name, last) in [
+        ("lab.example.", Some(1)),
+        ("c.lab.example.", Some(2)),
+        ("x.a.lab.example.", Some(2)),
+        ("EXAMPLE.", Some(2)),
+        ("test.", None),
+    ] {
+        let answers = site.reply(&format!("{name} A")).await.unwrap().answers;
+        let given = answers.first().map(|record| record.data.clone());
+        assert_eq!(given, last.map(|last| RData::A(A::new(192, 0, 2, last))), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_one_line_doesnt_know_the_next_is_asked() {
+    let (gone, empty, good) = (
+        Fake::erring(ResponseCode::NXDomain).await,
+        Fake::erring(ResponseCode::NoError).await,
+        Fake::good(3).await,
+    );
+    let [a, b, c] = [&gone, &empty, &good].map(|fake| fake.address);
+    let site = Site::block(&format!(
+        "forward . {a} {{\nnext SERVFAIL nxdomain\n}}\nforward . {b} {{\nnext_on_nodata\n}}\nforward . {c}"
+    ));
+    assert_eq!(site.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.3 | |");
+    let site = Site::block(&format!("forward . {a} {{\nnext NXDOMAIN\n}}\nwhoami"));
+    assert_eq!(site.ask("x. A").await, "NXDOMAIN ra | | |", "only for another forward");
+    let site = Site::block(&format!("forward . {b}\nforward . {c}"));
+    assert_eq!(site.ask("x. A").await, "NOERROR ra | | |", "only where it says so");
+}
+
+#[tokio::test]
+async fn an_error_is_an_answer_unless_failover_names_it() {
+    let (failing, refusing, good) = (
+        Fake::erring(ResponseCode::ServFail).await,
+        Fake::erring(ResponseCode::Refused).await,
+        Fake::good(1).await,
+    );
+    let [a, b, c] = [&failing, &refusing, &good].map(|fake| fake.address);
+    let ask = async |to: &str, codes: &str| {
+        let site = Site::block(&format!("forward . {to} {{\npolicy sequential\n{codes}\n}}"));
+        site.ask("x. A").await
+    };
+    assert_eq!(ask(&format!("{a} {c}"), "").await, "SERVFAIL ra | | |");
+    let both = "failover SERVFAIL\nfailover REFUSED";
+    assert_eq!(ask(&format!("{a} {b} {c}"), both).await, "NOERROR ra | x. 60 IN A 192.0.2.1 | |");
+    assert_eq!(ask(&format!("{a} {b}"), both).await, "REFUSED ra | | |", "the last one");
+    assert_eq!(ask(&format!("{a} {b} {c}"), "failover SERVFAIL").await, "REFUSED ra | | |");
+}
+
+#[tokio::test]
+async fn for_a_target_the_best_answer_counts() {
+    let (failing, good) = (Fake::erring(ResponseCode::ServFail).await, Fake::good(1).await);
+    let endpoints =
+        [&failing, &good].map(|fake| Endpoint { address: fake.address, transport: Transport::Udp }).to_vec();
+    let options = ForwardOptions { policy: Policy::Sequential, ..ForwardOptions::default() };
+    let answer = Upstreams::new(endpoints, options).ask(&plain("x."), Asked::Chase).await.unwrap();
+    assert_eq!(answer.answers.len(), 1);
+}
+
+#[tokio::test]
+async fn the_transport_is_the_clients_or_the_one_that_is_wanted() {
+    for (options, protocol, by_tcp) in [
+        ("", Protocol::Udp, false),
+        ("", Protocol::Tcp, true),
+        ("", Protocol::Tls, true),
+        ("prefer_udp", Protocol::Tcp, false),
+        ("force_tcp", Protocol::Udp, true),
+        ("force_tcp\nprefer_udp", Protocol::Udp, true),
+    ] {
+        let upstream = Fake::good(1).await;
+        let mut site = Site::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
+        site.request.protocol = protocol;
+        assert!(site.ask("x. A").await.starts_with("NOERROR"));
+        assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_cut_is_asked_for_by_tcp() {
+    let upstream = Fake::start(|asked, by_tcp| {
+        let mut answer = if by_tcp { address(asked, 1) } else { error(asked, ResponseCode::NoError) };
+        answer.metadata.truncation = !by_tcp;
+        Some(answer)
+    })
+    .await;
+    let site = Site::block(&format!("forward . {}", upstream.address));
+    assert_eq!(site.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.1 | |");
+    assert_eq!(upstream.transports(), [false, true]);
+}
+
+#[tokio::test]
+async fn at_the_limit_questions_are_refused_and_counted() {
+    let upstream = Fake::silent().await;
+    let site = Arc::new(Site::block(&format!(
+        "forward . {} {{\nmax_concurrent 1\nread_timeout 1m\n}}",
+        upstream.address
+    )));
+    let asker = Arc::clone(&site);
+    let mut asking = JoinSet::new();
+    asking.spawn(async move { asker.ask("one. A").await });
+    while upstream.count() == 0 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let refused = site.reply("two. A").await.unwrap();
+    assert_eq!(refused.metadata.response_code, ResponseCode::Refused);
+    assert_eq!(refused.ede.unwrap().text, "too many questions are under way");
+    assert_eq!(site.metrics("rejects"), ["coredns_forward_max_concurrent_rejects_total 1"]);
+}
+
+#[tokio::test]
+async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
+    let silent = Fake::silent().await;
+    let options = ForwardOptions {
+        read_timeout: Duration::from_millis(100),
+        max_attempts: Some(2),
+        ..ForwardOptions::default()
+    };
+    for (asked, network) in [(Asked::Forward, "udp"), (Asked::ForwardByTcp, "tcp")] {
+        let why = client(&silent, options.clone()).ask(&plain("x."), asked).await.unwrap_err().to_string();
+        assert!(why.starts_with(&format!("read {network} 127.0.0.1:")), "{why}");
+        assert!(why.ends_with(&format!("->{}: i/o timeout", silent.address)), "{why}");
+    }
+    let dead = nobody().await;
+    let endpoint = Endpoint { address: dead, transport: Transport::Tcp };
+    let why = Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward).await;
+    assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
+    let site = Site::block(&format!("forward . {dead}"));
+    let reply = site.reply("x. A").await.unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(reply.ede.unwrap().code, 22);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_are_counted_and_each_upstream_has_two_by_default() {
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let attempts = async |option: &str| {
+        let options = format!("read_timeout 50ms\nmax_fails 0\n{option}");
+        let site = Site::block(&format!("forward . {} {{\n{options}\n}}", silent.local_addr().unwrap()));
+        assert!(site.ask("x. A").await.starts_with("SERVFAIL"));
+        let sockets = site.metrics("cache_misses").remove(0);
+        sockets.rsplit(' ').next().unwrap().parse::<u32>().unwrap()
+    };
+    assert_eq!(attempts("max_connect_attempts 1").await, 1);
+    assert_eq!(attempts("").await, 2);
+    assert_eq!(attempts("max_connect_attempts 3").await, 3);
+    let without_limit = attempts("max_connect_attempts 0").await;
+    assert!((45..=55).contains(&without_limit), "for 5 s, a round each 0.1 s: {without_limit}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_health_check_is_answered_within_half_a_second() {
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let site = Site::block(&format!("forward . {}", silent.local_addr().unwrap()));
+    let begun = Instant::now();
+    let reply = site.reply(". NS").await.unwrap();
+    assert_eq!((reply.metadata.response_code, reply.ede.unwrap().code), (ResponseCode::ServFail, 22));
+    assert!(begun.elapsed() < Duration::from_millis(510), "the look-up itself takes 4 s");
+}
+
+#[tokio::test]
+async fn an_upstream_that_fails_its_checks_is_down_and_when_all_are_nobody_need_be_asked() {
+    let silent = Fake::silent().await;
+    let options = "max_fails 1\nread_timeout 10ms\nhealth_check 10ms no_rec domain example.org\n\
+                   failfast_all_unhealthy_upstreams";
+    let site = Site::block(&format!("forward . {} {{\n{options}\n}}", silent.address));
+    assert!(site.ask("x. A").await.starts_with("SERVFAIL"));
+    let broken = "coredns_forward_healthcheck_broken_total 1";
+    while site.metrics("broken") != [broken] {
+        assert!(site.ask("x. A").await.starts_with("SERVFAIL"));
+        sleep(Duration::from_millis(20)).await;
+    }
+    let failures = site.metrics("healthcheck_failures_total").remove(0);
+    let labels = format!("{{proxy_name=\"forward\",to=\"{}\"}}", silent.address);
+    assert!(
+        failures.starts_with(&format!("coredns_proxy_healthcheck_failures_total{labels} ")),
+        "{failures}"
+    );
+    let asked = silent.asked.lock().unwrap();
+    let check = asked.iter().find(|(asked, _)| asked.queries[0].query_type() == RecordType::NS).unwrap();
+    assert_eq!(check.0.queries[0].name().to_ascii(), "example.org.");
+    assert!(!check.0.metadata.recursion_desired);
+}
+
+#[tokio::test]
+async fn answers_and_sockets_are_counted() {
+    let upstream = Fake::erring(ResponseCode::YXDomain).await;
+    let mut site = Site::block(&format!("forward . {}", upstream.address));
+    site.ask("a. A").await;
+    site.request.protocol = Protocol::Tcp;
+    site.ask("b. A").await;
+    site.ask("c. A").await;
+    let to = upstream.address;
+    assert_eq!(
+        site.metrics("request_duration_seconds_count"),
+        [format!(
+            "coredns_proxy_request_duration_seconds_count{{proxy_name=\"forward\",rcode=\"YXDOMAIN\",to=\"{to}\"}} 3"
+        )]
+    );
+    assert_eq!(site.metrics("request_duration_seconds_bucket").len(), 17);
+    // How many there are depends on how busy the machine is.
+    let sockets = |what: &str| -> Vec<String> {
+        let lines = site.metrics(&format!("conn_cache_{what}_total{{"));
+        lines.iter().map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
+    };
+    for what in ["hits", "misses"] {
+        let labelled = ["tcp", "udp"].map(|proto| {
+            let labels = format!("{{proto=\"{proto}\",proxy_name=\"forward\",to=\"{to}\"}}");
+            format!("coredns_proxy_conn_cache_{what}_total{labels}")
+        });
+        assert_eq!(sockets(what), labelled);
+    }
+}
+
+#[tokio::test]
+async fn upstreams_of_a_file_count_and_are_named_for_the_check_of_our_listeners() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let file =
+        path("resolv.conf", "# nameserver 9.9.9.9\nnameserver 192.0.2.1\n nameserver ::1%1\noptions x\n");
+    let empty = path("empty", "search example\n");
+    let lines = format!(
+        "forward . {file} {empty} dns://192.0.2.1 tls://192.0.2.2%a.example:8853 [2001:db8::1]:5353 tls://[::2%a.b]:1"
+    );
+    let (_, configuration) = Site::configured(&format!(". {{\n{lines}\n}}\n"));
+    let draft = &configuration.blocks[0].draft;
+    let addresses: Vec<String> = draft.upstreams.iter().map(|(address, _)| address.to_string()).collect();
+    assert_eq!(
+        addresses,
+        ["192.0.2.1:53", "[::1%1]:53", "192.0.2.1:53", "192.0.2.2:8853", "[2001:db8::1]:5353", "[::2]:1"]
+    );
+    assert!(draft.tasks.is_empty());
+    assert_eq!(draft.read.len(), 2, "when they change, so does the block");
+    let error = Site::error(&format!("forward . {empty}"));
+    assert_eq!(error, format!("Corefile:2:11: {empty:?} has no line such as: nameserver 192.0.2.1"));
+}
+
+#[tokio::test]
+async fn an_upstream_by_name_is_asked_once_its_addresses_are_known() {
+    let resolver = Fake::start(|asked, _| {
+        let is_ours = asked.queries[0].name().to_ascii() == "dns.example.";
+        let mut answer = error(asked, if is_ours { ResponseCode::NoError } else { ResponseCode::NXDomain });
+        if asked.queries[0].query_type() == RecordType::A && is_ours {
+            let name = asked.queries[0].name().clone();
+            answer.add_answer(Record::from_rdata(name, 60, RData::A(A::new(127, 0, 0, 1))));
+        }
+        Some(answer)
+    })
+    .await;
+    let upstream = Fake::good(7).await;
+    let (port, resolver) = (upstream.address.port(), resolver.address);
+    let (site, tasks) =
+        Site::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
+    assert!(site.ask("x. A").await.starts_with("SERVFAIL"), "nobody is known yet");
+    for task in tasks {
+        task(Arc::clone(&site.server), CancellationToken::new()).await;
+    }
+    assert_eq!(site.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.7 | |");
+}
+
+#[tokio::test]
+async fn questions_are_sent_from_the_source_address() {
+    let upstream = Fake::good(1).await;
+    let ask = async |source: &str| {
+        let line = format!("forward . {} {{\nsource_address {source}\n}}", upstream.address);
+        Site::block(&line).ask("x. A").await
+    };
+    assert!(ask("127.0.0.2").await.starts_with("NOERROR"));
+    // An address that this machine doesn't have (RFC 5737).
+    assert!(ask("192.0.2.1").await.starts_with("SERVFAIL"));
+}
+
+#[test]
+fn a_forward_of_the_root_recurses_and_another_leaves_that_open() {
+    for (lines, recurses) in
+        [("forward . 192.0.2.1", true), ("forward example 192.0.2.1", false), ("whoami", false)]
+    {
+        let site = Site::block(lines);
+        assert_eq!(
+            site.server.recurses(&Name::root(), &site.request("x. A")) == Some(true),
+            recurses,
+            "{lines}"
+        );
+    }
+}

@@ -1,0 +1,113 @@
+//! Lines that aren't right, and what is said about them.
+
+use super::Site;
+
+const TO: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
+                  /etc/resolv.conf, or a host's name";
+const OPTIONS: &str = "except, expire, failfast_all_unhealthy_upstreams, failover, force_tcp, health_check, max_age, \
+                       max_concurrent, max_connect_attempts, max_fails, max_idle_conns, next, next_on_nodata, policy, \
+                       prefer_udp, read_timeout, resolver, source_address, tls, tls_servername";
+
+#[test]
+fn every_broken_line_says_what_is_wrong_with_it() {
+    for (line, error) in [
+        ("forward", "1: forward needs a zone, and whom to ask: forward . 192.0.2.1".to_owned()),
+        ("forward .", "9: forward needs whom to ask behind the zone \".\": forward . 192.0.2.1".to_owned()),
+        ("forward a..b 192.0.2.1", "9: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
+        (
+            "forward . https://192.0.2.1",
+            "11: upstreams by HTTPS aren't supported here; there are dns:// (UDP and TCP) and tls:// (RFC 7858)"
+                .to_owned(),
+        ),
+        (
+            "forward . grpc://192.0.2.1",
+            "11: grpc:// is no way to reach an upstream; there are dns:// (UDP and TCP) and tls:// (RFC 7858)"
+                .to_owned(),
+        ),
+        ("forward . 192.0.2.1:0", "11: \"0\" isn't a port: a number from 1 to 65535".to_owned()),
+        ("forward . 192.0.2.1:domain", "11: \"domain\" isn't a port: a number from 1 to 65535".to_owned()),
+        ("forward . 192.0.2.300", format!("11: \"192.0.2.300\" isn't {TO}")),
+        ("forward . [::1", format!("11: \"[::1\" isn't {TO}")),
+        ("forward . a!b", format!("11: \"a!b\" isn't {TO}")),
+        ("forward . \"\"", format!("11: \"\" isn't {TO}")),
+        (
+            "forward . 192.0.2.1%eth0",
+            "11: %eth0 stands for a network interface behind an IPv6 address, and for a certificate's name with \
+             tls://; here it means nothing"
+                .to_owned(),
+        ),
+        ("forward . fe80::1%nowhere", "11: there is no network interface \"nowhere\"".to_owned()),
+        ("forward . tls://192.0.2.1%a..b", "11: \"a..b\" isn't a name that a certificate can bear".to_owned()),
+        ("forward . /nowhere/x", "11: /nowhere/x: No such file or directory (os error 2)".to_owned()),
+        (
+            "forward . tls:///etc/resolv.conf",
+            "11: behind tls:// stands an address or a host's name, and no file".to_owned(),
+        ),
+    ] {
+        assert_eq!(Site::error(line), format!("Corefile:2:{error}"), "{line}");
+    }
+    let sixteen: Vec<String> = (1..=16).map(|last| format!("192.0.2.{last}")).collect();
+    assert_eq!(
+        Site::error(&format!("forward . {}", sixteen.join(" "))),
+        "Corefile:2:167: forward takes 15 upstreams at most, and here are 16"
+    );
+}
+
+#[test]
+fn every_broken_option_says_what_is_wrong_with_it() {
+    for (option, error) in [
+        ("except", "1: except needs zones behind it"),
+        ("except a..b", "8: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
+        ("force_tcp x", "11: force_tcp takes no arguments, and here is \"x\""),
+        ("prefer_udp x", "12: prefer_udp takes no arguments, and here is \"x\""),
+        ("expire", "1: expire needs a duration such as 10s"),
+        ("expire 5", "8: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
+        ("max_age 1s 2s", "12: max_age takes 1 argument at most, and here is \"2s\""),
+        ("max_idle_conns -1", "16: \"-1\" isn't a number from 0 on"),
+        ("read_timeout 0s", "14: read_timeout has to be longer than 0"),
+        ("max_fails x", "11: \"x\" isn't a number from 0 on"),
+        ("max_connect_attempts", "1: max_connect_attempts needs a number"),
+        ("max_concurrent many", "16: \"many\" isn't a number from 0 on"),
+        ("policy", "1: policy needs random, round_robin or sequential"),
+        ("policy least", "8: \"least\" isn't a policy: random, round_robin or sequential"),
+        ("health_check", "1: health_check needs a duration such as 500ms"),
+        ("health_check x", "14: \"x\" isn't a duration such as 30s, 1m30s or 500ms"),
+        ("health_check 1s rec", "17: \"rec\" isn't an option of health_check: no_rec, or domain and a name"),
+        ("health_check 1s domain", "17: domain needs a name behind it"),
+        ("health_check 1s domain a..b", "24: \"a..b\" isn't a domain name"),
+        ("next", "1: next needs response codes behind it"),
+        ("next NODATA", "6: \"NODATA\" isn't a response code such as NXDOMAIN or SERVFAIL"),
+        ("next_on_nodata x", "16: next_on_nodata takes no arguments, and here is \"x\""),
+        ("failover SERVFAIL NOERROR", "19: failover can't be for NOERROR: that is an answer"),
+        (
+            "failfast_all_unhealthy_upstreams x",
+            "34: failfast_all_unhealthy_upstreams takes no arguments, and here is \"x\"",
+        ),
+        ("source_address x", "16: \"x\" isn't an IP address"),
+        ("resolver", "1: resolver needs addresses behind it"),
+        ("resolver a.example", "10: \"a.example\" isn't an address such as 192.0.2.1 or 192.0.2.1:53"),
+        ("tls a b c d", "11: tls takes 3 arguments at most, and here is \"d\""),
+        ("tls /nowhere/ca.pem", "5: /nowhere/ca.pem: No such file or directory (os error 2)"),
+        ("tls_servername", "1: tls_servername needs the name in the upstreams' certificates"),
+        ("tls_servername a..b", "16: \"a..b\" isn't a name that a certificate can bear"),
+        ("policy random {\n}", "1: policy takes no braces"),
+    ] {
+        let found = Site::error(&format!("forward . 192.0.2.1 {{\n{option}\n}}"));
+        assert_eq!(found, format!("Corefile:3:{error}"), "{option}");
+    }
+    for (options, error) in [
+        (
+            "doh_method POST",
+            format!(
+                "3:1: CoreDNS's option \"doh_method\" of forward isn't supported here; supported are {OPTIONS}"
+            ),
+        ),
+        ("fore_tcp", format!("3:1: forward has no option \"fore_tcp\"; it has {OPTIONS}")),
+        ("expire 10s\nmax_age 9s", "2:1: max_age (9s) has to be at least as long as expire (10s)".to_owned()),
+    ] {
+        let found = Site::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
+        assert_eq!(found, format!("Corefile:{error}"), "{options}");
+    }
+    let clash = Site::error("forward . tls://192.0.2.1%a.example {\ntls_servername b.example\n}");
+    assert_eq!(clash, "Corefile:2:11: tls_servername \"b.example\" is there, too: one name is enough");
+}

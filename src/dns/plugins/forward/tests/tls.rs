@@ -1,0 +1,121 @@
+//! Upstreams that are asked by TLS.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::super::super::testing::Site;
+use super::{address, converse};
+
+/// A CA, a server's certificate and a client's, in files.
+struct Certificates(tempfile::TempDir);
+
+impl Certificates {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let all = Self(directory);
+        std::fs::write(all.path("ca.pem"), ca.pem()).unwrap();
+        for who in ["server", "client"] {
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new(vec![format!("{who}.example")]).unwrap();
+            let certificate = params.signed_by(&key, &ca).unwrap();
+            std::fs::write(all.path(&format!("{who}.pem")), certificate.pem()).unwrap();
+            std::fs::write(all.path(&format!("{who}.key")), key.serialize_pem()).unwrap();
+        }
+        all
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    /// An upstream that wants its clients to prove who they are.
+    async fn upstream(&self) -> (SocketAddr, JoinSet<()>) {
+        let certificate = |name| CertificateDer::from_pem_file(self.path(name)).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate("ca.pem")).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider)).build().unwrap();
+        let key = PrivateKeyDer::from_pem_file(self.path("server.key")).unwrap();
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(vec![certificate("server.pem")], key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let acceptor = acceptor.clone();
+                connections.spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        converse(stream, Arc::new(|asked, _| Some(address(asked, 1)))).await;
+                    }
+                });
+            }
+        });
+        (at, tasks)
+    }
+}
+
+#[tokio::test]
+async fn both_ends_prove_who_they_are() {
+    let certificates = Certificates::new();
+    let (at, _tasks) = certificates.upstream().await;
+    let path = |name| certificates.path(name);
+    let identity = format!("tls {} {} {}", path("client.pem"), path("client.key"), path("ca.pem"));
+    let without_identity = format!("tls {}", path("ca.pem"));
+    let (ip, port) = (at.ip(), at.port());
+    for (to, options, answers) in [
+        (format!("tls://{ip}%server.example:{port}"), identity.clone(), true),
+        (format!("tls://{at}"), format!("{identity}\ntls_servername server.example"), true),
+        (format!("tls://{at}"), identity.clone(), false),
+        (format!("tls://{ip}%other.example:{port}"), identity.clone(), false),
+        (format!("tls://{ip}%server.example:{port}"), without_identity, false),
+    ] {
+        let site = Site::block(&format!("forward . {to} {{\n{options}\n}}"));
+        for name in ["a. A", "b. A"] {
+            let answer = site.ask(name).await;
+            assert_eq!(answer.starts_with("NOERROR"), answers, "{to} {options}: {answer}");
+        }
+        if answers {
+            let labels = format!("{{proto=\"tcp-tls\",proxy_name=\"forward\",to=\"{at}\"}}");
+            assert!(site.metrics("hits")[0].contains(&labels));
+        }
+    }
+}
+
+#[test]
+fn files_that_are_no_good_are_named() {
+    let certificates = Certificates::new();
+    let path = |name| certificates.path(name);
+    let error = |files: &str| Site::error(&format!("forward . tls://192.0.2.1 {{\ntls {files}\n}}"));
+    let no_ca = error(&path("client.key"));
+    assert!(
+        no_ca.starts_with(&format!("Corefile:3:5: {}: there is no certificate in PEM", path("client.key")))
+    );
+    let no_key = error(&format!("{} {}", path("client.pem"), path("ca.pem")));
+    assert!(no_key.contains(&format!("{}: there is no private key in PEM", path("ca.pem"))), "{no_key}");
+    let not_its_key = error(&format!("{} {} {}", path("client.pem"), path("server.key"), path("ca.pem")));
+    assert!(
+        not_its_key.contains(&format!("{}: keys may not be consistent", path("server.key"))),
+        "{not_its_key}"
+    );
+}

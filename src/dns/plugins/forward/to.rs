@@ -1,0 +1,165 @@
+//! Where questions are forwarded to: addresses, files like resolv.conf, and names.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::path::Path;
+
+use hickory_proto::rr::Name;
+use nix::net::if_::if_nametoindex;
+use rustls::pki_types::ServerName;
+
+use super::super::setup::Setup;
+use crate::dns::corefile::{CorefileError, Scheme, Word};
+
+/// Somebody to forward to.
+#[derive(Clone, Debug)]
+pub(super) struct Destination {
+    pub(super) scheme: Scheme,
+    pub(super) at: At,
+    /// The name that its certificate has to bear.
+    pub(super) server_name: Option<ServerName<'static>>,
+}
+
+/// Where somebody is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    Address(SocketAddr),
+    Host(String, u16),
+}
+
+const FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
+                     /etc/resolv.conf, or a host's name";
+
+/// Returns whom a word stands for: several, if it is a file.
+pub(super) fn destinations(word: &Word, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
+    let (scheme, text) = match word.text.split_once("://") {
+        None => (Scheme::Dns, &*word.text),
+        Some(("dns", rest)) => (Scheme::Dns, rest),
+        Some(("tls", rest)) => (Scheme::Tls, rest),
+        Some(("https", _)) => {
+            return Err(word.error(
+                "upstreams by HTTPS aren't supported here; there are dns:// (UDP and TCP) and tls:// (RFC 7858)",
+            ));
+        }
+        Some((scheme, _)) => {
+            return Err(word.error(format!(
+                "{scheme}:// is no way to reach an upstream; there are dns:// (UDP and TCP) and tls:// (RFC 7858)"
+            )));
+        }
+    };
+    let parts = Parts::of(text).ok_or_else(|| word.isnt(FORMS))?;
+    if let Ok(ip) = parts.host.parse() {
+        return Ok(vec![parts.at_address(ip, scheme, word)?]);
+    }
+    if text.contains('/') || !text.is_empty() && Path::new(text).is_file() {
+        if scheme == Scheme::Tls {
+            return Err(word.error("behind tls:// stands an address or a host's name, and no file"));
+        }
+        let text = setup.read(Path::new(text)).map_err(|error| word.error(format!("{text}: {error}")))?;
+        let at = |address| Destination { scheme, at: At::Address(address), server_name: None };
+        return Ok(nameservers(&String::from_utf8_lossy(&text)).map(at).collect());
+    }
+    parts.at_host(scheme, word).map(|destination| vec![destination])
+}
+
+/// `HOST%ZONE:PORT`, `[HOST%ZONE]:PORT` or `[HOST]%ZONE:PORT`.
+struct Parts<'a> {
+    host: &'a str,
+    zone: Option<&'a str>,
+    port: Option<&'a str>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(text: &'a str) -> Option<Self> {
+        let (host, rest) = match text.strip_prefix('[') {
+            Some(text) => text.split_once(']')?,
+            None if text.parse::<IpAddr>().is_ok() => (text, ""),
+            None => match text.rsplit_once('%') {
+                Some((host, _)) => (host, &text[host.len()..]),
+                None => text.split_at(text.rfind(':').unwrap_or(text.len())),
+            },
+        };
+        let (host, inner) = host.split_once('%').map_or((host, None), |(host, zone)| (host, Some(zone)));
+        let (outer, port) = rest.split_once(':').map_or((rest, None), |(rest, port)| (rest, Some(port)));
+        let zone = match (inner, outer.strip_prefix('%')) {
+            (zone, None) if outer.is_empty() => zone,
+            (None, zone @ Some(_)) => zone,
+            _ => return None,
+        };
+        Some(Self { host, zone, port })
+    }
+
+    fn at_address(&self, ip: IpAddr, scheme: Scheme, word: &Word) -> Result<Destination, CorefileError> {
+        let port = self.port(scheme, word)?;
+        let plain = |address| Destination { scheme, at: At::Address(address), server_name: None };
+        match (self.zone, ip) {
+            (None, _) => Ok(plain(SocketAddr::new(ip, port))),
+            (Some(_), _) if scheme == Scheme::Tls => {
+                let server_name = self.server_name(word)?;
+                Ok(Destination { server_name, ..plain(SocketAddr::new(ip, port)) })
+            }
+            (Some(zone), IpAddr::V6(ip)) => {
+                let scope = scope(zone)
+                    .ok_or_else(|| word.error(format!("there is no network interface {zone:?}")))?;
+                Ok(plain(SocketAddrV6::new(ip, port, 0, scope).into()))
+            }
+            (Some(zone), IpAddr::V4(_)) => Err(word.error(format!(
+                "%{zone} stands for a network interface behind an IPv6 address, and for a certificate's name \
+                 with tls://; here it means nothing"
+            ))),
+        }
+    }
+
+    fn at_host(&self, scheme: Scheme, word: &Word) -> Result<Destination, CorefileError> {
+        let label = |label: &str| label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        let last = self.host.trim_end_matches('.').rsplit('.').next().unwrap_or_default();
+        // What ends in a number is meant to be an address (RFC 3696 section 2).
+        let is_name = self.host.trim_end_matches('.').split('.').all(label)
+            && !last.bytes().all(|b| b.is_ascii_digit())
+            && Name::from_ascii(self.host).is_ok()
+            && (self.zone.is_none() || scheme == Scheme::Tls);
+        if !is_name {
+            return Err(word.isnt(FORMS));
+        }
+        let at = At::Host(self.host.to_owned(), self.port(scheme, word)?);
+        Ok(Destination { scheme, at, server_name: self.server_name(word)? })
+    }
+
+    fn port(&self, scheme: Scheme, word: &Word) -> Result<u16, CorefileError> {
+        let Some(port) = self.port else { return Ok(scheme.port()) };
+        let number = port.parse().ok().filter(|port| *port != 0);
+        number.ok_or_else(|| word.error(format!("{port:?} isn't a port: a number from 1 to 65535")))
+    }
+
+    fn server_name(&self, word: &Word) -> Result<Option<ServerName<'static>>, CorefileError> {
+        self.zone.map(|name| server_name(name, word)).transpose()
+    }
+}
+
+/// Parses the name that a certificate has to bear.
+pub(super) fn server_name(name: &str, word: &Word) -> Result<ServerName<'static>, CorefileError> {
+    ServerName::try_from(name.to_owned())
+        .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can bear")))
+}
+
+/// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood is passed
+/// over.
+fn nameservers(text: &str) -> impl Iterator<Item = SocketAddr> {
+    text.lines()
+        .filter_map(|line| line.trim_start().strip_prefix("nameserver"))
+        .filter(|rest| rest.starts_with(char::is_whitespace))
+        .filter_map(|rest| nameserver(rest.split_whitespace().next()?))
+}
+
+/// Parses `192.0.2.1`, `2001:db8::1` or `fe80::1%eth0`.
+fn nameserver(text: &str) -> Option<SocketAddr> {
+    let port = Scheme::Dns.port();
+    match text.split_once('%') {
+        None => Some(SocketAddr::new(text.parse().ok()?, port)),
+        Some((ip, zone)) => Some(SocketAddrV6::new(ip.parse().ok()?, port, 0, scope(zone)?).into()),
+    }
+}
+
+/// Returns the number of a network interface, given that or its name.
+fn scope(zone: &str) -> Option<u32> {
+    zone.parse().ok().or_else(|| if_nametoindex(zone).ok())
+}

@@ -1,0 +1,139 @@
+//! The file, and how its changes are noticed.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use hickory_proto::rr::Name;
+use prometheus::{Gauge, GaugeVec, Opts, Registry};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::map::{Map, address_of};
+use crate::dns::origins::Origins;
+use crate::dns::question::wire_name;
+use crate::metrics::Family;
+
+/// A hosts file, and the lines of the Corefile.
+#[derive(Debug)]
+pub(super) struct HostsFile {
+    path: PathBuf,
+    zones: Origins,
+    /// Whether addresses lead back to names.
+    reverse: bool,
+    inline: Map,
+    map: ArcSwap<Map>,
+    /// How the file was when it was read.
+    read: Mutex<Option<Version>>,
+}
+
+/// What changes when a file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    modified: SystemTime,
+    size: u64,
+}
+
+/// What is counted.
+#[derive(Debug)]
+pub(super) struct Counters {
+    entries: GaugeVec,
+    reloaded: Gauge,
+}
+
+impl Family for Counters {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counters = Self {
+            entries: GaugeVec::new(
+                Opts::new("coredns_hosts_entries", "The combined number of entries in hosts and Corefile."),
+                &["hostsfile"],
+            )?,
+            reloaded: Gauge::new(
+                "coredns_hosts_reload_timestamp_seconds",
+                "The timestamp of the last reload of hosts file.",
+            )?,
+        };
+        registry.register(Box::new(counters.entries.clone()))?;
+        registry.register(Box::new(counters.reloaded.clone()))?;
+        Ok(counters)
+    }
+}
+
+impl HostsFile {
+    /// Reads the file, if it is there by now.
+    pub(super) fn new(path: PathBuf, zones: Origins, reverse: bool, inline: Map) -> Self {
+        let file = Self { path, zones, reverse, inline, map: ArcSwap::default(), read: Mutex::default() };
+        // If it can't be read it may be later; that it isn't there has been said.
+        let _ = file.refresh();
+        file
+    }
+
+    /// Returns the addresses of a name: those of the file first.
+    pub(super) fn addresses(&self, name: &Name) -> Vec<IpAddr> {
+        let name = wire_name(name);
+        self.map.load().addresses(&name).chain(self.inline.addresses(&name)).collect()
+    }
+
+    /// Returns the names of the address that a name in a reverse zone stands for.
+    pub(super) fn names(&self, name: &Name) -> Vec<Name> {
+        let Some(address) = address_of(name) else { return Vec::new() };
+        [self.map.load().names(address), self.inline.names(address)].concat()
+    }
+
+    /// Reads the file whenever it has changed, until that is to stop. Zero is never.
+    pub(super) async fn follow(
+        self: Arc<Self>,
+        every: Duration,
+        counters: &Counters,
+        stop: &CancellationToken,
+    ) {
+        self.count(counters);
+        if every.is_zero() {
+            return;
+        }
+        let mut ticks = interval_at(Instant::now() + every, every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            let file = Arc::clone(&self);
+            // A file system may take its time.
+            let read = tokio::task::spawn_blocking(move || file.refresh()).await;
+            match read {
+                Ok(Ok(true)) => self.count(counters),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => debug!(path = %self.path.display(), "can't read the hosts file: {error}"),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Reads the file if it has changed, and returns whether it has.
+    fn refresh(&self) -> io::Result<bool> {
+        let mut file = File::open(&self.path)?;
+        let metadata = file.metadata()?;
+        let version = Version { modified: metadata.modified()?, size: metadata.len() };
+        if *self.read.lock().unwrap_or_else(PoisonError::into_inner) == Some(version) {
+            return Ok(false);
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let map = Map::parse(&String::from_utf8_lossy(&bytes), &self.zones, self.reverse);
+        debug!(path = %self.path.display(), entries = map.len(), "hosts file read");
+        self.map.store(Arc::new(map));
+        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+        Ok(true)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "nobody has so many hosts")]
+    fn count(&self, counters: &Counters) {
+        let Some(version) = *self.read.lock().unwrap_or_else(PoisonError::into_inner) else { return };
+        let entries = self.inline.len() + self.map.load().len();
+        counters.entries.with_label_values(&[&*self.path.to_string_lossy()]).set(entries as f64);
+        let modified = version.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        counters.reloaded.set(modified.as_secs_f64());
+    }
+}

@@ -1,0 +1,234 @@
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::super::testing::Site;
+use super::file::{Counters, HostsFile};
+use super::map::Map;
+use crate::dns::origins::Origins;
+use crate::dns::presentation::parse;
+
+const LINES: &str = "
+127.0.0.1 localhost localhost.domain # both
+::1 localhost localhost.domain
+10.0.0.1 Example.ORG
+::FFFF:10.0.0.2 example.com
+fe80::1%eth0 link.example.org
+1.2.3.4 aa.example.com
+1.2.3.4
+5.6.7.8 *.apps.example.com
+2001:db8::8 x.apps.example.com
+300.1.2.3 no.example.com
+reload 5s
+";
+
+/// A block with the file, and more lines.
+fn site(options: &str) -> (Site, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hosts");
+    fs::write(&path, LINES).unwrap();
+    (Site::block(&format!("hosts {} {options}\nwhoami", path.display())), directory)
+}
+
+#[tokio::test]
+async fn names_have_addresses_and_addresses_names() {
+    let (site, _directory) = site("");
+    for (question, expected) in [
+        ("example.org. A", "NOERROR aa | example.org. 3600 IN A 10.0.0.1 | |"),
+        ("eXample.org. A", "NOERROR aa | eXample.org. 3600 IN A 10.0.0.1 | |"),
+        ("example.com. A", "NOERROR aa | example.com. 3600 IN A 10.0.0.2 | |"),
+        ("localhost. AAAA", "NOERROR aa | localhost. 3600 IN AAAA ::1 | |"),
+        ("link.example.org. AAAA", "NOERROR aa | link.example.org. 3600 IN AAAA fe80::1 | |"),
+        ("1.0.0.10.in-addr.arpa. PTR", "NOERROR aa | 1.0.0.10.in-addr.arpa. 3600 IN PTR example.org. | |"),
+        (
+            "1.0.0.127.IN-ADDR.arpa. PTR",
+            "NOERROR aa | 1.0.0.127.IN-ADDR.arpa. 3600 IN PTR localhost., 1.0.0.127.IN-ADDR.arpa. 3600 IN PTR localhost.domain. | |",
+        ),
+        // It is there, but not like that.
+        ("example.org. AAAA", "NOERROR aa | | |"),
+        ("example.org. MX", "NOERROR aa | | |"),
+        // It isn't there.
+        ("no.example.com. A", "SERVFAIL | | |"),
+        ("no.example.com. MX", "SERVFAIL | | |"),
+        (". A", "SERVFAIL | | |"),
+    ] {
+        assert_eq!(site.ask(question).await, expected.trim_end(), "{question}");
+    }
+}
+
+#[tokio::test]
+async fn an_asterisk_stands_for_one_label() {
+    let (site, _directory) = site("");
+    for (question, expected) in [
+        ("a.apps.example.com. A", "NOERROR aa | a.apps.example.com. 3600 IN A 5.6.7.8 | |"),
+        // Family by family, as in CoreDNS.
+        ("x.apps.example.com. A", "NOERROR aa | x.apps.example.com. 3600 IN A 5.6.7.8 | |"),
+        ("x.apps.example.com. AAAA", "NOERROR aa | x.apps.example.com. 3600 IN AAAA 2001:db8::8 | |"),
+        ("a.apps.example.com. AAAA", "NOERROR aa | | |"),
+        ("apps.example.com. A", "SERVFAIL | | |"),
+        ("a.b.apps.example.com. A", "SERVFAIL | | |"),
+    ] {
+        assert_eq!(site.ask(question).await, expected, "{question}");
+    }
+    let pointer = site.reply("8.7.6.5.in-addr.arpa. PTR").await.unwrap();
+    assert_eq!(pointer.plugin, "whoami");
+}
+
+#[tokio::test]
+async fn what_isnt_there_may_be_the_next_plugins() {
+    let plugin = async |options: &str, question: &str| {
+        let (site, _directory) = site(options);
+        site.reply(question).await.unwrap().plugin
+    };
+    let all = "{\nfallthrough\n}";
+    let some = "{\nfallthrough net\n}";
+    let unsupported = "{\nfallthrough_unsupported\nfallthrough org\n}";
+    for (options, question, expected) in [
+        ("", "no.example.org. A", ""),
+        ("", "example.org. TXT", "hosts"),
+        ("", "9.0.0.10.in-addr.arpa. PTR", "whoami"),
+        ("", "example.org. PTR", "whoami"),
+        (all, "no.example.org. A", "whoami"),
+        (all, "no.example.org. TXT", "whoami"),
+        (all, "example.org. AAAA", "hosts"),
+        (all, "example.org. TXT", "hosts"),
+        (some, "no.example.org. A", ""),
+        (some, "no.example.net. A", "whoami"),
+        (unsupported, "example.org. TXT", "whoami"),
+        (unsupported, "example.org. AAAA", "hosts"),
+        (unsupported, "example.com. TXT", "hosts"),
+        // Only names in the zones.
+        ("example.org", "example.com. A", "whoami"),
+        ("example.org", "no.example.org. A", ""),
+        ("example.org", "example.org. A", "hosts"),
+        ("example.org", "2.0.0.10.in-addr.arpa. PTR", "whoami"),
+        ("example.org", "1.0.0.10.in-addr.arpa. PTR", "hosts"),
+        ("{\nno_reverse\n}", "1.0.0.10.in-addr.arpa. PTR", "whoami"),
+    ] {
+        assert_eq!(plugin(options, question).await, expected, "{options:?} {question}");
+    }
+}
+
+#[tokio::test]
+async fn entries_in_the_corefile_come_after_those_of_the_file() {
+    let (site, _directory) = site("{\n10.0.0.9 example.org new.example.org\nttl 60\nno_reverse\n}");
+    assert_eq!(
+        site.ask("example.org. A").await,
+        "NOERROR aa | example.org. 60 IN A 10.0.0.1, example.org. 60 IN A 10.0.0.9 | |"
+    );
+    assert_eq!(site.ask("new.example.org. A").await, "NOERROR aa | new.example.org. 60 IN A 10.0.0.9 | |");
+}
+
+#[tokio::test]
+async fn reverse_names_have_to_be_whole() {
+    let site = Site::block("hosts /nonexistent {\n10.0.0.1 four\n2001:db8::1 six\n}\nwhoami");
+    let six = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa.";
+    let mapped = "1.0.0.0.0.0.a.0.f.f.f.f.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.";
+    for (name, expected) in [
+        ("1.0.0.10.in-addr.arpa.", "hosts"),
+        ("01.0.0.10.in-addr.arpa.", "whoami"),
+        ("0.0.10.in-addr.arpa.", "whoami"),
+        ("1.1.0.0.10.in-addr.arpa.", "whoami"),
+        (six, "hosts"),
+        (&six[2..], "whoami"),
+        (mapped, "hosts"),
+    ] {
+        assert_eq!(site.reply(&format!("{name} PTR")).await.unwrap().plugin, expected, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_is_read_again_when_it_has_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hosts");
+    let site = Site::block("whoami");
+    let counters: Arc<Counters> = site.shared.metrics.family().unwrap();
+    let zones = Origins::new([parse(".").unwrap()]);
+    let inline = Map::parse("192.0.2.1 inline", &zones, true);
+    let file = Arc::new(HostsFile::new(path.clone(), zones, true, inline));
+    let stop = CancellationToken::new();
+    let task = {
+        let (file, stop) = (Arc::clone(&file), stop.clone());
+        tokio::spawn(async move { file.follow(Duration::from_secs(5), &counters, &stop).await })
+    };
+    let first = || file.addresses(&parse("a").unwrap()).first().map(ToString::to_string);
+    let pause = || tokio::time::sleep(Duration::from_secs(6));
+
+    pause().await;
+    assert_eq!(first(), None);
+    assert!(site.metrics("hosts_entries").is_empty(), "nothing has been read");
+
+    fs::write(&path, "192.0.2.2 a b\n").unwrap();
+    pause().await;
+    assert_eq!(first().as_deref(), Some("192.0.2.2"));
+    assert_eq!(
+        site.metrics("hosts_entries"),
+        [format!("coredns_hosts_entries{{hostsfile=\"{}\"}} 6", path.display())]
+    );
+    let time = site.metrics("hosts_reload_timestamp_seconds").remove(0);
+    assert!(time.split(' ').nth(1).unwrap().parse::<f64>().unwrap() > 1e9, "{time}");
+
+    // Another size.
+    fs::write(&path, "192.0.2.30 a\n").unwrap();
+    pause().await;
+    assert_eq!(first().as_deref(), Some("192.0.2.30"));
+
+    // What was there last stays.
+    fs::remove_file(&path).unwrap();
+    pause().await;
+    assert_eq!(first().as_deref(), Some("192.0.2.30"));
+
+    stop.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_reload_a_file_is_read_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hosts");
+    fs::write(&path, "192.0.2.2 a\n").unwrap();
+    let site = Site::block("whoami");
+    let counters: Arc<Counters> = site.shared.metrics.family().unwrap();
+    let file = HostsFile::new(path, Origins::new([parse(".").unwrap()]), false, Map::default());
+    Arc::new(file).follow(Duration::ZERO, &counters, &CancellationToken::new()).await;
+    assert!(site.metrics("hosts_entries")[0].ends_with(" 1"));
+}
+
+#[test]
+fn what_isnt_right_is_refused_at_its_place() {
+    for (lines, expected) in [
+        (
+            "hosts\nhosts",
+            "Corefile:3:1: hosts can be there only once in a block, and it is on line 2 already",
+        ),
+        ("hosts /nonexistent a..b", "Corefile:2:20: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
+        ("hosts /etc/hosts/x", "Corefile:2:7: can't look at /etc/hosts/x: Not a directory (os error 20)"),
+        (
+            "hosts {\nno_revers\n}",
+            "Corefile:3:1: hosts has no option \"no_revers\"; it has ttl, no_reverse, reload, fallthrough, \
+             fallthrough_unsupported, and lines such as: 192.0.2.1 www.example.org",
+        ),
+        ("hosts {\n10.0.0.1\n}", "Corefile:3:1: the names of 10.0.0.1 have to follow it"),
+        ("hosts {\nfallthrough\n10.0.0.1 a\n}", "Corefile:4:1: addresses have to stand before fallthrough"),
+        ("hosts {\nttl\n}", "Corefile:3:1: ttl needs a number of seconds from 1 to 65535"),
+        ("hosts {\nttl 0\n}", "Corefile:3:5: \"0\" isn't a number of seconds from 1 to 65535"),
+        ("hosts {\nttl 65536\n}", "Corefile:3:5: \"65536\" isn't a number of seconds from 1 to 65535"),
+        ("hosts {\nreload\n}", "Corefile:3:1: reload needs a duration such as 5s, or 0s for never"),
+        ("hosts {\nreload -1s\n}", "Corefile:3:8: \"-1s\" isn't a duration such as 30s, 1m30s or 500ms"),
+        ("hosts {\nno_reverse x\n}", "Corefile:3:12: no_reverse takes no arguments, and here is \"x\""),
+        (
+            "hosts {\nfallthrough a..b\n}",
+            "Corefile:3:13: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8",
+        ),
+        ("hosts {\nfallthrough_unsupported\n}", "Corefile:3:1: fallthrough_unsupported needs fallthrough"),
+        (
+            "hosts {\nfallthrough\nfallthrough_unsupported x\n}",
+            "Corefile:4:25: fallthrough_unsupported takes no arguments, and here is \"x\"",
+        ),
+        ("hosts {\nttl 5 {\n}\n}", "Corefile:3:1: ttl takes no braces"),
+    ] {
+        assert_eq!(Site::error(lines), expected, "{lines}");
+    }
+}

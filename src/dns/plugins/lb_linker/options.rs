@@ -1,0 +1,262 @@
+//! What the lines of `lb_linker` say.
+
+use std::net::IpAddr;
+
+use hickory_proto::rr::Name;
+use ipnet::IpNet;
+
+use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
+use crate::dns::origins::Origins;
+use crate::dns::zone::{TTL, Zone, ZoneOptions, reverse_origins};
+use crate::names;
+use crate::store::host_text;
+
+/// The options, as errors list them.
+const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
+/// A day would outlive any change of a target; so does an hour, for who really wants it.
+const MAX_TTL: u32 = 3600;
+/// A Service's name and a namespace's, with their lengths, leave that much of a name.
+const ROOM: usize = 120;
+
+/// A zone with links' names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkZone {
+    /// Its origin.
+    pub origin: Name,
+    /// The label below it that is the zone's own.
+    pub apex: String,
+}
+
+/// Returns the zones with links' names of a Corefile, in order, each once.
+///
+/// # Errors
+/// At the first line of `lb_linker`, or address of its block, that isn't right.
+pub fn link_zones(blocks: &[Block]) -> Result<Vec<LinkZone>, CorefileError> {
+    let mut all: Vec<LinkZone> = Vec::new();
+    for block in blocks {
+        for line in block.lines.iter().filter(|line| line.name() == super::NAME) {
+            let mut own = Vec::new();
+            for word in &block.addresses {
+                own.extend(addresses(word)?.into_iter().map(|address| address.zone));
+            }
+            let options = parse(line, &own)?;
+            for origin in options.origins {
+                match all.iter().find(|known| known.origin == origin) {
+                    None => all.push(LinkZone { origin, apex: options.apex.clone() }),
+                    Some(known) if known.apex != options.apex => {
+                        return Err(line.error(format!(
+                            "the zone {} has the apex {:?} in another block: it has to be the same",
+                            host_text(&origin),
+                            known.apex
+                        )));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    for inner in &all {
+        if let Some(outer) = all.iter().find(|outer| *outer != inner && outer.origin.zone_of(&inner.origin)) {
+            let line = blocks.iter().flat_map(|block| &block.lines).find(|line| line.name() == super::NAME);
+            let message = format!(
+                "the zone {} lies in {}, whose names it would hide",
+                host_text(&inner.origin),
+                host_text(&outer.origin)
+            );
+            return Err(line.map_or_else(
+                || CorefileError { place: blocks[0].addresses[0].place.clone(), message: message.clone() },
+                |line| line.error(message.clone()),
+            ));
+        }
+    }
+    Ok(all)
+}
+
+/// What the lines of `lb_linker` say.
+#[derive(Debug)]
+pub(super) struct Options {
+    origins: Vec<Name>,
+    ttl: u32,
+    apex: String,
+    ns: Vec<IpAddr>,
+    reverse: Vec<IpNet>,
+    pub(super) fallthrough: Option<Origins>,
+}
+
+/// Parses the line of a block for these zones.
+pub(super) fn parse(line: &Line, own: &[Name]) -> Result<Options, CorefileError> {
+    let mut options = Options {
+        origins: origins(line, own)?,
+        ttl: TTL,
+        apex: names::APEX.to_owned(),
+        ns: Vec::new(),
+        reverse: Vec::new(),
+        fallthrough: None,
+    };
+    for option in line.options() {
+        option.no_block()?;
+        match option.name() {
+            "ttl" => {
+                let what = "a number of seconds from 0 to 3600";
+                let word = option.one(what)?;
+                options.ttl = word.parse(what)?;
+                if options.ttl > MAX_TTL {
+                    return Err(word.isnt(what));
+                }
+            }
+            "apex" => {
+                let what = "a label such as dns";
+                let word = option.one(what)?;
+                options.apex = word.text.to_ascii_lowercase();
+                if !names::is_label(&options.apex) || options.apex == names::DELETED {
+                    return Err(word.isnt(what));
+                }
+            }
+            "ns" => options.ns = some(option, "an address such as 192.0.2.53")?,
+            "reverse" => options.reverse = networks(option, own)?,
+            "fallthrough" => {
+                let mut zones = Vec::new();
+                for word in option.arguments() {
+                    zones.extend(word.zones()?);
+                }
+                let all = if zones.is_empty() { vec![Name::root()] } else { zones };
+                options.fallthrough = Some(Origins::new(all));
+            }
+            _ => return Err(option.unknown(super::NAME, &KNOWN)),
+        }
+    }
+    Ok(options)
+}
+
+/// Returns the zones that are named, or else those of the block that can have links' names.
+fn origins(line: &Line, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
+    let mut origins = Vec::new();
+    for word in line.arguments() {
+        for zone in word.zones()? {
+            check(&zone).map_err(|why| word.error(format!("{zone} can't have the links' names: {why}")))?;
+            origins.push(zone);
+        }
+    }
+    if line.arguments().is_empty() {
+        origins.extend(own.iter().filter(|zone| !zone.is_root() && !is_reverse(zone)).cloned());
+        for zone in &origins {
+            check(zone).map_err(|why| line.error(format!("{zone} can't have the links' names: {why}")))?;
+        }
+    }
+    if origins.is_empty() {
+        return Err(line.error("lb_linker needs a zone for the links' names, such as lb.internal"));
+    }
+    Ok(origins)
+}
+
+fn check(zone: &Name) -> Result<(), &'static str> {
+    let text = host_text(zone);
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if zone.is_root() {
+        Err("it is the root")
+    } else if is_reverse(zone) {
+        Err("it is a reverse zone: see the option reverse")
+    } else if text.len() > ROOM || !text.chars().all(allowed) {
+        Err("it has to consist of letters, digits, hyphens and underscores, 120 characters in all at most")
+    } else {
+        Ok(())
+    }
+}
+
+fn is_reverse(zone: &Name) -> bool {
+    let text = zone.to_ascii();
+    ["in-addr.arpa.", "ip6.arpa."]
+        .iter()
+        .any(|arpa| text.strip_suffix(arpa).is_some_and(|before| before.is_empty() || before.ends_with('.')))
+}
+
+fn some<T: std::str::FromStr>(option: &Line, what: &str) -> Result<Vec<T>, CorefileError> {
+    if option.arguments().is_empty() {
+        return Err(option.error(format!("{} needs {what}", option.name())));
+    }
+    option.arguments().iter().map(|word| word.parse(what)).collect()
+}
+
+/// Parses the networks of `reverse`: their zones have to be among those of the block.
+fn networks(option: &Line, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
+    let nets: Vec<IpNet> = some(option, "a network such as 10.20.0.0/16")?;
+    for (net, word) in nets.iter().zip(option.arguments()) {
+        let word: &Word = word;
+        if let Some(zone) = reverse_origins(*net).find(|zone| !own.iter().any(|own| own.zone_of(zone))) {
+            return Err(word.error(format!(
+                "the names of {net} don't get here: the block has to be for {zone} too, so put {net} before its brace"
+            )));
+        }
+    }
+    Ok(nets)
+}
+
+impl Options {
+    /// Builds the zones; `own_addresses` returns those of this server.
+    pub(super) fn zones(
+        &self,
+        own_addresses: impl FnOnce() -> Vec<IpAddr>,
+    ) -> Result<Vec<Zone>, CorefileError> {
+        let addresses = if self.ns.is_empty() { own_addresses() } else { self.ns.clone() };
+        let mut zones = Vec::new();
+        for origin in &self.origins {
+            let options =
+                ZoneOptions { addresses: addresses.clone(), ttl: self.ttl, apex: self.apex.clone() };
+            // What could be wrong has been checked.
+            zones.extend(Zone::with_options(origin, options));
+        }
+        let reverse: Vec<Zone> = self
+            .reverse
+            .iter()
+            .flat_map(|net| zones.first().map(|zone| zone.reverse(*net)))
+            .flatten()
+            .collect();
+        zones.extend(reverse);
+        Ok(zones)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::Site;
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        for (lines, expected) in [
+            ("lb_linker", "Corefile:2:1: lb_linker needs a zone for the links' names, such as lb.internal"),
+            ("lb_linker .", "Corefile:2:11: . can't have the links' names: it is the root"),
+            (
+                "lb_linker 10.0.0.0/8",
+                "Corefile:2:11: 10.in-addr.arpa. can't have the links' names: it is a reverse zone: see the option reverse",
+            ),
+            (
+                "lb_linker lb.internal {\nttl 1h\n}",
+                "Corefile:3:5: \"1h\" isn't a number of seconds from 0 to 3600",
+            ),
+            (
+                "lb_linker lb.internal {\nttl 3601\n}",
+                "Corefile:3:5: \"3601\" isn't a number of seconds from 0 to 3600",
+            ),
+            ("lb_linker lb.internal {\napex a.b\n}", "Corefile:3:6: \"a.b\" isn't a label such as dns"),
+            ("lb_linker lb.internal {\nns\n}", "Corefile:3:1: ns needs an address such as 192.0.2.53"),
+            (
+                "lb_linker lb.internal {\nns here\n}",
+                "Corefile:3:4: \"here\" isn't an address such as 192.0.2.53",
+            ),
+            (
+                "lb_linker lb.internal {\nreverse 10.0.0.1\n}",
+                "Corefile:3:9: \"10.0.0.1\" isn't a network such as 10.20.0.0/16",
+            ),
+            (
+                "lb_linker lb.internal {\nzone x\n}",
+                "Corefile:3:1: lb_linker has no option \"zone\"; it has ttl, apex, ns, reverse, fallthrough",
+            ),
+            (
+                "lb_linker lb.internal\nlb_linker lab.example",
+                "Corefile:3:1: lb_linker can be there only once in a block, and it is on line 2 already",
+            ),
+        ] {
+            assert_eq!(Site::error(lines), expected, "{lines}");
+        }
+    }
+}

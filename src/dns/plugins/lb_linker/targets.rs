@@ -1,0 +1,253 @@
+//! What is behind the targets of links: looked up through the server's own blocks, shared by all who ask at once,
+//! and remembered for when nobody answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::rr::{Name, Record, RecordType};
+use tokio::time::{Instant, timeout_at};
+
+use crate::dns::chase::{End, Followed, follow};
+use crate::dns::failing::Failing;
+use crate::dns::flights::{Flight, Flights};
+use crate::dns::memory::{Last, Memory, STALE_TTL};
+use crate::dns::plugin::{Purpose, Reply, Request};
+use crate::dns::question::{Key, Question};
+use crate::dns::server::Server;
+use crate::dns::wire::{Ede, rcode_label};
+use crate::metrics::Metrics;
+
+/// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
+/// answer to give (RFC 8767 section 5): a CoreDNS in front gives up at 2 s.
+pub(super) const PATIENCE: Duration = Duration::from_millis(1800);
+
+/// The targets that are looked up, and what is known of them.
+#[derive(Debug)]
+pub(super) struct Targets {
+    flights: Flights<Key, Landing>,
+    memory: Arc<Memory>,
+    failing: Arc<Failing>,
+}
+
+/// What a server's own block answers; nothing where it is silent.
+type Landing = Option<Arc<Reply>>;
+
+/// What is known of a target.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// The answer.
+    pub(super) reply: Arc<Reply>,
+    /// Whether it is only what was known last, because nobody answers now.
+    pub(super) stale: bool,
+}
+
+/// A look-up: what is asked, and what its asker is content with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// When the client doesn't wait any more.
+    pub(super) until: Instant,
+    /// How old absence may be.
+    pub(super) absence: Duration,
+    /// Whether anything cached will do.
+    pub(super) cached: bool,
+}
+
+impl Targets {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let failing = Arc::new(Failing::new(metrics.targets_failing.clone()));
+        Self { flights: Flights::default(), memory: Arc::default(), failing }
+    }
+
+    /// Looks a target up for a request.
+    ///
+    /// # Errors
+    /// If there is no answer in time, nor one that is remembered: with the reason for the client. The look-up
+    /// goes on.
+    pub(super) async fn resolve(
+        &self,
+        request: &Request,
+        query: &Query,
+        wanted: Wanted,
+    ) -> Result<Known, Ede> {
+        let question = Question { query: query.clone(), ..request.question() };
+        let flight = match self.start(request, &question, wanted) {
+            Started::Landed(landing) => return self.judge(&question, landing),
+            Started::Flying(flight) => flight,
+        };
+        let last = self.memory.recall(&question);
+        let until = match &last {
+            // The look-up before has failed: this one has to prove that it is better.
+            Some(Last { failing: true, .. }) => Instant::now(),
+            // Who has something to give doesn't let each client wait anew.
+            Some(_) => wanted.until.min(Instant::now() + PATIENCE.saturating_sub(flight.age())),
+            None => wanted.until,
+        };
+        let landed = if until <= Instant::now() {
+            flight.landed().now_or_never()
+        } else {
+            timeout_at(until, flight.landed()).await.ok()
+        };
+        match landed {
+            Some(landing) => self.judge(&question, landing.flatten()),
+            None => {
+                self.memory.set_failing(&question, true);
+                last.map(given).ok_or(Ede::NO_UPSTREAM)
+            }
+        }
+    }
+
+    /// An answer that is none counts less than what was known before (RFC 8767 section 4).
+    fn judge(&self, question: &Question, landing: Landing) -> Result<Known, Ede> {
+        let remembered = || self.memory.recall(question).map(given);
+        match landing {
+            Some(reply) if is_lame(&reply, question) => {
+                let failed = reply.metadata.response_code == ResponseCode::ServFail || is_busy(&reply);
+                let why = reply.ede.filter(|_| failed);
+                match (remembered(), why) {
+                    (Some(known), _) => Ok(known),
+                    (None, Some(why)) => Err(why),
+                    (None, None) => Ok(Known { reply, stale: false }),
+                }
+            }
+            Some(reply) => Ok(Known { reply, stale: false }),
+            None => remembered().ok_or(Ede::NO_UPSTREAM),
+        }
+    }
+
+    /// Takes in that the answer to a question leads back to a name of ours: by itself it may look like none.
+    pub(super) fn keep(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
+        let question = Question { query: query.clone(), ..request.question() };
+        self.memory.keep(&question.key(), reply);
+    }
+
+    /// Looks up a target that nobody has asked for yet.
+    pub(super) async fn look_ahead(&self, request: &Request, absence: Duration) {
+        let question = request.question();
+        let wanted = Wanted { until: Instant::now() + PATIENCE, absence, cached: true };
+        if let Started::Flying(flight) = self.start(request, &question, wanted) {
+            // What comes of it is cached, or will be asked for by somebody.
+            let _ = flight.landed().await;
+        }
+    }
+
+    /// Forgets what is being looked up about a name, or about all.
+    pub(super) fn forget(&self, name: Option<&[u8]>) {
+        self.flights.forget(|key| name.is_none_or(|name| *key.name == *name));
+        match name {
+            Some(name) => self.failing.forget(name),
+            None => self.failing.forget_all(),
+        }
+    }
+
+    /// Joins the look-up that is under way, or begins one. What is known here and now needs no task.
+    fn start(&self, request: &Request, question: &Question, wanted: Wanted) -> Started {
+        let key = question.key();
+        if let Some(flight) = self.flights.under_way(&key) {
+            return Started::Flying(flight);
+        }
+        let (asked, query) = (request.clone(), question.query.clone());
+        let purpose = Purpose::Target { absence: wanted.absence, cached: wanted.cached };
+        let mut looking = async move { Server::look_up(&asked, query, purpose).await.map(Arc::new) }.boxed();
+        let news = self.news(&key, question);
+        if let Some(landing) = (&mut looking).now_or_never() {
+            news(&landing);
+            return Started::Landed(landing);
+        }
+        match self.flights.join_or_start(&key, || Ok::<_, std::convert::Infallible>(looking), news) {
+            Ok(flight) => Started::Flying(flight),
+            Err(never) => match never {},
+        }
+    }
+
+    /// Returns what takes in how a look-up has ended.
+    fn news(&self, key: &Key, question: &Question) -> impl FnOnce(&Landing) + Send + 'static {
+        let (memory, failing) = (Arc::clone(&self.memory), Arc::clone(&self.failing));
+        let (key, question) = (key.clone(), question.clone());
+        move |landing| {
+            let good = landing.as_deref().is_some_and(is_news);
+            // What comes from a cache says nothing of those who are asked now, nor does our own bound.
+            if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
+                memory.set_failing(&question, !good);
+                match landing.as_deref() {
+                    Some(_) if good => failing.well(&key, &question),
+                    Some(reply) => failing.failed(&key, &question, why(reply)),
+                    None => failing.failed(&key, &question, Ede::NO_UPSTREAM.text),
+                }
+            }
+            let Some(reply) = landing else { return };
+            if reply.metadata.response_code == ResponseCode::NXDomain {
+                memory.forget(&question);
+            } else if good && let Some(positive) = worth(reply, &question) {
+                memory.remember(&key, reply, positive);
+            }
+        }
+    }
+}
+
+/// How a look-up has begun.
+enum Started {
+    /// It has an answer already.
+    Landed(Landing),
+    /// It is under way.
+    Flying(Flight<Landing>),
+}
+
+fn given(last: Last) -> Known {
+    let mut reply = (*last.reply).clone();
+    for record in reply.sections_mut().into_iter().flatten() {
+        record.ttl = STALE_TTL;
+    }
+    Known { reply: Arc::new(reply), stale: true }
+}
+
+/// Returns why a look-up has failed, for people.
+fn why(reply: &Reply) -> String {
+    match (reply.ede, reply.metadata.response_code) {
+        (Some(ede), ResponseCode::ServFail | ResponseCode::Refused) => ede.text.to_owned(),
+        (_, rcode) => format!("the upstream answers {}", rcode_label(rcode)),
+    }
+}
+
+/// Whether it is our own bound that has refused it.
+fn is_busy(reply: &Reply) -> bool {
+    reply.ede == Some(Ede::BUSY)
+}
+
+/// Whether an answer says what there is now (RFC 8767 section 4).
+fn is_news(reply: &Reply) -> bool {
+    let metadata = &reply.metadata;
+    matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
+        && !(metadata.truncation && reply.answers.is_empty())
+}
+
+/// Follows an answer to its end, wherever that is.
+fn followed(reply: &Reply, question: &Question) -> Followed {
+    follow(reply, question.query.name(), question.query.query_type(), 0, |_| false)
+}
+
+fn is_lame(reply: &Reply, question: &Question) -> bool {
+    followed(reply, question).end == End::Lame
+}
+
+/// Returns whether an answer has what was asked for, or says that there is none; `None` if neither.
+fn worth(reply: &Reply, question: &Question) -> Option<bool> {
+    let followed = followed(reply, question);
+    let qtype = question.query.query_type();
+    let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
+    match followed.end {
+        End::Here(ResponseCode::NoError) if followed.answers.iter().any(wanted) => {
+            (!reply.metadata.truncation).then_some(true)
+        }
+        End::Here(ResponseCode::NoError) if !followed.authorities.is_empty() => Some(false),
+        _ => None,
+    }
+}
+
+/// A question for a name, as a request has it.
+pub(super) fn query_for(request: &Request, name: &Name) -> Query {
+    let mut query = request.query.clone();
+    query.set_name(name.clone());
+    query
+}

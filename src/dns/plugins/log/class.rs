@@ -1,0 +1,141 @@
+//! Which class an answer is of, as in CoreDNS's package `response`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::{RData, Record, RecordType};
+
+use crate::dns::plugin::{Reply, Request};
+
+/// What an answer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// What was asked for, or where to ask.
+    Success,
+    /// That there is no such name, or nothing of that type.
+    Denial,
+    /// Anything else, or nothing.
+    Error,
+}
+
+impl Class {
+    pub const ALL: [Self; 3] = [Self::Success, Self::Denial, Self::Error];
+
+    /// Returns the class of an answer, if there is one.
+    pub fn of(request: &Request, reply: Option<&Reply>) -> Self {
+        let Some(reply) = reply else { return Self::Error };
+        let is_transfer = matches!(request.query.query_type(), RecordType::AXFR | RecordType::IXFR);
+        if is_transfer || request.dnssec_ok() && has_expired(reply) {
+            return Self::Error;
+        }
+        let denies = |record: &Record| record.record_type() == RecordType::SOA;
+        match reply.metadata.response_code {
+            ResponseCode::NoError if !reply.answers.is_empty() => Self::Success,
+            ResponseCode::NoError if reply.authorities.iter().any(denies) => Self::Denial,
+            ResponseCode::NoError => Self::Success,
+            // A name that doesn't exist can't have records.
+            ResponseCode::NXDomain if reply.answers.is_empty() => Self::Denial,
+            _ => Self::Error,
+        }
+    }
+}
+
+/// Returns whether a signature isn't valid now (RFC 4034 section 3.1.5).
+fn has_expired(reply: &Reply) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    #[expect(clippy::cast_possible_truncation, reason = "times of signatures are modulo 2^32")]
+    let now = now as u32;
+    let sections = [&reply.answers, &reply.authorities, &reply.additionals];
+    sections.into_iter().flatten().filter_map(validity).any(|(inception, expiration)| {
+        // RFC 1982: whichever is nearer.
+        let is_before = |one: u32, other: u32| (1..1 << 31).contains(&other.wrapping_sub(one));
+        is_before(now, inception) || is_before(expiration, now)
+    })
+}
+
+/// Returns from when to when a signature is valid.
+fn validity(record: &Record) -> Option<(u32, u32)> {
+    let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };
+    // RFC 4034 section 3.1: type, algorithm, labels, TTL, expiration, inception.
+    let (expiration, rest) = rdata.anything.get(8..)?.split_first_chunk()?;
+    let inception = rest.first_chunk()?;
+    Some((u32::from_be_bytes(*inception), u32::from_be_bytes(*expiration)))
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
+    use hickory_proto::rr::{Name, RecordType};
+
+    use super::super::super::testing::Site;
+    use super::*;
+
+    fn record(data: RData) -> Record {
+        Record::from_rdata(Name::root(), 5, data)
+    }
+
+    fn signature(inception: u64, expiration: u64) -> Record {
+        let mut bytes = vec![0; 8];
+        for time in [expiration, inception] {
+            bytes.extend(u32::try_from(time & u64::from(u32::MAX)).unwrap().to_be_bytes());
+        }
+        record(RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(bytes) })
+    }
+
+    #[test]
+    fn answers_are_classed_as_in_coredns() {
+        let site = Site::block("whoami");
+        let request = site.request("example.org. A");
+        let a = || record(RData::A(A::new(192, 0, 2, 1)));
+        let ns = || record(RData::NS(NS(Name::root())));
+        let soa = || record(RData::SOA(SOA::new(Name::root(), Name::root(), 1, 1, 1, 1, 1)));
+        let class = |rcode, answers: Vec<Record>, authorities: Vec<Record>| {
+            let mut reply = Reply { answers, authorities, ..request.reply("") };
+            reply.metadata.response_code = rcode;
+            Class::of(&request, Some(&reply))
+        };
+        use ResponseCode::{NXDomain, NoError, NotImp, Refused, ServFail};
+        for (rcode, answers, authorities, expected) in [
+            (NoError, vec![a()], vec![], Class::Success),
+            (NoError, vec![a()], vec![soa()], Class::Success),
+            (NoError, vec![], vec![], Class::Success),
+            (NoError, vec![], vec![ns()], Class::Success),
+            (NoError, vec![], vec![soa()], Class::Denial),
+            (NXDomain, vec![], vec![soa()], Class::Denial),
+            (NXDomain, vec![], vec![], Class::Denial),
+            (NXDomain, vec![a()], vec![soa()], Class::Error),
+            (ServFail, vec![], vec![], Class::Error),
+            (NotImp, vec![], vec![], Class::Error),
+            (Refused, vec![a()], vec![], Class::Error),
+        ] {
+            let what = format!("{rcode} {answers:?} {authorities:?}");
+            assert_eq!(class(rcode, answers, authorities), expected, "{what}");
+        }
+        assert_eq!(Class::of(&request, None), Class::Error);
+        let transfer = site.request("example.org. AXFR");
+        assert_eq!(Class::of(&transfer, Some(&transfer.reply(""))), Class::Error);
+    }
+
+    #[test]
+    fn expired_signatures_are_errors_for_who_looks_at_them() {
+        let mut site = Site::block("whoami").edns(1232);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let (past, future) = (now - 1000, now + 1000);
+        for (inception, expiration, valid) in [
+            (past, future, true),
+            (past - 1, past, false),
+            (future, future + 1, false),
+            // Within 68 years.
+            (now - (1 << 30), now + (1 << 30), true),
+        ] {
+            for dnssec_ok in [false, true] {
+                site.request.edns.as_mut().unwrap().set_dnssec_ok(dnssec_ok);
+                let request = site.request("example.org. A");
+                let reply =
+                    Reply { authorities: vec![signature(inception, expiration)], ..request.reply("") };
+                let expected = if valid || !dnssec_ok { Class::Success } else { Class::Error };
+                assert_eq!(Class::of(&request, Some(&reply)), expected);
+            }
+        }
+    }
+}

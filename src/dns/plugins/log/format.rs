@@ -1,0 +1,299 @@
+//! Formats: text with placeholders, as CoreDNS's package `replacer` has them.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use hickory_proto::op::Edns;
+use hickory_server::net::xfer::Protocol;
+use serde_json::Value;
+
+use crate::dns::encode::{encode, wire_length};
+use crate::dns::lines::Part;
+use crate::dns::plugin::{Reply, Request};
+use crate::dns::text::{class_text, rcode_text, type_text};
+use crate::dns::wire::MIN_UDP;
+
+const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \
+                      {rcode} {>rflags} {rsize} {duration}";
+
+/// What there is a placeholder for, and its name in JSON.
+const LABELS: [(&str, &str, Label); 16] = [
+    ("{type}", "type", Label::Type),
+    ("{name}", "name", Label::Name),
+    ("{class}", "class", Label::Class),
+    ("{proto}", "proto", Label::Proto),
+    ("{size}", "size", Label::Size),
+    ("{remote}", "remote", Label::Remote),
+    ("{port}", "port", Label::Port),
+    ("{local}", "local", Label::Local),
+    ("{>id}", "id", Label::Id),
+    ("{>opcode}", "opcode", Label::Opcode),
+    ("{>do}", "do", Label::Do),
+    ("{>bufsize}", "bufsize", Label::Bufsize),
+    ("{rcode}", "rcode", Label::Rcode),
+    ("{rsize}", "rsize", Label::Rsize),
+    ("{duration}", "duration", Label::Duration),
+    ("{>rflags}", "rflags", Label::Rflags),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Label {
+    Type,
+    Name,
+    Class,
+    Proto,
+    Size,
+    Remote,
+    Port,
+    Local,
+    Id,
+    Opcode,
+    Do,
+    Bufsize,
+    Rcode,
+    Rsize,
+    Duration,
+    Rflags,
+}
+
+/// What is written of each question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Format(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Literal(String),
+    /// With its name in JSON.
+    Label(&'static str, Label),
+}
+
+/// What a line is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    pub request: &'a Request,
+    /// The name that was asked for.
+    pub name: &'a str,
+    pub reply: Option<&'a Reply>,
+    pub duration: Duration,
+}
+
+/// What a placeholder stands for.
+#[derive(Clone, Debug, PartialEq)]
+enum Shown<'a> {
+    Text(Cow<'a, str>),
+    Number(u64),
+    Flag(bool),
+    Address(IpAddr),
+    Seconds(f64),
+    Nothing,
+}
+
+/// Returns all placeholders, for an error.
+pub(super) fn placeholders() -> String {
+    let mut all: Vec<&str> = LABELS.iter().map(|(placeholder, ..)| *placeholder).collect();
+    all.extend(["{common}", "{combined}"]);
+    all.join(", ")
+}
+
+// === impl Format ===
+
+impl Format {
+    /// Returns the format that there is by default.
+    pub fn common() -> Self {
+        // It has no metadata in it.
+        Self::parse(COMMON).unwrap_or_else(|_| Self(Vec::new()))
+    }
+
+    /// Parses a format. Braces around anything else are text.
+    ///
+    /// # Errors
+    /// At the first placeholder of metadata, which is returned.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let combined = format!("{COMMON} \"{{>opcode}}\"");
+        let text = text.replace("{common}", COMMON).replace("{combined}", &combined);
+        let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), &*text);
+        // The right brace, then the last left one before it, so that `{ {name} }` is what it looks like.
+        while let Some((before, behind)) = rest.split_once('}') {
+            let start = before.rfind('{').unwrap_or(before.len());
+            let placeholder = &rest[start..=before.len()];
+            if placeholder.starts_with("{/") {
+                return Err(placeholder.to_owned());
+            }
+            match LABELS.iter().find(|(known, ..)| *known == placeholder) {
+                Some((_, name, label)) => {
+                    literal.push_str(&before[..start]);
+                    pieces.push(Piece::Literal(std::mem::take(&mut literal)));
+                    pieces.push(Piece::Label(name, *label));
+                }
+                None => literal.push_str(&rest[..=before.len()]),
+            }
+            rest = behind;
+        }
+        literal.push_str(rest);
+        pieces.push(Piece::Literal(literal));
+        Ok(Self(pieces))
+    }
+
+    /// Returns the line.
+    pub fn text(&self, seen: &Seen<'_>) -> String {
+        let mut text = String::with_capacity(128);
+        for piece in &self.0 {
+            match piece {
+                Piece::Literal(literal) => text.push_str(literal),
+                // A string takes everything.
+                Piece::Label(_, label) => drop(write!(text, "{}", seen.show(*label))),
+            }
+        }
+        text
+    }
+
+    /// Returns what is in the line, for JSON.
+    pub fn parts(&self, seen: &Seen<'_>) -> Vec<Part> {
+        let labels = self.0.iter().filter_map(|piece| match piece {
+            Piece::Literal(_) => None,
+            Piece::Label(name, label) => Some((*name, seen.show(*label).into())),
+        });
+        labels.collect()
+    }
+}
+
+// === impl Seen ===
+
+impl<'a> Seen<'a> {
+    fn show(&self, label: Label) -> Shown<'a> {
+        let Self { request, name, reply, duration } = *self;
+        let is_udp = request.protocol == Protocol::Udp;
+        let number = |number: usize| Shown::Number(number as u64);
+        match label {
+            Label::Type => Shown::Text(type_text(request.query.query_type())),
+            Label::Name => Shown::Text(name.into()),
+            Label::Class => Shown::Text(class_text(request.query.query_class())),
+            Label::Proto => Shown::Text(if is_udp { "udp" } else { "tcp" }.into()),
+            Label::Size => number(size(request)),
+            Label::Remote => Shown::Address(request.client.ip().to_canonical()),
+            Label::Port => Shown::Number(request.client.port().into()),
+            Label::Local => Shown::Address(request.local.ip().to_canonical()),
+            Label::Id => Shown::Number(request.metadata.id.into()),
+            Label::Opcode => Shown::Number(u8::from(request.metadata.op_code).into()),
+            Label::Do => Shown::Flag(request.dnssec_ok()),
+            Label::Bufsize if is_udp => {
+                let advertised = request.edns.as_ref().map_or(MIN_UDP, Edns::max_payload);
+                Shown::Number(advertised.max(MIN_UDP).into())
+            }
+            Label::Bufsize => Shown::Number(u16::MAX.into()),
+            Label::Rcode => reply.map_or(Shown::Nothing, |reply| {
+                let rcode = reply.metadata.response_code;
+                rcode_text(rcode)
+                    .map_or(Shown::Number(u16::from(rcode).into()), |name| Shown::Text(name.into()))
+            }),
+            Label::Rsize => number(reply.map_or(0, |reply| wire_length(reply, &request.query))),
+            Label::Duration => Shown::Seconds(duration.as_secs_f64()),
+            Label::Rflags => reply.map_or(Shown::Nothing, |reply| Shown::Text(flags(request, reply).into())),
+        }
+    }
+}
+
+/// Bytes of a question; one of ours has been in no message.
+fn size(request: &Request) -> usize {
+    if request.depth == 0 {
+        return request.size;
+    }
+    wire_length(&request.reply(""), &request.query) + request.edns.as_ref().map_or(0, |_| OPT)
+}
+
+fn flags(request: &Request, reply: &Reply) -> String {
+    let metadata = &reply.metadata;
+    let flags = [
+        (true, "qr"),
+        (metadata.authoritative, "aa"),
+        (metadata.truncation || is_cut(request, reply), "tc"),
+        (metadata.recursion_desired, "rd"),
+        (metadata.recursion_available, "ra"),
+        (metadata.authentic_data, "ad"),
+        (metadata.checking_disabled, "cd"),
+    ];
+    let set: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
+    set.join(",")
+}
+
+/// Bytes of an OPT record without options (RFC 6891 section 6.1.2).
+const OPT: usize = 11;
+
+/// Returns whether the client gets less than the whole answer.
+fn is_cut(request: &Request, reply: &Reply) -> bool {
+    let limit = request.limit();
+    if wire_length(reply, &request.query) + OPT <= usize::from(limit) {
+        return false;
+    }
+    let edns = request.edns.as_ref().map(|_| Edns::new());
+    let encoded = encode(reply, &request.query, edns.as_ref(), limit);
+    // RFC 1035 section 4.1.1.
+    encoded.is_ok_and(|bytes| bytes.get(2).is_some_and(|byte| byte & 2 != 0))
+}
+
+// === impl Shown ===
+
+/// As CoreDNS writes it.
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::Address(IpAddr::V4(address)) => write!(f, "{address}"),
+            Self::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
+            Self::Seconds(seconds) => write!(f, "{seconds}s"),
+            Self::Nothing => f.write_str("-"),
+        }
+    }
+}
+
+impl From<Shown<'_>> for Value {
+    fn from(shown: Shown<'_>) -> Self {
+        match shown {
+            Shown::Text(text) => text.into(),
+            Shown::Number(number) => number.into(),
+            Shown::Flag(flag) => flag.into(),
+            Shown::Address(address) => address.to_string().into(),
+            Shown::Seconds(seconds) => seconds.into(),
+            Shown::Nothing => Self::Null,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn literal(text: &str) -> Piece {
+        Piece::Literal(text.to_owned())
+    }
+
+    #[test]
+    fn formats_are_taken_apart_as_in_coredns() {
+        let name = Piece::Label("name", Label::Name);
+        for (text, pieces) in [
+            ("", vec![literal("")]),
+            ("none", vec![literal("none")]),
+            ("{name}", vec![literal(""), name.clone(), literal("")]),
+            ("a {name} b", vec![literal("a "), name.clone(), literal(" b")]),
+            ("{ {name} }", vec![literal("{ "), name.clone(), literal(" }")]),
+            ("} {x} {name}{", vec![literal("} {x} "), name.clone(), literal("{")]),
+            ("{NAME} {>name} {{name}", vec![literal("{NAME} {>name} {"), name, literal("")]),
+        ] {
+            assert_eq!(Format::parse(text), Ok(Format(pieces)), "{text}");
+        }
+        assert_eq!(Format::parse("{common}"), Ok(Format::common()));
+        assert_eq!(Format::parse("{name} {/log/class}"), Err("{/log/class}".to_owned()));
+    }
+
+    #[test]
+    fn every_label_has_a_placeholder_and_a_name() {
+        for (placeholder, name, label) in LABELS {
+            assert_eq!(Format::parse(placeholder).unwrap().0[1], Piece::Label(name, label));
+            assert_eq!(placeholder.trim_matches(['{', '>', '}']), name);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+use std::time::Duration;
+
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{RData, Record};
+use hickory_server::net::xfer::Protocol;
+use serde_json::json;
+
+use super::super::testing::Site;
+use super::*;
+
+/// A client of CoreDNS's own example, and an answer without delay.
+async fn logged(site: &Site, question: &str) -> Vec<String> {
+    let mut site = site.clone();
+    (site.request.metadata.id, site.request.size) = (1234, 41);
+    site.ask(question).await;
+    site.lines()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_is_as_coredns_writes_it() {
+    let site = Site::block("log\nwhoami");
+    let expected =
+        "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 4096\" NOERROR qr,aa,rd 91 0s";
+    assert_eq!(logged(&site.clone().edns(4096), "Example.ORG. A").await, [expected]);
+    let mut site = site.from("::1").edns(100);
+    site.request.metadata.checking_disabled = true;
+    site.request.metadata.recursion_desired = false;
+    site.request.edns.as_mut().unwrap().set_dnssec_ok(true);
+    let expected = "[INFO] [::1]:5353 - 1234 \"TXT IN a. udp 41 true 512\" NOERROR qr,aa,cd 73 0s";
+    assert_eq!(logged(&site, "a. TXT").await, [expected]);
+    site.request.protocol = Protocol::Tls;
+    let expected = "[INFO] [::1]:5353 - 1234 \"TXT IN a. tcp 41 true 65535\" NOERROR qr,aa,cd 73 0s";
+    assert_eq!(logged(&site, "a. TXT").await, [expected]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_is_logged_with_its_code() {
+    let expected = "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 512\" SERVFAIL qr,rd 29 0s";
+    assert_eq!(logged(&Site::block("log"), "example.org. A").await, [expected]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn formats_are_followed() {
+    for (format, expected) in [
+        ("{combined}", "10.0.0.1:5353 - 1234 \"A IN a. udp 41 false 512\" NOERROR qr,aa,rd 61 0s \"0\""),
+        ("\"{proto} Request: {name} {type} {>id}\"", "udp Request: a. A 1234"),
+        ("\"{local} {nothing}\"", "127.0.0.1 {nothing}"),
+    ] {
+        let site = Site::block(&format!("log . {format}\nwhoami"));
+        assert_eq!(logged(&site, "a. A").await, [format!("[INFO] {expected}")]);
+    }
+}
+
+#[tokio::test]
+async fn the_first_line_with_a_name_that_matches_counts() {
+    let site = Site::block(
+        "log example.org B.example \"1 {name}\" {\nclass error\n}\nlog example \"2 {name}\"\nwhoami",
+    );
+    for (question, expected) in [
+        ("www.example.org. A", vec![]),
+        ("b.example. A", vec![]),
+        ("a.example. A", vec!["[INFO] 2 a.example."]),
+        ("example.com. A", vec![]),
+    ] {
+        assert_eq!(logged(&site, question).await, expected, "{question}");
+    }
+}
+
+#[tokio::test]
+async fn classes_are_followed() {
+    for (classes, success, error) in [
+        ("class success", 1, 0),
+        ("class denial", 0, 0),
+        ("class denial error", 0, 1),
+        ("class denial\nclass success", 1, 0),
+        ("class error all", 1, 1),
+        ("", 1, 1),
+    ] {
+        for (plugin, expected) in [("whoami", success), ("", error)] {
+            let site = Site::block(&format!("log . {{\n{classes}\n}}\n{plugin}"));
+            assert_eq!(logged(&site, "a. A").await.len(), expected, "{classes:?} {plugin}");
+        }
+    }
+}
+
+/// What is logged about a reply.
+fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
+    let duration = Duration::from_nanos(307_024);
+    Format::parse(format).unwrap().text(&Seen { request, name: "a.", reply, duration })
+}
+
+#[test]
+fn silence_has_neither_code_nor_flags() {
+    let request = Site::block("whoami").request("a. A");
+    assert_eq!(shown(&request, None, "{rcode} {>rflags} {rsize} {duration}"), "- - 0 0.000307024s");
+}
+
+#[test]
+fn an_answer_is_as_long_as_it_is_and_its_flags_say_if_the_client_gets_less() {
+    let site = Site::block("whoami");
+    let format = "{>rflags} {rsize}";
+    let (plain, large) = (site.request("a. A"), site.edns(1232).request("a. A"));
+    let address =
+        |last| Record::from_rdata(Name::from_ascii("a.").unwrap(), 5, RData::A(A::new(10, 0, 0, last)));
+    let mut reply = plain.reply("");
+    // 19 bytes of question, 17 an address, 16 where names are compressed.
+    reply.answers = (0..30).map(address).collect();
+    assert_eq!(shown(&plain, Some(&reply), format), "qr,rd 529", "499 bytes are sent");
+    reply.answers = (0..40).map(address).collect();
+    assert_eq!(shown(&plain, Some(&reply), format), "qr,tc,rd 699");
+    assert_eq!(shown(&large, Some(&reply), format), "qr,rd 699");
+}
+
+#[test]
+fn a_look_up_of_ours_has_the_size_that_it_would_have() {
+    let mut request = Site::block("whoami").edns(1232).request("a. A");
+    (request.depth, request.size) = (1, 41);
+    assert_eq!(shown(&request, None, "{size}"), "30");
+}
+
+#[test]
+fn for_json_there_are_numbers_and_truth_values() {
+    let mut request = Site::block("whoami").from("::1").request("a. A");
+    (request.metadata.id, request.size) = (7, 19);
+    let reply = request.reply("");
+    let seen =
+        Seen { request: &request, name: "a.", reply: Some(&reply), duration: Duration::from_millis(5) };
+    let parts = |seen: &Seen<'_>, format| -> serde_json::Map<_, _> {
+        let parts = Format::parse(format).unwrap().parts(seen);
+        parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    };
+    assert_eq!(
+        serde_json::Value::from(parts(&seen, "{combined}")),
+        json!({
+            "remote": "::1", "port": 5353, "id": 7, "type": "A", "class": "IN", "name": "a.", "proto": "udp",
+            "size": 19, "do": false, "bufsize": 512, "rcode": "NOERROR", "rflags": "qr,rd", "rsize": 19,
+            "duration": 0.005, "opcode": 0,
+        })
+    );
+    assert_eq!(
+        serde_json::Value::from(parts(&Seen { reply: None, ..seen }, "{rcode} {name}")),
+        json!({"rcode": null, "name": "a."})
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    for (lines, error) in [
+        ("log \"{name}\"", "2:5: a format needs a name before it: log . \"{name}\"".to_owned()),
+        (
+            "log . \"{name} {/log/class}\"",
+            format!(
+                "2:7: CoreDNS's placeholder {{/log/class}} isn't supported here, for there are no metadata; supported \
+                 are {}",
+                format::placeholders()
+            ),
+        ),
+        ("log a..b", "2:5: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
+        ("log {\nclasses error\n}", "3:1: log has no option \"classes\"; it has class".to_owned()),
+        ("log {\nclass\n}", "3:1: class needs one or more of success, denial, error, all".to_owned()),
+        ("log {\nclass good\n}", "3:7: \"good\" isn't one of success, denial, error, all".to_owned()),
+        ("log {\nclass all {\n}\n}", "3:1: class takes no braces".to_owned()),
+    ] {
+        assert_eq!(Site::error(lines), format!("Corefile:{error}"), "{lines}");
+    }
+}

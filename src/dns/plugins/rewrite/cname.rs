@@ -1,0 +1,54 @@
+//! `cname`: another target for a CNAME, and what is behind it.
+
+use hickory_proto::op::Query;
+use hickory_proto::rr::RData;
+use tracing::error;
+
+use super::answers::Open;
+use super::matching::Matching;
+use super::names;
+use crate::dns::plugin::{Failure, Request};
+use crate::dns::server::Server;
+
+/// Another target for CNAMEs.
+#[derive(Clone, Debug)]
+pub(super) struct Retarget {
+    pub(super) from: Matching,
+    pub(super) to: String,
+}
+
+impl Retarget {
+    /// Changes the target if the record is a CNAME that the rule is for. The aliases before it stay, what was found
+    /// behind the new target takes the place of all else.
+    pub(super) async fn apply(
+        &self,
+        open: &mut Open<'_>,
+        number: usize,
+        request: &Request,
+    ) -> Result<(), Failure> {
+        let RData::CNAME(target) = &open.records[number].data else { return Ok(()) };
+        let old = names::text(&target.0);
+        let Some(new) = self.from.replace(&old, &self.to) else { return Ok(()) };
+        let new = names::parse(&new)?;
+        let query = Query::query(new.clone(), request.query.query_type());
+        let Some(mut found) = Server::look_up(request, query, request.purpose).await else {
+            error!("the target {new} of a rewritten CNAME can't be looked up");
+            return Ok(());
+        };
+        let mut kept = Vec::new();
+        for &at in &open.answers {
+            let RData::CNAME(target) = &mut open.records[at].data else { continue };
+            kept.push(at);
+            if names::text(&target.0) == old {
+                target.0 = new;
+                break;
+            }
+        }
+        kept.extend(open.records.len()..open.records.len() + found.answers.len());
+        open.records.append(&mut found.answers);
+        open.answers = kept;
+        // What was cut off there is cut off here, and whoever keeps this must know.
+        open.reply.metadata.truncation = found.metadata.truncation;
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+//! From the words of a line to a rule.
+
+use regex::{Regex, RegexBuilder};
+
+use super::answers::Undo;
+use super::cname::Retarget;
+use super::matching::{Matching, Renaming};
+use super::rcode::{self, Recode};
+use super::rule::{Change, NameChange, Rule};
+use super::ttl::Range;
+use super::{NAME, names, types};
+use crate::dns::corefile::{CorefileError, Line, Word};
+
+const RULES: &str = "name, type, class, ttl, rcode, cname";
+/// CoreDNS's bound on a regular expression, in bytes.
+const MAX_REGEX: usize = 10_000;
+/// The groups that CoreDNS looks for in a text.
+const GROUPS: usize = 101;
+
+/// Reads a rule: of a line, or of the lines in its braces.
+pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
+    let words = words(line)?;
+    let is = |word: &Word, text| word.text.eq_ignore_ascii_case(text);
+    let (is_last, words) = match &words[..] {
+        [first, words @ ..] if is(first, "continue") => (false, words),
+        [first, words @ ..] if is(first, "stop") => (true, words),
+        words => (true, words),
+    };
+    let [kind, arguments @ ..] = words else {
+        return Err(line.error(format!("{NAME} needs a rule, which begins with one of {RULES}")));
+    };
+    let change = match &*kind.text.to_lowercase() {
+        "name" => name(kind, arguments)?,
+        "type" => {
+            let [from, to] = two(kind, arguments)?;
+            Change::Type { from: types::record_type(from)?, to: types::record_type(to)? }
+        }
+        "class" => {
+            let [from, to] = two(kind, arguments)?;
+            Change::Class { from: types::class(from)?, to: types::class(to)? }
+        }
+        "ttl" => {
+            let (names, [ttl]) = named(kind, arguments, "a name and a TTL")?;
+            Change::Answers { names: Some(names), undo: Undo::Ttl(Range::parse(ttl)?) }
+        }
+        "rcode" => {
+            let (names, [old, new]) = named(kind, arguments, "a name and two RCODEs")?;
+            let recode = Recode { old: rcode::parse(old)?, new: rcode::parse(new)? };
+            Change::Answers { names: Some(names), undo: Undo::Rcode(recode) }
+        }
+        "cname" => Change::Answers { names: None, undo: cname(kind, arguments)? },
+        "answer" => {
+            return Err(
+                kind.error("answer has to follow a name rule: name regex FROM TO answer name FROM TO")
+            );
+        }
+        "edns0" => {
+            return Err(kind.error(format!(
+                "CoreDNS's rule \"edns0\" of {NAME} isn't supported here; supported are {RULES}"
+            )));
+        }
+        _ => return Err(kind.error(format!("{NAME} has no rule {:?}; it has {RULES}", kind.text))),
+    };
+    Ok(Rule { change, is_last })
+}
+
+/// Returns the words of a line, or of the lines in its braces, which are one rule.
+fn words(line: &Line) -> Result<Vec<&Word>, CorefileError> {
+    let mut words: Vec<&Word> = line.arguments().iter().collect();
+    if line.block.is_some() && words.len() > 1 {
+        return Err(
+            line.error(format!("braces can follow {NAME}, {NAME} continue and {NAME} stop, nothing else"))
+        );
+    }
+    for option in line.options() {
+        option.no_block()?;
+        words.extend(&option.words);
+    }
+    Ok(words)
+}
+
+/// How a name is compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Exact,
+    Prefix,
+    Suffix,
+    Substring,
+    Regex,
+}
+
+impl How {
+    fn parse(word: &Word) -> Result<Self, CorefileError> {
+        match &*word.text.to_lowercase() {
+            "exact" => Ok(Self::Exact),
+            "prefix" => Ok(Self::Prefix),
+            "suffix" => Ok(Self::Suffix),
+            "substring" => Ok(Self::Substring),
+            "regex" => Ok(Self::Regex),
+            _ => Err(word.error(format!(
+                "{:?} isn't exact, prefix, suffix, substring or regex, one of which has to stand here before so \
+                 many words",
+                word.text
+            ))),
+        }
+    }
+
+    fn of(self, text: String, word: &Word) -> Result<Matching, CorefileError> {
+        Ok(match self {
+            Self::Exact => Matching::Exact(text),
+            Self::Prefix => Matching::Prefix(text),
+            Self::Suffix => Matching::Suffix(text),
+            Self::Substring => Matching::Substring(text),
+            Self::Regex => Matching::Regex(regex(&text, word)?),
+        })
+    }
+
+    /// Returns a matching of names of questions.
+    fn of_names(self, word: &Word) -> Result<Matching, CorefileError> {
+        let text = if self == Self::Regex { word.text.clone() } else { names::normal(&word.text) };
+        self.of(text, word)
+    }
+}
+
+fn two<'a>(kind: &Word, arguments: &[&'a Word]) -> Result<[&'a Word; 2], CorefileError> {
+    match arguments {
+        [from, to] => Ok([from, to]),
+        [_, _, more, ..] => Err(too_much(kind, more)),
+        _ => Err(needs(kind, "FROM and TO")),
+    }
+}
+
+/// Splits arguments into the way to compare, the name, and N words more.
+fn split<'a, const N: usize>(
+    kind: &Word,
+    arguments: &[&'a Word],
+    what: &str,
+) -> Result<(How, &'a Word, [&'a Word; N]), CorefileError> {
+    if let [name, rest @ ..] = arguments
+        && let Ok(rest) = rest.try_into()
+    {
+        return Ok((How::Exact, name, rest));
+    }
+    match arguments {
+        [how, name, rest @ ..] if rest.len() >= N => {
+            let how = How::parse(how)?;
+            if let Some(more) = rest.get(N) {
+                return Err(too_much(kind, more));
+            }
+            let rest = rest.try_into().map_err(|_| needs(kind, what))?;
+            Ok((how, name, rest))
+        }
+        _ => Err(needs(kind, what)),
+    }
+}
+
+/// Reads for which names of questions a rule is, and N words more.
+fn named<'a, const N: usize>(
+    kind: &Word,
+    arguments: &[&'a Word],
+    what: &str,
+) -> Result<(Matching, [&'a Word; N]), CorefileError> {
+    let (how, name, rest) = split(kind, arguments, what)?;
+    Ok((how.of_names(name)?, rest))
+}
+
+fn needs(kind: &Word, what: &str) -> CorefileError {
+    kind.error(format!("{} needs {what}", kind.text))
+}
+
+fn too_much(kind: &Word, more: &Word) -> CorefileError {
+    more.error(format!(
+        "{:?} is too much for {}: each rule has a line or braces of its own",
+        more.text, kind.text
+    ))
+}
+
+fn name(kind: &Word, arguments: &[&Word]) -> Result<Change, CorefileError> {
+    let (how, from, to, rest) = match arguments {
+        [from, to] => (How::Exact, from, to, &[][..]),
+        [how, from, to, rest @ ..] => (How::parse(how)?, from, to, rest),
+        _ => return Err(needs(kind, "FROM and TO")),
+    };
+    let matching = how.of_names(from)?;
+    if let Matching::Regex(regex) = &matching {
+        check_groups(regex, to)?;
+    }
+    let to = names::normal(&to.text);
+    let (mut auto, mut answers) = answers_of(rest)?;
+    match &matching {
+        Matching::Exact(_) => auto = true,
+        // All names that end so are changed back, not only the one that was asked for.
+        Matching::Suffix(suffix) if auto => {
+            auto = false;
+            let back = Renaming::Match { from: Matching::Suffix(to.clone()), to: suffix.clone() };
+            answers.splice(..0, [Undo::Name(back.clone()), Undo::Value(back)]);
+        }
+        _ => {}
+    }
+    Ok(Change::Name(NameChange { from: matching, to, auto, answers }))
+}
+
+/// Reads what follows a name rule: whether the answer is changed back, and what else is done to it.
+fn answers_of(mut words: &[&Word]) -> Result<(bool, Vec<Undo>), CorefileError> {
+    let (mut auto, mut name) = (None, false);
+    let mut answers = Vec::new();
+    let mut is_first = true;
+    while let [word, behind @ ..] = words {
+        let (what, behind) = match (&*word.text, behind) {
+            ("answer", [what, behind @ ..]) => (what, behind),
+            ("answer", []) => return Err(needs(word, "auto, name FROM TO or value FROM TO")),
+            _ if is_first => {
+                return Err(word.error(format!(
+                    "only answer can follow FROM and TO, and here is {:?}; each rule has a line or braces of its own",
+                    word.text
+                )));
+            }
+            _ => (word, behind),
+        };
+        is_first = false;
+        words = match (&*what.text, behind) {
+            ("auto", _) => {
+                auto = Some(what);
+                behind
+            }
+            (kind @ ("name" | "value"), [from, to, behind @ ..]) => {
+                let regex = regex(&from.text, from)?;
+                check_groups(&regex, to)?;
+                let renaming = Renaming::Match { from: Matching::Regex(regex), to: names::normal(&to.text) };
+                name |= kind == "name";
+                answers.push(if kind == "name" { Undo::Name(renaming) } else { Undo::Value(renaming) });
+                behind
+            }
+            ("name" | "value", _) => {
+                return Err(what.error(format!("answer {} needs FROM and TO", what.text)));
+            }
+            _ => return Err(what.isnt("auto, name or value, which can follow answer")),
+        };
+    }
+    match auto {
+        Some(word) if name => Err(word.error("answer auto and answer name exclude each other")),
+        auto => Ok((auto.is_some(), answers)),
+    }
+}
+
+fn cname(kind: &Word, arguments: &[&Word]) -> Result<Undo, CorefileError> {
+    let (how, from, [to]) = split(kind, arguments, "FROM and TO")?;
+    for word in [from, to] {
+        if word.text.is_empty() {
+            return Err(word.isnt("a name, or a part of one"));
+        }
+    }
+    let normal = |word: &Word| match how {
+        How::Exact => names::normal(&word.text),
+        _ => word.text.to_lowercase(),
+    };
+    Ok(Undo::Cname(Retarget { from: how.of(normal(from), from)?, to: normal(to) }))
+}
+
+fn regex(text: &str, word: &Word) -> Result<Regex, CorefileError> {
+    if text.len() > MAX_REGEX {
+        return Err(word.error(format!(
+            "a regular expression has {MAX_REGEX} bytes at most, and this one has {}",
+            text.len()
+        )));
+    }
+    // Go reads \123 as octal, too.
+    RegexBuilder::new(text).octal(true).build().map_err(|error| {
+        let error = error.to_string();
+        let why = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        word.error(format!("{text:?} isn't a regular expression: {why}"))
+    })
+}
+
+/// Counts the groups as CoreDNS does, `{0}` included: their numbers may be too high.
+fn check_groups(regex: &Regex, to: &Word) -> Result<(), CorefileError> {
+    let used = (0..GROUPS).filter(|number| to.text.contains(&format!("{{{number}}}"))).count();
+    // The first is the whole match.
+    let groups = regex.captures_len() - 1;
+    if used > groups {
+        return Err(to.error(format!(
+            "{:?} uses {used} group{}, and the regular expression {:?} has {groups}",
+            to.text,
+            if used == 1 { "" } else { "s" },
+            regex.as_str()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! A rule: what it changes in the question, and what is to be done to the answer for that.
+
+use std::borrow::Cow;
+
+use hickory_proto::op::Query;
+use hickory_proto::rr::{DNSClass, RecordType};
+
+use super::answers::Undo;
+use super::matching::{Matching, Renaming};
+use super::names;
+use crate::dns::plugin::Failure;
+
+/// A rule.
+#[derive(Debug)]
+pub(super) struct Rule {
+    pub(super) change: Change,
+    /// Whether those behind it aren't tried if it applies.
+    pub(super) is_last: bool,
+}
+
+/// What a rule changes.
+#[derive(Debug)]
+pub(super) enum Change {
+    Name(NameChange),
+    Type {
+        from: RecordType,
+        to: RecordType,
+    },
+    Class {
+        from: DNSClass,
+        to: DNSClass,
+    },
+    /// The answers to questions for these names, or to all.
+    Answers {
+        names: Option<Matching>,
+        undo: Undo,
+    },
+}
+
+/// What changes the name of a question.
+#[derive(Debug)]
+pub(super) struct NameChange {
+    pub(super) from: Matching,
+    pub(super) to: String,
+    /// Whether the answer is changed back.
+    pub(super) auto: bool,
+    /// What else is done to the answer.
+    pub(super) answers: Vec<Undo>,
+}
+
+impl Rule {
+    /// Changes the question, and adds what is to be done to the answer. Returns whether the rule was for it.
+    ///
+    /// # Errors
+    /// If the name can't be one.
+    pub(super) fn apply<'a>(
+        &'a self,
+        query: &mut Query,
+        undo: &mut Vec<Cow<'a, Undo>>,
+    ) -> Result<bool, Failure> {
+        match &self.change {
+            Change::Name(change) => change.apply(query, undo),
+            Change::Type { from, to } => {
+                let applies = query.query_type() == *from;
+                if applies {
+                    query.set_query_type(*to);
+                }
+                Ok(applies)
+            }
+            Change::Class { from, to } => {
+                let applies = query.query_class() == *from;
+                if applies {
+                    query.set_query_class(*to);
+                }
+                Ok(applies)
+            }
+            Change::Answers { names, undo: what } => {
+                let applies = names.as_ref().is_none_or(|names| names.matches(&matched(query)));
+                if applies {
+                    undo.push(Cow::Borrowed(what));
+                }
+                Ok(applies)
+            }
+        }
+    }
+}
+
+impl NameChange {
+    fn apply<'a>(&'a self, query: &mut Query, undo: &mut Vec<Cow<'a, Undo>>) -> Result<bool, Failure> {
+        let before = matched(query);
+        let Some(after) = self.from.replace(&before, &self.to) else { return Ok(false) };
+        query.set_name(names::parse(&after)?);
+        if self.auto {
+            let back = Renaming::Tree { from: after, to: before };
+            undo.extend([Undo::Name(back.clone()), Undo::Value(back)].map(Cow::Owned));
+        }
+        undo.extend(self.answers.iter().map(Cow::Borrowed));
+        Ok(true)
+    }
+}
+
+/// Returns the name of a question as it is matched.
+fn matched(query: &Query) -> String {
+    names::text(query.name()).to_ascii_lowercase()
+}

@@ -1,0 +1,211 @@
+//! Rules, and what the plugins behind and the client see of them.
+
+mod answers;
+mod cname;
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::{CNAME, NULL, TXT};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::BinEncodable;
+
+use super::super::testing::Site;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::server::{Block, Server};
+
+/// What answers behind the rules.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    /// The question, in a TXT record of that name.
+    Question,
+    /// `(name TYPE, RCODE answers | authorities | additionals)`, each record `owner ttl type data`, with commas
+    /// between them. `silence` is said to the root, what isn't there fails.
+    Zone(&'static [(&'static str, &'static str)]),
+}
+
+#[async_trait]
+impl Plugin for Behind {
+    /// As this one it gets questions of all classes.
+    fn name(&self) -> &'static str {
+        "forward"
+    }
+
+    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+        let query = &request.query;
+        let asked = format!("{} {}", query.name(), query.query_type());
+        let mut reply = request.reply("forward");
+        match self {
+            Self::Question => {
+                let text =
+                    format!("{} {} {}", query.name(), query.query_class(), u16::from(query.query_type()));
+                let data = RData::TXT(TXT::new(vec![text]));
+                reply.answers.push(Record::from_rdata(query.name().clone(), 60, data));
+            }
+            Self::Zone(_) if query.name().is_root() => return Err(Failure::Silence),
+            Self::Zone(all) => {
+                let Some((_, found)) = all.iter().find(|(question, _)| question.eq_ignore_ascii_case(&asked))
+                else {
+                    return Err(Failure::servfail("nobody knows"));
+                };
+                let (rcode, records) = found.split_once(' ').unwrap_or((found, ""));
+                reply.metadata.response_code = match rcode {
+                    "NOERROR" => ResponseCode::NoError,
+                    "NXDOMAIN" => ResponseCode::NXDomain,
+                    "TC" => {
+                        reply.metadata.truncation = true;
+                        ResponseCode::NoError
+                    }
+                    _ => panic!("{rcode}"),
+                };
+                for (section, records) in reply.sections_mut().into_iter().zip(records.split('|')) {
+                    let records = records.split(',').map(str::trim).filter(|text| !text.is_empty());
+                    section.extend(records.map(record));
+                }
+            }
+        }
+        Ok(reply)
+    }
+}
+
+fn record(text: &str) -> Record {
+    let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let name = |text| Name::from_ascii(text).unwrap();
+    let data = match qtype {
+        // The parser of hickory-proto puts names in lower case.
+        "CNAME" => RData::CNAME(CNAME(name(data))),
+        "DNAME" => {
+            RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
+        }
+        _ => RData::try_from_str(RecordType::from_str(qtype).unwrap(), data).unwrap(),
+    };
+    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
+}
+
+/// A server with these rules for everything.
+fn site(rules: &str, behind: Behind) -> Site {
+    let mut site = Site::block(rules);
+    let (zone, block) = site.server.blocks().next().unwrap().clone();
+    let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
+    let block = Block { zones: vec![zone.clone()], plugins, links: None, debug: false };
+    let report = site.shared.metrics.family().unwrap();
+    site.server = Arc::new(Server::new("dns://:53".into(), &[(zone, Arc::new(block))], report));
+    site.request.server = Arc::clone(&site.server);
+    site
+}
+
+/// `RCODE flags | answers | authorities | additionals`, without the sections at the end that are empty.
+async fn shown(site: &Site, question: &str) -> String {
+    site.ask(question).await.trim_end_matches([' ', '|']).to_owned()
+}
+
+/// What the plugins behind the rules are asked: `name class type-number`.
+async fn asked(rules: &str, question: &str) -> String {
+    let reply = site(rules, Behind::Question).reply(question).await.unwrap();
+    let Some(RData::TXT(text)) = reply.answers.first().map(|record| &record.data) else {
+        return reply.metadata.response_code.to_string();
+    };
+    String::from_utf8_lossy(&text.txt_data[0]).into_owned()
+}
+
+#[tokio::test]
+async fn names_are_matched_and_changed() {
+    for (rule, question, asked_for) in [
+        ("a.com b.org", "a.com.", "b.org."),
+        ("A.com. B.org.", "a.COM.", "b.org."),
+        ("a.com b.org", "x.a.com.", "x.a.com."),
+        ("exact a.com b.org", "a.com.", "b.org."),
+        ("EXACT a.com *.b.org", "a.com.", "*.b.org."),
+        ("prefix foo bar", "foo.example.com.", "bar.example.com."),
+        ("prefix foo. bar.", "foo.example.com.", "bar.example.com."),
+        ("prefix foo bar", "food.example.com.", "food.example.com."),
+        ("prefix foo bar", "example.foo.", "example.foo."),
+        ("suffix com org", "foo.example.com.", "foo.example.org."),
+        ("suffix .com .org", "foo.example.com.", "foo.example.org."),
+        ("suffix .com .org", "com.", "com."),
+        ("suffix com org", "com.example.", "com.example."),
+        ("suffix .in.a.example nginx.a.example", "web.in.a.example.", "webnginx.a.example."),
+        ("substring service svc", "a.service.b.service.c.", "a.svc.b.svc.c."),
+        ("substring service svc", "a.services.b.", "a.services.b."),
+        (r"regex (.*)-(us-west-1)\.a\.b {1}.s.{2}.c", "f-us-west-1.a.b.", "f.s.us-west-1.c."),
+        ("regex (f.*m)\\.regex\\.(nl) to.{2}", "from.regex.nl.", "to.nl."),
+        ("regex b x", "a.b.c.", "x."),
+        ("regex B x", "a.b.c.", "a.b.c."),
+        ("regex B x", "a.B.c.", "a.B.c."),
+        ("regex b X.Y", "a.B.c.", "x.y."),
+        (r"regex ^\000\\\.(.) {1}", r"a.c.", "a.c."),
+        (r"regex a\\\.b(.*)\. x{1}", r"a\.b.c.", "x.c."),
+    ] {
+        let rules = format!("rewrite name {rule}");
+        assert_eq!(asked(&rules, &format!("{question} A")).await, format!("{asked_for} IN 1"), "{rule}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_cant_be_one_is_an_error_and_the_question_stays() {
+    for (rule, question, name) in [
+        ("example.org example..org", "Example.org. A", "example..org."),
+        // The group has the dot at the end, too.
+        ("regex (.*) {1}.x", "a.b. A", "a.b..x."),
+    ] {
+        let rules = format!("rewrite continue type A AAAA\nrewrite name {rule}\nwhoami");
+        let site = Site::block(&rules);
+        let mut request = site.request(question);
+        let (_, block) = site.server.blocks().next().unwrap().clone();
+        let outcome = Next::first(&block).serve(&mut request).await;
+        let why = format!("invalid name after rewrite: {name}");
+        assert_eq!(outcome.unwrap_err(), Failure::servfail(why));
+        assert_eq!(request.query, site.request(question).query);
+        assert_eq!(shown(&site, question).await, "SERVFAIL");
+    }
+}
+
+#[tokio::test]
+async fn types_and_classes_are_changed() {
+    let rules =
+        "rewrite continue class HS CH\nrewrite CLASS ch in\nrewrite type ANY HINFO\nrewrite type txt spf";
+    for (question, asked_for) in [
+        ("a. ANY", "a. IN 13"),
+        ("a. TXT", "a. IN 99"),
+        ("a. A", "a. IN 1"),
+        ("a. CH A", "a. IN 1"),
+        // The second rule is the last one.
+        ("a. CH ANY", "a. IN 255"),
+        ("a. HS ANY", "a. IN 255"),
+    ] {
+        assert_eq!(asked(rules, question).await, asked_for, "{question}");
+    }
+}
+
+#[tokio::test]
+async fn the_first_rule_is_the_last_one_unless_it_goes_on() {
+    let rules = "rewrite Continue name a.b core.dns\n\
+        rewrite stop name core.dns to.nl\n\
+        rewrite name to.nl never.nl\n\
+        rewrite {\n name prefix\n x y\n }\n\
+        rewrite continue {\n type MX TXT\n }\n\
+        rewrite class IN CH";
+    for (question, asked_for) in [
+        ("a.b. MX", "to.nl. IN 15"),
+        ("core.dns. MX", "to.nl. IN 15"),
+        ("to.nl. MX", "never.nl. IN 15"),
+        ("x.nl. MX", "y.nl. IN 15"),
+        ("c.nl. MX", "c.nl. CH 16"),
+        ("c.nl. A", "c.nl. CH 1"),
+    ] {
+        assert_eq!(asked(rules, question).await, asked_for, "{question}");
+    }
+    // A rule about all answers is for every question.
+    assert_eq!(asked("rewrite cname a.b c.d\nrewrite name a.b c.d", "a.b. A").await, "a.b. IN 1");
+}
+
+#[tokio::test]
+async fn the_plugins_before_see_the_changed_question() {
+    let site = site("rewrite continue name a.b c.d\nrewrite type A AAAA", Behind::Question);
+    let mut request = site.request("a.b. A");
+    Server::serve(&mut request).await.unwrap();
+    assert_eq!(request.query.name().to_ascii(), "c.d.");
+    assert_eq!((request.query.query_type(), request.query.query_class()), (RecordType::AAAA, DNSClass::IN));
+}

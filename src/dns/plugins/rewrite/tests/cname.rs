@@ -1,0 +1,143 @@
+//! `cname`, and the look-ups that it costs.
+
+use super::{Behind, shown, site};
+
+const ZONE: &[(&str, &str)] = &[
+    ("abc.example. A", "NOERROR abc.example. 5 CNAME def.example., def.example. 5 A 1.2.3.4"),
+    ("abc.example. AAAA", "NOERROR abc.example. 5 CNAME def.example., def.example. 5 AAAA ::1"),
+    ("xyz.example. A", "NOERROR xyz.example. 3600 A 3.4.5.6"),
+    ("xyz.example. AAAA", "NOERROR xyz.example. 3600 AAAA ::2"),
+    (
+        "chat.example. A",
+        "NOERROR chat.example. 20 CNAME chat.ai.cdn.example., chat.ai.cdn.example. 30 A 23.2.1.2 | example. 9 NS ns.example. | ns.example. 9 A 9.9.9.9",
+    ),
+    (
+        "bard.cdn.example. A",
+        "NXDOMAIN bard.cdn.example. 1800 A 9.7.2.1, bard.cdn.example. 1800 A 9.7.2.2 | example. 7 NS other.example.",
+    ),
+    (
+        "chain.example. A",
+        "NOERROR chain.example. 200 CNAME one.example., one.example. 200 CNAME two.prod., two.prod. 200 CNAME end.prod.net., end.prod.net. 9 A 1.2.3.4",
+    ),
+    ("two.staging. A", "NOERROR two.staging. 200 CNAME end.staging., end.staging. 120 A 5.6.7.8"),
+    ("cut.example. A", "NOERROR cut.example. 200 CNAME cut.cdn."),
+    ("cut.cdn. A", "TC cut.cdn. 120 A 10.1.0.9"),
+    ("whole.example. A", "TC whole.example. 200 CNAME whole.cdn."),
+    ("whole.cdn. A", "NOERROR whole.cdn. 120 A 10.1.0.9"),
+    ("Big.example. A", "NOERROR Big.example. 5 CNAME DEF.example., DEF.example. 5 A 1.2.3.4"),
+    ("nobody.example. A", "NOERROR nobody.example. 5 CNAME gone.cdn., gone.cdn. 5 A 1.2.3.4"),
+    ("plain.example. A", "NOERROR plain.example. 5 A 1.2.3.4"),
+    ("loop.example. A", "NOERROR loop.example. 5 CNAME loop.cdn., loop.cdn. 5 A 1.2.3.4"),
+];
+
+#[tokio::test]
+async fn a_target_is_changed_and_what_is_behind_it_replaced() {
+    for (rule, question, expected) in [
+        (
+            "def.example XYZ.example",
+            "abc.example. A",
+            "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6",
+        ),
+        (
+            "exact DEF.example. xyz.example.",
+            "abc.example. AAAA",
+            "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN AAAA ::2",
+        ),
+        // The target's case counts.
+        (
+            "def.example xyz.example",
+            "Big.example. A",
+            "NOERROR | Big.example. 5 IN CNAME DEF.example., DEF.example. 5 IN A 1.2.3.4",
+        ),
+        // RCODE and the other sections stay.
+        (
+            "prefix chat.ai bard",
+            "chat.example. A",
+            "NOERROR | chat.example. 20 IN CNAME bard.cdn.example., bard.cdn.example. 1800 IN A 9.7.2.1, \
+             bard.cdn.example. 1800 IN A 9.7.2.2 | example. 9 IN NS ns.example. | ns.example. 9 IN A 9.9.9.9",
+        ),
+        (
+            "substring chat.ai bard",
+            "chat.example. A",
+            "NOERROR | chat.example. 20 IN CNAME bard.cdn.example., bard.cdn.example. 1800 IN A 9.7.2.1, \
+             bard.cdn.example. 1800 IN A 9.7.2.2 | example. 9 IN NS ns.example. | ns.example. 9 IN A 9.9.9.9",
+        ),
+        // No dot at the end is as good, but it is compared as it is written.
+        (
+            r"regex (.*)\.EX.*\. xyz.example",
+            "abc.example. A",
+            "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6",
+        ),
+        (
+            "suffix f.example xyz.example",
+            "abc.example. A",
+            "NOERROR | abc.example. 5 IN CNAME def.example., def.example. 5 IN A 1.2.3.4",
+        ),
+        (
+            "suffix prod. staging.",
+            "chain.example. A",
+            "NOERROR | chain.example. 200 IN CNAME one.example., one.example. 200 IN CNAME two.staging., \
+             two.staging. 200 IN CNAME end.staging., end.staging. 120 IN A 5.6.7.8",
+        ),
+        (
+            "cut.cdn cut.cdn",
+            "cut.example. A",
+            "NOERROR tc | cut.example. 200 IN CNAME cut.cdn., cut.cdn. 120 IN A 10.1.0.9",
+        ),
+        (
+            "whole.cdn whole.cdn",
+            "whole.example. A",
+            "NOERROR | whole.example. 200 IN CNAME whole.cdn., whole.cdn. 120 IN A 10.1.0.9",
+        ),
+        // What fails leads to nothing.
+        ("gone.cdn away.cdn", "nobody.example. A", "NOERROR | nobody.example. 5 IN CNAME away.cdn."),
+        // Who says nothing hasn't been asked.
+        (
+            "gone.cdn .",
+            "nobody.example. A",
+            "NOERROR | nobody.example. 5 IN CNAME gone.cdn., gone.cdn. 5 IN A 1.2.3.4",
+        ),
+        ("gone.cdn a..b", "nobody.example. A", "SERVFAIL"),
+        ("regex . x.", "plain.example. A", "NOERROR | plain.example. 5 IN A 1.2.3.4"),
+    ] {
+        let site = site(&format!("rewrite cname {rule}"), Behind::Zone(ZONE));
+        assert_eq!(shown(&site, question).await, expected, "{rule} {question}");
+    }
+}
+
+#[tokio::test]
+async fn a_target_may_be_changed_again_and_what_was_found_is_not() {
+    let rules = "rewrite continue cname mid.example xyz.example\n\
+        rewrite continue ttl regex . 60\n\
+        rewrite cname def.example mid.example";
+    // The look-up of mid.example fails; that of xyz.example goes through the rules itself.
+    assert_eq!(
+        shown(&site(rules, Behind::Zone(ZONE)), "abc.example. A").await,
+        "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 60 IN A 3.4.5.6"
+    );
+    let rules = "rewrite continue cname def.example xyz.example\nrewrite ttl abc.example 60";
+    assert_eq!(
+        shown(&site(rules, Behind::Zone(ZONE)), "abc.example. A").await,
+        "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6"
+    );
+}
+
+#[tokio::test]
+async fn the_type_that_was_changed_is_looked_up() {
+    let rules = "rewrite continue type AAAA A\nrewrite cname def.example xyz.example";
+    assert_eq!(
+        shown(&site(rules, Behind::Zone(ZONE)), "abc.example. AAAA").await,
+        "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6"
+    );
+}
+
+#[tokio::test]
+async fn targets_that_lead_in_a_circle_end() {
+    let reply =
+        site("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
+    // Seven CNAMEs that were changed, the eighth look-up's answer as it came, with one more.
+    let answers = reply.unwrap().answers;
+    assert_eq!(answers.len(), 10, "{answers:?}");
+    assert_eq!(answers[7].to_string(), "loop.example. 5 IN CNAME loop.example.");
+    assert_eq!(answers[8].to_string(), "loop.example. 5 IN CNAME loop.cdn.");
+}

@@ -1,0 +1,240 @@
+//! From questions to answers.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use prometheus::{IntCounterVec, Opts, Registry};
+use regex::Regex;
+
+use super::NAME;
+use super::numbers::{ANY, class_name, type_name};
+use super::record;
+use super::text::{Data, Message, Question, Template};
+use crate::dns::origins::Origins;
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use crate::dns::presentation;
+use crate::dns::server::Server;
+use crate::metrics::Family;
+
+/// The templates of a block.
+#[derive(Debug)]
+pub(super) struct Templates {
+    answers: Vec<Answer>,
+    metrics: Arc<Counters>,
+}
+
+/// A template of the Corefile.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Where the names are that it is for.
+    pub(super) zones: Origins,
+    /// The class that it is for.
+    pub(super) class: u16,
+    /// The type that it is for.
+    pub(super) rtype: u16,
+    /// What the names have to match; there is at least one.
+    pub(super) regexes: Vec<Regex>,
+    /// The records of the answer.
+    pub(super) answers: Vec<Template>,
+    /// The records beside it.
+    pub(super) authorities: Vec<Template>,
+    /// The records after it.
+    pub(super) additionals: Vec<Template>,
+    /// The response code.
+    pub(super) rcode: ResponseCode,
+    /// An extended error.
+    pub(super) ede: Option<EdnsOption>,
+    /// Where the names are that somebody else answers for if they don't match.
+    pub(super) through: Option<Origins>,
+}
+
+/// What is counted.
+#[derive(Debug)]
+pub(super) struct Counters {
+    matches: IntCounterVec,
+    failures: IntCounterVec,
+    record_failures: IntCounterVec,
+}
+
+impl Family for Counters {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let labels = ["server", "zone", "view", "class", "type", "section", "template"];
+        let counter = |name, help, labels: &[&str]| {
+            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        Ok(Self {
+            matches: counter(
+                "coredns_template_matches_total",
+                "Counter of template regex matches.",
+                &labels[..5],
+            )?,
+            failures: counter(
+                "coredns_template_template_failures_total",
+                "Counter of go template failures.",
+                &labels,
+            )?,
+            record_failures: counter(
+                "coredns_template_rr_failures_total",
+                "Counter of mis-templated RRs.",
+                &labels,
+            )?,
+        })
+    }
+}
+
+#[async_trait]
+impl Plugin for Templates {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        let name = request.query.name().to_lowercase();
+        let text = presentation::written(&name);
+        for answer in &self.answers {
+            let Some(zone) = answer.zones.closest(&name).filter(|_| answer.is_for(request)) else { continue };
+            if let Some(data) = answer.data(request, zone, &text) {
+                return self.answer(answer, request, &data).await;
+            }
+            if !answer.through.as_ref().is_some_and(|zones| zones.hold(&name)) {
+                return Err(Failure::servfail(""));
+            }
+        }
+        next.serve(request).await
+    }
+}
+
+impl Templates {
+    pub(super) fn new(answers: Vec<Answer>, metrics: Arc<Counters>) -> Self {
+        Self { answers, metrics }
+    }
+
+    async fn answer(&self, answer: &Answer, request: &Request, data: &Data) -> Outcome {
+        let server = &*request.server.label;
+        self.metrics.matches.with_label_values(&[server, &data.zone, "", &data.class, &data.rtype]).inc();
+        if answer.rcode == ResponseCode::ServFail {
+            return Err(Failure::servfail(""));
+        }
+        if answer.rcode.high() > 0 && request.edns.is_none() {
+            // RFC 6891 section 6.1.3: without OPT they would get another code.
+            return Err(Failure::servfail("the client speaks no EDNS, which the response code needs"));
+        }
+        let mut reply = request.reply(NAME);
+        reply.metadata.authoritative = true;
+        reply.metadata.response_code = answer.rcode;
+        for template in &answer.answers {
+            let record = self.record(server, "answer", template, data)?;
+            let target = target(&record, request.query.query_type());
+            reply.answers.push(record);
+            if let Some(target) = target {
+                follow(&mut reply, request, target).await;
+            }
+        }
+        for template in &answer.additionals {
+            reply.additionals.push(self.record(server, "additional", template, data)?);
+        }
+        for template in &answer.authorities {
+            reply.authorities.push(self.record(server, "authority", template, data)?);
+        }
+        reply.options.extend(answer.ede.clone());
+        Ok(reply)
+    }
+
+    fn record(
+        &self,
+        server: &str,
+        section: &str,
+        template: &Template,
+        data: &Data,
+    ) -> Result<Record, Failure> {
+        let count = |counter: &IntCounterVec| {
+            let (zone, class, rtype) = (&*data.zone, &*data.class, &*data.rtype);
+            let labels = [server, zone, "", class, rtype, section, &template.to_string()];
+            counter.with_label_values(&labels).inc();
+        };
+        let text = template.run(data).map_err(|error| {
+            count(&self.metrics.failures);
+            Failure::servfail(format!("template: executing {section:?} {error}"))
+        })?;
+        record::parse(&text).map_err(|error| {
+            count(&self.metrics.record_failures);
+            Failure::servfail(format!("template: {text:?} in {section:?} is no record: {error}"))
+        })
+    }
+}
+
+impl Answer {
+    /// Whether it is for the class and the type.
+    fn is_for(&self, request: &Request) -> bool {
+        let fits = |own, asked| own == ANY || asked == ANY || own == asked;
+        let (class, rtype) = numbers(&request.query);
+        fits(self.class, class) && fits(self.rtype, rtype)
+    }
+
+    /// Returns what templates work on, if an expression matches.
+    fn data(&self, request: &Request, zone: &Name, name: &str) -> Option<Data> {
+        let (regex, found) = self.regexes.iter().find_map(|regex| Some((regex, regex.captures(name)?)))?;
+        let matches: Vec<String> =
+            found.iter().map(|group| group.map_or("", |group| group.as_str()).to_owned()).collect();
+        let numbered = matches.iter().enumerate().map(|(number, text)| (number.to_string(), text.clone()));
+        let names = regex.capture_names().zip(&matches);
+        let named = names.filter_map(|(name, text)| Some((name?.to_owned(), text.clone())));
+        let group = numbered.chain(named).collect();
+        let (class, rtype) = numbers(&request.query);
+        let named = |name: fn(u16) -> Option<&'static str>, asked, own| {
+            name(if asked == ANY { own } else { asked }).unwrap_or_default().to_owned()
+        };
+        let metadata = &request.metadata;
+        let question =
+            Question { name: presentation::written(request.query.name()), qtype: rtype, qclass: class };
+        Some(Data {
+            zone: presentation::written(zone),
+            name: name.to_owned(),
+            regex: regex.as_str().to_owned(),
+            class: named(class_name, class, self.class),
+            rtype: named(type_name, rtype, self.rtype),
+            matches,
+            group,
+            message: Message {
+                id: metadata.id,
+                opcode: metadata.op_code.into(),
+                authoritative: metadata.authoritative,
+                truncated: metadata.truncation,
+                recursion_desired: metadata.recursion_desired,
+                recursion_available: metadata.recursion_available,
+                authentic_data: metadata.authentic_data,
+                checking_disabled: metadata.checking_disabled,
+                questions: [question],
+            },
+            remote: request.client.ip().to_string(),
+        })
+    }
+}
+
+/// Returns class and type.
+fn numbers(query: &Query) -> (u16, u16) {
+    (query.query_class().into(), query.query_type().into())
+}
+
+/// Returns where a CNAME leads, if the question is for addresses.
+fn target(record: &Record, qtype: RecordType) -> Option<Name> {
+    match &record.data {
+        RData::CNAME(target) if matches!(qtype, RecordType::A | RecordType::AAAA) => Some(target.0.clone()),
+        _ => None,
+    }
+}
+
+/// Adds the addresses behind a CNAME.
+async fn follow(reply: &mut Reply, request: &Request, target: Name) {
+    let mut query = Query::query(target, request.query.query_type());
+    query.set_query_class(DNSClass::IN);
+    if let Some(found) = Server::look_up(request, query, Purpose::Client).await {
+        reply.metadata.truncation = found.metadata.truncation;
+        reply.answers.extend(found.answers);
+    }
+}

@@ -1,0 +1,147 @@
+//! The data of records, from words to its wire form, by the fields that each type has.
+
+use hickory_proto::serialize::binary::BinEncodable;
+
+use super::numbers::type_name;
+use super::record::{Token, hex, ipv4, ipv6, name, seconds};
+
+/// RFC 1035 section 3.3.
+const MAX_STRING: usize = 255;
+
+/// A field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    U8,
+    U16,
+    U32,
+    /// A number of seconds, or one with units.
+    Seconds,
+    Ipv4,
+    Ipv6,
+    /// A string with its length.
+    Str,
+    /// All that follow, cut where they are too long.
+    Strings,
+    /// A string without its length.
+    Rest,
+    /// All that follow.
+    Hex,
+}
+
+/// Returns the fields of a type, as miekg/dns reads them.
+fn fields(rtype: u16) -> Option<&'static [Field]> {
+    use Field::{Hex, Ipv4, Ipv6, Name, Rest, Seconds, Str, Strings, U8, U16, U32};
+    Some(match type_name(rtype)? {
+        "A" => &[Ipv4],
+        "AAAA" => &[Ipv6],
+        "CNAME" | "DNAME" | "MB" | "MD" | "MF" | "MG" | "MR" | "NS" | "NSAP-PTR" | "PTR" => &[Name],
+        "AFSDB" | "KX" | "LP" | "MX" | "RT" => &[U16, Name],
+        "PX" => &[U16, Name, Name],
+        "MINFO" | "RP" | "TALINK" => &[Name, Name],
+        "SRV" => &[U16, U16, U16, Name],
+        "SOA" => &[Name, Name, U32, Seconds, Seconds, Seconds, Seconds],
+        "AVC" | "NINFO" | "RESINFO" | "SPF" | "TXT" => &[Strings],
+        "HINFO" => &[Str, Str],
+        "NAPTR" => &[U16, U16, Str, Str, Str, Name],
+        "CAA" => &[U8, Str, Rest],
+        "URI" => &[U16, U16, Rest],
+        "SSHFP" => &[U8, U8, Hex],
+        "SMIMEA" | "TLSA" => &[U8, U8, U8, Hex],
+        "CDS" | "DLV" | "DS" | "TA" => &[U16, U8, U8, Hex],
+        "ZONEMD" => &[U32, U8, U8, Hex],
+        "L32" => &[U16, Ipv4],
+        _ => return None,
+    })
+}
+
+/// Writes the data of a record.
+///
+/// # Errors
+/// If it isn't that of the type.
+pub(super) fn write_fields(rtype: u16, mut tokens: &[Token]) -> Result<Vec<u8>, String> {
+    let Some(fields) = fields(rtype) else {
+        let name = type_name(rtype).map_or(format!("TYPE{rtype}"), str::to_owned);
+        return Err(format!("data of type {name} has to be given as RFC 3597 has it: \\# LENGTH OCTETS"));
+    };
+    let mut data = Vec::new();
+    for field in fields {
+        let taken = match field {
+            Field::Strings | Field::Hex => tokens.len().max(1),
+            _ => 1,
+        };
+        let Some((these, rest)) = tokens.split_at_checked(taken) else {
+            return Err(format!("{} is missing", field.what()));
+        };
+        tokens = rest;
+        field.write(these, &mut data)?;
+    }
+    match tokens.first() {
+        Some(token) => Err(format!("{:?} is too much", token.text)),
+        None => Ok(data),
+    }
+}
+
+impl Field {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Name => "a name",
+            Self::U8 => "a number from 0 to 255",
+            Self::U16 => "a number from 0 to 65535",
+            Self::U32 => "a number from 0 to 4294967295",
+            Self::Seconds => "a number of seconds",
+            Self::Ipv4 | Self::Ipv6 => "an address",
+            Self::Str | Self::Strings | Self::Rest => "a string",
+            Self::Hex => "a string of hexadecimal digits",
+        }
+    }
+
+    /// Writes a field of one word, or all the words that it takes.
+    fn write(self, tokens: &[Token], data: &mut Vec<u8>) -> Result<(), String> {
+        let token = &tokens[0];
+        match self {
+            Self::Name => data.extend(name(token)?.to_bytes().map_err(|error| error.to_string())?),
+            Self::U8 => data.push(self.number(token)?),
+            Self::U16 => data.extend(self.number::<u16>(token)?.to_be_bytes()),
+            Self::U32 => data.extend(self.number::<u32>(token)?.to_be_bytes()),
+            Self::Seconds => {
+                let seconds = seconds(&token.text).ok_or_else(|| self.isnt(token))?;
+                data.extend(seconds.to_be_bytes());
+            }
+            Self::Ipv4 => data.extend(ipv4(token)?),
+            Self::Ipv6 => data.extend(ipv6(token)?),
+            Self::Rest => data.extend(token.octets()?),
+            Self::Hex => data.extend(hex(tokens)?),
+            Self::Str => {
+                let octets = token.octets()?;
+                data.push(
+                    u8::try_from(octets.len()).map_err(|_| "a string has more than 255 octets".to_owned())?,
+                );
+                data.extend(octets);
+            }
+            Self::Strings => {
+                for token in tokens {
+                    let octets = token.octets()?;
+                    if octets.is_empty() {
+                        data.push(0);
+                    }
+                    for part in octets.chunks(MAX_STRING) {
+                        data.push(u8::try_from(part.len()).unwrap_or(u8::MAX));
+                        data.extend(part);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn number<T: std::str::FromStr>(self, token: &Token) -> Result<T, String> {
+        // Rust takes a sign, Go doesn't.
+        let digits = Some(&token.text).filter(|text| !text.starts_with('+'));
+        digits.and_then(|text| text.parse().ok()).ok_or_else(|| self.isnt(token))
+    }
+
+    fn isnt(self, token: &Token) -> String {
+        format!("{:?} is no{}", token.text, self.what().trim_start_matches('a'))
+    }
+}

@@ -1,0 +1,227 @@
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::RecordType;
+
+use super::super::testing::Site;
+use crate::dns::server::Server;
+
+/// A block with a template of these lines.
+fn template(head: &str, lines: &str) -> Site {
+    Site::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
+}
+
+const IP: &str = r#"match (^|[.])ip-10-(?P<b>[0-9]*)-(?P<c>[0-9]*)-(?P<d>[0-9]*)[.]example[.]$
+answer "{{ .Name }} 60 IN A 10.{{ .Group.b }}.{{ .Group.c }}.{{ .Group.d }}""#;
+
+#[tokio::test]
+async fn records_are_made_of_the_question() {
+    let site = template("IN A example", &format!("{IP}\nfallthrough"));
+    for (question, expected) in [
+        ("ip-10-95-12-8.example. A", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
+        ("WWW.ip-10-95-12-8.example. A", "NOERROR aa | www.ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
+        // A question for ANY is for all templates.
+        ("ip-10-95-12-8.example. ANY", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
+        // No record can be made of that.
+        ("ip-10-95-12-256.example. A", "SERVFAIL | | |"),
+        ("ip-10-95-12-.example. A", "SERVFAIL | | |"),
+    ] {
+        assert_eq!(site.ask(question).await, expected, "{question}");
+    }
+}
+
+#[tokio::test]
+async fn another_class_type_zone_or_name_is_for_others() {
+    let plugin = async |head: &str, lines: &str, question: &str| {
+        template(head, lines).reply(question).await.unwrap().plugin
+    };
+    let through = format!("{IP}\nfallthrough");
+    let elsewhere = format!("{IP}\nfallthrough other.example");
+    for (head, lines, question, expected) in [
+        ("IN A example", IP, "ip-10-0-0-1.example. AAAA", "whoami"),
+        ("CH A example", IP, "ip-10-0-0-1.example. A", "whoami"),
+        ("IN A example.org", IP, "ip-10-0-0-1.example. A", "whoami"),
+        ("IN ANY example", IP, "ip-10-0-0-1.example. AAAA", "template"),
+        ("ANY A example", IP, "ip-10-0-0-1.example. A", "template"),
+        ("IN A", IP, "ip-10-0-0-1.example. A", "template"),
+        // Not matched: nobody's, unless it falls through.
+        ("IN A example", IP, "other.example. A", ""),
+        ("IN A example", &through, "other.example. A", "whoami"),
+        ("IN A example", &elsewhere, "other.example. A", "whoami"),
+        ("IN A example", &elsewhere, "another.example. A", ""),
+    ] {
+        assert_eq!(plugin(head, lines, question).await, expected, "{head} {question}");
+    }
+}
+
+#[tokio::test]
+async fn templates_are_tried_in_order() {
+    let site = Site::block(
+        "template IN A example {\nmatch ^a[.]\nanswer \"a. A 192.0.2.1\"\nfallthrough\n}
+         template IN TXT\n
+         template IN A {\nmatch ^b[.] ^c[.]\nmatch ^d[.]\nanswer \"b A 192.0.2.2\"\n}",
+    );
+    for (question, expected) in [
+        ("a.example. A", "NOERROR aa | a. 3600 IN A 192.0.2.1 | |"),
+        ("b.example. A", "NOERROR aa | b. 3600 IN A 192.0.2.2 | |"),
+        ("z.example. A", "SERVFAIL | | |"),
+        ("z.example. TXT", "NOERROR aa | | |"),
+    ] {
+        assert_eq!(site.ask(question).await, expected, "{question}");
+    }
+    let site = Site::block(
+        "template IN A {\nmatch ^b[.] ^c[.]\nmatch ^d[.]\nanswer \"{{ index .Match 0 }} A 192.0.2.2\"\n}",
+    );
+    for name in ["b", "c", "d"] {
+        let expected = format!("NOERROR aa | {name}. 3600 IN A 192.0.2.2 | |");
+        assert_eq!(site.ask(&format!("{name}.example. A")).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn all_sections_the_rcode_and_an_extended_error() {
+    let site = template(
+        "ANY ANY invalid",
+        "rcode NXDOMAIN
+         answer \"{{ .Name }} TXT {{ .Type }}\" \"{{ .Name }} {{ .Class }} TXT \\\"two words\\\"\"
+         authority \"invalid. 60 {{ .Class }} SOA ns.invalid. hostmaster.invalid. (1 60 60 60 60)\"
+         additional \"ns.{{ .Zone }} AAAA 2001:db8::1\"
+         additional \"ns.{{ .Zone }} A {{ .Remote }}\"
+         ederror 21 \"Blocked according to RFC2606\"
+         upstream whatever",
+    );
+    assert_eq!(
+        site.ask("a.Invalid. MX").await,
+        "NXDOMAIN aa | a.invalid. 3600 IN TXT MX, a.invalid. 3600 IN TXT two words \
+         | invalid. 60 IN SOA ns.invalid. hostmaster.invalid. 1 60 60 60 60 \
+         | ns.invalid. 3600 IN AAAA 2001:db8::1, ns.invalid. 3600 IN A 10.0.0.1"
+    );
+    let options = site.reply("a.invalid. MX").await.unwrap().options;
+    let told = [&21_u16.to_be_bytes(), &b"Blocked according to RFC2606"[..]].concat();
+    assert_eq!(options, [hickory_proto::rr::rdata::opt::EdnsOption::Unknown(15, told)]);
+}
+
+#[tokio::test]
+async fn servfail_has_no_records_and_a_long_rcode_needs_edns() {
+    let site = template("ANY ANY", "rcode SERVFAIL\nanswer \"a. A 192.0.2.1\"\nederror 0");
+    let reply = site.reply("a. A").await.unwrap();
+    assert!(reply.answers.is_empty() && reply.options.is_empty());
+    let site = template("ANY ANY", "rcode BADCOOKIE");
+    assert_eq!(site.ask("a. A").await, "SERVFAIL | | |");
+    assert_eq!(site.edns(1232).ask("a. A").await, "BADCOOKIE aa | | |");
+}
+
+#[tokio::test]
+async fn the_target_of_a_cname_is_looked_up_for_addresses() {
+    let cname = "template IN ANY foogle.com {\nanswer \"foogle.com 60 IN CNAME target.example\"\n}";
+    let target = "template IN A target.example {\nanswer \"target.example 60 A 192.0.2.1\"\n}";
+    let site = Site::block(&format!("{cname}\n{target}"));
+    for (question, expected) in [
+        (
+            "foogle.com. A",
+            "NOERROR aa | foogle.com. 60 IN CNAME target.example., target.example. 60 IN A 192.0.2.1 | |",
+        ),
+        // Nobody answers for that.
+        ("foogle.com. AAAA", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
+        ("foogle.com. TXT", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
+    ] {
+        assert_eq!(site.ask(question).await, expected, "{question}");
+    }
+    let circle = template("IN A", "answer \"{{ .Name }} CNAME a\"");
+    assert_eq!(circle.reply("a. A").await.unwrap().answers.len(), 9);
+}
+
+#[tokio::test]
+async fn matches_and_failures_are_counted() {
+    let site = template(
+        "IN ANY example",
+        "match ^good[.]\nmatch ^(long)[.]\nmatch ^bad[.]\nanswer \"{{- if .Group.1 -}} {{ index .Match 2 }} {{- end }}{{ .Name }} TXT {{ .Type }}\"",
+    );
+    for name in ["good", "good", "long"] {
+        let _ = site.ask(&format!("{name}.example. TXT")).await;
+    }
+    let broken = template("IN ANY example", "additional \"{{ .Name }}\"");
+    let mut request = broken.request("a.example. A");
+    request.query.set_query_type(RecordType::Unknown(1000));
+    let reply = Server::serve(&mut request).await.unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+
+    assert_eq!(
+        site.metrics("template_matches_total"),
+        [
+            "coredns_template_matches_total{class=\"IN\",server=\"dns://:53\",type=\"TXT\",view=\"\",zone=\"example.\"} 3"
+        ]
+    );
+    assert_eq!(
+        site.metrics("template_failures_total"),
+        ["coredns_template_template_failures_total{class=\"IN\",section=\"answer\",server=\"dns://:53\",\
+             template=\"{{if .Group.1}}{{index .Match 2}}{{end}}{{.Name}} TXT {{.Type}}\",type=\"TXT\",view=\"\",zone=\"example.\"} 1"]
+    );
+    assert_eq!(
+        broken.metrics("rr_failures_total"),
+        ["coredns_template_rr_failures_total{class=\"IN\",section=\"additional\",server=\"dns://:53\",\
+             template=\"{{.Name}}\",type=\"\",view=\"\",zone=\"example.\"} 1"]
+    );
+}
+
+#[test]
+fn what_isnt_right_is_refused_at_its_place() {
+    let unknown = "Corefile:3:1: template has no option \"notavailable\"; it has match, answer, authority, \
+                   additional, rcode, ederror, fallthrough, upstream";
+    let long = "a".repeat(10_001);
+    for (lines, expected) in [
+        ("template", "Corefile:2:1: template needs a class and a type, such as IN A, or ANY ANY"),
+        ("template ANY", "Corefile:2:1: template needs a class and a type, such as IN A, or ANY ANY"),
+        ("template X A", "Corefile:2:10: \"X\" isn't a class such as IN or ANY"),
+        ("template ANY X", "Corefile:2:14: \"X\" isn't a type such as A or ANY"),
+        ("template ANY A a..b", "Corefile:2:16: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
+        ("template ANY ANY {\nnotavailable\n}", unknown),
+        ("template ANY ANY {\nmatch\n}", "Corefile:3:1: match needs one or more regular expressions"),
+        (
+            "template ANY ANY {\nmatch a (?P<x>\n}",
+            "Corefile:3:9: \"(?P<x>\" isn't a regular expression: unclosed group",
+        ),
+        (
+            &format!("template ANY ANY {{\nmatch {long}\n}}"),
+            "Corefile:3:7: a regular expression has 10000 bytes at most, and this one 10001",
+        ),
+        ("template ANY ANY {\nanswer\n}", "Corefile:3:1: answer needs one or more records"),
+        ("template ANY ANY {\nauthority\n}", "Corefile:3:1: authority needs one or more records"),
+        ("template ANY ANY {\nadditional\n}", "Corefile:3:1: additional needs one or more records"),
+        (
+            "template ANY ANY {\nanswer {{ .Name }} A 192.0.2.1\n}",
+            "Corefile:3:8: in the template, at character 1: this {{ isn't closed by }}: does the record stand in quotes?",
+        ),
+        (
+            "template ANY ANY {\nanswer \"{{ .Grup.d }}\"\n}",
+            "Corefile:3:8: in the template, at character 4: the data of templates has no field .Grup here; it has \
+             .Zone, .Name, .Class, .Type, .Match, .Group, .Regex, .Message, .Question, .Remote",
+        ),
+        ("template ANY ANY {\nrcode\n}", "Corefile:3:1: rcode needs a response code such as NXDOMAIN"),
+        (
+            "template ANY ANY {\nrcode UNDEFINED\n}",
+            "Corefile:3:7: \"UNDEFINED\" isn't a response code such as NXDOMAIN",
+        ),
+        (
+            "template ANY ANY {\nrcode NXDOMAIN x\n}",
+            "Corefile:3:16: rcode takes 1 argument at most, and here is \"x\"",
+        ),
+        (
+            "template ANY ANY {\nederror\n}",
+            "Corefile:3:1: ederror needs the number of an extended error, such as 15, and may have a reason",
+        ),
+        (
+            "template ANY ANY {\nederror invalid x\n}",
+            "Corefile:3:9: \"invalid\" isn't the number of an extended error, from 0 to 65535",
+        ),
+        (
+            "template ANY ANY {\nederror too many arguments\n}",
+            "Corefile:3:18: ederror takes 2 arguments at most, and here is \"arguments\"",
+        ),
+        (
+            "template ANY ANY {\nfallthrough a..b\n}",
+            "Corefile:3:13: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8",
+        ),
+        ("template ANY ANY {\nrcode NXDOMAIN {\n}\n}", "Corefile:3:1: rcode takes no braces"),
+    ] {
+        assert_eq!(Site::error(lines), expected, "{lines}");
+    }
+}

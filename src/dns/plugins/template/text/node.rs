@@ -1,0 +1,195 @@
+//! What a template consists of, and how it is written.
+
+use std::fmt;
+
+/// A part of a template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// What stands outside of braces.
+    Text(String),
+    /// An expression, whose value is written.
+    Action(Pipe),
+    /// `if … else … end`.
+    If { condition: Pipe, then: Vec<Node>, otherwise: Option<Vec<Node>> },
+    /// `range … else … end`.
+    Range { over: Pipe, body: Vec<Node>, otherwise: Option<Vec<Node>> },
+}
+
+/// Commands, each of which gets the value of the one before as its last argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pipe {
+    /// The variables that get the value, with their `$`.
+    pub(super) variables: Vec<String>,
+    /// Whether they are there already.
+    pub(super) assigns: bool,
+    /// The commands; there is at least one.
+    pub(super) commands: Vec<Command>,
+}
+
+/// An operand, or a function and its arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Command {
+    /// The words; there is at least one.
+    pub(super) words: Vec<Word>,
+}
+
+/// An operand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// `.`
+    Dot,
+    /// `.Group.a`
+    Field(Vec<String>),
+    /// `$x.a`
+    Variable(String, Vec<String>),
+    /// `(…).a`
+    Pipe(Pipe, Vec<String>),
+    /// The name of a function.
+    Function(Function),
+    /// A string, and how it is written.
+    Str(String, String),
+    /// A number, and how it is written.
+    Int(i64, String),
+    /// `true` or `false`.
+    Bool(bool),
+}
+
+/// A function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Function {
+    And,
+    Eq,
+    Ge,
+    Gt,
+    Index,
+    Le,
+    Len,
+    Lt,
+    Ne,
+    Not,
+    Or,
+    ParseInt,
+    Printf,
+}
+
+impl Function {
+    /// All of them.
+    pub(super) const ALL: [Self; 13] = [
+        Self::And,
+        Self::Eq,
+        Self::Ge,
+        Self::Gt,
+        Self::Index,
+        Self::Le,
+        Self::Len,
+        Self::Lt,
+        Self::Ne,
+        Self::Not,
+        Self::Or,
+        Self::ParseInt,
+        Self::Printf,
+    ];
+
+    /// Returns its name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::And => "and",
+            Self::Eq => "eq",
+            Self::Ge => "ge",
+            Self::Gt => "gt",
+            Self::Index => "index",
+            Self::Le => "le",
+            Self::Len => "len",
+            Self::Lt => "lt",
+            Self::Ne => "ne",
+            Self::Not => "not",
+            Self::Or => "or",
+            Self::ParseInt => "parseInt",
+            Self::Printf => "printf",
+        }
+    }
+
+    /// Returns how many arguments it takes, at least and at most.
+    pub(super) fn arity(self) -> (usize, usize) {
+        match self {
+            Self::And | Self::Or | Self::Index | Self::Printf => (1, usize::MAX),
+            Self::Eq => (2, usize::MAX),
+            Self::Ge | Self::Gt | Self::Le | Self::Lt | Self::Ne => (2, 2),
+            Self::Len | Self::Not => (1, 1),
+            Self::ParseInt => (3, 3),
+        }
+    }
+}
+
+// === As Go writes them ===
+
+pub(super) fn write_list(f: &mut fmt::Formatter<'_>, nodes: &[Node]) -> fmt::Result {
+    nodes.iter().try_for_each(|node| write!(f, "{node}"))
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, pipe, list, otherwise) = match self {
+            Self::Text(text) => return f.write_str(text),
+            Self::Action(pipe) => return write!(f, "{{{{{pipe}}}}}"),
+            Self::If { condition, then, otherwise } => ("if", condition, then, otherwise),
+            Self::Range { over, body, otherwise } => ("range", over, body, otherwise),
+        };
+        write!(f, "{{{{{name} {pipe}}}}}")?;
+        write_list(f, list)?;
+        if let Some(otherwise) = otherwise {
+            f.write_str("{{else}}")?;
+            write_list(f, otherwise)?;
+        }
+        f.write_str("{{end}}")
+    }
+}
+
+impl fmt::Display for Pipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.variables.is_empty() {
+            let sign = if self.assigns { "=" } else { ":=" };
+            write!(f, "{} {sign} ", self.variables.join(", "))?;
+        }
+        for (number, command) in self.commands.iter().enumerate() {
+            if number > 0 {
+                f.write_str(" | ")?;
+            }
+            command.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, word) in self.words.iter().enumerate() {
+            if number > 0 {
+                f.write_str(" ")?;
+            }
+            word.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = match self {
+            Self::Dot => return f.write_str("."),
+            Self::Function(function) => return f.write_str(function.name()),
+            Self::Str(_, written) | Self::Int(_, written) => return f.write_str(written),
+            Self::Bool(is_true) => return is_true.fmt(f),
+            Self::Field(fields) => fields,
+            Self::Variable(name, fields) => {
+                f.write_str(name)?;
+                fields
+            }
+            Self::Pipe(pipe, fields) => {
+                write!(f, "({pipe})")?;
+                fields
+            }
+        };
+        fields.iter().try_for_each(|field| write!(f, ".{field}"))
+    }
+}

@@ -1,0 +1,259 @@
+//! From text to the parts of a template.
+
+use super::node::Node;
+use super::value::Kind;
+
+/// Parentheses, `if` and `range` in each other: nobody needs as many.
+const MAX_DEPTH: usize = 50;
+/// What Go trims.
+pub(super) const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
+
+/// Reads a template. Its errors are at [`Parser::place`].
+pub(super) struct Parser<'t> {
+    pub(super) text: &'t str,
+    pub(super) at: usize,
+    /// Where the operand or the action begins that is read.
+    pub(super) begin: usize,
+    /// Where the braces of the action open.
+    open: usize,
+    /// The variables that there are, with their types as far as these are known.
+    pub(super) variables: Vec<(String, Option<Kind>)>,
+    /// What the dot is.
+    pub(super) dot: Option<Kind>,
+    pub(super) depth: usize,
+}
+
+/// What ends a list of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Text,
+    End,
+    Else,
+    ElseIf,
+}
+
+/// What ends a pipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Close {
+    Braces,
+    Parenthesis,
+}
+
+pub(super) type Parsed<T> = Result<T, String>;
+
+impl<'t> Parser<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        let variables = vec![("$".to_owned(), Some(Kind::Data))];
+        Self { text, at: 0, begin: 0, open: 0, variables, dot: Some(Kind::Data), depth: 0 }
+    }
+
+    /// Returns the byte where the last thing begins that was looked at.
+    pub(super) fn place(&self) -> usize {
+        self.begin
+    }
+
+    /// Reads the whole.
+    pub(super) fn template(&mut self) -> Parsed<Vec<Node>> {
+        match self.list()? {
+            (nodes, Ending::Text) => Ok(nodes),
+            (_, Ending::End) => Err("there is no if or range that this end could close".to_owned()),
+            _ => Err("there is no if or range that this else could belong to".to_owned()),
+        }
+    }
+
+    pub(super) fn rest(&self) -> &'t str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    pub(super) fn skip_space(&mut self) -> bool {
+        let rest = self.rest();
+        self.at = self.text.len() - rest.trim_start_matches(SPACE).len();
+        self.rest().len() < rest.len()
+    }
+
+    /// Reads up to what ends a list.
+    fn list(&mut self) -> Parsed<(Vec<Node>, Ending)> {
+        let mut nodes = Vec::new();
+        loop {
+            let rest = self.rest();
+            let open = rest.find("{{");
+            let mut text = &rest[..open.unwrap_or(rest.len())];
+            self.at += text.len();
+            (self.begin, self.open) = (self.at, self.at);
+            if open.is_some() {
+                self.at += 2;
+                if self.rest().starts_with('-') && self.rest()[1..].starts_with(SPACE) {
+                    text = text.trim_end_matches(SPACE);
+                    self.at += 2;
+                }
+            }
+            if !text.is_empty() {
+                nodes.push(Node::Text(text.to_owned()));
+            }
+            if open.is_none() {
+                return Ok((nodes, Ending::Text));
+            }
+            if self.rest().starts_with("/*") {
+                self.comment()?;
+                continue;
+            }
+            match self.action()? {
+                Ok(node) => nodes.push(node),
+                Err(ending) => return Ok((nodes, ending)),
+            }
+        }
+    }
+
+    fn comment(&mut self) -> Parsed<()> {
+        let end = self.rest().find("*/").ok_or("this comment isn't closed by */")?;
+        self.at += end + 2;
+        let rest = self.rest();
+        let trims = rest.starts_with(SPACE) && rest[1..].starts_with("-}}");
+        if !(trims || rest.starts_with("}}")) || !self.close()? {
+            return Err("}} has to follow the */ of a comment".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Reads the end of an action, if it is here.
+    fn close(&mut self) -> Parsed<bool> {
+        let spaced = self.skip_space();
+        self.close_after(spaced)
+    }
+
+    pub(super) fn close_after(&mut self, spaced: bool) -> Parsed<bool> {
+        if self.rest().starts_with("}}") {
+            self.at += 2;
+        } else if spaced && self.rest().starts_with("-}}") {
+            self.at += 3;
+            self.skip_space();
+        } else if self.rest().is_empty() {
+            self.begin = self.open;
+            return Err("this {{ isn't closed by }}: does the record stand in quotes?".to_owned());
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Reads an action, from behind its braces on, or what ends the list.
+    fn action(&mut self) -> Parsed<Result<Node, Ending>> {
+        self.skip_space();
+        let (begin, keyword) = (self.begin, identifier(self.rest()));
+        match keyword {
+            "if" | "range" => {}
+            "end" | "else" => {
+                self.at += keyword.len();
+                if self.close()? {
+                    return Ok(Err(if keyword == "end" { Ending::End } else { Ending::Else }));
+                }
+                if keyword == "else" && identifier(self.rest()) == "if" {
+                    return Ok(Err(Ending::ElseIf));
+                }
+                self.begin = self.at;
+                return Err(format!("nothing but }}}} can follow {keyword}, or if can follow else"));
+            }
+            _ => {
+                let mark = self.variables.len();
+                let pipe = self.pipe(Close::Braces, 1)?;
+                if pipe.variables.is_empty() {
+                    self.variables.truncate(mark);
+                    if let Some(kind @ (Kind::Data | Kind::Message | Kind::Question | Kind::Questions)) =
+                        self.kind(&pipe)
+                    {
+                        self.begin = begin;
+                        return Err(format!("{} can't be written: take a field of it", kind.name()));
+                    }
+                }
+                return Ok(Ok(Node::Action(pipe)));
+            }
+        }
+        self.at += keyword.len();
+        if !self.rest().is_empty()
+            && !self.rest().starts_with(SPACE)
+            && !self.rest().starts_with(['.', '(', '}'])
+        {
+            self.begin = self.at;
+            return Err(format!("a space has to follow {keyword}"));
+        }
+        let outer = (self.variables.len(), self.dot);
+        self.nest()?;
+        let node = if keyword == "if" { self.condition(begin)? } else { self.range(begin)? };
+        self.depth -= 1;
+        self.variables.truncate(outer.0);
+        self.dot = outer.1;
+        Ok(Ok(node))
+    }
+
+    fn condition(&mut self, begin: usize) -> Parsed<Node> {
+        let condition = self.pipe(Close::Braces, 1)?;
+        let inner = self.variables.len();
+        let (then, ending) = self.list()?;
+        self.variables.truncate(inner);
+        let otherwise = self.otherwise(ending, begin, "if")?;
+        Ok(Node::If { condition, then, otherwise })
+    }
+
+    fn range(&mut self, begin: usize) -> Parsed<Node> {
+        let over = self.pipe(Close::Braces, 2)?;
+        let outer = self.dot;
+        let elements = match self.kind(&over).map(Kind::elements) {
+            Some(Err(message)) => {
+                self.begin = begin;
+                return Err(message);
+            }
+            Some(Ok(elements)) => Some(elements),
+            None => None,
+        };
+        let (index, element) = (elements.map(|kinds| kinds.0), elements.map(|kinds| kinds.1));
+        let kinds = if over.variables.len() == 1 { [element, None] } else { [index, element] };
+        for (name, kind) in over.variables.iter().zip(kinds) {
+            self.set_kind(name, kind, over.assigns);
+        }
+        self.dot = element;
+        let inner = self.variables.len();
+        let (body, ending) = self.list()?;
+        self.variables.truncate(inner);
+        self.dot = outer;
+        let otherwise = self.otherwise(ending, begin, "range")?;
+        Ok(Node::Range { over, body, otherwise })
+    }
+
+    /// Reads from `else` to the end, if that hasn't come already.
+    fn otherwise(&mut self, ending: Ending, begin: usize, name: &str) -> Parsed<Option<Vec<Node>>> {
+        let (nodes, ending) = match ending {
+            Ending::End => return Ok(None),
+            Ending::Else => self.list()?,
+            Ending::ElseIf if name == "if" => {
+                self.at += "if".len();
+                self.nest()?;
+                let nested = self.condition(begin)?;
+                self.depth -= 1;
+                return Ok(Some(vec![nested]));
+            }
+            Ending::ElseIf => return Err("a range can't have an else if".to_owned()),
+            Ending::Text => (Vec::new(), Ending::Text),
+        };
+        match ending {
+            Ending::End => Ok(Some(nodes)),
+            Ending::Text => {
+                self.begin = begin;
+                Err(format!("this {name} isn't closed by {{{{ end }}}}"))
+            }
+            _ => Err("there is an else before this one".to_owned()),
+        }
+    }
+
+    pub(super) fn nest(&mut self) -> Parsed<()> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(format!("more than {MAX_DEPTH} parentheses, ifs and ranges in each other"));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the name that a text begins with.
+pub(super) fn identifier(text: &str) -> &str {
+    &text[..text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())]
+}

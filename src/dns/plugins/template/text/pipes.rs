@@ -1,0 +1,240 @@
+//! From text to expressions, and what is known of their values before there are any.
+
+use super::functions::check_call;
+use super::literal::{number, string};
+use super::node::{Command, Function, Pipe, Word};
+use super::parse::{Close, Parsed, Parser, SPACE, identifier};
+use super::value::Kind;
+
+/// What Go has and we lack: actions and functions.
+const UNSUPPORTED: [&str; 13] = [
+    "block", "break", "continue", "define", "template", "with", "call", "html", "js", "print", "println",
+    "slice", "urlquery",
+];
+
+impl Parser<'_> {
+    /// Reads a pipe with its end, which may set so many variables.
+    pub(super) fn pipe(&mut self, close: Close, most: usize) -> Parsed<Pipe> {
+        let (variables, assigns) =
+            if close == Close::Braces { self.declaration(most)? } else { Default::default() };
+        let mut commands: Vec<Command> = Vec::new();
+        loop {
+            let (command, last) = self.command(close, !commands.is_empty())?;
+            commands.push(command);
+            if last {
+                break;
+            }
+        }
+        let pipe = Pipe { variables, assigns, commands };
+        // A range knows better what its variables are.
+        let kind = if most == 1 { self.kind(&pipe) } else { None };
+        for name in &pipe.variables {
+            if assigns {
+                self.set_kind(name, kind, true);
+            } else {
+                self.variables.push((name.clone(), kind));
+            }
+        }
+        Ok(pipe)
+    }
+
+    /// Reads `$x :=`, `$x =`, or `$i, $v :=`, if that is here.
+    fn declaration(&mut self, most: usize) -> Parsed<(Vec<String>, bool)> {
+        self.skip_space();
+        let start = self.at;
+        let mut names = Vec::new();
+        while self.rest().starts_with('$') {
+            let name = format!("${}", identifier(&self.rest()[1..]));
+            self.begin = self.at;
+            self.at += name.len();
+            if self.rest().starts_with('=') {
+                break;
+            }
+            self.skip_space();
+            names.push(name);
+            if let Some(length) =
+                [":=", "="].iter().find(|sign| self.rest().starts_with(**sign)).map(|sign| sign.len())
+            {
+                self.at += length;
+                if names.len() > most {
+                    return Err("only range can have two variables".to_owned());
+                }
+                if let Some(name) = names.iter().find(|name| length == 1 && self.variable(name).is_none()) {
+                    return Err(format!("there is no variable {name}"));
+                }
+                return Ok((names, length == 1));
+            }
+            if !self.rest().starts_with(',') || names.len() == 2 {
+                break;
+            }
+            self.at += 1;
+            self.skip_space();
+        }
+        self.at = start;
+        Ok(Default::default())
+    }
+
+    /// Reads a command up to `|` or the end of the pipe, and returns whether it is the last.
+    fn command(&mut self, close: Close, is_fed: bool) -> Parsed<(Command, bool)> {
+        let mut words: Vec<Word> = Vec::new();
+        let mut begin = self.at;
+        let is_last = loop {
+            let spaced = self.skip_space();
+            // What is wrong with a command that isn't there is wrong at its end.
+            if words.is_empty() {
+                begin = self.at;
+            }
+            self.begin = begin;
+            match close {
+                Close::Parenthesis if self.rest().starts_with(')') => {
+                    self.at += 1;
+                    break true;
+                }
+                Close::Parenthesis if self.rest().is_empty() || self.rest().starts_with("}}") => {
+                    return Err("a ) is missing".to_owned());
+                }
+                Close::Braces if self.close_after(spaced)? => break true,
+                _ => {}
+            }
+            if self.rest().starts_with('|') {
+                self.at += 1;
+                break false;
+            }
+            self.begin = self.at;
+            words.push(self.word()?);
+            let next = self.rest();
+            if !next.is_empty()
+                && !next.starts_with(SPACE)
+                && !next.starts_with(['|', ')'])
+                && !next.starts_with("}}")
+            {
+                self.begin = self.at;
+                return Err(format!("{:?} can't stand here: spaces separate operands", first(next)));
+            }
+        };
+        self.begin = begin;
+        let command = Command { words };
+        check_call(&command, is_fed)?;
+        Ok((command, is_last))
+    }
+
+    fn word(&mut self) -> Parsed<Word> {
+        let rest = self.rest();
+        let after = rest.chars().nth(1);
+        match first(rest) {
+            '(' => {
+                self.at += 1;
+                self.nest()?;
+                let pipe = self.pipe(Close::Parenthesis, 1)?;
+                self.depth -= 1;
+                let kind = self.kind(&pipe);
+                Ok(Word::Pipe(pipe, self.fields(kind)?))
+            }
+            '"' | '`' => {
+                let (text, length) = string(rest)?;
+                self.at += length;
+                Ok(Word::Str(text, rest[..length].to_owned()))
+            }
+            '$' => {
+                let name = format!("${}", identifier(&rest[1..]));
+                let kind = self.variable(&name).ok_or_else(|| format!("there is no variable {name}"))?;
+                self.at += name.len();
+                Ok(Word::Variable(name, self.fields(kind)?))
+            }
+            '.' if after.is_some_and(|c| c.is_alphabetic() || c == '_') => {
+                Ok(Word::Field(self.fields(self.dot)?))
+            }
+            '.' if !after.is_some_and(|c| c.is_ascii_digit()) => {
+                self.at += 1;
+                Ok(Word::Dot)
+            }
+            '+' | '-' | '.' | '0'..='9' => {
+                let (number, length) = number(rest)?;
+                self.at += length;
+                Ok(Word::Int(number, rest[..length].to_owned()))
+            }
+            '\'' => {
+                Err("characters in single quotes aren't supported here: write a string or a number"
+                    .to_owned())
+            }
+            c if c.is_alphabetic() || c == '_' => self.named(identifier(rest)),
+            c => Err(format!("{c:?} begins nothing that could stand here")),
+        }
+    }
+
+    fn named(&mut self, name: &str) -> Parsed<Word> {
+        let word = match Function::ALL.into_iter().find(|function| function.name() == name) {
+            Some(function) => Word::Function(function),
+            None if name == "true" || name == "false" => Word::Bool(name == "true"),
+            None => {
+                let known: Vec<&str> = Function::ALL.into_iter().map(Function::name).collect();
+                let known = format!("if, else, range, end, {}", known.join(", "));
+                return Err(if UNSUPPORTED.contains(&name) || name == "nil" {
+                    format!("Go's {name} isn't supported in templates here; supported are {known}")
+                } else {
+                    format!("there is no {name:?} in templates; there are {known}")
+                });
+            }
+        };
+        self.at += name.len();
+        Ok(word)
+    }
+
+    /// Reads `.a.b` behind something of that type.
+    fn fields(&mut self, mut kind: Option<Kind>) -> Parsed<Vec<String>> {
+        let mut fields = Vec::new();
+        while self.rest().starts_with('.') {
+            let name = identifier(&self.rest()[1..]);
+            if name.is_empty() {
+                return Err("the name of a field has to follow this dot".to_owned());
+            }
+            kind = kind.map(|kind| kind.field(name)).transpose()?;
+            self.at += 1 + name.len();
+            fields.push(name.to_owned());
+        }
+        Ok(fields)
+    }
+
+    fn variable(&self, name: &str) -> Option<Option<Kind>> {
+        self.variables.iter().rev().find(|(known, _)| known == name).map(|(_, kind)| *kind)
+    }
+
+    /// A variable that is set again may be of the new type from here on, but also of the old one: a branch may
+    /// not be taken.
+    pub(super) fn set_kind(&mut self, name: &str, kind: Option<Kind>, again: bool) {
+        if let Some((_, known)) = self.variables.iter_mut().rev().find(|(known, _)| known == name) {
+            *known = kind.filter(|_| !again || *known == kind);
+        }
+    }
+
+    /// Returns the type of a pipe's value, if that is known before it runs.
+    pub(super) fn kind(&self, pipe: &Pipe) -> Option<Kind> {
+        let words = &pipe.commands.last()?.words;
+        let (mut kind, fields): (_, &[String]) = match words.first()? {
+            Word::Function(function) => {
+                return match function {
+                    Function::And | Function::Or | Function::Index => None,
+                    Function::Len => Some(Kind::Int),
+                    Function::ParseInt => Some(Kind::Uint),
+                    Function::Printf => Some(Kind::Str),
+                    _ => Some(Kind::Bool),
+                };
+            }
+            Word::Str(..) => return Some(Kind::Str),
+            Word::Int(..) => return Some(Kind::Int),
+            Word::Bool(_) => return Some(Kind::Bool),
+            Word::Dot => return self.dot,
+            Word::Field(fields) => (self.dot?, fields),
+            Word::Variable(name, fields) => (self.variable(name)??, fields),
+            Word::Pipe(inner, fields) => (self.kind(inner)?, fields),
+        };
+        for field in fields {
+            kind = kind.field(field).ok()?;
+        }
+        Some(kind)
+    }
+}
+
+fn first(text: &str) -> char {
+    text.chars().next().unwrap_or(' ')
+}

@@ -1,0 +1,76 @@
+//! Where the Corefile comes from, and what it says now.
+
+use std::path::PathBuf;
+
+use crate::config::Flags;
+use crate::dns::configuration::{Configuration, configure};
+use crate::dns::corefile::{Block, CorefileError, Place, Sources, parse};
+use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
+use crate::dns::plugins::setup::Site;
+
+/// What the built-in Corefile is called in errors.
+const BUILT_IN: &str = "(built-in Corefile)";
+
+/// Where the Corefile comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// A file, read again at each reload.
+    File(PathBuf),
+    /// The flags.
+    BuiltIn(String),
+}
+
+/// A Corefile as it was read.
+pub(crate) struct Text {
+    path: PathBuf,
+    text: String,
+}
+
+/// Returns a place as the beginning of a sentence; of the built-in Corefile nobody knows the lines.
+pub(super) fn at(place: &Place) -> String {
+    if place.file.as_os_str() == BUILT_IN {
+        return String::new();
+    }
+    format!("{}:{}:{}: ", place.file.display(), place.line, place.column)
+}
+
+impl Origin {
+    /// Returns where these flags have it from.
+    pub(crate) fn of(flags: &Flags) -> Self {
+        match &flags.corefile {
+            Some(path) => Self::File(path.clone()),
+            None => Self::BuiltIn(flags.built_in_corefile()),
+        }
+    }
+
+    /// Reads it.
+    pub(crate) fn read(&self) -> Result<Text, CorefileError> {
+        match self {
+            Self::BuiltIn(text) => Ok(Text { path: BUILT_IN.into(), text: text.clone() }),
+            Self::File(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    let place = Place { file: path.as_path().into(), line: 1, column: 1 };
+                    place.error(format!("the Corefile can't be read: {error}"))
+                })?;
+                Ok(Text { path: path.clone(), text })
+            }
+        }
+    }
+}
+
+impl Text {
+    /// Returns its blocks, with everything imported.
+    pub(crate) fn blocks(&self) -> Result<Vec<Block>, CorefileError> {
+        parse(&self.path, &self.text, &Sources::SYSTEM)
+    }
+
+    /// Returns the zones with links' names.
+    pub(crate) fn link_zones(&self) -> Result<Vec<LinkZone>, CorefileError> {
+        link_zones(&self.blocks()?)
+    }
+
+    /// Builds everything it asks for.
+    pub(crate) fn configure(&self, site: &Site) -> Result<Configuration, CorefileError> {
+        configure(&self.path, &self.text, &Sources::SYSTEM, site)
+    }
+}

@@ -1,0 +1,222 @@
+//! `/metrics`, `/health` and `/ready`, where the configuration wants them.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
+use prometheus::{Histogram, HistogramOpts, IntCounter, Registry};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::{error, info, warn};
+
+use super::RunError;
+use super::sockets::open_http;
+use crate::dns::ahead::Servers;
+use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
+use crate::dns::probes;
+use crate::metrics::{Family, Metrics};
+use crate::store::Store;
+
+/// How often `/health` is asked by ourselves, and how long it may take; as with CoreDNS.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What is served by HTTP.
+pub(super) struct Http {
+    metrics: Arc<Metrics>,
+    store: Arc<Store>,
+    servers: watch::Receiver<Servers>,
+    checks: Arc<HealthMetrics>,
+    live: Vec<Live>,
+    tasks: JoinSet<()>,
+}
+
+/// One address at work. It ends when this is dropped.
+struct Live {
+    place: At,
+    /// What is served there now.
+    paths: watch::Sender<Vec<&'static str>>,
+    _guard: DropGuard,
+}
+
+/// A port that is listened on. Port 0 is another one for each path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct At {
+    address: SocketAddr,
+    only: Option<&'static str>,
+}
+
+impl At {
+    fn of(endpoint: &HttpEndpoint) -> Self {
+        let address = endpoint.address;
+        Self { address, only: (address.port() == 0).then(|| path(endpoint.kind)) }
+    }
+}
+
+/// How fast `/health` has answered us.
+struct HealthMetrics {
+    duration: Histogram,
+    failures: IntCounter,
+}
+
+impl Family for HealthMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let buckets = prometheus::exponential_buckets(0.000_25, 10.0, 5)?;
+        let help = "Histogram of the time (in seconds) each request took.";
+        let duration = HistogramOpts::new("coredns_health_request_duration_seconds", help).buckets(buckets);
+        let duration = Histogram::with_opts(duration)?;
+        let help = "The number of times the health check failed.";
+        let failures = IntCounter::new("coredns_health_request_failures_total", help)?;
+        registry.register(Box::new(duration.clone()))?;
+        registry.register(Box::new(failures.clone()))?;
+        Ok(Self { duration, failures })
+    }
+}
+
+/// A port that was opened.
+pub(super) struct Opened {
+    place: At,
+    bound: SocketAddr,
+    listener: TcpListener,
+}
+
+fn path(kind: HttpKind) -> &'static str {
+    match kind {
+        HttpKind::Metrics => "/metrics",
+        HttpKind::Health { .. } => "/health",
+        HttpKind::Ready => "/ready",
+    }
+}
+
+/// Returns what is wanted at a port, in order, each once.
+fn paths(endpoints: &[HttpEndpoint], place: At) -> Vec<&'static str> {
+    let mut paths: Vec<_> =
+        endpoints.iter().filter(|it| At::of(it) == place).map(|it| path(it.kind)).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
+}
+
+impl Http {
+    pub(super) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, RunError> {
+        Ok(Self {
+            metrics: Arc::clone(&site.metrics),
+            store: Arc::clone(&site.store),
+            servers,
+            checks: site.metrics.family()?,
+            live: Vec::new(),
+            tasks: JoinSet::new(),
+        })
+    }
+
+    /// Opens the ports that aren't open yet.
+    pub(super) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<Opened>, RunError> {
+        let mut opened: Vec<Opened> = Vec::new();
+        for endpoint in endpoints {
+            let place = At::of(endpoint);
+            let known = self.live.iter().any(|live| live.place == place)
+                || opened.iter().any(|opened| opened.place == place);
+            if !known {
+                let (bound, listener) = open_http(endpoint.address, &endpoint.place)?;
+                opened.push(Opened { place, bound, listener });
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Serves what was opened, and ends what isn't wanted any more.
+    pub(super) fn serve(&mut self, opened: Vec<Opened>, endpoints: &[HttpEndpoint]) {
+        self.live.retain(|live| {
+            let paths = paths(endpoints, live.place);
+            let wanted = !paths.is_empty();
+            live.paths.send_replace(paths);
+            wanted
+        });
+        for Opened { place, bound, listener } in opened {
+            let (paths, served) = watch::channel(paths(endpoints, place));
+            let names = paths.borrow().join(", ");
+            info!("{names} on {bound}");
+            let stop = CancellationToken::new();
+            let serving = probes::serve(listener, self.router(served.clone()), stop.clone());
+            self.tasks.spawn(async move {
+                if let Err(problem) = serving.await {
+                    error!("{names} on {bound} isn't served any more: {problem}");
+                }
+            });
+            let (checks, until) = (Arc::clone(&self.checks), stop.clone());
+            self.tasks.spawn(async move {
+                until.run_until_cancelled(check(bound, served, checks)).await;
+            });
+            self.live.push(Live { place, paths, _guard: stop.drop_guard() });
+        }
+    }
+
+    /// Serves those paths that are wanted just then.
+    fn router(&self, served: watch::Receiver<Vec<&'static str>>) -> Router {
+        let only_served = move |request: Request, next: Next| {
+            let found = served.borrow().contains(&request.uri().path());
+            async move { if found { next.run(request).await } else { StatusCode::NOT_FOUND.into_response() } }
+        };
+        probes::metrics(Arc::clone(&self.metrics), Arc::clone(&self.store))
+            .merge(probes::health())
+            .merge(probes::ready(self.servers.clone()))
+            .layer(from_fn(only_served))
+    }
+
+    pub(super) async fn end(mut self) {
+        self.live.clear();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// Asks `/health` again and again: that it takes long is a sign of too much load.
+async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, checks: Arc<HealthMetrics>) {
+    let mut ticks = interval(CHECK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        if !served.borrow().contains(&"/health") {
+            continue;
+        }
+        let since = Instant::now();
+        let answer = timeout(CHECK_PATIENCE, ask(address)).await;
+        let elapsed = since.elapsed();
+        checks.duration.observe(elapsed.as_secs_f64());
+        match answer {
+            Ok(Ok(())) if elapsed > CHECK_EVERY => warn!("/health took {elapsed:?} to answer ourselves"),
+            Ok(Ok(())) => {}
+            Ok(Err(problem)) => {
+                checks.failures.inc();
+                warn!("/health doesn't answer ourselves: {problem}");
+            }
+            Err(_) => {
+                checks.failures.inc();
+                warn!("/health doesn't answer ourselves within {CHECK_PATIENCE:?}");
+            }
+        }
+    }
+}
+
+async fn ask(address: SocketAddr) -> std::io::Result<()> {
+    let mut address = address;
+    match address.ip() {
+        ip if !ip.is_unspecified() => {}
+        std::net::IpAddr::V4(_) => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        std::net::IpAddr::V6(_) => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+    }
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+    let mut answer = Vec::new();
+    stream.take(4096).read_to_end(&mut answer).await?;
+    if answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(std::io::Error::other("it isn't 200")) }
+}

@@ -1,0 +1,203 @@
+//! Keeps what is served in step with the Corefile: at SIGUSR1, and every so often with the plugin `reload`.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
+use rand::RngExt;
+use sha2::{Digest, Sha512};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use super::corefile::{Origin, Text};
+use super::serving::Serving;
+use super::{RunError, SetDebug};
+use crate::config::{ConfigError, Flags};
+use crate::dns::configuration::{Configuration, text_of};
+use crate::dns::corefile::CorefileError;
+use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::plugins::setup::{Reload, Site};
+use crate::metrics::Family;
+
+struct ReloadMetrics {
+    failed: IntCounter,
+    version: IntGaugeVec,
+}
+
+impl Family for ReloadMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let failed = IntCounter::new(
+            "coredns_reload_failed_total",
+            "Counter of the number of failed reload attempts.",
+        )?;
+        let version = IntGaugeVec::new(
+            Opts::new("coredns_reload_version_info", "A metric with value and type of hash."),
+            &["hash", "value"],
+        )?;
+        registry.register(Box::new(failed.clone()))?;
+        registry.register(Box::new(version.clone()))?;
+        Ok(Self { failed, version })
+    }
+}
+
+/// The Corefile, and what is served of it.
+pub(super) struct Reloader {
+    pub(super) serving: Serving,
+    origin: Origin,
+    flags: Flags,
+    zones: watch::Sender<Vec<LinkZone>>,
+    site: Site,
+    metrics: Arc<ReloadMetrics>,
+    /// The hash of the Corefile in force, or what is wrong with the one that was read last.
+    last: Result<String, String>,
+    asked: Signal,
+}
+
+/// Why a Corefile doesn't come in force.
+#[derive(Debug, thiserror::Error)]
+enum ReloadError {
+    #[error(transparent)]
+    Corefile(#[from] CorefileError),
+    #[error(transparent)]
+    Flags(#[from] ConfigError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error("reading it panicked: {0}")]
+    Panic(#[from] tokio::task::JoinError),
+}
+
+/// What a Corefile says, and its hash.
+struct Loaded {
+    hash: String,
+    zones: Vec<LinkZone>,
+    configuration: Option<Configuration>,
+}
+
+impl Reloader {
+    /// Puts the Corefile in force for the first time.
+    ///
+    /// # Errors
+    /// If it can't be.
+    pub(super) fn start(
+        origin: Origin,
+        text: Text,
+        flags: Flags,
+        zones: Vec<LinkZone>,
+        site: Site,
+        set_debug: SetDebug,
+    ) -> Result<Self, RunError> {
+        let asked = signal(SignalKind::user_defined1()).map_err(RunError::Signal)?;
+        let metrics = site.metrics.family()?;
+        let mut serving = Serving::new(site.clone(), set_debug)?;
+        let hash = hash(&text)?;
+        serving.apply(text.configure(&site)?)?;
+        let zones = watch::Sender::new(zones);
+        Ok(Self { serving, origin, flags, zones, site, metrics, last: Ok(hash), asked })
+    }
+
+    /// Returns the zones with links' names, now and later.
+    pub(super) fn zones(&self) -> watch::Receiver<Vec<LinkZone>> {
+        self.zones.subscribe()
+    }
+
+    /// Serves until `stop`, and some time more; or until a listener dies.
+    ///
+    /// # Errors
+    /// If a listener dies.
+    pub(super) async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
+        let outcome = loop {
+            let pause = self.serving.reload.map_or(Duration::MAX, pause);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break Ok(()),
+                (address, why) = self.serving.dead() => break Err(RunError::Dead { address, why }),
+                Some(()) = self.asked.recv() => self.reload(true).await,
+                () = sleep(pause) => self.reload(false).await,
+            }
+        };
+        let lameduck = self.serving.lameduck;
+        if outcome.is_ok() && !lameduck.is_zero() {
+            info!("answering for another {lameduck:?}, until clients have found somebody else");
+            tokio::select! {
+                () = sleep(lameduck) => {}
+                // Then there is nothing to wait for.
+                _ = self.serving.dead() => {}
+            }
+        }
+        self.serving.end().await;
+        outcome
+    }
+
+    /// Reads the Corefile again. What is wrong with it is said once.
+    async fn reload(&mut self, asked: bool) {
+        let outcome = match self.load(asked).await {
+            Ok(Loaded { configuration: None, .. }) => return,
+            Ok(Loaded { hash, zones, configuration: Some(configuration) }) => {
+                let applied = self.serving.apply(configuration);
+                applied.map(|kept| (hash, zones, kept)).map_err(ReloadError::from)
+            }
+            Err(problem) => Err(problem),
+        };
+        match outcome {
+            Ok((hash, zones, kept)) => {
+                self.zones.send_if_modified(|known| {
+                    let changed = *known != zones;
+                    *known = zones;
+                    changed
+                });
+                info!("the Corefile is in force again: {kept}");
+                self.metrics.version.reset();
+                self.metrics.version.with_label_values(&["sha512", &hash]).set(1);
+                self.last = Ok(hash);
+            }
+            Err(problem) => {
+                let problem = problem.to_string();
+                if asked || self.last.as_ref().err() != Some(&problem) {
+                    self.metrics.failed.inc();
+                    error!("the Corefile isn't taken in force, the one before stays: {problem}");
+                }
+                self.last = Err(problem);
+            }
+        }
+    }
+
+    /// Reads and builds it; without the latter if nobody has asked and it is the same as before.
+    async fn load(&self, asked: bool) -> Result<Loaded, ReloadError> {
+        let (origin, mut flags, site) = (self.origin.clone(), self.flags.clone(), self.site.clone());
+        let known = self.last.as_ref().ok().cloned();
+        // It may take its time: files, and big ones.
+        spawn_blocking(move || {
+            let text = origin.read()?;
+            let hash = hash(&text)?;
+            if !asked && known.as_ref() == Some(&hash) {
+                return Ok(Loaded { hash, zones: Vec::new(), configuration: None });
+            }
+            let zones = text.link_zones()?;
+            flags.set_zones(&zones)?;
+            Ok(Loaded { hash, zones, configuration: Some(text.configure(&site)?) })
+        })
+        .await?
+    }
+}
+
+/// Returns the pause before the next look: shifted a little, so that not all replicas change at once.
+fn pause(Reload { interval, jitter }: Reload) -> Duration {
+    let shift = jitter.mul_f64(rand::rng().random_range(0.0..=1.0));
+    (interval + shift).saturating_sub(jitter / 2)
+}
+
+/// The hash of what a Corefile says, with all that it imports; comments don't count.
+fn hash(text: &Text) -> Result<String, CorefileError> {
+    let digest = Sha512::digest(text_of(&text.blocks()?));
+    let mut hex = String::new();
+    for byte in digest {
+        // Writing to a String can't fail.
+        let _ = write!(hex, "{byte:02x}");
+    }
+    Ok(hex)
+}

@@ -1,0 +1,285 @@
+//! What a configuration asks for, served; and the next one put in its place between two questions.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::info;
+
+use super::http::Http;
+use super::sockets::{Socket, open};
+use super::{RunError, SetDebug};
+use crate::dns::ahead::Servers;
+use crate::dns::configuration::{Configuration, Identity, ListenAt, Listener};
+use crate::dns::handler::Handler;
+use crate::dns::plugins::setup::{Draft, HttpEndpoint, HttpKind, Reload, Site, Task};
+use crate::dns::report::Report;
+use crate::dns::server::{Block, Server};
+use crate::dns::tcp::{Terms, places::Places};
+use crate::dns::{tcp, udp};
+
+/// What is served.
+pub(super) struct Serving {
+    site: Site,
+    report: Arc<Report>,
+    places: Arc<Places>,
+    listeners: Vec<Live>,
+    blocks: Vec<LiveBlock>,
+    http: Http,
+    servers: watch::Sender<Servers>,
+    set_debug: SetDebug,
+    /// The listeners' tasks; one that ends without being told to is dead.
+    serving: JoinSet<(ListenAt, String)>,
+    /// What blocks have running.
+    tasks: JoinSet<()>,
+    /// How often the Corefile is read again.
+    pub(super) reload: Option<Reload>,
+    /// How long it goes on after it was told to stop.
+    pub(super) lameduck: Duration,
+}
+
+/// What has come of a configuration.
+pub(super) struct Applied {
+    blocks: usize,
+    new: usize,
+    gone: usize,
+}
+
+impl fmt::Display for Applied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { blocks, new, gone } = self;
+        write!(f, "{} of {blocks} blocks as before, {new} new, {gone} gone", blocks - new)
+    }
+}
+
+/// A listener at work. It ends when this is dropped.
+struct Live {
+    at: ListenAt,
+    bound: ListenAt,
+    handler: Arc<Handler>,
+    terms: Arc<ArcSwap<Terms>>,
+    stop: CancellationToken,
+    _guard: DropGuard,
+}
+
+/// A block that is served. What it has running ends when this is dropped.
+struct LiveBlock {
+    identity: Identity,
+    block: Arc<Block>,
+    names: Vec<&'static str>,
+    _guard: DropGuard,
+}
+
+impl Serving {
+    /// Returns one that serves nothing yet.
+    pub(super) fn new(site: Site, set_debug: SetDebug) -> Result<Self, RunError> {
+        let report = site.metrics.family::<Report>()?;
+        let (servers, _) = watch::channel(Servers::from([]));
+        Ok(Self {
+            report,
+            places: Arc::new(Places::new(Arc::clone(&site.metrics))),
+            listeners: Vec::new(),
+            blocks: Vec::new(),
+            http: Http::new(&site, servers.subscribe())?,
+            servers,
+            set_debug,
+            serving: JoinSet::new(),
+            tasks: JoinSet::new(),
+            reload: None,
+            lameduck: Duration::ZERO,
+            site,
+        })
+    }
+
+    /// Returns what answers now, and later.
+    pub(super) fn servers(&self) -> watch::Receiver<Servers> {
+        self.servers.subscribe()
+    }
+
+    /// Puts a configuration in force. What it has in common with the one before goes on untouched.
+    ///
+    /// # Errors
+    /// If a port can't be had; then everything is as before.
+    pub(super) fn apply(&mut self, mut configuration: Configuration) -> Result<Applied, RunError> {
+        let endpoints: Vec<HttpEndpoint> =
+            configuration.blocks.iter().flat_map(|built| built.draft.endpoints.clone()).collect();
+        // Everything that can fail comes first.
+        let fresh: Vec<(usize, Socket)> = self.open(&configuration.listeners)?;
+        let http = self.http.open(&endpoints)?;
+
+        let mut old = std::mem::take(&mut self.blocks);
+        let mut starting: Vec<(Vec<Task>, CancellationToken, Arc<Block>)> = Vec::new();
+        for built in &mut configuration.blocks {
+            let same = old.iter().position(|live| live.identity == built.identity);
+            let live = match same {
+                Some(at) => old.swap_remove(at),
+                None => {
+                    let stop = CancellationToken::new();
+                    let tasks = std::mem::take(&mut built.draft.tasks);
+                    starting.push((tasks, stop.clone(), Arc::clone(&built.block)));
+                    LiveBlock {
+                        identity: built.identity.clone(),
+                        block: Arc::clone(&built.block),
+                        names: built.draft.names.clone(),
+                        _guard: stop.drop_guard(),
+                    }
+                }
+            };
+            built.block = Arc::clone(&live.block);
+            self.blocks.push(live);
+        }
+        let applied = Applied { blocks: self.blocks.len(), new: starting.len(), gone: old.len() };
+        self.listen(&configuration, fresh);
+        let servers: Servers = self.listeners.iter().map(|live| live.handler.server.load_full()).collect();
+        self.servers.send_replace(servers);
+        for (tasks, stop, block) in starting {
+            let server = self.server_of(&block);
+            for task in tasks {
+                self.tasks.spawn(task(Arc::clone(&server), stop.clone()));
+            }
+        }
+        self.http.serve(http, &endpoints);
+        self.report.set_enabled(self.enabled());
+        let drafts = || configuration.blocks.iter().map(|built| &built.draft);
+        (self.set_debug)(drafts().any(|draft| draft.debug));
+        self.reload = drafts().find_map(|draft: &Draft| draft.reload);
+        self.lameduck = endpoints.iter().map(lameduck).max().unwrap_or_default();
+        Ok(applied)
+    }
+
+    /// Opens the sockets of the listeners that aren't there yet.
+    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, Socket)>, RunError> {
+        let mut fresh = Vec::new();
+        for (number, listener) in wanted.iter().enumerate() {
+            if !self.listeners.iter().any(|live| live.at == listener.at) {
+                fresh.push((number, open(listener.at, &listener.place)?));
+            }
+        }
+        Ok(fresh)
+    }
+
+    /// Has each listener answer from its blocks; starts those that are new, ends those that aren't wanted any more.
+    fn listen(&mut self, configuration: &Configuration, fresh: Vec<(usize, Socket)>) {
+        self.listeners.retain(|live| {
+            let wanted = configuration.listeners.iter().find(|listener| listener.at == live.at);
+            match wanted {
+                Some(listener) => {
+                    let server = configuration.server(listener, live.bound, Arc::clone(&self.report));
+                    live.handler.server.store(Arc::new(server));
+                    live.terms.store(Arc::new(configuration.terms(listener)));
+                }
+                None => info!("DNS on {}: not any more", live.bound.address),
+            }
+            wanted.is_some()
+        });
+        for (number, socket) in fresh {
+            let listener = &configuration.listeners[number];
+            let bound = socket.bound;
+            let handler = Arc::new(configuration.handler(listener, bound, &self.site, &self.report));
+            let stop = CancellationToken::new();
+            let terms = Arc::new(ArcSwap::from_pointee(configuration.terms(listener)));
+            self.start(socket, &terms, &handler, &stop);
+            let guard = stop.clone().drop_guard();
+            self.listeners.push(Live { at: listener.at, bound, handler, terms, stop, _guard: guard });
+        }
+    }
+
+    fn start(
+        &mut self,
+        socket: Socket,
+        terms: &Arc<ArcSwap<Terms>>,
+        handler: &Arc<Handler>,
+        stop: &CancellationToken,
+    ) {
+        let bound = socket.bound;
+        let how = if socket.udp.is_some() { "UDP and TCP" } else { "TLS" };
+        info!("DNS on {}, by {how}", bound.address);
+        if let Some(udp) = socket.udp {
+            let serving = udp::serve(udp, Arc::clone(handler), stop.clone());
+            self.serving.spawn(async move { (bound, ended(tokio::spawn(serving).await)) });
+        }
+        let serving = tcp::serve(
+            socket.tcp,
+            Arc::clone(terms),
+            Arc::clone(&self.places),
+            Arc::clone(handler),
+            stop.clone(),
+        );
+        self.serving.spawn(async move { (bound, ended(tokio::spawn(serving).await)) });
+    }
+
+    /// Returns a server that a block is behind.
+    fn server_of(&self, block: &Arc<Block>) -> Arc<Server> {
+        let servers = self.servers.borrow();
+        let behind = |server: &&Arc<Server>| server.blocks().any(|(_, other)| Arc::ptr_eq(other, block));
+        // Every block is behind one.
+        servers
+            .iter()
+            .find(behind)
+            .or(servers.first())
+            .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.report))), Arc::clone)
+    }
+
+    /// Returns `server`, `zone` and `name` of every plugin that is at work.
+    fn enabled(&self) -> Vec<(String, String, &'static str)> {
+        let mut all = Vec::new();
+        for live in &self.listeners {
+            for (zone, block) in live.handler.server.load().blocks() {
+                let names = self.blocks.iter().find(|live| Arc::ptr_eq(&live.block, block));
+                for name in names.iter().flat_map(|live| &live.names) {
+                    all.push((live.bound.to_string(), zone.to_ascii(), *name));
+                }
+            }
+        }
+        all
+    }
+
+    /// Waits until a listener has ended without being told to; says which, and why.
+    pub(super) async fn dead(&mut self) -> (SocketAddr, String) {
+        loop {
+            match self.serving.join_next().await {
+                None => std::future::pending().await,
+                Some(Err(panic)) => {
+                    let first = self.listeners.first().map(|live| live.bound.address);
+                    return (first.unwrap_or_else(|| ([0, 0, 0, 0], 0).into()), panic.to_string());
+                }
+                Some(Ok((bound, why))) => {
+                    let wanted = |live: &&Live| live.bound == bound && !live.stop.is_cancelled();
+                    if self.listeners.iter().any(|live| wanted(&live)) {
+                        return (bound.address, why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends everything, after the answers that are under way.
+    pub(super) async fn end(mut self) {
+        self.listeners.clear();
+        while self.serving.join_next().await.is_some() {}
+        self.blocks.clear();
+        while self.tasks.join_next().await.is_some() {}
+        self.http.end().await;
+    }
+}
+
+fn lameduck(endpoint: &HttpEndpoint) -> Duration {
+    match endpoint.kind {
+        HttpKind::Health { lameduck } => lameduck,
+        HttpKind::Metrics | HttpKind::Ready => Duration::ZERO,
+    }
+}
+
+fn ended(how: Result<io::Result<()>, JoinError>) -> String {
+    match how {
+        Ok(Ok(())) => "it has stopped".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => panic.to_string(),
+    }
+}

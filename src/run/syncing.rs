@@ -1,0 +1,75 @@
+//! Keeps links and external targets in step for as long as it is told to, by the zones that there are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use super::names_of;
+use super::source::Source;
+use crate::config::Flags;
+use crate::dns::plugins::lb_linker::LinkZone;
+use crate::metrics::Metrics;
+use crate::store::Store;
+
+/// The pause before another try where the source can't be opened again.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What syncing needs.
+pub(super) struct Syncing {
+    pub(super) flags: Flags,
+    pub(super) store: Arc<Store>,
+    pub(super) metrics: Arc<Metrics>,
+    /// The zones with links' names; another Corefile may have others.
+    pub(super) zones: watch::Receiver<Vec<LinkZone>>,
+}
+
+impl Syncing {
+    /// Syncs until `stop`. When the zones change it begins anew, for names are granted to Services by them; meanwhile
+    /// what is known is answered.
+    pub(super) async fn run(mut self, source: Source, stop: CancellationToken) {
+        let mut source = source;
+        loop {
+            let until = stop.child_token();
+            let mut tasks = JoinSet::new();
+            source.start(&mut tasks, &self.flags, &self.store, &self.metrics, &until);
+            let changed = stop.run_until_cancelled(self.zones.changed()).await;
+            if !matches!(changed, Some(Ok(()))) {
+                stop.cancelled().await;
+            }
+            until.cancel();
+            while tasks.join_next().await.is_some() {}
+            let zones = self.zones.borrow_and_update().clone();
+            match self.open_again(&zones, &stop).await {
+                Some(again) => source = again,
+                None => return,
+            }
+        }
+    }
+
+    /// Opens the source for these zones; `None` at the end.
+    async fn open_again(&mut self, zones: &[LinkZone], stop: &CancellationToken) -> Option<Source> {
+        while !stop.is_cancelled() {
+            // The Corefile would have been refused otherwise.
+            let opened = match self.flags.set_zones(zones) {
+                Ok(()) => Source::open(&self.flags).await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            match opened {
+                Ok(source) => {
+                    info!("links are in {} now; Services are listed again", names_of(zones));
+                    self.store.set_zones(&self.flags.zones);
+                    return Some(source);
+                }
+                Err(problem) => {
+                    error!("the zones have changed, and Services can't be listed again yet: {problem}");
+                    stop.run_until_cancelled(tokio::time::sleep(RETRY)).await;
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,87 @@
+//! What holds for any text that is given as a Corefile. The property test and the fuzz target share it.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use lb_linker::dns::configuration::{configure, text_of};
+use lb_linker::dns::corefile::{Block, CorefileError, Line, Sources, parse};
+use lb_linker::dns::plugins::setup::Site;
+use lb_linker::store::{Departed, Store};
+
+/// No files beside it, and one variable.
+static SOURCES: Sources<'static> = Sources {
+    variable: &|name| (name == "A").then(|| "one two".to_owned()),
+    read: &|_| Err(io::ErrorKind::NotFound.into()),
+    glob: &|_| Vec::new(),
+};
+
+static SITE: LazyLock<Site> = LazyLock::new(|| Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap());
+
+/// Reads the text, and builds what it asks for. Returns what has come of it, or the rule that is broken.
+pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
+    let text = String::from_utf8_lossy(bytes);
+    let rule = |rule: String| format!("{rule}\n{text}");
+    let blocks = match parse(Path::new("Corefile"), &text, &SOURCES) {
+        Ok(blocks) => blocks,
+        Err(error) => return check(&error, &text).map(|()| "no language").map_err(rule),
+    };
+    // Written out it says the same.
+    let again = text_of(&blocks);
+    match parse(Path::new("Corefile"), &again, &SOURCES) {
+        Ok(found) if words(&found) == words(&blocks) => {}
+        // What a variable or a snippet made can look like a variable.
+        // The language has no way to write a backslash before a quote, or at the end of quoted words.
+        _ if again.contains("{$") || again.contains("{%") || again.contains('\\') => {}
+        found => return Err(rule(format!("it isn't the same when written out: {found:?}\n{again}"))),
+    }
+    // Plugins read files: none of this machine's.
+    if blocks.iter().any(|block| has_path(&block.lines)) {
+        return Ok("with paths");
+    }
+    match configure(Path::new("Corefile"), &text, &SOURCES, &SITE) {
+        Ok(_) => Ok("right"),
+        Err(error) => check(&error, &text).map(|()| "wrong").map_err(rule),
+    }
+}
+
+/// An error names a place in the file, and says something in one line.
+fn check(error: &CorefileError, text: &str) -> Result<(), String> {
+    let (place, message) = (&error.place, &error.message);
+    let lines = text.lines().count().max(1);
+    if (1..=lines + 1).contains(&place.line) && place.column >= 1 && message.len() > 5 {
+        Ok(())
+    } else {
+        Err(format!("an error without a place or a message: {error:?}"))
+    }
+}
+
+fn has_path(lines: &[Line]) -> bool {
+    let reads = |line: &Line| ["hosts", "root"].contains(&line.name());
+    let path =
+        |line: &Line| line.words.iter().any(|word| word.text.contains(['/', '.']) && word.text.contains('/'));
+    lines.iter().any(|line| reads(line) || path(line) || line.block.as_deref().is_some_and(has_path))
+}
+
+/// The words of blocks, without their places.
+fn words(blocks: &[Block]) -> Vec<String> {
+    fn of_lines(lines: &[Line], all: &mut Vec<String>) {
+        for line in lines {
+            all.extend(line.words.iter().map(|word| word.text.clone()));
+            all.push("\n".to_owned());
+            if let Some(block) = &line.block {
+                all.push("{".to_owned());
+                of_lines(block, all);
+                all.push("}".to_owned());
+            }
+        }
+    }
+    let mut all = Vec::new();
+    for block in blocks {
+        all.extend(block.addresses.iter().map(|word| word.text.clone()));
+        all.push("{".to_owned());
+        of_lines(&block.lines, &mut all);
+        all.push("}".to_owned());
+    }
+    all
+}
