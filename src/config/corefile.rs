@@ -11,6 +11,9 @@ use crate::store::host_text;
 const PRIVATE: &str = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 198.18.0.0/15 169.254.0.0/16 \
                        127.0.0.0/8 fc00::/7 fe80::/10 ::1/128";
 
+/// When the upstreams are away each question would have a line of its own.
+const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";
+
 impl Flags {
     /// Returns the Corefile that the flags stand for.
     #[must_use]
@@ -46,7 +49,7 @@ impl Flags {
         // Writing to a String can't fail.
         let _ = writeln!(text, "{} {{", zones.join(" "));
         *text += &bind;
-        *text += "    errors\n";
+        *text += ERRORS;
         if upstreams.is_empty() {
             *text += &probes;
         }
@@ -55,7 +58,7 @@ impl Flags {
         if !upstreams.is_empty() {
             let _ = writeln!(text, ".:{port} {{");
             *text += &bind;
-            *text += "    errors\n";
+            *text += ERRORS;
             *text += &probes;
             *text += &prometheus;
             let _ = write!(text, "    acl {{\n        allow net {PRIVATE}\n        block\n    }}\n");

@@ -16,7 +16,6 @@ use hickory_proto::rr::Name;
 use kube::core::Selector;
 
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::dns::tls::TlsError;
 use crate::names;
 use crate::store::host_text;
 use crate::sync::admission::Admission;
@@ -344,9 +343,6 @@ pub enum ConfigError {
          name (deploy/ sets them)"
     )]
     LifeOutsideAPod,
-    /// There is no TLS.
-    #[error("--upstream tls://…: {0}")]
-    Tls(#[from] TlsError),
     /// An upstream is ourselves.
     #[error(
         "--upstream {upstream} is lb-linker's own --listen {listen}: every question would go round in circles"

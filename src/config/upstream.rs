@@ -1,17 +1,15 @@
 //! Who resolves everything else: `--upstream`.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use nix::net::if_::if_nametoindex;
 use rustls::pki_types::ServerName;
-use tokio_rustls::TlsConnector;
 
 use super::{ConfigError, DNS_PORT, Flags};
-use crate::dns::forward::{Endpoint, TlsClient, Transport};
-use crate::dns::tls;
+use crate::dns::configuration::reaches;
+use crate::dns::resolv_conf;
 
 /// The port of DNS over TLS (RFC 7858 section 3.1).
 const TLS_PORT: u16 = 853;
@@ -76,37 +74,29 @@ impl fmt::Display for UpstreamSpec {
 }
 
 impl Flags {
-    /// Returns the upstream resolvers; none with `--upstream none`.
+    /// Returns the addresses of the upstream resolvers; none with `--upstream none`, or with a Corefile, which names its
+    /// own.
     ///
     /// # Errors
-    /// If a file can't be used, an upstream is one of our own listeners, or nobody is trusted.
-    pub fn upstreams(&self) -> Result<Vec<Endpoint>, ConfigError> {
-        let plain = |address| Endpoint { address, transport: Transport::Udp };
-        let mut connector = None;
+    /// If a file can't be used, or an upstream is one of our own listeners.
+    pub fn upstreams(&self) -> Result<Vec<SocketAddr>, ConfigError> {
+        if self.corefile.is_some() {
+            return Ok(Vec::new());
+        }
         let mut servers = Vec::new();
         for spec in &self.upstream {
             match spec {
                 UpstreamSpec::None if self.upstream.len() > 1 => return Err(ConfigError::NoneAndOthers),
                 UpstreamSpec::None => {}
-                UpstreamSpec::Server(address) => servers.push(plain(*address)),
-                UpstreamSpec::Tls(address, name) => {
-                    let connector = match &connector {
-                        Some(connector) => TlsConnector::clone(connector),
-                        None => connector.insert(tls::connector(None)?).clone(),
-                    };
-                    let client = TlsClient { connector, name: name.clone() };
-                    servers.push(Endpoint { address: *address, transport: Transport::Tls(client) });
-                }
-                UpstreamSpec::File(path) => {
-                    let found = nameservers(path)
-                        .map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?;
-                    servers.extend(found.into_iter().map(plain));
-                }
+                UpstreamSpec::Server(address) | UpstreamSpec::Tls(address, _) => servers.push(*address),
+                UpstreamSpec::File(path) => servers.extend(
+                    nameservers(path).map_err(|why| ConfigError::ResolvConf { path: path.clone(), why })?,
+                ),
             }
         }
-        for Endpoint { address, .. } in &servers {
-            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *address)) {
-                return Err(ConfigError::Ourselves { upstream: *address, listen: *listen });
+        for upstream in &servers {
+            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *upstream)) {
+                return Err(ConfigError::Ourselves { upstream: *upstream, listen: *listen });
             }
         }
         Ok(servers)
@@ -136,42 +126,9 @@ fn tls_server(text: &str) -> Option<UpstreamSpec> {
     (address.port() != 0).then_some(UpstreamSpec::Tls(address, name))
 }
 
-/// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood
-/// is passed over.
+/// Returns the name servers of a file like resolv.conf.
 fn nameservers(path: &PathBuf) -> Result<Vec<SocketAddr>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let servers: Vec<SocketAddr> = text
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("nameserver"))
-        .filter(|rest| rest.starts_with(char::is_whitespace))
-        .filter_map(|rest| nameserver(rest.split_whitespace().next()?))
-        .collect();
+    let servers: Vec<SocketAddr> = resolv_conf::nameservers(&text).collect();
     if servers.is_empty() { Err("it names no nameserver".to_owned()) } else { Ok(servers) }
-}
-
-/// Parses `192.0.2.1`, `2001:db8::1` or `fe80::1%eth0`.
-fn nameserver(text: &str) -> Option<SocketAddr> {
-    let (address, scope) =
-        text.split_once('%').map_or((text, None), |(address, scope)| (address, Some(scope)));
-    match (address.parse().ok()?, scope) {
-        (IpAddr::V6(ip), Some(scope)) => {
-            let scope = scope.parse().ok().or_else(|| if_nametoindex(scope).ok())?;
-            Some(SocketAddrV6::new(ip, DNS_PORT, 0, scope).into())
-        }
-        (ip, _) => Some(SocketAddr::new(ip, DNS_PORT)),
-    }
-}
-
-/// Whether what is sent to `upstream` arrives at `listen`.
-fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
-    let loopback = |ip: IpAddr| match ip.to_canonical() {
-        // What is sent to no address in particular goes to this machine.
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
-    // Only an address of this machine can be bound.
-    let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
-    listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())
 }

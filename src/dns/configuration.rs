@@ -1,7 +1,7 @@
 //! From a Corefile to what is to be served: blocks, and the listeners that they are behind.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -123,7 +123,39 @@ pub fn configure(
             start.error("no server block, such as: . { forward . /etc/resolv.conf }, each brace on its line")
         );
     }
+    check_upstreams(&blocks, &listeners)?;
     Ok(Configuration { blocks, listeners })
+}
+
+/// Returns whether what is sent to `upstream` arrives at `listen`.
+#[must_use]
+pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
+    let loopback = |ip: IpAddr| match ip.to_canonical() {
+        // What is sent to no address in particular goes to this machine.
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
+    // Only an address of this machine can be bound.
+    let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
+    listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())
+}
+
+/// Checks that no block has itself as an upstream. Another block may well be one.
+fn check_upstreams(blocks: &[Built], listeners: &[Listener]) -> Result<(), CorefileError> {
+    for (number, built) in blocks.iter().enumerate() {
+        let behind = || listeners.iter().filter(|it| it.zones.iter().any(|(_, block)| *block == number));
+        for (upstream, place) in &built.draft.upstreams {
+            if let Some(listener) = behind().find(|listener| reaches(listener.at.address, *upstream)) {
+                return Err(place.error(format!(
+                    "{upstream} is this block's own listener {}: every question would go round in circles",
+                    listener.at
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Adds a zone to a listener.

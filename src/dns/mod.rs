@@ -20,6 +20,7 @@ pub mod presentation;
 pub mod probes;
 pub mod question;
 pub mod report;
+pub mod resolv_conf;
 pub mod server;
 mod shares;
 pub mod tcp;

@@ -52,6 +52,10 @@ fn what_cant_be_served_is_refused_with_its_place() {
         ),
         ("grpc://. {\nwhoami\n}", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
         (
+            ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
+            "Corefile:2:21: 127.0.0.1:1053 is this block's own listener dns://:1053: every question would go round in circles",
+        ),
+        (
             "tls://. {\nwhoami\n}",
             "Corefile:1:1: a tls:// block needs the plugin tls, with a certificate and its key",
         ),

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::Path;
 
 use hickory_proto::rr::Name;
-use nix::net::if_::if_nametoindex;
 use rustls::pki_types::ServerName;
 
 use super::super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Scheme, Word};
+use crate::dns::resolv_conf::{nameservers, scope};
 
 /// Somebody to forward to.
 #[derive(Clone, Debug)]
@@ -139,27 +139,4 @@ impl<'a> Parts<'a> {
 pub(super) fn server_name(name: &str, word: &Word) -> Result<ServerName<'static>, CorefileError> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can bear")))
-}
-
-/// Returns the name servers of a file like resolv.conf. As in resolv.conf(5), what isn't understood is passed
-/// over.
-fn nameservers(text: &str) -> impl Iterator<Item = SocketAddr> {
-    text.lines()
-        .filter_map(|line| line.trim_start().strip_prefix("nameserver"))
-        .filter(|rest| rest.starts_with(char::is_whitespace))
-        .filter_map(|rest| nameserver(rest.split_whitespace().next()?))
-}
-
-/// Parses `192.0.2.1`, `2001:db8::1` or `fe80::1%eth0`.
-fn nameserver(text: &str) -> Option<SocketAddr> {
-    let port = Scheme::Dns.port();
-    match text.split_once('%') {
-        None => Some(SocketAddr::new(text.parse().ok()?, port)),
-        Some((ip, zone)) => Some(SocketAddrV6::new(ip.parse().ok()?, port, 0, scope(zone)?).into()),
-    }
-}
-
-/// Returns the number of a network interface, given that or its name.
-fn scope(zone: &str) -> Option<u32> {
-    zone.parse().ok().or_else(|| if_nametoindex(zone).ok())
 }
