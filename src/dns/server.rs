@@ -86,6 +86,9 @@ impl Server {
         let Some((zone, block)) = server.find(request.query.name(), request.query.query_type()) else {
             return Some(server.refuse(request, ResponseCode::Refused));
         };
+        if block.plugins.is_empty() {
+            return Some(server.refuse(request, ResponseCode::Refused));
+        }
         request.zone.clone_from(zone);
         let outcome = Next::first(block).serve(request).await;
         answer(request, outcome)
