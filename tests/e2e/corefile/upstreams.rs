@@ -67,6 +67,7 @@ const CLOUD: &str = r#"
         answer "{{ .Name }} 100000 IN A 192.0.2.1"
     }
     template IN A mixed.test {
+        match "^x\."
         answer "{{ .Name }} 300 IN CNAME short.mixed.test"
         answer "short.mixed.test 7 IN A 192.0.2.1"
         authority "mixed.test 900 IN NS ns.mixed.test"
@@ -163,7 +164,6 @@ fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
     match &*label {
         "ad" => answer.metadata.authentic_data = true,
         "aa" => answer.metadata.authoritative = true,
-        "cd" => answer.metadata.checking_disabled = true,
         "nora" => answer.metadata.recursion_available = false,
         "lower" => answer.answers.iter_mut().for_each(|record| record.name = record.name.to_lowercase()),
         "alias" => {
@@ -198,8 +198,7 @@ fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
             }
         }
     }
-    if label != "nord" {
-        answer.metadata.recursion_desired = asked.metadata.recursion_desired;
-    }
+    answer.metadata.recursion_desired = label != "nord" && asked.metadata.recursion_desired;
+    answer.metadata.checking_disabled = label == "cd" || asked.metadata.checking_disabled;
     vec![answer]
 }
