@@ -128,7 +128,7 @@ impl Report {
         let observe = |sizes: &HistogramVec, size: usize| {
             sizes.with_label_values(&[server, zone, "", protocol]).observe(size as f64);
         };
-        observe(&self.request_size, request.size);
+        observe(&self.request_size, request.length());
         observe(&self.response_size, wire_length(reply, &request.query));
         self.duration.with_label_values(&[server, zone, ""]).observe(since.elapsed().as_secs_f64());
     }
