@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::answer::{Answer, Difference};
 use super::expected::{self, EXPECTED};
 use super::question::table;
-use super::server::{Server, Site, Which};
+use super::server::{Server, Site, Which, check};
 use super::upstreams::Upstreams;
 
 /// A Corefile, and what is asked of it.
@@ -88,6 +88,8 @@ async fn differences_of(upstreams: &Upstreams, group: &Group) -> Found {
 async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
     let site =
         upstreams.name(Site::new(group.corefile, group.files)).with("ZONE", "env.test").with("TIME", 44);
+    let checked = check(&site);
+    assert!(checked.status.success(), "{}: {checked:?}", group.name);
     let (coredns, subject) =
         tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
     let (mut found, mut slowest) = (Found::new(), Duration::ZERO);

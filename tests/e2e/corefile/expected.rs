@@ -72,9 +72,13 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("bufsize", "huge.example.org. A edns=4096 nsid", "answer")],
     },
     Expected {
-        reason: "RD is copied from the question into the answer (RFC 1035 section 4.1.1). CoreDNS hands the \
-                 upstream's on.",
-        at: &[("forward: odd answers", "nord.odd. A", "flags")],
+        reason: "RD and CD are copied from the question into the answer (RFC 1035 section 4.1.1, RFC 4035 section \
+                 3.2.2). CoreDNS hands the upstream's on.",
+        at: &[
+            ("forward: odd answers", "nord.odd. A", "flags"),
+            ("forward: odd answers", "cd.odd. A", "flags"),
+            ("cache", "cd.odd. A", "flags"),
+        ],
     },
     Expected {
         reason: "AD is only set for who has set AD or DO, and knows what it means (RFC 6840 section 5.8). Without \

@@ -22,6 +22,14 @@ const COREFILE: &str = r#"
             answer "{{ .Name }} 60 IN A 192.0.2.1"
             rcode NOERROR
         }
+        # The look-up of what is behind it is a question, too.
+        template IN A alias.test {
+            match ^alias
+            answer "{{ .Name }} 60 IN CNAME behind.alias.test"
+        }
+        template IN A alias.test {
+            answer "{{ .Name }} 60 IN A 192.0.2.2"
+        }
         template IN A wrong.test {
             answer "{{ .Name }} 60 IN A {{ .Name }}"
         }
@@ -150,6 +158,8 @@ const QUESTIONS: &str = "
     x.block.test. A
     x.drop.test. A silent
     x.wrong.test. A
+    alias.test. A edns=4096 do
+    alias.alias.test. A tcp
     x.hosts.test. A
     x.hosts.test. TXT tcp
     version.bind. TXT CH

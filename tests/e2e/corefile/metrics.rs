@@ -56,6 +56,9 @@ const COREFILE: &str = "
             match \"^(?P<what>[^.]*)\"
             answer \"{{ .Name }} 60 IN A 192.0.2.{{ .Group.what }}\"
         }
+        template IN AAAA template.test {
+            answer \"{{ .Name }} 60 IN CNAME a.example.org\"
+        }
         template IN TXT template.test {
             answer \"{{ .Name }} 60 IN TXT {{ index .Match 9 }}\"
         }
@@ -112,6 +115,8 @@ const QUESTIONS: &str = "
     500.template.test. A
     1.template.test. TXT
     1.template.test. MX
+    1.template.test. AAAA
+    1.template.test. AAAA
     version.chaos.test. TXT CH
     version.bind. TXT CH
     x.dead.test. A

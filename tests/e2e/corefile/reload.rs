@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 use hickory_proto::op::Message;
 use hickory_proto::rr::RData;
 use nix::sys::signal::Signal;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::question::Question;
 use super::server::{Server, Site, Which};
 use super::upstreams::Upstreams;
+use crate::harness::dns::{read_message, write_message};
 use crate::harness::{PATIENCE, eventually, linker};
 
 /// A Corefile that is read again every other second, with an answer that tells its version, and a block that stays.
@@ -225,6 +228,28 @@ async fn the_cache_of_a_block_that_stays_survives_and_that_of_another_doesnt() {
     let kept = ttl(&server, "a.example.org. A").await;
     assert!(kept < 60, "the cache of an untouched block is empty: {kept}");
     assert_eq!(ttl(&server, "x.long.test. A").await, 3600, "the cache of a block that changed is kept");
+}
+
+/// CoreDNS hangs up.
+#[tokio::test]
+async fn a_connection_outlives_reloads() {
+    if Which::subject() == Which::CoreDns {
+        return;
+    }
+    let upstreams = Upstreams::start().await;
+    let site = upstreams.name(Site::new(&corefile("0"), &[]));
+    let mut server = Server::start(Which::Linker, &site).await;
+    let mut stream = TcpStream::connect(server.dns()).await.unwrap();
+    for reload in 1..=5 {
+        let expected = reload.to_string();
+        site.write("Corefile", &corefile(&expected));
+        server.signal(Signal::SIGUSR1);
+        becomes(&server, &expected).await;
+        write_message(&mut stream, &Question::parse("version. TXT").message).await;
+        let answer = timeout(PATIENCE, read_message(&mut stream)).await.unwrap().expect("it is still open");
+        let answer = Message::from_vec(&answer).unwrap();
+        assert_eq!(answer.answers[0].data.to_string(), expected, "{answer}");
+    }
 }
 
 #[tokio::test]

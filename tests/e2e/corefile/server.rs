@@ -254,11 +254,12 @@ fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) {
     });
 }
 
-/// Lets lb-linker check the Corefile of a directory.
+/// Lets lb-linker check the Corefile of a directory, where a port is any.
 pub fn check(site: &Site) -> Output {
     let mut command = linker::bare();
     command.args(["check", "--corefile"]).arg(site.corefile());
     command.arg("--manifests").arg(site.manifests());
+    command.envs(PORTS.iter().zip(5301..).map(|(name, port)| (name, port.to_string())));
     command.current_dir(site.path()).envs(&site.variables).stdin(Stdio::null());
     command.output().expect("lb-linker can be started")
 }
