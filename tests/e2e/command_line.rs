@@ -108,6 +108,55 @@ fn check_prints_the_flags_in_force_and_opens_no_port() {
 }
 
 #[test]
+fn the_corefile_in_deploy_is_right() {
+    let text =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/corefile/configmap.yaml"));
+    let map: k8s_openapi::api::core::v1::ConfigMap = serde_saphyr::from_str(&text.unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let corefile = directory.path().join("Corefile");
+    // Not every machine has one.
+    let resolv_conf = directory.path().join("resolv.conf");
+    std::fs::write(&resolv_conf, "nameserver 192.0.2.53\n").unwrap();
+    let text = &map.data.unwrap()["Corefile"];
+    std::fs::write(&corefile, text.replace("/etc/resolv.conf", resolv_conf.to_str().unwrap())).unwrap();
+    let output = run_to_end(["check", "--corefile", corefile.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("    lb_linker\n"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_corefile_that_is_wrong_is_named_with_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let corefile = directory.path().join("Corefile");
+    let (path, manifests) = (corefile.to_str().unwrap(), directory.path().to_str().unwrap());
+    for (text, sentence) in [
+        (None, "1:1: the Corefile can't be read: No such file or directory (os error 2)"),
+        (Some(". {\n    forward\n}\n"), "2:5: forward needs"),
+        (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; there are acl,"),
+        (Some(". {\n    whoami\n"), "1:3: this { isn't closed"),
+        (Some("tls://. {\n    tls cert.pem key.pem\n    whoami\n}\n"), "2:9: "),
+    ] {
+        if let Some(text) = text {
+            std::fs::write(&corefile, text).unwrap();
+        }
+        for command in ["run", "check"] {
+            let output = run_to_end([command, "--manifests", manifests, "--corefile", path]);
+            assert_eq!(output.status.code(), Some(2), "{text:?}: {}", stderr(&output));
+            let said = stderr(&output);
+            assert!(said.starts_with(&format!("lb-linker: {path}:{sentence}")), "{said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    }
+    let output = run_to_end(["check", "--corefile", path, "--zone", "lb.internal"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("'--corefile <PATH>' cannot be used with '--zone <ZONE>'"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
 fn check_finds_what_is_wrong_with_manifests() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");
