@@ -1,20 +1,19 @@
 //! The comparison itself.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
 use super::answer::{Answer, Difference};
-use super::expected::{self, EXPECTED};
+use super::expected::Expectations;
 use super::question::table;
 use super::server::{Server, Site, Which, check};
 use super::upstreams::Upstreams;
 
 /// A Corefile, and what is asked of it.
 pub struct Group {
-    /// What [`EXPECTED`] calls it.
+    /// What `EXPECTED` calls it.
     pub name: &'static str,
     pub corefile: &'static str,
     /// Files beside it.
@@ -43,31 +42,12 @@ pub async fn compare(groups: &[Group]) {
         eprintln!("corefile: {}: {:.1} s", group.name, since.elapsed().as_secs_f64());
     }
     eprintln!("corefile: {asked} questions in {} groups", groups.len());
-    let mut complaints = String::new();
-    let mut met = BTreeSet::new();
+    let mut expected = Expectations::of(groups.iter().map(|group| group.name));
     for ((group, question, field), Difference { coredns, subject, .. }) in &found {
-        let expected = expected::matching(group, question, field);
-        if expected.is_empty() {
-            let _ = writeln!(
-                complaints,
-                "{group}: {question}: {field}\n     CoreDNS: {coredns}\n  it should: be so, and is: {subject}"
-            );
-        }
-        met.extend(expected);
+        let sides = format!("       CoreDNS: {coredns}\n  but it is so: {subject}");
+        expected.found(group, question, field, &sides);
     }
-    for (at, (group, question, fields)) in expected::all() {
-        if groups.iter().any(|ours| ours.name == group)
-            && !met.contains(&at)
-            && Which::subject() == Which::Linker
-        {
-            let _ = writeln!(
-                complaints,
-                "{group}: {question}: {fields}: no difference any more, or no such question; it was expected: {}",
-                EXPECTED[at.0].reason
-            );
-        }
-    }
-    assert!(complaints.is_empty(), "\n{complaints}");
+    expected.check();
 }
 
 /// Returns what differs in a group. Only differences of TTLs can come of a busy machine; then it is tried again.
@@ -76,7 +56,7 @@ async fn differences_of(upstreams: &Upstreams, group: &Group) -> Found {
     loop {
         let (found, slowest) = ask_both(upstreams, group).await;
         let unexpected = |((group, question, field), _): (&(String, String, &'static str), &Difference)| {
-            *field == "ttl" && expected::matching(group, question, field).is_empty()
+            *field == "ttl" && !Expectations::has(group, question, field)
         };
         attempts += 1;
         if attempts == 5 || slowest < HELD_UP || !found.iter().any(unexpected) {

@@ -2,7 +2,7 @@
 
 use super::compare::{Group, compare};
 
-const GROUPS: &[Group] = &[
+pub const GROUPS: &[Group] = &[
     Group {
         name: "acl",
         corefile: "

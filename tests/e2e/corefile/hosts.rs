@@ -19,7 +19,7 @@ fe80::1%lo  zoned.test
 192.0.2.10  dot.test.
 ";
 
-const GROUPS: &[Group] = &[
+pub const GROUPS: &[Group] = &[
     Group {
         name: "hosts: file",
         corefile: "

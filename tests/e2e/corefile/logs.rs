@@ -1,12 +1,9 @@
 //! The lines of `log` and `errors` of both after the same questions.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
-
 use regex::Regex;
 use serde_json::Value;
 
-use super::expected::{Expected, glob};
+use super::expected::Expectations;
 use super::question::{Question, table};
 use super::server::{Server, Site, Which};
 use super::upstreams::Upstreams;
@@ -202,58 +199,6 @@ const QUESTIONS: &str = "
     a.nowhere. A
     a.end.test. A wait=1300";
 
-/// The differences that stay: who writes a line that the other doesn't, the line, and the plugin that writes it.
-pub const EXPECTED: &[Expected] = &[
-    Expected {
-        reason: "*size* is what has come. CoreDNS counts what its library would send, and miscounts options that it \
-                 doesn't know.",
-        at: &[
-            ("CoreDNS", "*A IN i.common.test. udp 42 false*", "log"),
-            ("lb-linker", "*A IN i.common.test. udp 47 false*", "log"),
-        ],
-    },
-    Expected {
-        reason: "*rsize* is without EDNS, which is added for each client later. CoreDNS counts an upstream's, and that \
-                 of extended errors.",
-        at: &[
-            ("CoreDNS", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 47 *", "log"),
-            ("lb-linker", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 30 *", "log"),
-            ("CoreDNS", "*A IN big.example.org. tcp 44 false 65535\" NOERROR qr,aa,rd,ra 1363 *", "log"),
-            ("lb-linker", "*A IN big.example.org. tcp 44 false 65535\" NOERROR qr,aa,rd,ra 1352 *", "log"),
-        ],
-    },
-    Expected {
-        reason: "What was cut by UDP is asked for again by TCP, and cut anew for the client.",
-        at: &[
-            ("CoreDNS", "*A IN big.example.org. udp * NOERROR qr,aa,tc,rd,ra 932 *", "log"),
-            ("lb-linker", "*A IN big.example.org. udp * NOERROR qr,aa,tc,rd,ra 1352 *", "log"),
-        ],
-    },
-    Expected {
-        reason: "AD is only set for who has set AD or DO (RFC 6840 section 5.8).",
-        at: &[
-            ("CoreDNS", "*A IN ad.odd. * NOERROR qr,rd,ra,ad *", "log"),
-            ("lb-linker", "*A IN ad.odd. * NOERROR qr,rd,ra 46 *", "log"),
-        ],
-    },
-    Expected {
-        reason: "What doesn't match the question is waited past, and is an error if nothing else comes. CoreDNS \
-                 answers it with FORMERR.",
-        at: &[
-            ("CoreDNS", "*A IN other.odd. * FORMERR *", "log"),
-            ("lb-linker", "*A IN other.odd. * SERVFAIL *", "log"),
-            ("lb-linker", "plugin/errors: 2 other.odd. A: read udp * i/o timeout", "errors"),
-        ],
-    },
-    Expected {
-        reason: "Why a record of *template* is none is said in lb-linker's words.",
-        at: &[
-            ("CoreDNS", "plugin/errors: 2 * A: dns: bad A A: *", "errors"),
-            ("lb-linker", "plugin/errors: 2 * A: template: * is no record: *", "errors"),
-        ],
-    },
-];
-
 /// Returns the lines of `log` and `errors`, without what varies, in order of the alphabet.
 fn lines(server: &Server) -> Vec<String> {
     let masks = [
@@ -298,27 +243,16 @@ async fn queries_and_errors_are_logged_as_coredns_does() {
         eventually(&format!("the last lines of {:#?}", server.log()), ended).await;
     }
     let [coredns, subject] = [lines(&coredns), lines(&subject)];
-    let mut complaints = String::new();
-    let mut met: BTreeSet<&(&str, &str, &str)> = BTreeSet::new();
+    let mut expected = Expectations::of(["log"]);
     for (who, ours, theirs, before) in
         [("CoreDNS", &coredns, &subject, &before[0]), ("lb-linker", &subject, &coredns, &before[1])]
     {
         for line in ours.iter().filter(|line| !theirs.contains(line) && !before.contains(line)) {
-            let all = EXPECTED.iter().flat_map(|expected| expected.at);
-            let known: Vec<_> = all.filter(|(of, like, _)| *of == who && glob(like, line)).collect();
-            if known.is_empty() {
-                let _ = writeln!(complaints, "only {who}: {line}");
-            }
-            met.extend(known);
-        }
-    }
-    if Which::subject() == Which::Linker {
-        for at in EXPECTED.iter().flat_map(|expected| expected.at).filter(|at| !met.contains(at)) {
-            let _ = writeln!(complaints, "no difference any more: {at:?}");
+            expected.found("log", line, who, "");
         }
     }
     eprintln!("corefile: {} lines of the log", coredns.len());
-    assert!(complaints.is_empty(), "\n{complaints}");
+    expected.check();
 }
 
 #[tokio::test]

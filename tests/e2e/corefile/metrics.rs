@@ -1,9 +1,8 @@
 //! The metrics of both after the same questions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
-use super::expected::{Expected, glob};
+use super::expected::Expectations;
 use super::question::table;
 use super::server::{Server, Site, Which};
 use super::upstreams::Upstreams;
@@ -125,46 +124,6 @@ const QUESTIONS: &str = "
     a.example.org. A opcode=2
     a.example.org. A nord";
 
-/// The differences that stay: the name, with labels, and how it differs.
-pub const EXPECTED: &[Expected] = &[
-    Expected { reason: "Go's own.", at: &[("metrics", "go_*", "lacking")] },
-    Expected { reason: "lb-linker's own.", at: &[("metrics", "lb_linker_*", "more")] },
-    Expected {
-        reason: "What there is to tell of a process differs a little between Prometheus's libraries for Go and Rust.",
-        at: &[
-            ("metrics", "process_network_*", "lacking"),
-            ("metrics", "process_virtual_memory_max_bytes", "lacking"),
-            ("metrics", "process_threads", "more"),
-        ],
-    },
-    Expected {
-        reason: "It is lb-linker's version.",
-        at: &[
-            ("metrics", "coredns_build_info{goversion=\"go*", "lacking"),
-            ("metrics", "coredns_build_info{goversion=\"\",*", "more"),
-        ],
-    },
-    Expected {
-        reason: "*plugin* is the one that has answered. CoreDNS 1.14 names the first one behind *prometheus*, whoever \
-                 answers.",
-        at: &[("metrics", "coredns_dns_responses_total{*", "lacking more another value")],
-    },
-    Expected {
-        reason: "An answer has one size, however it came to be: with what the wire's own rules add, and also where a \
-                 plugin only gives a code. CoreDNS counts what a plugin has written, compressed or not, and 0 where \
-                 none has.",
-        at: &[("metrics", "coredns_dns_response_size_bytes_*", "another value")],
-    },
-    Expected {
-        reason: "*cache* knows a failure for a second (RFC 9520), and keeps answers that CoreDNS's upstream has cut.",
-        at: &[("metrics", "coredns_cache_entries{*", "another value")],
-    },
-    Expected {
-        reason: "There from the start, and by UDP always 0: each datagram goes out from a port of its own.",
-        at: &[("metrics", "coredns_proxy_conn_cache_hits_total{*", "more")],
-    },
-];
-
 /// What a scrape has.
 #[derive(Default)]
 struct Scrape {
@@ -211,7 +170,7 @@ fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static
             (Some(_), None) => drop(found.insert((name.clone(), "lacking"), String::new())),
             (None, Some(_)) => drop(found.insert((name.clone(), "more"), String::new())),
             (Some(one), Some(other)) if one != other => {
-                found.insert((name.clone(), "described otherwise"), format!("{one:?} {other:?}"));
+                found.insert((name.clone(), "described"), format!("{one:?} {other:?}"));
             }
             _ => {}
         }
@@ -231,7 +190,7 @@ fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static
             (Some(_), None) => drop(found.insert((sample.clone(), "lacking"), String::new())),
             (None, Some(_)) => drop(found.insert((sample.clone(), "more"), String::new())),
             (Some(one), Some(other)) if one != other && is_alike(sample) => {
-                found.insert((sample.clone(), "another value"), format!("{one} {other}"));
+                found.insert((sample.clone(), "value"), format!("{one} {other}"));
             }
             _ => {}
         }
@@ -259,21 +218,10 @@ async fn metrics_have_coredns_s_names_labels_and_values() {
         tokio::join!(question.ask(&coredns), question.ask(&subject));
     }
     let [coredns, subject] = [&coredns, &subject].map(Scrape::of);
-    let mut complaints = String::new();
-    let mut met: BTreeSet<&(&str, &str, &str)> = BTreeSet::new();
+    let mut expected = Expectations::of(["metrics"]);
     for ((what, how), sides) in differences(&coredns, &subject) {
-        let lines = EXPECTED.iter().flat_map(|expected| expected.at);
-        let known: Vec<_> = lines.filter(|(_, name, hows)| glob(name, &what) && hows.contains(how)).collect();
-        if known.is_empty() {
-            let _ = writeln!(complaints, "{how}: {what} {sides}");
-        }
-        met.extend(known);
-    }
-    if Which::subject() == Which::Linker {
-        for at in EXPECTED.iter().flat_map(|expected| expected.at).filter(|at| !met.contains(at)) {
-            let _ = writeln!(complaints, "no difference any more: {at:?}");
-        }
+        expected.found("metrics", &what, how, &sides);
     }
     eprintln!("corefile: {} samples of {} metrics", coredns.samples.len(), coredns.families.len());
-    assert!(complaints.is_empty(), "\n{complaints}");
+    expected.check();
 }
