@@ -114,8 +114,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "What doesn't match the question is waited past: somebody may have forged it. If nothing else comes, that \
-                 is an error. CoreDNS answers with FORMERR.",
+        reason: "What doesn't match the question is waited past: somebody may have forged it. If nothing \
+                 else comes, that is an error. CoreDNS answers with FORMERR.",
         at: &[
             ("forward: odd answers", "other.odd. A", "rcode"),
             ("cache", "other.odd. A*", "rcode"),
