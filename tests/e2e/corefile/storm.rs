@@ -18,8 +18,8 @@ use super::server::{Server, Site, Which};
 use super::upstreams::Upstreams;
 use crate::harness::{PATIENCE, eventually};
 
-/// Questions a second. Without optimization lb-linker and its clients don't get there beside other tests.
-const RATE: u32 = if cfg!(debug_assertions) { 4_000 } else { 20_000 };
+/// Questions a second.
+const RATE: u32 = 20_000;
 const RELOADS: u32 = 100;
 const CLIENTS: u32 = 4;
 /// What a client has under way at most. All together it is far less than the kernel's queue takes.
