@@ -111,7 +111,8 @@ impl Bench {
         *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
         let block = Block { zones: block.zones.clone(), plugins, links: None, debug: false };
         let report = site.shared.metrics.family().unwrap();
-        site.server = Arc::new(Server::new("dns://:53".to_owned(), &[(zone, Arc::new(block))], report));
+        site.server =
+            Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));
         site.request.server = Arc::clone(&site.server);
         Self { site, source }
     }

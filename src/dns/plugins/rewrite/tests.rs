@@ -91,7 +91,7 @@ fn site(rules: &str, behind: Behind) -> Site {
     let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
     let block = Block { zones: vec![zone.clone()], plugins, links: None, debug: false };
     let report = site.shared.metrics.family().unwrap();
-    site.server = Arc::new(Server::new("dns://:53".into(), &[(zone, Arc::new(block))], report));
+    site.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
     site.request.server = Arc::clone(&site.server);
     site
 }
