@@ -12,11 +12,11 @@ use prometheus::{
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
-use super::wire::rcode_label;
-use crate::metrics::Family;
+use super::presentation::rcode_text;
+use crate::metrics::{Family, registered};
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
-const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
+pub(super) const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 /// The buckets of sizes, in bytes.
 const SIZES: [f64; 14] =
     [0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16e3, 32e3, 48e3, 64e3];
@@ -38,36 +38,28 @@ pub struct Report {
 impl Family for Report {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name, help, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
         let histogram = |name: &str, help: &str, buckets: Vec<f64>, labels: &[&str]| {
-            let histogram = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels)?;
-            registry.register(Box::new(histogram.clone()))?;
-            Ok::<_, prometheus::Error>(histogram)
+            let options = HistogramOpts::new(name, help).buckets(buckets);
+            registered(registry, HistogramVec::new(options, labels))
         };
-        let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?;
-        registry.register(Box::new(panics.clone()))?;
-        let build = IntGaugeVec::new(
-            Opts::new(
-                "coredns_build_info",
-                "A metric with a constant '1' value labeled by version, revision, and goversion from which CoreDNS was built.",
-            ),
+        let gauge = |name, help, labels: &[&str]| {
+            registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+        };
+        let build = gauge(
+            "coredns_build_info",
+            "A metric with a constant '1' value labeled by version, revision, and goversion from which CoreDNS was built.",
             &["version", "revision", "goversion"],
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
-        registry.register(Box::new(build))?;
-        let plugin_enabled = IntGaugeVec::new(
-            Opts::new(
+        let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.");
+        Ok(Self {
+            plugin_enabled: gauge(
                 "coredns_plugin_enabled",
                 "A metric that indicates whether a plugin is enabled on per server and zone basis.",
-            ),
-            &["server", "zone", "view", "name"],
-        )?;
-        registry.register(Box::new(plugin_enabled.clone()))?;
-        Ok(Self {
-            plugin_enabled,
+                &["server", "zone", "view", "name"],
+            )?,
             requests: counter(
                 "coredns_dns_requests_total",
                 "Counter of DNS requests made per zone, protocol and family.",
@@ -101,7 +93,7 @@ impl Family for Report {
                 prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?,
                 &["server", "zone", "view"],
             )?,
-            panics,
+            panics: registered(registry, panics)?,
         })
     }
 }
@@ -201,7 +193,7 @@ impl Tally {
         if let Some(counter) = find(&self.responses.read().unwrap_or_else(PoisonError::into_inner)) {
             return counter;
         }
-        let labels = [&*self.server, &self.zone, "", &rcode_label(rcode), plugin];
+        let labels = [&*self.server, &self.zone, "", &rcode_text(rcode), plugin];
         let counter = self.report.responses.with_label_values(&labels);
         let mut known = self.responses.write().unwrap_or_else(PoisonError::into_inner);
         // There are 4,096 codes: who makes them up mustn't fill the memory.
