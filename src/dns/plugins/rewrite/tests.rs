@@ -138,7 +138,7 @@ async fn a_name_that_cant_be_one_is_an_error_and_the_question_stays() {
         let site = Site::block(&rules);
         let mut request = site.request(question);
         let (_, block) = site.server.blocks().next().unwrap();
-        let outcome = Next::first(&block).serve(&mut request).await;
+        let outcome = Next::first(block).serve(&mut request).await;
         let why = format!("invalid name after rewrite: {name}");
         assert_eq!(outcome.unwrap_err(), Failure::servfail(why));
         assert_eq!(request.query, site.request(question).query);
