@@ -131,6 +131,9 @@ fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
     Ok(bytes)
 }
 
+/// Bytes of an OPT record without options (RFC 6891 section 6.1.2).
+pub const OPT: usize = 11;
+
 /// Returns how many bytes an answer has as CoreDNS counts and logs them: before names are compressed, however
 /// many the client takes, and without OPT. A record that can't be encoded counts for nothing.
 #[must_use]

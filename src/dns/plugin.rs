@@ -11,7 +11,7 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{Name, Record};
 use hickory_server::net::xfer::Protocol;
 
-use super::encode::wire_length;
+use super::encode::{OPT, wire_length};
 use super::question::{Question, room};
 use super::report::Tally;
 use super::server::{Block, Server};
@@ -146,6 +146,15 @@ pub struct Detached {
 // === impl Request ===
 
 impl Request {
+    /// Returns how many bytes it has; one of ours has been in no message, and would have so many.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        if self.depth == 0 {
+            return self.size;
+        }
+        wire_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT)
+    }
+
     /// Returns an answer without records, of a plugin.
     #[must_use]
     pub fn reply(&self, plugin: &'static str) -> Reply {

@@ -177,7 +177,7 @@ impl Tally {
         });
         #[expect(clippy::cast_precision_loss, reason = "no message has more than 64 KiB")]
         let size = |bytes: usize| bytes as f64;
-        sizes.request.observe(size(request.size));
+        sizes.request.observe(size(request.length()));
         sizes.response.observe(size(wire_length(reply, &request.query)));
         let duration =
             self.duration.get_or_init(|| report.duration.with_label_values(&[&**server, zone, ""]));

@@ -98,6 +98,9 @@ impl Server {
         let Some(served) = server.find(request.query.name(), request.query.query_type()) else {
             return Some(server.refuse(request, ResponseCode::Refused));
         };
+        if served.block.plugins.is_empty() {
+            return Some(server.refuse(request, ResponseCode::Refused));
+        }
         request.zone.clone_from(&served.zone);
         request.tally = Arc::clone(&served.tally);
         let outcome = Next::first(&served.block).serve(request).await;

@@ -72,7 +72,6 @@ struct Live {
 struct LiveBlock {
     identity: Identity,
     block: Arc<Block>,
-    names: Vec<&'static str>,
     _guard: DropGuard,
 }
 
@@ -126,7 +125,6 @@ impl Serving {
                     LiveBlock {
                         identity: built.identity.clone(),
                         block: Arc::clone(&built.block),
-                        names: built.draft.names.clone(),
                         _guard: stop.drop_guard(),
                     }
                 }
@@ -226,14 +224,15 @@ impl Serving {
             .map_or_else(|| Arc::new(Server::new(String::new(), &[], Arc::clone(&self.report))), Arc::clone)
     }
 
-    /// Returns `server`, `zone` and `name` of every plugin that is at work.
+    /// Returns `server`, `zone` and `name` of every plugin that takes part in answering, as CoreDNS does: where
+    /// *prometheus* is, and for the first zone of a block.
     fn enabled(&self) -> Vec<(String, String, &'static str)> {
         let mut all = Vec::new();
         for live in &self.listeners {
             for (zone, block) in live.handler.server.load().blocks() {
-                let names = self.blocks.iter().find(|live| Arc::ptr_eq(&live.block, block));
-                for name in names.iter().flat_map(|live| &live.names) {
-                    all.push((live.bound.to_string(), zone.to_ascii(), *name));
+                let names: Vec<_> = block.plugins.iter().map(|plugin| plugin.name()).collect();
+                if block.zones.first() == Some(zone) && names.contains(&"prometheus") {
+                    all.extend(names.iter().map(|name| (live.bound.to_string(), zone.to_ascii(), *name)));
                 }
             }
         }

@@ -9,6 +9,7 @@ mod command_line;
 mod connections;
 mod control_plane;
 mod convergence;
+mod corefile;
 mod events;
 mod finalizer;
 mod harness;

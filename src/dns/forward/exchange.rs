@@ -12,7 +12,7 @@ use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Message, ResponseCode};
 use rand::RngExt;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpSocket, UdpSocket};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -329,7 +329,15 @@ impl Try<'_> {
 async fn ask_from(socket: UdpSocket, bytes: Vec<u8>) -> io::Result<Reply> {
     socket.send(&bytes).await?;
     loop {
-        socket.readable().await?;
+        // Where nobody listens, the kernel hears of it (ICMP) and tells by an error alone: nothing becomes readable.
+        if socket.ready(Interest::READABLE | Interest::ERROR).await?.is_error() {
+            // What isn't an error after all is looked for again only when there is something new.
+            let failed =
+                || socket.take_error().and_then(|error| error.ok_or(io::ErrorKind::WouldBlock.into()));
+            if let Ok(error) = socket.try_io(Interest::ERROR, failed) {
+                return Err(error);
+            }
+        }
         // What doesn't match may be forged: the real answer may still come.
         match receive(&socket, &bytes)? {
             None | Some(Reply::Foreign) => {}

@@ -25,7 +25,8 @@
 //!
 //! - `coredns_build_info{version, revision, goversion}`: lb-linker's version; the other two are empty.
 //! - `coredns_panics_total`: questions whose answering panicked.
-//! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block.
+//! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block that takes part in answering; `zone`
+//!   is the block's first.
 //! - `coredns_dns_requests_total{server, zone, view, proto, family, type}`: questions.
 //! - `coredns_dns_do_requests_total{server, zone, view}`: questions with DO set.
 //! - `coredns_dns_request_size_bytes{server, zone, view, proto}`: their sizes.

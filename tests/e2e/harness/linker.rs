@@ -45,7 +45,7 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
 }
 
 /// The program without anything that the environment of the tests would add.
-fn bare() -> Command {
+pub(crate) fn bare() -> Command {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -218,10 +218,11 @@ impl Linker {
     }
 }
 
-fn get(address: SocketAddr, path: &str) -> (u16, String) {
+pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("the port is open");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+    // Of HTTP/1.0: then the answer comes in one piece.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: test\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");

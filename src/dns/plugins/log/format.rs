@@ -9,7 +9,7 @@ use hickory_proto::op::Edns;
 use hickory_server::net::xfer::Protocol;
 use serde_json::Value;
 
-use crate::dns::encode::{encode, wire_length};
+use crate::dns::encode::{OPT, encode, wire_length};
 use crate::dns::lines::Part;
 use crate::dns::plugin::{Reply, Request};
 use crate::dns::presentation::{class_text, rcode_name, type_text};
@@ -171,7 +171,7 @@ impl<'a> Seen<'a> {
             Label::Name => Shown::Text(name.into()),
             Label::Class => Shown::Text(class_text(request.query.query_class())),
             Label::Proto => Shown::Text(if is_udp { "udp" } else { "tcp" }.into()),
-            Label::Size => number(size(request)),
+            Label::Size => number(request.length()),
             Label::Remote => Shown::Address(request.client.ip().to_canonical()),
             Label::Port => Shown::Number(request.client.port().into()),
             Label::Local => Shown::Address(request.local.ip().to_canonical()),
@@ -195,14 +195,6 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Bytes of a question; one of ours has been in no message.
-fn size(request: &Request) -> usize {
-    if request.depth == 0 {
-        return request.size;
-    }
-    wire_length(&request.reply(""), &request.query) + request.edns.as_ref().map_or(0, |_| OPT)
-}
-
 fn flags(request: &Request, reply: &Reply) -> String {
     let metadata = &reply.metadata;
     let flags = [
@@ -217,9 +209,6 @@ fn flags(request: &Request, reply: &Reply) -> String {
     let set: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
     set.join(",")
 }
-
-/// Bytes of an OPT record without options (RFC 6891 section 6.1.2).
-const OPT: usize = 11;
 
 /// Returns whether the client gets less than the whole answer.
 fn is_cut(request: &Request, reply: &Reply) -> bool {

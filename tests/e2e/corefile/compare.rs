@@ -1,0 +1,99 @@
+//! The comparison itself.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use super::answer::{Answer, Difference};
+use super::expected::Expectations;
+use super::question::table;
+use super::server::{Server, Site, Which, check};
+use super::upstreams::Upstreams;
+
+/// A Corefile, and what is asked of it.
+pub struct Group {
+    /// What `EXPECTED` calls it.
+    pub name: &'static str,
+    pub corefile: &'static str,
+    /// Files beside it.
+    pub files: &'static [(&'static str, &'static str)],
+    /// A line for each, as [`super::question`] says.
+    pub questions: &'static str,
+}
+
+/// Who was held up longer than this may well count TTLs down from another second on.
+const HELD_UP: Duration = Duration::from_millis(500);
+
+/// A difference, by group, question and field.
+type Found = BTreeMap<(String, String, &'static str), Difference>;
+
+/// Asks both, and fails at what differs against expectation.
+///
+/// # Panics
+/// When there is a difference that isn't expected, or there isn't one that is.
+pub async fn compare(groups: &[Group]) {
+    let upstreams = Upstreams::start().await;
+    let (mut found, mut asked) = (Found::new(), 0);
+    for group in groups {
+        asked += table(group.questions).len();
+        let since = Instant::now();
+        found.extend(differences_of(&upstreams, group).await);
+        eprintln!("corefile: {}: {:.1} s", group.name, since.elapsed().as_secs_f64());
+    }
+    eprintln!("corefile: {asked} questions in {} groups", groups.len());
+    let mut expected = Expectations::of(groups.iter().map(|group| group.name));
+    for ((group, question, field), Difference { coredns, subject, .. }) in &found {
+        let sides = format!("       CoreDNS: {coredns}\n  but it is so: {subject}");
+        expected.found(group, question, field, &sides);
+    }
+    expected.check();
+}
+
+/// Returns what differs in a group. Only differences of TTLs can come of a busy machine; then it is tried again.
+async fn differences_of(upstreams: &Upstreams, group: &Group) -> Found {
+    let mut attempts = 0;
+    loop {
+        let (found, slowest) = ask_both(upstreams, group).await;
+        let unexpected = |((group, question, field), _): (&(String, String, &'static str), &Difference)| {
+            *field == "ttl" && !Expectations::has(group, question, field)
+        };
+        attempts += 1;
+        if attempts == 5 || slowest < HELD_UP || !found.iter().any(unexpected) {
+            return found;
+        }
+    }
+}
+
+async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
+    let site =
+        upstreams.name(Site::new(group.corefile, group.files)).with("ZONE", "env.test").with("TIME", 44);
+    let checked = check(&site);
+    assert!(checked.status.success(), "{}: {checked:?}", group.name);
+    let (coredns, subject) =
+        tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
+    let (mut found, mut slowest) = (Found::new(), Duration::ZERO);
+    let mut times: BTreeMap<String, usize> = BTreeMap::new();
+    for question in table(group.questions) {
+        sleep(question.wait).await;
+        let (ours, theirs) = tokio::join!(question.ask(&coredns), question.ask(&subject));
+        if !question.silent {
+            slowest = slowest.max(ours.took).max(theirs.took);
+        }
+        let time = times.entry(question.text.clone()).or_default();
+        *time += 1;
+        let again = if *time > 1 { format!("{} #{time}", question.text) } else { question.text.clone() };
+        let [ours, theirs] = [&ours, &theirs].map(|heard| Answer::of(&question, heard));
+        assert!(
+            !ours.is_silence() || question.silent,
+            "{}: {}: CoreDNS doesn't answer",
+            group.name,
+            question.text
+        );
+        assert!(ours.is_silence() || !question.silent, "{}: {}: CoreDNS answers", group.name, question.text);
+        for difference in ours.differences(&theirs) {
+            found.insert((group.name.to_owned(), again.clone(), difference.field), difference);
+        }
+    }
+    (found, slowest)
+}

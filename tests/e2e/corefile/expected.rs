@@ -1,0 +1,295 @@
+//! The differences that stay, and why.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use super::compare::Group;
+use super::server::Which;
+use super::{blocks, cache, forward, gates, hosts, rewrite, stub_domains, template};
+
+/// A difference that stays.
+pub struct Expected {
+    pub reason: &'static str,
+    /// Where: `*` stands for anything.
+    ///
+    /// - Group, question as in its table, and fields; a question that is asked the second time ends in ` #2`.
+    /// - `metrics`, name and labels, and whether it is `lacking`, there is `more`, it is `described` otherwise or has
+    ///   another `value`.
+    /// - `log`, the line, and who is the only one to write it: `CoreDNS` or `lb-linker`.
+    pub at: &'static [(&'static str, &'static str, &'static str)],
+}
+
+/// All of them.
+pub const EXPECTED: &[Expected] = &[
+    Expected {
+        reason: "Every answer repeats the question where it could be read (RFC 1035 section 4.1), also one that says \
+                 NOTIMP. CoreDNS leaves it out of that.",
+        at: &[
+            ("forward", "* opcode=*", "question"),
+            ("whoami", "* opcode=5", "question"),
+            ("blocks: the longest zone wins", "* opcode=5", "question"),
+        ],
+    },
+    Expected {
+        reason: "NOTIFY gets NOTIMP, as every other opcode than QUERY does. CoreDNS answers it as if it were a query.",
+        at: &[("whoami", "* opcode=4", "rcode flags additional")],
+    },
+    Expected {
+        reason: "Zone transfers are refused before any plugin is asked: what they would say isn't one message.",
+        at: &[("whoami", "* AXFR*", "rcode flags additional")],
+    },
+    Expected {
+        reason: "OPT and TSIG can't be asked for: they belong to a message and not to a name (RFC 6891 section 6.1.1, \
+                 RFC 8945 section 5.1). CoreDNS looks them up.",
+        at: &[
+            ("forward", "* TYPE41", "rcode flags authority"),
+            ("forward", "* TYPE250", "rcode flags authority"),
+        ],
+    },
+    Expected {
+        reason: "An answer spells its names as the question does (RFC 4343 section 4.1, RFC 1035 section 4.1.4: the \
+                 same name is written once). CoreDNS spells them as its data or the upstream does.",
+        at: &[
+            ("forward", "MIXED.eXample.ORG. A case", "answer"),
+            ("forward: odd answers", "LoWer.odd. A case", "answer"),
+            ("hosts: file", "ONE.tEST. A case", "answer"),
+            ("cache", "A.Example.ORG. A case", "answer"),
+            ("cache", "LoWer.odd. A case*", "answer"),
+            ("cache", "lower.ODD. A case", "answer"),
+        ],
+    },
+    Expected {
+        reason: "No answer by UDP has more than 1232 bytes, so that none is cut into fragments, unless *bufsize* \
+                 allows more. CoreDNS sends what the client says that it takes.",
+        at: &[
+            ("forward", "huge.example.org. A edns=4096*", "answer authority flags"),
+            ("forward", "huge.example.org. A edns=65535", "answer authority flags"),
+            ("forward", "giant.example.org. TXT edns=4096*", "answer"),
+        ],
+    },
+    Expected {
+        reason: "An extended error goes only to who has sent EDNS (RFC 6891 section 7). CoreDNS adds EDNS for it.",
+        at: &[
+            ("acl", "*", "opt"),
+            ("all of them", "x.refused.example.org. A", "opt"),
+            ("template", "foo.invalid. *", "opt"),
+            ("template", "invalid. SOA", "opt"),
+            ("blocks: the order isn't the file's", "* TXT", "opt"),
+        ],
+    },
+    Expected {
+        reason: "Who asks for the server's identifier gets no empty one where *nsid* isn't. CoreDNS gives that one \
+                 back, and a record less.",
+        at: &[("bufsize", "huge.example.org. A edns=4096 nsid", "answer")],
+    },
+    Expected {
+        reason: "RD and CD are copied from the question into the answer (RFC 1035 section 4.1.1, RFC 4035 section \
+                 3.2.2). CoreDNS hands the upstream's on.",
+        at: &[
+            ("forward: odd answers", "nord.odd. A", "flags"),
+            ("forward: odd answers", "cd.odd. A", "flags"),
+            ("cache", "cd.odd. A", "flags"),
+        ],
+    },
+    Expected {
+        reason: "AD is only set for who has set AD or DO, and knows what it means (RFC 6840 section 5.8). Without \
+                 *cache*, CoreDNS hands the upstream's on.",
+        at: &[
+            ("forward: odd answers", "ad.odd. A", "flags"),
+            ("forward: odd answers", "ad.odd. A cd", "flags"),
+            ("log", "*A IN ad.odd. * NOERROR qr,rd,ra,ad *", "CoreDNS"),
+            ("log", "*A IN ad.odd. * NOERROR qr,rd,ra 46 *", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "An answer that was cut by UDP is asked for again by TCP, also without *prefer_udp*, and then kept by \
+                 *cache*.",
+        at: &[
+            ("forward: odd answers", "cut.odd. A", "answer flags"),
+            ("forward: odd answers", "some.odd. A*", "flags"),
+            ("cache", "cut.odd. A*", "answer flags"),
+            ("cache", "some.odd. A*", "flags"),
+            ("log", "*A IN big.example.org. udp * NOERROR qr,aa,tc,rd,ra 932 *", "CoreDNS"),
+            ("log", "*A IN big.example.org. udp * NOERROR qr,aa,tc,rd,ra 1352 *", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "What doesn't match the question is waited past: somebody may have forged it. If nothing \
+                 else comes, that is an error. CoreDNS answers with FORMERR.",
+        at: &[
+            ("forward: odd answers", "other.odd. A", "rcode"),
+            ("cache", "other.odd. A*", "rcode"),
+            ("log", "*A IN other.odd. * FORMERR *", "CoreDNS"),
+            ("log", "*A IN other.odd. * SERVFAIL *", "lb-linker"),
+            ("log", "plugin/errors: 2 other.odd. A: read udp * i/o timeout", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "The DS of a zone is asked of the block of the nearest zone above it (RFC 4035 section 3.1.4.1). \
+                 CoreDNS asks that of the farthest.",
+        at: &[("blocks: the longest zone wins", "*deep.sub.example.org. DS", "flags authority additional")],
+    },
+    Expected { reason: "Go's own.", at: &[("metrics", "go_*", "lacking")] },
+    Expected { reason: "lb-linker's own.", at: &[("metrics", "lb_linker_*", "more")] },
+    Expected {
+        reason: "What there is to tell of a process differs a little between Prometheus's libraries for Go and Rust.",
+        at: &[
+            ("metrics", "process_network_*", "lacking"),
+            ("metrics", "process_virtual_memory_max_bytes", "lacking"),
+            ("metrics", "process_threads", "more"),
+        ],
+    },
+    Expected {
+        reason: "It is lb-linker's version.",
+        at: &[
+            ("metrics", "coredns_build_info{goversion=\"go*", "lacking"),
+            ("metrics", "coredns_build_info{goversion=\"\",*", "more"),
+        ],
+    },
+    Expected {
+        reason: "*plugin* is the one that has answered. CoreDNS 1.14 names the first one behind *prometheus*, whoever \
+                 answers.",
+        at: &[("metrics", "coredns_dns_responses_total{*", "lacking more value")],
+    },
+    Expected {
+        reason: "An answer has one size, however it came to be: with what the wire's own rules add, and also where a \
+                 plugin only gives a code. CoreDNS counts what a plugin has written, compressed or not, and 0 where \
+                 none has.",
+        at: &[("metrics", "coredns_dns_response_size_bytes_*", "value")],
+    },
+    Expected {
+        reason: "*cache* knows a failure for a second (RFC 9520), and keeps answers that CoreDNS's upstream has cut.",
+        at: &[("metrics", "coredns_cache_entries{*", "value")],
+    },
+    Expected {
+        reason: "There from the start, and by UDP always 0: each datagram goes out from a port of its own.",
+        at: &[("metrics", "coredns_proxy_conn_cache_hits_total{*", "more")],
+    },
+    Expected {
+        reason: "*size* is what has come. CoreDNS counts what its library would send, and miscounts options that it \
+                 doesn't know.",
+        at: &[
+            ("log", "*A IN i.common.test. udp 42 false*", "CoreDNS"),
+            ("log", "*A IN i.common.test. udp 47 false*", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "*rsize* is without EDNS, which is added for each client later. CoreDNS counts an upstream's, and that \
+                 of extended errors.",
+        at: &[
+            ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 47 *", "CoreDNS"),
+            ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 30 *", "lb-linker"),
+            ("log", "*A IN big.example.org. tcp 44 false 65535\" NOERROR qr,aa,rd,ra 1363 *", "CoreDNS"),
+            ("log", "*A IN big.example.org. tcp 44 false 65535\" NOERROR qr,aa,rd,ra 1352 *", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "Why a record of *template* is none is said in lb-linker's words.",
+        at: &[
+            ("log", "plugin/errors: 2 * A: dns: bad A A: *", "CoreDNS"),
+            ("log", "plugin/errors: 2 * A: template: * is no record: *", "lb-linker"),
+        ],
+    },
+];
+
+/// Where in [`EXPECTED`] a line stands.
+type At = (usize, usize);
+
+fn all() -> impl Iterator<Item = (At, &'static (&'static str, &'static str, &'static str))> {
+    let lines = |(entry, expected): (usize, &'static Expected)| {
+        expected.at.iter().enumerate().map(move |(line, at)| ((entry, line), at))
+    };
+    EXPECTED.iter().enumerate().flat_map(lines)
+}
+
+/// What is expected of some groups, and what of that has been met.
+pub struct Expectations<'a> {
+    groups: Vec<&'a str>,
+    met: BTreeSet<At>,
+    complaints: String,
+}
+
+impl<'a> Expectations<'a> {
+    pub fn of(groups: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { groups: groups.into_iter().collect(), met: BTreeSet::new(), complaints: String::new() }
+    }
+
+    /// Whether a difference is expected.
+    pub fn has(group: &str, what: &str, how: &str) -> bool {
+        matching(group, what, how).next().is_some()
+    }
+
+    /// Takes note of a difference.
+    pub fn found(&mut self, group: &str, what: &str, how: &str, sides: &str) {
+        let mut matching = matching(group, what, how).peekable();
+        if matching.peek().is_none() {
+            let _ = writeln!(self.complaints, "{group}: {what}: {how}\n{sides}");
+        }
+        self.met.extend(matching);
+    }
+
+    /// Fails if there was a difference that isn't expected, or wasn't one that is.
+    pub fn check(mut self) {
+        let here = all().filter(|(_, (group, _, _))| self.groups.contains(group));
+        for (at, line) in here.filter(|(at, _)| !self.met.contains(at) && Which::subject() == Which::Linker) {
+            let reason = EXPECTED[at.0].reason;
+            let _ = writeln!(
+                self.complaints,
+                "{line:?}: no difference any more, or nothing like it; it was: {reason}"
+            );
+        }
+        assert!(self.complaints.is_empty(), "\n{}", self.complaints);
+    }
+}
+
+/// The lines that a difference is expected by.
+fn matching(group: &str, what: &str, how: &str) -> impl Iterator<Item = At> {
+    all()
+        .filter(move |(_, (in_group, pattern, hows))| {
+            *in_group == group && glob(pattern, what) && hows.split(' ').any(|known| known == how)
+        })
+        .map(|(at, _)| at)
+}
+
+fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
+            rest.is_empty() || (0..=text.len()).any(|at| text.is_char_boundary(at) && glob(rest, &text[at..]))
+        }),
+    }
+}
+
+#[test]
+fn a_star_stands_for_anything() {
+    for (pattern, text, matches) in [
+        ("a. A", "a. A", true),
+        ("a. A", "a. A tcp", false),
+        ("a. A*", "a. A tcp", true),
+        ("*", "", true),
+        ("* A #2", "b. A #2", true),
+        ("* A #2", "b. A #3", false),
+    ] {
+        assert_eq!(glob(pattern, text), matches, "{pattern} {text}");
+    }
+}
+
+#[test]
+fn what_is_expected_is_expected_somewhere() {
+    let modules: [&[Group]; 8] = [
+        blocks::GROUPS,
+        cache::GROUPS,
+        forward::GROUPS,
+        gates::GROUPS,
+        hosts::GROUPS,
+        rewrite::GROUPS,
+        stub_domains::GROUPS,
+        template::GROUPS,
+    ];
+    let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();
+    let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log"]).collect();
+    assert_eq!(names.len(), groups.len() + 2, "two groups have one name");
+    for (_, (group, _, _)) in all() {
+        assert!(names.contains(group), "{group}");
+    }
+}

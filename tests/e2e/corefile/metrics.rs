@@ -1,0 +1,227 @@
+//! The metrics of both after the same questions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::expected::Expectations;
+use super::question::table;
+use super::server::{Server, Site, Which};
+use super::upstreams::Upstreams;
+
+const COREFILE: &str = "
+    .:{$PORT} {
+        bind 127.0.0.1
+        prometheus 127.0.0.1:{$METRICS}
+        health 127.0.0.1:{$HEALTH}
+        ready 127.0.0.1:{$READY}
+        reload 2s 1s
+        errors
+        cancel
+        bufsize 1232
+        nsid here
+        local
+        any
+        loadbalance
+        acl {
+            block type HINFO
+            filter type NAPTR
+            drop type SSHFP
+        }
+        rewrite name red.test a.example.org
+        cache 30
+        minimal
+        forward . {$UPSTREAM} {
+            max_concurrent 1000
+        }
+    }
+    hosts.test:{$PORT} 10.0.0.0/24:{$PORT} {
+        bind 127.0.0.1
+        prometheus 127.0.0.1:{$METRICS}
+        hosts {
+            10.0.0.1 one.hosts.test
+            2001:db8::1 one.hosts.test
+            fallthrough sub.hosts.test
+        }
+        whoami
+    }
+    template.test:{$PORT} chaos.test:{$PORT} {
+        bind 127.0.0.1
+        prometheus 127.0.0.1:{$METRICS}
+        chaos version
+        cache {
+            success 2048
+            denial 2048
+        }
+        template IN A template.test {
+            match \"^(?P<what>[^.]*)\"
+            answer \"{{ .Name }} 60 IN A 192.0.2.{{ .Group.what }}\"
+        }
+        template IN AAAA template.test {
+            answer \"{{ .Name }} 60 IN CNAME a.example.org\"
+        }
+        template IN TXT template.test {
+            answer \"{{ .Name }} 60 IN TXT {{ index .Match 9 }}\"
+        }
+    }
+    dead.test:{$PORT} {
+        bind 127.0.0.1
+        prometheus 127.0.0.1:{$METRICS}
+        errors
+        forward . {$DEAD} {
+            max_fails 0
+        }
+    }
+    unmeasured.test:{$PORT} {
+        bind 127.0.0.1
+        whoami
+    }";
+
+const QUESTIONS: &str = "
+    a.example.org. A
+    a.example.org. A
+    a.example.org. A tcp
+    a.example.org. A edns=4096 do
+    a.example.org. A version=1
+    a.example.org. AAAA
+    a.example.org. AAAA
+    nowhere.example.org. A
+    nowhere.example.org. A
+    big.example.org. A
+    big.example.org. A tcp
+    huge.example.org. A edns=4096
+    text.example.org. TXT
+    example.org. MX
+    example.org. SRV
+    example.org. CAA
+    example.org. ANY
+    example.org. TYPE65300
+    x.servfail.test. A
+    x.refused.test. A
+    x.notimp.test. A
+    red.test. A
+    hinfo.example.org. HINFO
+    naptr.example.org. NAPTR tcp
+    sshfp.example.org. SSHFP silent
+    localhost. A
+    a.localhost. A
+    localhost.test. A
+    one.hosts.test. A
+    one.hosts.test. AAAA edns
+    two.hosts.test. A
+    x.sub.hosts.test. A
+    1.0.0.10.in-addr.arpa. PTR
+    1.template.test. A
+    1.template.test. A
+    500.template.test. A
+    1.template.test. TXT
+    1.template.test. MX
+    1.template.test. AAAA
+    1.template.test. AAAA
+    version.chaos.test. TXT CH
+    version.bind. TXT CH
+    x.dead.test. A
+    x.dead.test. A tcp
+    x.unmeasured.test. A
+    a.example.org. A opcode=2
+    a.example.org. A nord";
+
+/// What a scrape has.
+#[derive(Default)]
+struct Scrape {
+    /// Types and help texts.
+    families: BTreeMap<String, (String, String)>,
+    /// Values by name and labels.
+    samples: BTreeMap<String, f64>,
+}
+
+impl Scrape {
+    fn of(server: &Server) -> Self {
+        let page = server.without_ports(&server.metrics());
+        let mut scrape = Self::default();
+        for line in page.lines() {
+            if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+                help.clone_into(&mut scrape.families.entry(name.to_owned()).or_default().1);
+            } else if let Some((name, kind)) =
+                line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+            {
+                kind.clone_into(&mut scrape.families.entry(name.to_owned()).or_default().0);
+            } else if let Some((sample, value)) = line.rsplit_once(' ') {
+                let value = value.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
+                scrape.samples.insert(sample.to_owned(), value);
+                // Who has answered is told otherwise, but not what.
+                if let Some(rest) = sample.strip_prefix("coredns_dns_responses_total{plugin=") {
+                    let labels = rest.split_once(',').unwrap().1;
+                    *scrape
+                        .samples
+                        .entry(format!("coredns_dns_responses_total of all: {labels}"))
+                        .or_default() += value;
+                }
+            }
+        }
+        scrape
+    }
+}
+
+/// In what two scrapes differ: what it is about and how, and both sides of it.
+fn differences(coredns: &Scrape, subject: &Scrape) -> BTreeMap<(String, &'static str), String> {
+    let mut found = BTreeMap::new();
+    let names: BTreeSet<_> = coredns.families.keys().chain(subject.families.keys()).collect();
+    for name in names {
+        match (coredns.families.get(name), subject.families.get(name)) {
+            (Some(_), None) => drop(found.insert((name.clone(), "lacking"), String::new())),
+            (None, Some(_)) => drop(found.insert((name.clone(), "more"), String::new())),
+            (Some(one), Some(other)) if one != other => {
+                found.insert((name.clone(), "described"), format!("{one:?} {other:?}"));
+            }
+            _ => {}
+        }
+    }
+    let samples: BTreeSet<_> = coredns.samples.keys().chain(subject.samples.keys()).collect();
+    for sample in samples {
+        let family = |scrape: &Scrape| {
+            let name = sample.split(['{', ' ']).next().unwrap();
+            let ends = ["_bucket", "_sum", "_count"].iter().filter_map(|end| name.strip_suffix(end));
+            [name].into_iter().chain(ends).any(|name| scrape.families.contains_key(name))
+        };
+        // A whole family that one of them lacks is told above.
+        if !family(coredns) || !family(subject) {
+            continue;
+        }
+        match (coredns.samples.get(sample), subject.samples.get(sample)) {
+            (Some(_), None) => drop(found.insert((sample.clone(), "lacking"), String::new())),
+            (None, Some(_)) => drop(found.insert((sample.clone(), "more"), String::new())),
+            (Some(one), Some(other)) if one != other && is_alike(sample) => {
+                found.insert((sample.clone(), "value"), format!("{one} {other}"));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Whether a value is the same whenever the same questions are asked.
+fn is_alike(sample: &str) -> bool {
+    let name = sample.split('{').next().unwrap();
+    let varies = ["_seconds_bucket", "_seconds_sum", "_seconds", "go_", "process_"];
+    // Health checks come by the clock, and so do the questions of `health` to itself. A connection may be too old.
+    let by_clock = ["health", "conn_cache"];
+    !varies.iter().any(|part| name.ends_with(part) || name.starts_with(part))
+        && !by_clock.iter().any(|part| name.contains(part))
+}
+
+#[tokio::test]
+async fn metrics_have_coredns_s_names_labels_and_values() {
+    let upstreams = Upstreams::start().await;
+    let site = upstreams.name(Site::new(COREFILE, &[]));
+    let (coredns, subject) =
+        tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
+    for question in table(QUESTIONS) {
+        tokio::join!(question.ask(&coredns), question.ask(&subject));
+    }
+    let [coredns, subject] = [&coredns, &subject].map(Scrape::of);
+    let mut expected = Expectations::of(["metrics"]);
+    for ((what, how), sides) in differences(&coredns, &subject) {
+        expected.found("metrics", &what, how, &sides);
+    }
+    eprintln!("corefile: {} samples of {} metrics", coredns.samples.len(), coredns.families.len());
+    expected.check();
+}

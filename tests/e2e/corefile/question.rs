@@ -1,0 +1,213 @@
+//! Questions in a line of text.
+//!
+//! `NAME TYPE` and words, each after a blank:
+//!
+//! - a class: `CH`, `HS`, `ANY`, `CLASS7`
+//! - `tcp`; by UDP otherwise
+//! - `edns`, or `edns=SIZE`; none otherwise, but `do`, `option=CODE:HEX`, `nsid`, `version=N` bring it
+//! - `cd`, `ad`; `nord` clears RD
+//! - `opcode=N`
+//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`
+//! - `case`: the letters' case counts in the answer
+//! - `wait=MS`: so long before it
+//! - `silent`: nobody is to answer
+//! - `each`: once in each of [`VARIANTS`]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use hickory_proto::rr::{DNSClass, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, UdpSocket};
+use tokio::time::timeout;
+
+use super::server::Server;
+use crate::harness::PATIENCE;
+
+/// The ways in which a question with `each` is asked.
+const VARIANTS: [&str; 11] = [
+    "",
+    "tcp",
+    "edns",
+    "edns tcp",
+    "edns=4096 do",
+    "edns=512",
+    "cd",
+    "edns ad",
+    "edns option=65001:0102",
+    "edns version=1",
+    "edns=4096 nsid",
+];
+
+/// How long nothing has to come for there to be no answer.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// One question.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// As it stands in the table, which is its name there, too.
+    pub text: String,
+    pub message: Vec<u8>,
+    pub tcp: bool,
+    from: IpAddr,
+    to: IpAddr,
+    port: &'static str,
+    pub wait: Duration,
+    pub silent: bool,
+    /// Whether the letters' case counts in the answer.
+    pub case: bool,
+}
+
+/// What came back.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// The answer, or nothing.
+    pub answer: Option<Vec<u8>>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Returns the questions of a table, a line each. Empty lines and what follows `;` don't count.
+pub fn table(text: &str) -> Vec<Question> {
+    let mut questions = Vec::new();
+    for line in text.lines().map(|line| line.split(';').next().unwrap_or_default().trim()) {
+        if line.is_empty() {
+            continue;
+        }
+        match line.strip_suffix(" each") {
+            Some(line) => {
+                let each = VARIANTS.iter().map(|variant| Question::parse(format!("{line} {variant}").trim()));
+                questions.extend(each);
+            }
+            None => questions.push(Question::parse(line)),
+        }
+    }
+    questions
+}
+
+impl Question {
+    pub fn parse(text: &str) -> Self {
+        let mut words = text.split_whitespace();
+        let name = words.next().unwrap();
+        let qtype = number(words.next().unwrap_or_else(|| panic!("{text}: a type")), "TYPE", |word| {
+            word.parse().ok().map(|qtype: RecordType| qtype.into())
+        });
+        let mut question = Self {
+            text: text.to_owned(),
+            message: Vec::new(),
+            tcp: false,
+            from: Ipv4Addr::LOCALHOST.into(),
+            to: Ipv4Addr::LOCALHOST.into(),
+            port: "PORT",
+            wait: Duration::ZERO,
+            silent: false,
+            case: false,
+        };
+        let (mut qclass, mut opcode, mut rd, mut low) = (1_u16, 0_u16, 1_u16, 0_u16);
+        let mut edns = None;
+        for word in words {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            match key {
+                "tcp" => question.tcp = true,
+                "edns" => opt(&mut edns).0 = if value.is_empty() { 1232 } else { value.parse().unwrap() },
+                "do" => opt(&mut edns).1 = 0x8000,
+                "version" => opt(&mut edns).2 = value.parse().unwrap(),
+                "nsid" => opt(&mut edns).3.extend([0, 3, 0, 0]),
+                "option" => {
+                    let (code, data) = value.split_once(':').unwrap();
+                    let hex = |at: usize| u8::from_str_radix(&data[at..at + 2], 16).unwrap();
+                    let data: Vec<u8> = (0..data.len()).step_by(2).map(hex).collect();
+                    let length = u16::try_from(data.len()).unwrap();
+                    let head = [code.parse::<u16>().unwrap().to_be_bytes(), length.to_be_bytes()];
+                    opt(&mut edns).3.extend(head.concat().into_iter().chain(data));
+                }
+                "ad" => low |= 0x20,
+                "cd" => low |= 0x10,
+                "nord" => rd = 0,
+                "opcode" => opcode = value.parse().unwrap(),
+                "from" => question.from = value.parse().unwrap(),
+                "to" => question.to = value.parse().unwrap(),
+                "port2" => question.port = "PORT2",
+                "port3" => question.port = "PORT3",
+                "wait" => question.wait = Duration::from_millis(value.parse().unwrap()),
+                "silent" => question.silent = true,
+                "case" => question.case = true,
+                class => qclass = number(class, "CLASS", |class| class.parse().ok().map(u16_of_class)),
+            }
+        }
+        let flags = opcode << 11 | rd << 8 | low;
+        let counts = [1, 0, 0, u16::from(edns.is_some())];
+        let mut message = rand::random::<u16>().to_be_bytes().to_vec();
+        message.extend(flags.to_be_bytes());
+        message.extend(counts.into_iter().flat_map(u16::to_be_bytes));
+        for label in name.split('.').filter(|label| !label.is_empty()) {
+            message.push(u8::try_from(label.len()).unwrap());
+            message.extend(label.as_bytes());
+        }
+        message.push(0);
+        message.extend([qtype, qclass].into_iter().flat_map(u16::to_be_bytes));
+        if let Some((size, flags, version, options)) = edns {
+            // RFC 6891 section 6.1.2.
+            message.extend([0, 0, 41]);
+            message.extend(size.to_be_bytes());
+            message.extend([0, version]);
+            message.extend(flags.to_be_bytes());
+            message.extend(u16::try_from(options.len()).unwrap().to_be_bytes());
+            message.extend(options);
+        }
+        question.message = message;
+        question
+    }
+
+    /// Asks a server.
+    pub async fn ask(&self, server: &Server) -> Heard {
+        let server = SocketAddr::new(self.to, server.port(self.port));
+        let since = Instant::now();
+        let patience = if self.silent { SILENCE } else { PATIENCE };
+        let answer = if self.tcp {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind((self.from, 0).into()).unwrap();
+            let mut stream =
+                socket.connect(server).await.unwrap_or_else(|error| panic!("{}: {error}", self.text));
+            let length = u16::try_from(self.message.len()).unwrap();
+            stream.write_all(&[&length.to_be_bytes(), &*self.message].concat()).await.unwrap();
+            let read = async {
+                let length = stream.read_u16().await.ok()?;
+                let mut answer = vec![0; length.into()];
+                stream.read_exact(&mut answer).await.ok()?;
+                Some(answer)
+            };
+            timeout(patience, read).await.unwrap_or_default()
+        } else {
+            let socket = UdpSocket::bind((self.from, 0)).await.unwrap();
+            socket.connect(server).await.unwrap();
+            socket.send(&self.message).await.unwrap();
+            let mut answer = vec![0; 65535];
+            let read = async {
+                let length = socket.recv(&mut answer).await.ok()?;
+                answer.truncate(length);
+                Some(answer)
+            };
+            timeout(patience, read).await.unwrap_or_default()
+        };
+        Heard { answer, took: since.elapsed() }
+    }
+}
+
+/// The client's size, its flags, its version and options.
+type Opt = (u16, u16, u8, Vec<u8>);
+
+fn opt(edns: &mut Option<Opt>) -> &mut Opt {
+    edns.get_or_insert_with(|| (1232, 0, 0, Vec::new()))
+}
+
+fn number(word: &str, prefix: &str, known: impl Fn(&str) -> Option<u16>) -> u16 {
+    let by_number = word.strip_prefix(prefix).and_then(|number| number.parse().ok());
+    by_number
+        .or_else(|| known(word))
+        .unwrap_or_else(|| panic!("{word} is no {prefix} and no word that is known"))
+}
+
+fn u16_of_class(class: DNSClass) -> u16 {
+    class.into()
+}

@@ -1,0 +1,306 @@
+//! A Corefile that changes while it is served.
+//!
+//! What CoreDNS does as well is tried with CoreDNS, too.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::Message;
+use hickory_proto::rr::RData;
+use nix::sys::signal::Signal;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::question::Question;
+use super::server::{Server, Site, Which};
+use super::upstreams::Upstreams;
+use crate::harness::dns::{read_message, write_message};
+use crate::harness::{PATIENCE, eventually, linker};
+
+/// A Corefile that is read again every other second, with an answer that tells its version, and a block that stays.
+fn corefile(version: &str) -> String {
+    format!(
+        ".:{{$PORT}} {{
+            bind 127.0.0.1
+            prometheus 127.0.0.1:{{$METRICS}}
+            health 127.0.0.1:{{$HEALTH}}
+            reload 2s 1s
+            errors
+            template IN TXT {{
+                answer \"{{{{ .Name }}}} 60 IN TXT {version}\"
+            }}
+        }}
+        example.org:{{$PORT}} {{
+            bind 127.0.0.1
+            cache
+            forward . {{$UPSTREAM}}
+        }}"
+    )
+}
+
+/// The first string of the answer to a question for TXT, if there is one.
+async fn version(server: &Server) -> Option<String> {
+    let heard = Question::parse("version. TXT").ask(server).await;
+    let answer = Message::from_vec(&heard.answer.expect("an answer")).unwrap();
+    match &answer.answers.first()?.data {
+        RData::TXT(txt) => Some(String::from_utf8_lossy(&txt.txt_data[0]).into_owned()),
+        _ => None,
+    }
+}
+
+async fn becomes(server: &Server, expected: &str) {
+    let look = || async { (version(server).await.as_deref() == Some(expected)).then_some(()) };
+    eventually(&format!("the version {expected}"), look).await;
+}
+
+/// Which programs are tried.
+fn both() -> Vec<Which> {
+    if Which::subject() == Which::CoreDns {
+        vec![Which::CoreDns]
+    } else {
+        vec![Which::CoreDns, Which::Linker]
+    }
+}
+
+/// The TTL of the only address of a name.
+async fn ttl(server: &Server, question: &str) -> u32 {
+    let heard = Question::parse(question).ask(server).await;
+    let answer = Message::from_vec(&heard.answer.expect("an answer")).unwrap();
+    assert_eq!(answer.answers.len(), 1, "{answer}");
+    answer.answers[0].ttl
+}
+
+#[tokio::test]
+async fn an_edited_corefile_takes_effect_and_a_broken_one_doesnt() {
+    let upstreams = Upstreams::start().await;
+    for which in both() {
+        let site = upstreams.name(Site::new(&corefile("one"), &[]));
+        let server = Server::start(which, &site).await;
+        becomes(&server, "one").await;
+        assert_eq!(server.metric("coredns_reload_failed_total"), Some(0.0), "{which:?}");
+        let since = Instant::now();
+        site.write("Corefile", &corefile("two"));
+        becomes(&server, "two").await;
+        eprintln!("corefile: {which:?} has read an edited Corefile after {:?}", since.elapsed());
+
+        // After that CoreDNS listens no longer for HTTP, as its manual says.
+        if which == Which::CoreDns {
+            continue;
+        }
+        // A plugin that isn't there; arguments that aren't; what isn't a Corefile at all.
+        let broken = [
+            corefile("three").replace("errors", "mistakes"),
+            corefile("three").replace("health", "health 1 2 3 4 #"),
+            "}{".to_owned(),
+        ];
+        for (failures, broken) in (1..).zip(&broken) {
+            site.write("Corefile", broken);
+            let failed = || async {
+                server.metric("coredns_reload_failed_total").filter(|count| *count >= f64::from(failures))
+            };
+            eventually(&format!("a reload that fails at {broken}"), failed).await;
+            assert_eq!(version(&server).await.as_deref(), Some("two"), "{which:?}: {broken}");
+        }
+        assert!(server.log().iter().any(|line| line.contains("mistakes")), "{which:?}: {:#?}", server.log());
+        assert_eq!(linker::get(server.address("HEALTH"), "/health").0, 200, "{which:?}");
+
+        site.write("Corefile", &corefile("four"));
+        becomes(&server, "four").await;
+        assert_eq!(linker::get(server.address("HEALTH"), "/health").0, 200, "{which:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_config_map_s_symlink_may_be_swapped() {
+    let upstreams = Upstreams::start().await;
+    for which in both() {
+        let site = upstreams.name(Site::new("", &[("..1/Corefile", &corefile("one"))]));
+        // As the kubelet does (AtomicWriter): Corefile -> ..data/Corefile, ..data -> ..1, which is replaced.
+        let mounted = site.path();
+        fs::remove_file(mounted.join("Corefile")).unwrap();
+        symlink("..1", mounted.join("..data")).unwrap();
+        symlink("..data/Corefile", mounted.join("Corefile")).unwrap();
+        let server = Server::start(which, &site).await;
+        becomes(&server, "one").await;
+        for (generation, words) in (2..).zip(["two", "three"]) {
+            site.write(&format!("..{generation}/Corefile"), &corefile(words));
+            symlink(format!("..{generation}"), mounted.join("..data_tmp")).unwrap();
+            fs::rename(mounted.join("..data_tmp"), mounted.join("..data")).unwrap();
+            fs::remove_dir_all(mounted.join(format!("..{}", generation - 1))).unwrap();
+            becomes(&server, words).await;
+        }
+        assert_eq!(server.metric("coredns_reload_failed_total"), Some(0.0), "{which:?}");
+    }
+}
+
+#[tokio::test]
+async fn sigusr1_reloads_at_once_even_without_the_plugin() {
+    let upstreams = Upstreams::start().await;
+    for which in both() {
+        let without = |version| corefile(version).replace("reload 2s 1s", "");
+        let site = upstreams.name(Site::new(&without("one"), &[]));
+        let mut server = Server::start(which, &site).await;
+        becomes(&server, "one").await;
+        for words in ["two", "three"] {
+            site.write("Corefile", &without(words));
+            server.signal(Signal::SIGUSR1);
+            becomes(&server, words).await;
+        }
+        site.write("Corefile", &without("four").replace("errors", "mistakes"));
+        server.signal(Signal::SIGUSR1);
+        let told = || async { server.log().iter().any(|line| line.contains("mistakes")).then_some(()) };
+        eventually("what is wrong in the log", told).await;
+        assert_eq!(version(&server).await.as_deref(), Some("three"), "{which:?}");
+        assert!(server.is_running());
+    }
+}
+
+#[tokio::test]
+async fn an_import_an_environment_and_a_hosts_file_are_read_again() {
+    let upstreams = Upstreams::start().await;
+    for which in both() {
+        let corefile = "
+            .:{$PORT} {
+                bind 127.0.0.1
+                reload 2s 1s
+                import parts/*.txt
+            }
+            hosts.test:{$PORT} {
+                bind 127.0.0.1
+                hosts hosts.txt {
+                    reload 100ms
+                }
+            }";
+        let part = |version: &str| {
+            format!("template IN TXT {{\n answer \"{{{{ .Name }}}} 60 IN TXT {version}\"\n}}\n")
+        };
+        let files = [("parts/a.txt", &*part("one")), ("hosts.txt", "192.0.2.1 one.hosts.test\n")];
+        let site = upstreams.name(Site::new(corefile, &files));
+        let server = Server::start(which, &site).await;
+        becomes(&server, "one").await;
+        site.write("parts/a.txt", &part("two"));
+        becomes(&server, "two").await;
+
+        assert_eq!(ttl(&server, "one.hosts.test. A").await, 3600);
+        site.write("hosts.txt", "192.0.2.1 two.hosts.test\n192.0.2.2 three.hosts.test\n");
+        let question = Question::parse("two.hosts.test. A");
+        eventually("the new name", || async {
+            let heard = question.ask(&server).await;
+            let answer = Message::from_vec(&heard.answer.unwrap()).unwrap();
+            (answer.answers.len() == 1).then_some(())
+        })
+        .await;
+    }
+}
+
+/// CoreDNS begins every block anew; lb-linker keeps those that stay as they are.
+#[tokio::test]
+async fn the_cache_of_a_block_that_stays_survives_and_that_of_another_doesnt() {
+    if Which::subject() == Which::CoreDns {
+        return;
+    }
+    let upstreams = Upstreams::start().await;
+    let two_blocks = |version: &str| {
+        corefile(version).replace("reload 2s 1s", "")
+            + &format!(
+                "
+        test:{{$PORT}} {{
+            bind 127.0.0.1
+            cache
+            template IN A sub.test {{
+                answer \"{{{{ .Name }}}} 60 IN TXT {version}\"
+            }}
+            forward . {{$UPSTREAM}}
+        }}"
+            )
+    };
+    let site = upstreams.name(Site::new(&two_blocks("one"), &[]));
+    let mut server = Server::start(Which::Linker, &site).await;
+    becomes(&server, "one").await;
+    assert_eq!(ttl(&server, "a.example.org. A").await, 60);
+    assert_eq!(ttl(&server, "x.long.test. A").await, 3600);
+    // An answer that is cached is older now.
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    site.write("Corefile", &two_blocks("two"));
+    server.signal(Signal::SIGUSR1);
+    becomes(&server, "two").await;
+    let kept = ttl(&server, "a.example.org. A").await;
+    assert!(kept < 60, "the cache of an untouched block is empty: {kept}");
+    assert_eq!(ttl(&server, "x.long.test. A").await, 3600, "the cache of a block that changed is kept");
+}
+
+/// CoreDNS hangs up.
+#[tokio::test]
+async fn a_connection_outlives_reloads() {
+    if Which::subject() == Which::CoreDns {
+        return;
+    }
+    let upstreams = Upstreams::start().await;
+    let site = upstreams.name(Site::new(&corefile("0"), &[]));
+    let mut server = Server::start(Which::Linker, &site).await;
+    let mut stream = TcpStream::connect(server.dns()).await.unwrap();
+    for reload in 1..=5 {
+        let expected = reload.to_string();
+        site.write("Corefile", &corefile(&expected));
+        server.signal(Signal::SIGUSR1);
+        becomes(&server, &expected).await;
+        write_message(&mut stream, &Question::parse("version. TXT").message).await;
+        let answer = timeout(PATIENCE, read_message(&mut stream)).await.unwrap().expect("it is still open");
+        let answer = Message::from_vec(&answer).unwrap();
+        assert_eq!(answer.answers[0].data.to_string(), expected, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn blocks_ports_and_probes_come_and_go() {
+    let upstreams = Upstreams::start().await;
+    for which in both() {
+        let first = "
+            .:{$PORT} {
+                bind 127.0.0.1
+                prometheus 127.0.0.1:{$METRICS}
+                template IN TXT {
+                    answer \"{{ .Name }} 60 IN TXT one\"
+                }
+            }";
+        let second = "
+            .:{$PORT} {
+                bind 127.0.0.1
+                health 127.0.0.1:{$HEALTH}
+                ready 127.0.0.1:{$READY}
+                template IN TXT {
+                    answer \"{{ .Name }} 60 IN TXT two\"
+                }
+            }
+            .:{$PORT2} {
+                bind 127.0.0.1
+                whoami
+            }";
+        let site = upstreams.name(Site::new(first, &[]));
+        let mut server = Server::start(which, &site).await;
+        becomes(&server, "one").await;
+        let more = |server: &Server| {
+            ["PORT2", "HEALTH", "READY"]
+                .map(|name| std::net::TcpStream::connect(server.address(name)).is_ok())
+        };
+        let metrics = |server: &Server| std::net::TcpStream::connect(server.address("METRICS")).is_ok();
+        assert_eq!((more(&server), metrics(&server)), ([false; 3], true), "{which:?}");
+        for _ in 0..2 {
+            site.write("Corefile", second);
+            server.signal(Signal::SIGUSR1);
+            becomes(&server, "two").await;
+            let opened = || async { (more(&server) == [true; 3] && !metrics(&server)).then_some(()) };
+            eventually(&format!("{which:?}: other ports"), opened).await;
+            let heard = Question::parse("a. A port2").ask(&server).await;
+            assert!(heard.answer.is_some() && heard.took < PATIENCE);
+            assert_eq!(linker::get(server.address("READY"), "/ready").0, 200);
+
+            site.write("Corefile", first);
+            server.signal(Signal::SIGUSR1);
+            becomes(&server, "one").await;
+            let closed = || async { (more(&server) == [false; 3] && metrics(&server)).then_some(()) };
+            eventually(&format!("{which:?}: the first ports"), closed).await;
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Servers under test, started on one and the same Corefile.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
+use tempfile::TempDir;
+
+use crate::harness::PATIENCE;
+use crate::harness::linker;
+use crate::harness::process::Process;
+use crate::harness::programs::programs;
+
+/// The ports that a Corefile can name: `{$PORT}`. Each of the two programs has its own.
+const PORTS: [&str; 7] = ["PORT", "PORT2", "PORT3", "TLS", "METRICS", "HEALTH", "READY"];
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    CoreDns,
+    Linker,
+}
+
+impl Which {
+    /// What is held against CoreDNS: lb-linker, if the environment doesn't want to know what varies by itself.
+    pub fn subject() -> Self {
+        match std::env::var("COREFILE_SUBJECT").as_deref() {
+            Ok("coredns") => Self::CoreDns,
+            Ok(other) => panic!("COREFILE_SUBJECT is {other:?}, and can only be coredns"),
+            Err(_) => Self::Linker,
+        }
+    }
+}
+
+/// A port on 127.0.0.1, free for TCP and UDP, that nobody else gets by TCP until this is dropped.
+///
+/// Nothing listens on the socket that is kept here. Both programs can listen beside it: CoreDNS sets SO_REUSEPORT,
+/// lb-linker SO_REUSEADDR.
+#[derive(Debug)]
+pub struct Port {
+    pub number: u16,
+    _reserved: Socket,
+}
+
+impl Port {
+    pub fn take() -> Self {
+        loop {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_reuse_port(true).unwrap();
+            socket.set_reuse_address(true).unwrap();
+            socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+            let number = socket.local_addr().unwrap().as_socket().unwrap().port();
+            if UdpSocket::bind((Ipv4Addr::UNSPECIFIED, number)).is_ok() {
+                return Self { number, _reserved: socket };
+            }
+        }
+    }
+}
+
+/// A directory with a Corefile and what it needs.
+#[derive(Debug)]
+pub struct Site {
+    directory: TempDir,
+    variables: BTreeMap<String, String>,
+}
+
+impl Site {
+    /// A directory with these files beside the Corefile.
+    pub fn new(corefile: &str, files: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let site = Self { directory, variables: BTreeMap::new() };
+        site.write("Corefile", corefile);
+        for (name, content) in files {
+            site.write(name, content);
+        }
+        site
+    }
+
+    /// With a variable for the Corefile.
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.variables.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn corefile(&self) -> PathBuf {
+        self.path().join("Corefile")
+    }
+
+    /// The directory of the Services, which needn't have any.
+    fn manifests(&self) -> PathBuf {
+        let path = self.path().join("manifests");
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub fn write(&self, name: &str, content: &str) {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+}
+
+/// A running CoreDNS or lb-linker with its own ports.
+pub struct Server {
+    process: Process,
+    log: Arc<Mutex<Vec<String>>>,
+    ports: BTreeMap<&'static str, Port>,
+}
+
+impl Server {
+    /// Starts it on the Corefile of a directory, and waits until it listens wherever the Corefile says so.
+    pub async fn start(which: Which, site: &Site) -> Self {
+        // Somebody may take a UDP port in between.
+        for _ in 0..5 {
+            if let Ok(server) = Self::try_start(which, site).await {
+                return server;
+            }
+        }
+        Self::try_start(which, site).await.unwrap_or_else(|log| panic!("{which:?}: {log:#?}"))
+    }
+
+    async fn try_start(which: Which, site: &Site) -> Result<Self, Vec<String>> {
+        let ports: BTreeMap<_, _> = PORTS.into_iter().map(|name| (name, Port::take())).collect();
+        let mut command = command(which, site);
+        for (name, port) in &ports {
+            command.env(name, port.number.to_string());
+        }
+        let mut process = Process::spawn(command).expect("it can be started");
+        let log: Arc<Mutex<Vec<String>>> = Arc::default();
+        follow(process.stdout().expect("it is piped"), &log);
+        follow(process.stderr().expect("it is piped"), &log);
+        let text = fs::read_to_string(site.corefile()).unwrap();
+        let mut server = Self { process, log, ports };
+        let deadline = Instant::now() + PATIENCE;
+        for name in PORTS.into_iter().filter(|name| text.contains(&format!("{{${name}}}"))) {
+            while !server.listens(name) {
+                if server.process.ended().is_some() {
+                    // What it wrote at its end may not be read yet.
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    return Err(server.log());
+                }
+                assert!(Instant::now() < deadline, "{name} isn't listened on: {:#?}", server.log());
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        }
+        Ok(server)
+    }
+
+    /// Whether it listens there, on whatever address. Who connects to find out is counted.
+    fn listens(&self, name: &str) -> bool {
+        let table = |kind: &str| {
+            ["", "6"]
+                .map(|family| fs::read_to_string(format!("/proc/net/{kind}{family}")).unwrap_or_default())
+                .concat()
+        };
+        // proc(5): local address, remote address, state; 0A is TCP_LISTEN, 07 an unconnected UDP socket.
+        let here = |kind: &str, state: &str| {
+            let port = format!(":{:04X}", self.port(name));
+            table(kind).lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(state)
+            })
+        };
+        here("tcp", "0A") && (!name.starts_with("PORT") || here("udp", "07"))
+    }
+
+    pub fn port(&self, name: &str) -> u16 {
+        self.ports[name].number
+    }
+
+    pub fn address(&self, name: &str) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port(name)).into()
+    }
+
+    /// Where it answers.
+    pub fn dns(&self) -> SocketAddr {
+        self.address("PORT")
+    }
+
+    /// What `/metrics` answers.
+    pub fn metrics(&self) -> String {
+        let (code, page) = linker::get(self.address("METRICS"), "/metrics");
+        assert_eq!(code, 200, "{page}");
+        page
+    }
+
+    /// The value of a metric, written as Prometheus writes it with its labels.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Everything that it wrote so far, on standard output and standard error.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Replaces its own ports by their names.
+    pub fn without_ports(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, port) in &self.ports {
+            text = text.replace(&format!(":{}", port.number), &format!(":{name}"));
+        }
+        text
+    }
+
+    pub fn signal(&mut self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+}
+
+fn command(which: Which, site: &Site) -> Command {
+    let mut command = match which {
+        Which::CoreDns => {
+            let mut command = Command::new(&programs().coredns);
+            command.arg("-conf").arg(site.corefile());
+            command
+        }
+        Which::Linker => {
+            let mut command = linker::bare();
+            command.args(["run", "--corefile"]).arg(site.corefile());
+            // In a cluster, or without one.
+            if !site.variables.contains_key("LB_LINKER_KUBECONFIG") {
+                command.arg("--manifests").arg(site.manifests());
+            }
+            command
+        }
+    };
+    command.current_dir(site.path()).envs(&site.variables).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) {
+    let log = Arc::clone(log);
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            log.lock().unwrap().push(line);
+        }
+    });
+}
+
+/// Lets lb-linker check the Corefile of a directory, where a port is any.
+pub fn check(site: &Site) -> Output {
+    let mut command = linker::bare();
+    command.args(["check", "--corefile"]).arg(site.corefile());
+    command.arg("--manifests").arg(site.manifests());
+    command.envs(PORTS.iter().zip(5301..).map(|(name, port)| (name, port.to_string())));
+    command.current_dir(site.path()).envs(&site.variables).stdin(Stdio::null());
+    command.output().expect("lb-linker can be started")
+}
