@@ -74,6 +74,8 @@
 
 mod options;
 mod targets;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,6 +143,7 @@ impl Plugin for LbLinker {
         if request.query.query_class() != DNSClass::IN {
             return Err(Failure::new(ResponseCode::Refused, ""));
         }
+        let ttl = zone.ttl();
         let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
         let mut reply = request.reply(NAME);
         reply.is_cacheable = false;
@@ -148,7 +151,13 @@ impl Plugin for LbLinker {
         reply.metadata.recursion_available = request.server.recurses(&Name::root(), request) == Some(true);
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
-            return next.serve(request).await;
+            let mut reply = next.serve(request).await?;
+            // In a moment the name may be a link's.
+            reply.is_cacheable = false;
+            if reply.answers.is_empty() {
+                reply.authorities.iter_mut().for_each(|record| record.ttl = record.ttl.min(ttl));
+            }
+            return Ok(reply);
         }
         Ok(reply)
     }

@@ -70,6 +70,7 @@ impl Shared {
     /// Takes an answer in, if it is one that can be kept.
     fn take(&self, asked: &Asked, mark: Mark, mut reply: Reply) -> Taken {
         if !reply.is_cacheable || asked.is_transfer() {
+            reply.metadata.authentic_data = asked.authentic(&reply.metadata);
             return Taken { reply, kind: Kind::Other, is_kept: false };
         }
         let message = take_message(&mut reply, &asked.question.query);

@@ -1,0 +1,83 @@
+//! What is behind targets, through the blocks of a listener.
+
+use std::sync::Arc;
+
+use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
+use hickory_proto::rr::rdata::SOA;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::net::UdpSocket;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::super::testing::{Site, show};
+use crate::dns::plugin::Request;
+use crate::store::{Ingress, Observed, ServiceKey, Wishes};
+
+const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+/// A Service `web` in `default`, whose load balancer is `t.example`.
+fn web() -> Observed {
+    Observed {
+        key: ServiceKey::new("default", "web"),
+        uid: "u".into(),
+        created: None,
+        resource_version: Some(42),
+        ingress: Ingress { hostnames: vec![name("t.example.")], addresses: Vec::new() },
+        ports: Vec::new(),
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}
+
+/// The listeners of a Corefile, with one link.
+fn sites(text: &str) -> Vec<Site> {
+    let (site, configuration) = Site::configured(text);
+    let store = &site.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    store.replace(None, vec![web()], vec![], &Default::default());
+    store.set_synced();
+    let report = site.shared.metrics.family().unwrap();
+    let of_listener = |listener| {
+        let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&report)));
+        let request = Request { server: Arc::clone(&server), ..site.request.clone() };
+        let mut site = site.clone();
+        (site.server, site.request) = (server, request);
+        site
+    };
+    configuration.listeners.iter().map(of_listener).collect()
+}
+
+fn site(text: &str) -> Site {
+    sites(text).remove(0)
+}
+
+const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
+
+#[tokio::test]
+async fn what_falls_through_isnt_kept_for_the_name_may_be_ours_in_a_moment() {
+    let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = upstream.local_addr().unwrap();
+    let _denying = AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut buffer = [0; 512];
+        while let Ok((length, client)) = upstream.recv_from(&mut buffer).await {
+            let mut message = Message::from_vec(&buffer[..length]).unwrap();
+            message.metadata.message_type = MessageType::Response;
+            message.metadata.response_code = ResponseCode::NXDomain;
+            let soa = SOA::new(name("ns.lb.internal."), name("h.lb.internal."), 1, 2, 3, 4, 900);
+            message.add_authority(Record::from_rdata(name("lb.internal."), 900, RData::SOA(soa)));
+            upstream.send_to(&message.to_vec().unwrap(), client).await.unwrap();
+        }
+    }));
+    let site =
+        site(&format!("lb.internal {{\ncache\nlb_linker {{\nfallthrough\n}}\nforward . {address}\n}}\n"));
+    let answer = site.ask("new.default.lb.internal. A").await;
+    assert_eq!(answer, "NXDOMAIN | | lb.internal. 5 IN SOA ns.lb.internal. h.lb.internal. 1 2 3 4 900 |");
+    let new = Observed { key: ServiceKey::new("default", "new"), uid: "v".into(), ..web() };
+    site.shared.store.apply(new);
+    let answer = site.ask("new.default.lb.internal. A").await;
+    assert!(answer.contains("CNAME t.example."), "{answer}");
+}
