@@ -132,12 +132,12 @@ impl Server {
         }
     }
 
-    /// Returns whether a client's questions about a name are answered here by asking others (about the root's: about
-    /// all the world's), or that they aren't; `None` if that depends.
+    /// Returns whether a client's question is answered here by asking others, or that it isn't; `None` if that
+    /// depends.
     #[must_use]
-    pub fn recurses(&self, name: &Name, request: &Request) -> Option<bool> {
-        match self.find(name, RecordType::A) {
-            Some((_, block)) => block.plugins.iter().find_map(|plugin| plugin.recurses(request)),
+    pub fn recurses(&self, query: &Query, request: &Request) -> Option<bool> {
+        match self.find(query.name(), query.query_type()) {
+            Some((_, block)) => block.plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
             None => Some(false),
         }
     }

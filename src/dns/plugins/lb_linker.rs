@@ -148,7 +148,8 @@ impl Plugin for LbLinker {
         let mut reply = request.reply(NAME);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
-        reply.metadata.recursion_available = request.server.recurses(&Name::root(), request) == Some(true);
+        let anywhere = Query::query(Name::root(), RecordType::A);
+        reply.metadata.recursion_available = request.server.recurses(&anywhere, request) == Some(true);
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             let mut reply = next.serve(request).await?;
@@ -182,6 +183,9 @@ impl LbLinker {
     pub async fn look_ahead(&self, server: &Arc<Server>, query: Query) {
         let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
         let request = server.own_request(query);
+        if server.recurses(&request.query, &request) == Some(false) {
+            return;
+        }
         self.targets.look_ahead(&request, Duration::from_secs(absence.into())).await;
     }
 
@@ -212,7 +216,7 @@ impl LbLinker {
                     answer.chase
                 }
                 None if request.metadata.recursion_desired
-                    && request.server.recurses(&name, request) != Some(false) =>
+                    && request.server.recurses(&query_for(request, &name), request) != Some(false) =>
                 {
                     self.chase(request, reply, &name, &mut chase).await
                 }

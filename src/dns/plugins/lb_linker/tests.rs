@@ -58,6 +58,30 @@ fn site(text: &str) -> Site {
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
 
 #[tokio::test]
+async fn who_may_not_have_the_target_gets_the_alias_alone_and_spoils_nothing_for_others() {
+    let text = format!(
+        "{LINKS}. {{\nacl example {{\nblock net 192.0.2.7\n}}\n\
+         template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
+    );
+    let allowed = site(&text);
+    let answer = allowed.ask("web.default.lb.internal. A").await;
+    assert!(answer.contains("192.0.2.1"), "{answer}");
+    let blocked = allowed.clone().from("192.0.2.7");
+    assert_eq!(blocked.ask("web.default.lb.internal. A").await, format!("NOERROR aa | {ALIAS} | |"));
+    assert_eq!(allowed.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn looking_ahead_is_no_failure_where_nobody_may() {
+    let site = site(&format!(
+        "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ntemplate IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
+    ));
+    let links = site.server.links().remove(0);
+    links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
+    assert_eq!(site.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
 async fn what_falls_through_isnt_kept_for_the_name_may_be_ours_in_a_moment() {
     let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = upstream.local_addr().unwrap();
