@@ -247,7 +247,10 @@ impl LbLinker {
         let query = query_for(request, name);
         let mut found = self.ask(request, &query, chase, true).await;
         // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
-        if found.as_ref().is_ok_and(|found| found.is_absence(&query) && found.age() >= chase.absence())
+        let is_outdated = |found: &Findings| {
+            found.is_absence(&query) && !found.age().is_zero() && found.age() >= chase.absence()
+        };
+        if found.as_ref().is_ok_and(is_outdated)
             && let Ok(fresh) = self.ask(request, &query, chase, false).await
         {
             found = Ok(fresh);

@@ -196,6 +196,8 @@ enum Started {
 
 fn given(last: Last) -> Known {
     let mut reply = (*last.reply).clone();
+    // Nobody has a newer one.
+    reply.age = Duration::ZERO;
     for record in reply.sections_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;
     }

@@ -105,3 +105,14 @@ async fn what_falls_through_isnt_kept_for_the_name_may_be_ours_in_a_moment() {
     let answer = site.ask("new.default.lb.internal. A").await;
     assert!(answer.contains("CNAME t.example."), "{answer}");
 }
+
+#[tokio::test]
+async fn absence_that_has_just_come_isnt_asked_for_twice_whatever_the_ttl() {
+    let site = site(
+        "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
+         template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",
+    );
+    site.ask("web.default.lb.internal. AAAA").await;
+    let asked = site.metrics("coredns_dns_requests_total");
+    assert!(asked.len() == 1 && asked[0].ends_with(" 1"), "{asked:?}");
+}
