@@ -116,3 +116,20 @@ async fn absence_that_has_just_come_isnt_asked_for_twice_whatever_the_ttl() {
     let asked = site.metrics("coredns_dns_requests_total");
     assert!(asked.len() == 1 && asked[0].ends_with(" 1"), "{asked:?}");
 }
+
+#[tokio::test]
+async fn a_target_that_was_failing_isnt_counted_when_its_block_is_gone() {
+    let text = format!("{LINKS}. {{\ntemplate IN A {{\nrcode SERVFAIL\n}}\n}}\n");
+    let site = site(&text);
+    let answer = show(&site.reply("web.default.lb.internal. A").await.unwrap());
+    assert!(answer.starts_with("SERVFAIL"), "{answer}");
+    let metrics = Arc::clone(&site.shared.metrics);
+    let store = Arc::clone(&site.shared.store);
+    let failing = || {
+        let page = metrics.render(&store).unwrap();
+        page.lines().find(|line| line.starts_with("lb_linker_dns_targets_failing")).unwrap().to_owned()
+    };
+    assert_eq!(failing(), "lb_linker_dns_targets_failing 1");
+    drop(site);
+    assert_eq!(failing(), "lb_linker_dns_targets_failing 0");
+}
