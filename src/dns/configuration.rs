@@ -244,7 +244,8 @@ impl Configuration {
             .iter()
             .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
             .collect();
-        Server::new(bound.to_string(), &blocks, report)
+        let twin = self.listeners.iter().find(|other| other.zones == listener.zones).unwrap_or(listener);
+        Server::new(bound.to_string(), &blocks, report).with_view(twin.at.to_string())
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) const MAX_LOOKUPS: usize = 8;
 pub struct Server {
     /// The address as CoreDNS writes it in its metrics: `dns://:53`.
     pub label: String,
+    /// The same for all servers of the same blocks: what one of them knows of others' names, all may give.
+    pub view: String,
     /// By zone, in wire form and lower case.
     blocks: HashMap<Box<[u8]>, (Name, Arc<Block>)>,
     /// Whether classes other than IN are let through: somebody can answer them.
@@ -59,7 +61,13 @@ impl Server {
         let debug = blocks.iter().any(|(_, block)| block.debug);
         let blocks =
             blocks.iter().map(|(zone, block)| (wire_name(zone), (zone.clone(), Arc::clone(block)))).collect();
-        Self { label, blocks, other_classes, debug, report }
+        Self { view: label.clone(), label, blocks, other_classes, debug, report }
+    }
+
+    /// Has it share what it knows with others that have this view.
+    #[must_use]
+    pub fn with_view(self, view: String) -> Self {
+        Self { view, ..self }
     }
 
     /// Returns the blocks, each for every zone of it.

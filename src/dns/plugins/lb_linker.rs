@@ -97,7 +97,7 @@ use crate::dns::zone::{Zone, closest_first};
 use crate::store::{Family, Link, Store};
 use crate::targets::TargetPolicy;
 pub use options::{LinkZone, link_zones};
-use targets::{Known, PATIENCE, Targets, Wanted, query_for};
+use targets::{Known, PATIENCE, Views, Wanted, query_for};
 
 const NAME: &str = "lb_linker";
 
@@ -109,7 +109,7 @@ pub struct LbLinker {
     fallthrough: Option<Origins>,
     store: Arc<Store>,
     policy: Arc<TargetPolicy>,
-    targets: Targets,
+    targets: Views,
     stale_answers: IntCounter,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         fallthrough: options.fallthrough,
         store: Arc::clone(&site.store),
         policy: Arc::clone(&site.targets),
-        targets: Targets::new(&site.metrics),
+        targets: Views::new(&site.metrics),
         stale_answers: site.metrics.stale_answers.clone(),
     });
     setup.draft.links = Some(Arc::clone(&plugin));
@@ -186,7 +186,7 @@ impl LbLinker {
         if server.recurses(&request.query, &request) == Some(false) {
             return;
         }
-        self.targets.look_ahead(&request, Duration::from_secs(absence.into())).await;
+        self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
     }
 
     /// Returns the closest zone that a name is in, and the name relative to it.
@@ -267,7 +267,7 @@ impl LbLinker {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
         } else if matches!(followed.end, End::Leads(_)) {
-            self.targets.keep(request, &query, &known.reply);
+            self.targets.of(&request.server).keep(request, &query, &known.reply);
         }
         if filtered {
             reply.ede = Some(Ede::FILTERED);
@@ -299,7 +299,7 @@ impl LbLinker {
         cached: bool,
     ) -> Result<Findings, Ede> {
         let wanted = Wanted { until: chase.until, absence: chase.absence(), cached };
-        let known = self.targets.resolve(request, query, wanted).await?;
+        let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
         let ours = |name: &Name| request.server.is_ours(name);
         let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, ours);
         let filtered = drop_refused(&mut followed.answers, &self.policy);

@@ -58,6 +58,18 @@ fn site(text: &str) -> Site {
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
 
 #[tokio::test]
+async fn the_clients_of_one_listener_get_nothing_that_another_one_knows() {
+    let text = "lb.internal:53 lb.internal:54 {\nlb_linker\n}\n\
+                .:53 {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n\
+                .:54 {\ntemplate IN A {\nrcode SERVFAIL\n}\n}\n";
+    let sites = sites(text);
+    let inside = sites[0].ask("web.default.lb.internal. A").await;
+    assert!(inside.contains("192.0.2.1"), "{inside}");
+    let outside = sites[1].ask("web.default.lb.internal. A").await;
+    assert_eq!(outside, format!("SERVFAIL aa | {ALIAS} | |"));
+}
+
+#[tokio::test]
 async fn who_may_not_have_the_target_gets_the_alias_alone_and_spoils_nothing_for_others() {
     let text = format!(
         "{LINKS}. {{\nacl example {{\nblock net 192.0.2.7\n}}\n\
@@ -132,4 +144,13 @@ async fn a_target_that_was_failing_isnt_counted_when_its_block_is_gone() {
     assert_eq!(failing(), "lb_linker_dns_targets_failing 1");
     drop(site);
     assert_eq!(failing(), "lb_linker_dns_targets_failing 0");
+}
+
+#[tokio::test]
+async fn listeners_of_the_same_blocks_share_what_they_know() {
+    let blocks =
+        "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
+    let sites = sites(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));
+    let views: Vec<&str> = sites.iter().map(|site| &*site.server.view).collect();
+    assert_eq!(views, ["dns://127.0.0.1:53", "dns://127.0.0.1:53", "dns://:54"]);
 }
