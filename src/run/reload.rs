@@ -116,8 +116,8 @@ impl Reloader {
                 biased;
                 () = stop.cancelled() => break Ok(()),
                 (address, why) = self.serving.dead() => break Err(RunError::Dead { address, why }),
-                Some(()) = self.asked.recv() => self.reload(true).await,
-                () = sleep(pause) => self.reload(false).await,
+                Some(()) = self.asked.recv() => self.reload(true, stop).await,
+                () = sleep(pause) => self.reload(false, stop).await,
             }
         };
         let lameduck = self.serving.lameduck;
@@ -133,9 +133,11 @@ impl Reloader {
         outcome
     }
 
-    /// Reads the Corefile again. What is wrong with it is said once.
-    async fn reload(&mut self, asked: bool) {
-        let outcome = match self.load(asked).await {
+    /// Reads the Corefile again, unless it is to stop meanwhile: a file system may not answer. What is wrong with it
+    /// is said once.
+    async fn reload(&mut self, asked: bool, stop: &CancellationToken) {
+        let Some(loaded) = stop.run_until_cancelled(self.load(asked)).await else { return };
+        let outcome = match loaded {
             Ok(Loaded { configuration: None, .. }) => return,
             Ok(Loaded { hash, zones, configuration: Some(configuration) }) => {
                 let applied = self.serving.apply(configuration);
@@ -201,3 +203,6 @@ fn hash(text: &Text) -> Result<String, CorefileError> {
     }
     Ok(hex)
 }
+
+#[cfg(test)]
+mod tests;
