@@ -250,6 +250,12 @@ impl Configuration {
 }
 
 impl Identity {
+    /// Returns the files that it was built of, and what was in them.
+    #[must_use]
+    pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
+        &self.read
+    }
+
     fn new(zones: &[Name], lines: &[Line], draft: &Draft) -> Self {
         let mut text = String::new();
         write_lines(&mut text, lines, 0);

@@ -168,15 +168,18 @@ impl Reloader {
         }
     }
 
-    /// Reads and builds it; without the latter if nobody has asked and it is the same as before.
+    /// Reads and builds it; without the latter if nobody has asked and it is the same as before, and so are the
+    /// files that it names.
     async fn load(&self, asked: bool) -> Result<Loaded, ReloadError> {
         let (origin, mut flags, site) = (self.origin.clone(), self.flags.clone(), self.site.clone());
         let known = self.last.as_ref().ok().cloned();
+        let files = self.serving.files();
         // It may take its time: files, and big ones.
         spawn_blocking(move || {
             let text = origin.read()?;
             let hash = hash(&text)?;
-            if !asked && known.as_ref() == Some(&hash) {
+            let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
+            if !asked && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
                 return Ok(Loaded { hash, zones: Vec::new(), configuration: None });
             }
             let zones = text.link_zones()?;

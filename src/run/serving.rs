@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,6 +100,11 @@ impl Serving {
             lameduck: Duration::ZERO,
             site,
         })
+    }
+
+    /// Returns the files that the blocks were built of, and what was in them.
+    pub(super) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        self.blocks.iter().flat_map(|live| live.identity.files()).cloned().collect()
     }
 
     /// Returns what answers now, and later.

@@ -1,4 +1,3 @@
-use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -37,5 +36,28 @@ async fn a_file_that_cant_be_read_to_its_end_keeps_nobody_from_stopping() {
     assert_eq!(reloader.metrics.failed.get(), 0);
     // Who reads still can end now.
     std::fs::write(&path, WHOAMI).unwrap();
+    reloader.run(&stop).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_a_plugin_has_read_is_looked_at_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let resolv_conf = directory.path().join("resolv.conf");
+    std::fs::write(&resolv_conf, "nameserver 192.0.2.1\n").unwrap();
+    let (mut reloader, _corefile) =
+        start(&format!(".:0 {{\nbind 127.0.0.1\nforward . {}\n}}\n", resolv_conf.display()));
+    let stop = CancellationToken::new();
+    let load = async |reloader: &Reloader| reloader.load(false).await.unwrap().configuration.is_some();
+    assert!(!load(&reloader).await);
+    std::fs::write(&resolv_conf, "nameserver 192.0.2.2\n").unwrap();
+    assert!(load(&reloader).await);
+    reloader.reload(false, &stop).await;
+    assert!(!load(&reloader).await, "it is in force");
+    std::fs::remove_file(&resolv_conf).unwrap();
+    for _ in 0..2 {
+        reloader.reload(false, &stop).await;
+        assert_eq!(reloader.metrics.failed.get(), 1, "it is said once");
+    }
+    stop.cancel();
     reloader.run(&stop).await.unwrap();
 }
