@@ -1,7 +1,10 @@
 use std::path::Path;
 
 use futures::FutureExt;
-use tokio::net::UdpSocket;
+use hickory_proto::op::{Message, Query};
+use hickory_proto::rr::{Name, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::yield_now;
 
 use super::*;
@@ -56,5 +59,29 @@ async fn what_has_run_for_blocks_that_are_gone_takes_no_room() {
         }
     }
     assert!(serving.tasks.len() <= 2, "{}", serving.tasks.len());
+    serving.end().await;
+}
+
+#[tokio::test]
+async fn a_port_is_free_at_once_though_an_answer_is_under_way() {
+    let (mut serving, site) = serving();
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let one = format!("z.:0 {{\nbind 127.0.0.1\nforward . {}\n}}\n", silent.local_addr().unwrap());
+    let other = "example.:0 {\nbind 127.0.0.2\nwhoami\n}\n";
+    serving.put(&site, &format!("{one}{other}"));
+    let address = serving.listeners[0].bound.address;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let mut question = Message::query();
+    question.add_query(Query::query(Name::from_ascii("a.z.").unwrap(), RecordType::A));
+    let question = question.to_vec().unwrap();
+    client.write_u16(question.len().try_into().unwrap()).await.unwrap();
+    client.write_all(&question).await.unwrap();
+    silent.recv(&mut [0; 512]).await.unwrap();
+    serving.put(&site, other);
+    while std::net::TcpListener::bind(address).is_err() {
+        yield_now().await;
+    }
+    assert_eq!(client.read_u8().now_or_never().map(|read| read.ok()), None, "it still waits for its answer");
+    drop(silent);
     serving.end().await;
 }
