@@ -139,7 +139,8 @@ pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
     let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
     // Only an address of this machine can be bound.
     let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
-    listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())
+    let of_all = ours.is_unspecified() && (ours.is_ipv6() || theirs.is_ipv4());
+    listen.port() == upstream.port() && (ours == theirs || of_all && local())
 }
 
 /// Checks that no block has itself as an upstream. Another block may well be one.
