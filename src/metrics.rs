@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
     Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -74,6 +75,19 @@ pub trait Family: Send + Sync + Sized + 'static {
     /// # Errors
     /// If one of that name is there already.
     fn register(registry: &Registry) -> Result<Self, prometheus::Error>;
+}
+
+/// Registers a metric of a [`Family`].
+///
+/// # Errors
+/// If it can't be one, or one of that name is there already.
+pub fn registered<M: Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: Result<M, prometheus::Error>,
+) -> Result<M, prometheus::Error> {
+    let metric = metric?;
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
 }
 
 /// The metrics of one process. Those of DNS bear CoreDNS's names and labels, so that its

@@ -151,26 +151,20 @@ fn proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::{Message, OpCode};
+    use hickory_proto::rr::rdata::A;
     use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
-    use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
 
     use super::*;
+    use crate::dns::plugins::testing;
 
     fn name(text: &str) -> Name {
         Name::from_ascii(text).unwrap()
     }
 
-    /// `name type data`, as far as these tests need it.
+    /// `name type data`.
     fn record(text: &str) -> Record {
-        let [owner, kind, data] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
-        let data = match kind {
-            "A" => RData::A(data.parse::<A>().unwrap()),
-            "CNAME" => RData::CNAME(CNAME(name(data))),
-            "NS" => RData::NS(NS(name(data))),
-            "SOA" => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
-            _ => panic!("{text}"),
-        };
-        Record::from_rdata(name(owner), 3600, data)
+        let (owner, rest) = text.split_once(' ').unwrap();
+        testing::record(&format!("{owner} 3600 {rest}"))
     }
 
     fn follow_a(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> String {

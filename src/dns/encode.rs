@@ -2,7 +2,8 @@
 
 use hickory_proto::ProtoError;
 use hickory_proto::op::{Edns, Header, HeaderCounts, Query};
-use hickory_proto::rr::{Name, Record};
+use hickory_proto::rr::rdata::CNAME;
+use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 use hickory_server::net::xfer::Protocol;
 use hickory_server::zone_handler::MessageRequest;
@@ -12,6 +13,8 @@ use super::wire::{HEADER, MAX_UDP, MIN_UDP};
 
 /// The farthest place that a name can point at (RFC 1035 section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;
+/// Type, class, TTL and length of a record (RFC 1035 section 4.1.3).
+const FIXED: usize = 10;
 /// The two bits of a pointer.
 const POINTER: u16 = 0xc000;
 
@@ -140,15 +143,34 @@ pub fn wire_length(reply: &Reply, question: &Query) -> usize {
         part.emit(&mut encoder).map_or(0, |()| bytes.len())
     };
     let records = [&reply.answers, &reply.authorities, &reply.additionals];
-    let records: usize = records.into_iter().flatten().map(|record| length(record)).sum();
-    HEADER + length(question) + records
+    let records: usize = records
+        .into_iter()
+        .flatten()
+        .map(|record| {
+            // What nearly all records are needs no encoder.
+            let data = match &record.data {
+                RData::A(_) => 4,
+                RData::AAAA(_) => 16,
+                RData::CNAME(CNAME(name)) => length_of(name),
+                _ => return length(record),
+            };
+            length_of(&record.name) + FIXED + data
+        })
+        .sum();
+    HEADER + length_of(question.name()) + 4 + records
+}
+
+/// Returns how many bytes a name has, uncompressed.
+fn length_of(name: &Name) -> usize {
+    // hickory counts one for the root alone, and no root behind labels.
+    if name.is_root() { 1 } else { name.len() + 1 }
 }
 
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
-    use hickory_proto::rr::rdata::{A, CNAME};
-    use hickory_proto::rr::{RData, RecordType};
+    use hickory_proto::rr::RecordType;
+    use hickory_proto::rr::rdata::A;
 
     use super::*;
 

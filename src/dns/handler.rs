@@ -89,14 +89,15 @@ async fn answer_question(
     let [query] = decoded.queries.queries() else { return Some(format_error(message)) };
     let query = query.original().clone();
     let mut request = Request {
-        server,
+        tally: server.dropped(),
         zone: Name::root(),
+        server,
+        query: query.clone(),
         client,
         local,
         protocol,
         size: message.len(),
         metadata: decoded.metadata,
-        query: query.clone(),
         edns: decoded.edns.clone(),
         purpose: Purpose::Client,
         depth: 0,

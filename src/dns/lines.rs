@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use tracing::warn;
 
 use crate::config::LogFormat;
-use crate::metrics::{Family, Metrics};
+use crate::metrics::{Family, Metrics, registered};
 
 /// Lines that wait to be written. What comes while they are so many is dropped.
 const CAPACITY: usize = 16_384;
@@ -94,12 +94,11 @@ struct Dropped(IntCounter);
 
 impl Family for Dropped {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = IntCounter::new(
+        let dropped = IntCounter::new(
             "lb_linker_dns_log_lines_dropped_total",
             "Lines of the plugins log and errors that were dropped: standard output takes them too slowly, or not at all.",
-        )?;
-        registry.register(Box::new(counter.clone()))?;
-        Ok(Self(counter))
+        );
+        Ok(Self(registered(registry, dropped)?))
     }
 }
 

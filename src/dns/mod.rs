@@ -1,4 +1,5 @@
-//! Answers DNS: for the links of the store with authority, for everything else by forwarding.
+//! Answers DNS as a Corefile says: listeners, the server blocks behind them, and in each block plugins, one of which
+//! answers for the links of the store with authority.
 
 pub mod ahead;
 mod bounded;
@@ -23,8 +24,8 @@ pub mod report;
 pub mod resolv_conf;
 pub mod server;
 mod shares;
+mod signatures;
 pub mod tcp;
-mod text;
 pub mod tls;
 pub mod udp;
 pub mod wire;

@@ -10,12 +10,7 @@ impl Origins {
     /// Takes them in any order and spelling.
     #[must_use]
     pub fn new(zones: impl IntoIterator<Item = Name>) -> Self {
-        let absolute = |zone: Name| {
-            let mut zone = zone.to_lowercase();
-            zone.set_fqdn(true);
-            zone
-        };
-        Self(zones.into_iter().map(absolute).collect())
+        Self(zones.into_iter().map(|zone| absolute(&zone)).collect())
     }
 
     /// Returns the longest zone that a name is in.
@@ -35,6 +30,14 @@ impl Origins {
     pub fn all(&self) -> &[Name] {
         &self.0
     }
+}
+
+/// Returns a zone absolute and in lower case.
+#[must_use]
+pub fn absolute(zone: &Name) -> Name {
+    let mut zone = zone.to_lowercase();
+    zone.set_fqdn(true);
+    zone
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use hickory_server::net::xfer::Protocol;
 
 use super::encode::wire_length;
 use super::question::{Question, room};
+use super::report::Tally;
 use super::server::{Block, Server};
 use super::wire::{Ede, MIN_UDP};
 
@@ -51,6 +52,8 @@ pub struct Request {
     pub server: Arc<Server>,
     /// The zone of the server block that answers.
     pub zone: Name,
+    /// What counts the questions for it.
+    pub tally: Arc<Tally>,
     /// Who asks.
     pub client: SocketAddr,
     /// The address that was asked.

@@ -1,118 +1,12 @@
-//! Names as miekg/dns writes and reads them: which characters are escaped, and that anything may stand in a
-//! label, where hickory's own parser takes only what hosts are called.
+//! Names, types, classes and response codes as the library miekg/dns, and so CoreDNS, writes and reads them: it has
+//! more of them than hickory, and other names for some.
 
-use hickory_proto::rr::Name;
+mod codes;
+mod names;
 
-/// RFC 1035 section 2.3.4.
-const MAX_LABEL: usize = 63;
-/// RFC 1035 section 2.3.4: with the lengths of the labels and the root.
-const MAX_NAME: usize = 255;
-
-/// Writes a name, with the dot at its end.
-#[must_use]
-pub fn written(name: &Name) -> String {
-    let mut text = String::new();
-    for label in name.iter() {
-        for byte in label {
-            match byte {
-                b'.' | b' ' | b'\'' | b'@' | b';' | b'(' | b')' | b'"' | b'\\' => {
-                    text.extend(['\\', char::from(*byte)]);
-                }
-                b'!'..=b'~' => text.push(char::from(*byte)),
-                other => text.push_str(&format!("\\{other:03}")),
-            }
-        }
-        text.push('.');
-    }
-    if text.is_empty() { ".".to_owned() } else { text }
-}
-
-/// Reads a name, which ends at the root whether or not it has a dot at its end.
-#[must_use]
-pub fn parse(text: &str) -> Option<Name> {
-    let mut name = Name::from_labels(labels(text)?).ok()?;
-    name.set_fqdn(true);
-    Some(name)
-}
-
-/// Reads the labels of a name that isn't too long.
-fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
-    if text == "." {
-        return Some(Vec::new());
-    }
-    let mut labels = vec![Vec::new()];
-    let mut rest = text.as_bytes();
-    while let Some((byte, after)) = rest.split_first() {
-        rest = after;
-        let byte = match byte {
-            b'.' => {
-                // One dot may end the name.
-                if labels.last().is_none_or(Vec::is_empty) {
-                    return None;
-                }
-                if !rest.is_empty() {
-                    labels.push(Vec::new());
-                }
-                continue;
-            }
-            b'\\' => unescape(&mut rest)?,
-            byte => *byte,
-        };
-        labels.last_mut()?.push(byte);
-    }
-    let length = 1 + labels.iter().map(|label| 1 + label.len()).sum::<usize>();
-    let fits = |label: &Vec<u8>| (1..=MAX_LABEL).contains(&label.len());
-    (length <= MAX_NAME && labels.iter().all(fits)).then_some(labels)
-}
-
-/// Reads what stands behind a backslash: an octet in three decimal digits, or a character (RFC 1035
-/// section 5.1).
-pub(super) fn unescape(rest: &mut &[u8]) -> Option<u8> {
-    if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', after @ ..] = rest {
-        let digit = |byte: &u8| u16::from(byte - b'0');
-        *rest = after;
-        return u8::try_from(digit(a) * 100 + digit(b) * 10 + digit(c)).ok();
-    }
-    let (byte, after) = rest.split_first()?;
-    *rest = after;
-    Some(*byte)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_read_and_written() {
-        for (text, expected) in [
-            (".", Some(".")),
-            ("example", Some("example.")),
-            ("Example.ORG.", Some("Example.ORG.")),
-            ("*.example.", Some("*.example.")),
-            ("-a_b-.0.", Some("-a_b-.0.")),
-            (r"a\.b.c", Some(r"a\.b.c.")),
-            (r"\046\000\255.", Some(r"\.\000\255.")),
-            (r"a\ b\@.", Some(r"a\ b\@.")),
-            ("a@b", Some(r"a\@b.")),
-            ("ä", Some(r"\195\164.")),
-            ("", None),
-            ("..", None),
-            (".a", None),
-            ("a..b", None),
-            (r"\256", None),
-            (r"a\", None),
-        ] {
-            assert_eq!(parse(text).map(|name| written(&name)).as_deref(), expected, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn labels_and_names_have_their_limits() {
-        let label = "a".repeat(63);
-        assert!(parse(&label).is_some());
-        assert!(parse(&format!("{label}a")).is_none());
-        let three = format!("{label}.{label}.{label}");
-        assert!(parse(&format!("{three}.{}", "a".repeat(61))).is_some());
-        assert!(parse(&format!("{three}.{}", "a".repeat(62))).is_none());
-    }
-}
+pub use codes::{
+    class_name, class_text, parse_class, parse_class_or_number, parse_rcode, parse_type,
+    parse_type_or_number, rcode_name, rcode_text, type_name, type_text,
+};
+pub(super) use names::unescape;
+pub use names::{lower_name_text, name_text, parse_name};

@@ -1,4 +1,4 @@
-//! A question about a name that isn't ours, and what makes two of them the same.
+//! A question as somebody else is asked: an upstream, or the cache; and what makes two of them the same.
 
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
@@ -125,9 +125,14 @@ impl Key {
     /// Returns whether the answer may be kept: one to a question without RD says what a server happened
     /// to know.
     pub(super) fn is_for_cache(&self) -> bool {
-        let transfer = matches!(self.qtype, RecordType::AXFR | RecordType::IXFR);
-        self.recursion_desired && !transfer
+        self.recursion_desired && !is_transfer(self.qtype)
     }
+}
+
+/// Returns whether a whole zone is asked for (RFC 5936, RFC 1995).
+#[must_use]
+pub fn is_transfer(qtype: RecordType) -> bool {
+    matches!(qtype, RecordType::AXFR | RecordType::IXFR)
 }
 
 /// Returns a name in wire form, in lower case.

@@ -1,18 +1,22 @@
 //! What is counted of each question, by CoreDNS's names, labels and buckets.
 
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
+use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use hickory_server::net::xfer::Protocol;
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+};
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
-use super::wire::rcode_label;
-use crate::metrics::Family;
+use super::presentation::rcode_text;
+use crate::metrics::{Family, registered};
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
-const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
+pub(super) const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 /// The buckets of sizes, in bytes.
 const SIZES: [f64; 14] =
     [0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16e3, 32e3, 48e3, 64e3];
@@ -34,36 +38,28 @@ pub struct Report {
 impl Family for Report {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name, help, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
         let histogram = |name: &str, help: &str, buckets: Vec<f64>, labels: &[&str]| {
-            let histogram = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels)?;
-            registry.register(Box::new(histogram.clone()))?;
-            Ok::<_, prometheus::Error>(histogram)
+            let options = HistogramOpts::new(name, help).buckets(buckets);
+            registered(registry, HistogramVec::new(options, labels))
         };
-        let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.")?;
-        registry.register(Box::new(panics.clone()))?;
-        let build = IntGaugeVec::new(
-            Opts::new(
-                "coredns_build_info",
-                "A metric with a constant '1' value labeled by version, revision, and goversion from which CoreDNS was built.",
-            ),
+        let gauge = |name, help, labels: &[&str]| {
+            registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+        };
+        let build = gauge(
+            "coredns_build_info",
+            "A metric with a constant '1' value labeled by version, revision, and goversion from which CoreDNS was built.",
             &["version", "revision", "goversion"],
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
-        registry.register(Box::new(build))?;
-        let plugin_enabled = IntGaugeVec::new(
-            Opts::new(
+        let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.");
+        Ok(Self {
+            plugin_enabled: gauge(
                 "coredns_plugin_enabled",
                 "A metric that indicates whether a plugin is enabled on per server and zone basis.",
-            ),
-            &["server", "zone", "view", "name"],
-        )?;
-        registry.register(Box::new(plugin_enabled.clone()))?;
-        Ok(Self {
-            plugin_enabled,
+                &["server", "zone", "view", "name"],
+            )?,
             requests: counter(
                 "coredns_dns_requests_total",
                 "Counter of DNS requests made per zone, protocol and family.",
@@ -97,7 +93,7 @@ impl Family for Report {
                 prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?,
                 &["server", "zone", "view"],
             )?,
-            panics,
+            panics: registered(registry, panics)?,
         })
     }
 }
@@ -111,51 +107,125 @@ impl Report {
         }
     }
 
-    /// Counts a question that began to be answered then. `zone` is that of the block, or `dropped`.
-    pub fn count(&self, request: &Request, reply: &Reply, zone: &str, since: Instant) {
-        let server = &*request.server.label;
+    /// Returns what counts the questions of a server for a zone, or for `dropped`.
+    #[must_use]
+    pub fn tally(self: &Arc<Self>, server: &str, zone: &str) -> Arc<Tally> {
+        let (server, zone) = (server.to_owned(), zone.to_owned());
+        Arc::new(Tally {
+            report: Arc::clone(self),
+            server,
+            zone,
+            requests: Default::default(),
+            requests_with_do: OnceLock::new(),
+            sizes: Default::default(),
+            duration: OnceLock::new(),
+            responses: RwLock::default(),
+        })
+    }
+}
+
+/// What counts the questions of a server for a zone. The counters are looked up by their labels once, and none is
+/// shown before there is something to count.
+#[derive(Debug)]
+pub struct Tally {
+    report: Arc<Report>,
+    server: String,
+    zone: String,
+    /// By protocol, family and type.
+    requests: [[[OnceLock<IntCounter>; TYPES.len() + 1]; 2]; 2],
+    requests_with_do: OnceLock<IntCounter>,
+    /// By protocol.
+    sizes: [OnceLock<Sizes>; 2],
+    duration: OnceLock<Histogram>,
+    /// By response code and plugin: there are few.
+    responses: RwLock<Vec<(ResponseCode, &'static str, IntCounter)>>,
+}
+
+#[derive(Debug)]
+struct Sizes {
+    request: Histogram,
+    response: Histogram,
+}
+
+impl Tally {
+    /// Counts a question that began to be answered then.
+    pub fn count(&self, request: &Request, reply: &Reply, since: Instant) {
+        let Self { report, server, zone, .. } = self;
         // CoreDNS knows UDP and TCP.
-        let protocol = if request.protocol == Protocol::Udp { "udp" } else { "tcp" };
-        let family = if request.client.is_ipv4() { "1" } else { "2" };
-        let qtype = type_label(request.query.query_type());
-        let rcode = rcode_label(reply.metadata.response_code);
-        self.requests.with_label_values(&[server, zone, "", protocol, family, qtype]).inc();
+        let by_tcp = request.protocol != Protocol::Udp;
+        let protocol = if by_tcp { "tcp" } else { "udp" };
+        let by_ipv6 = request.client.is_ipv6();
+        let qtype = TYPES.iter().position(|known| *known == request.query.query_type());
+        let place = qtype.unwrap_or(TYPES.len());
+        let requests = self.requests[usize::from(by_tcp)][usize::from(by_ipv6)][place].get_or_init(|| {
+            let family = if by_ipv6 { "2" } else { "1" };
+            let qtype: &str = qtype.map_or("other", |known| TYPES[known].into());
+            report.requests.with_label_values(&[server, zone, "", protocol, family, qtype])
+        });
+        requests.inc();
         if request.dnssec_ok() {
-            self.requests_with_do.with_label_values(&[server, zone, ""]).inc();
+            let labels = [&**server, zone, ""];
+            self.requests_with_do.get_or_init(|| report.requests_with_do.with_label_values(&labels)).inc();
         }
-        self.responses.with_label_values(&[server, zone, "", &rcode, reply.plugin]).inc();
+        self.responses(reply).inc();
+        let sizes = self.sizes[usize::from(by_tcp)].get_or_init(|| {
+            let labels = [&**server, zone, "", protocol];
+            Sizes {
+                request: report.request_size.with_label_values(&labels),
+                response: report.response_size.with_label_values(&labels),
+            }
+        });
         #[expect(clippy::cast_precision_loss, reason = "no message has more than 64 KiB")]
-        let observe = |sizes: &HistogramVec, size: usize| {
-            sizes.with_label_values(&[server, zone, "", protocol]).observe(size as f64);
+        let size = |bytes: usize| bytes as f64;
+        sizes.request.observe(size(request.size));
+        sizes.response.observe(size(wire_length(reply, &request.query)));
+        let duration =
+            self.duration.get_or_init(|| report.duration.with_label_values(&[&**server, zone, ""]));
+        duration.observe(since.elapsed().as_secs_f64());
+    }
+
+    fn responses(&self, reply: &Reply) -> IntCounter {
+        let (rcode, plugin) = (reply.metadata.response_code, reply.plugin);
+        let find = |known: &[(ResponseCode, &'static str, IntCounter)]| {
+            let found = known.iter().find(|known| known.0 == rcode && known.1 == plugin);
+            found.map(|(.., counter)| counter.clone())
         };
-        observe(&self.request_size, request.size);
-        observe(&self.response_size, wire_length(reply, &request.query));
-        self.duration.with_label_values(&[server, zone, ""]).observe(since.elapsed().as_secs_f64());
+        if let Some(counter) = find(&self.responses.read().unwrap_or_else(PoisonError::into_inner)) {
+            return counter;
+        }
+        let labels = [&*self.server, &self.zone, "", &rcode_text(rcode), plugin];
+        let counter = self.report.responses.with_label_values(&labels);
+        let mut known = self.responses.write().unwrap_or_else(PoisonError::into_inner);
+        // There are 4,096 codes: who makes them up mustn't fill the memory.
+        if known.len() < MAX_RESPONSES {
+            known.push((rcode, plugin, counter.clone()));
+        }
+        counter
     }
 }
 
 /// The types that CoreDNS tells apart: the label must not grow with what clients make up.
-fn type_label(qtype: RecordType) -> &'static str {
-    const TYPES: [RecordType; 19] = [
-        RecordType::A,
-        RecordType::AAAA,
-        RecordType::ANY,
-        RecordType::AXFR,
-        RecordType::CNAME,
-        RecordType::DNSKEY,
-        RecordType::DS,
-        RecordType::HTTPS,
-        RecordType::IXFR,
-        RecordType::MX,
-        RecordType::NS,
-        RecordType::NSEC,
-        RecordType::NSEC3,
-        RecordType::PTR,
-        RecordType::RRSIG,
-        RecordType::SOA,
-        RecordType::SRV,
-        RecordType::SVCB,
-        RecordType::TXT,
-    ];
-    if TYPES.contains(&qtype) { qtype.into() } else { "other" }
-}
+const TYPES: [RecordType; 19] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::ANY,
+    RecordType::AXFR,
+    RecordType::CNAME,
+    RecordType::DNSKEY,
+    RecordType::DS,
+    RecordType::HTTPS,
+    RecordType::IXFR,
+    RecordType::MX,
+    RecordType::NS,
+    RecordType::NSEC,
+    RecordType::NSEC3,
+    RecordType::PTR,
+    RecordType::RRSIG,
+    RecordType::SOA,
+    RecordType::SRV,
+    RecordType::SVCB,
+    RecordType::TXT,
+];
+
+/// Pairs of response code and plugin that are kept at hand.
+const MAX_RESPONSES: usize = 64;

@@ -11,7 +11,7 @@ use hickory_proto::rr::{DNSClass, Name, RecordType};
 use super::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
 use super::plugins::lb_linker::LbLinker;
 use super::question::wire_name;
-use super::report::Report;
+use super::report::{Report, Tally};
 use super::wire::MAX_UDP;
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
@@ -25,13 +25,21 @@ pub struct Server {
     /// The same for all servers of the same blocks: what one of them knows of others' names, all may give.
     pub view: String,
     /// By zone, in wire form and lower case.
-    blocks: HashMap<Box<[u8]>, (Name, Arc<Block>)>,
+    blocks: HashMap<Box<[u8]>, Served>,
     /// Whether classes other than IN are let through: somebody can answer them.
     other_classes: bool,
     /// Whether a panic ends the process.
     debug: bool,
-    /// What every question is counted in that no block is for.
-    report: Arc<Report>,
+    /// What counts the questions that no block is for.
+    dropped: Arc<Tally>,
+}
+
+/// A zone of a server, and who answers for it.
+#[derive(Debug)]
+struct Served {
+    zone: Name,
+    block: Arc<Block>,
+    tally: Arc<Tally>,
 }
 
 /// A server block: plugins in their order. It may be behind several listeners.
@@ -59,9 +67,13 @@ impl Server {
             .flat_map(|(_, block)| &block.plugins)
             .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
         let debug = blocks.iter().any(|(_, block)| block.debug);
-        let blocks =
-            blocks.iter().map(|(zone, block)| (wire_name(zone), (zone.clone(), Arc::clone(block)))).collect();
-        Self { view: label.clone(), label, blocks, other_classes, debug, report }
+        let serve = |(zone, block): &(Name, Arc<Block>)| {
+            let tally = report.tally(&label, &zone.to_ascii());
+            (wire_name(zone), Served { zone: zone.clone(), block: Arc::clone(block), tally })
+        };
+        let dropped = report.tally(&label, "dropped");
+        let blocks = blocks.iter().map(serve).collect();
+        Self { view: label.clone(), label, blocks, other_classes, debug, dropped }
     }
 
     /// Has it share what it knows with others that have this view.
@@ -71,8 +83,8 @@ impl Server {
     }
 
     /// Returns the blocks, each for every zone of it.
-    pub fn blocks(&self) -> impl Iterator<Item = &(Name, Arc<Block>)> {
-        self.blocks.values()
+    pub fn blocks(&self) -> impl Iterator<Item = (&Name, &Arc<Block>)> {
+        self.blocks.values().map(|served| (&served.zone, &served.block))
     }
 
     /// Answers a request, whose server this is; nothing where silence is right.
@@ -91,11 +103,12 @@ impl Server {
         if request.query.query_class() != DNSClass::IN && !server.other_classes {
             return Some(server.refuse(request, ResponseCode::Refused));
         }
-        let Some((zone, block)) = server.find(request.query.name(), request.query.query_type()) else {
+        let Some(served) = server.find(request.query.name(), request.query.query_type()) else {
             return Some(server.refuse(request, ResponseCode::Refused));
         };
-        request.zone.clone_from(zone);
-        let outcome = Next::first(block).serve(request).await;
+        request.zone.clone_from(&served.zone);
+        request.tally = Arc::clone(&served.tally);
+        let outcome = Next::first(&served.block).serve(request).await;
         answer(request, outcome)
     }
 
@@ -110,6 +123,12 @@ impl Server {
         inner.depth += 1;
         // Boxed, for it may lead to itself.
         Box::pin(Self::serve(&mut inner)).await
+    }
+
+    /// Returns what counts the questions that no block is for.
+    #[must_use]
+    pub fn dropped(&self) -> Arc<Tally> {
+        Arc::clone(&self.dropped)
     }
 
     /// Returns whether one of the blocks has `debug`.
@@ -135,6 +154,7 @@ impl Server {
             query,
             edns: Some(Edns::new()),
             max_udp: MAX_UDP,
+            tally: Arc::clone(&self.dropped),
             purpose: Purpose::Client,
             depth: 0,
         }
@@ -145,7 +165,7 @@ impl Server {
     #[must_use]
     pub fn recurses(&self, query: &Query, request: &Request) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
-            Some((_, block)) => block.plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
+            Some(served) => served.block.plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
             None => Some(false),
         }
     }
@@ -176,17 +196,17 @@ impl Server {
     }
 
     /// Returns the block of the longest zone that a name is in.
-    fn find(&self, name: &Name, qtype: RecordType) -> Option<(&Name, &Arc<Block>)> {
+    fn find(&self, name: &Name, qtype: RecordType) -> Option<&Served> {
         let wire = wire_name(name);
         let mut rest = &*wire;
         let mut own = None;
         loop {
-            if let Some((zone, block)) = self.blocks.get(rest) {
+            if let Some(served) = self.blocks.get(rest) {
                 // RFC 4035 section 3.1.4.1: the DS of a zone is its parent's to answer for.
                 if qtype != RecordType::DS || own.is_some() {
-                    return Some((zone, block));
+                    return Some(served);
                 }
-                own = Some((zone, block));
+                own = Some(served);
             }
             match rest.split_first() {
                 Some((length, labels)) => rest = labels.get(usize::from(*length)..)?,
@@ -198,7 +218,7 @@ impl Server {
     fn refuse(&self, request: &Request, rcode: ResponseCode) -> Reply {
         let mut reply = request.reply("");
         reply.metadata.response_code = rcode;
-        self.report.count(request, &reply, "dropped", Instant::now());
+        self.dropped.count(request, &reply, Instant::now());
         reply
     }
 }

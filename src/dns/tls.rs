@@ -1,6 +1,5 @@
 //! What DNS over TLS (RFC 7858) needs beside DNS over TCP: certificates.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,11 +11,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoClientAuth, VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
-    SignatureScheme,
-};
-use tokio_rustls::TlsConnector;
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
 
 /// The protocol's name in the handshake (ALPN), as IANA has it. A client that offers others only
 /// doesn't mean DNS.
@@ -25,14 +20,6 @@ const ALPN: &[u8] = b"dot";
 /// Why there can be no TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file can't be read.
-    #[error("{}: can't be read: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
     /// A file doesn't hold what it should, in PEM.
     #[error("{}: there is no {what} in PEM: {source}", file.display())]
     Pem {
@@ -77,7 +64,7 @@ impl TlsError {
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         match self {
-            Self::Read { file, .. } | Self::Pem { file, .. } | Self::Ca { file, .. } => Some(file),
+            Self::Pem { file, .. } | Self::Ca { file, .. } => Some(file),
             Self::Pair { certificate, .. } => Some(certificate),
             Self::NoRoots(_) | Self::Verifier(_) | Self::Versions(_) => None,
         }
@@ -122,7 +109,7 @@ pub fn config(
     clients: ClientAuth,
     ca: Option<Pem<'_>>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    let chain = certificates(certificate)?;
+    let chain = chain(certificate)?;
     let secret = PrivateKeyDer::from_pem_slice(key.bytes).map_err(|source| TlsError::Pem {
         file: key.file.to_owned(),
         what: "private key",
@@ -216,27 +203,7 @@ impl ClientCertVerifier for Anybody {
     }
 }
 
-/// Returns what a client of DNS over TLS needs: it trusts the CAs of `ca`, or those of the system.
-///
-/// # Errors
-/// If there are none.
-pub fn connector(ca: Option<&Path>) -> Result<TlsConnector, TlsError> {
-    let roots = match ca {
-        Some(file) => {
-            let bytes =
-                std::fs::read(file).map_err(|source| TlsError::Read { file: file.to_owned(), source })?;
-            roots(Pem { file, bytes: &bytes })?
-        }
-        None => system_roots()?,
-    };
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(TlsError::Versions)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
-}
-
+/// Returns the CAs that the system knows.
 pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -251,25 +218,30 @@ pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
 
 fn roots(pem: Pem<'_>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(pem)? {
+    for certificate in chain(pem)? {
         roots.add(certificate).map_err(|source| TlsError::Ca { file: pem.file.to_owned(), source })?;
     }
     Ok(roots)
 }
 
-/// Returns at least one certificate.
-fn certificates(pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn chain(pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let error = |source| TlsError::Pem { file: pem.file.to_owned(), what: "certificate", source };
-    let all = CertificateDer::pem_slice_iter(pem.bytes).collect::<Result<Vec<_>, _>>().map_err(error)?;
-    if all.is_empty() { Err(error(pem::Error::NoItemsFound)) } else { Ok(all) }
+    certificates(pem.bytes).map_err(error)
+}
+
+/// Returns the certificates in a file: at least one.
+pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
+    let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
+    if all.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(all) }
 }
 
 #[cfg(test)]
 mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::ClientConfig;
     use rustls::pki_types::ServerName;
     use tokio::io::{AsyncReadExt, duplex};
-    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
 
@@ -299,7 +271,7 @@ mod tests {
             None => builder.with_no_client_auth(),
             Some([_, certificate, key]) => {
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-                builder.with_client_auth_cert(certificates(pem(certificate)).unwrap(), key).unwrap()
+                builder.with_client_auth_cert(chain(pem(certificate)).unwrap(), key).unwrap()
             }
         };
         let (near, far) = duplex(1 << 16);

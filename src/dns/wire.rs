@@ -1,10 +1,8 @@
 //! The rules of the wire that hold whatever was asked: which messages are answered at all, and how; and which
 //! reply belongs to a question of ours.
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::Message;
 use hickory_proto::rr::rdata::opt::EdnsOption;
-
-use super::text::rcode_text;
 
 /// RFC 1035 section 4.1.1.
 pub(super) const HEADER: usize = 12;
@@ -45,9 +43,14 @@ impl Ede {
     /// Returns the EDNS option.
     #[must_use]
     pub fn option(self) -> EdnsOption {
-        const EDE: u16 = 15;
-        EdnsOption::Unknown(EDE, [&self.code.to_be_bytes(), self.text.as_bytes()].concat())
+        extended_error(self.code, self.text)
     }
+}
+
+/// Returns the option of an Extended DNS Error (RFC 8914 section 2).
+pub(super) fn extended_error(code: u16, text: &str) -> EdnsOption {
+    const EDE: u16 = 15;
+    EdnsOption::Unknown(EDE, [&code.to_be_bytes(), text.as_bytes()].concat())
 }
 
 /// What to do with a datagram or a TCP message before anything else looks at it.
@@ -220,11 +223,6 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
         Some(message) => Reply::Answer(message),
         None => Reply::Garbled,
     }
-}
-
-/// What CoreDNS's metrics show.
-pub(super) fn rcode_label(rcode: ResponseCode) -> String {
-    rcode_text(rcode).map_or_else(|| format!("RCODE{}", u16::from(rcode)), str::to_owned)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{CNAME, NS, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
+use super::origins::absolute;
 use super::wire::Ede;
 use crate::names;
 use crate::store::{Link, Store, Target};
@@ -143,8 +144,7 @@ impl Zone {
         if !names::is_label(&apex) {
             return Err(ProtoError::from(format!("{apex:?} isn't a label")));
         }
-        let mut origin = origin.to_lowercase();
-        origin.set_fqdn(true);
+        let origin = absolute(origin);
         let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
         let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
         let names = Names::OfLinks(Forward::new(origin.clone(), apex));

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{Prefetch, Worth};
 use crate::dns::chase::MAX_ALIASES;
+use crate::dns::signatures::Validity;
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,22 +80,12 @@ pub(super) fn is_referral(message: &Message) -> bool {
     message.answers.is_empty() && has(RecordType::NS) && !has(RecordType::SOA)
 }
 
-/// Returns whether an answer has a signature that isn't valid at that time, in Unix seconds (RFC 4035 section
-/// 5.3.1).
+/// Returns whether an answer has a signature that isn't valid at that time (RFC 4035 section 5.3.1).
 pub(super) fn has_expired_signature(message: &Message, now: u32) -> bool {
-    /// Where expiration and inception stand in an RRSIG (RFC 4034 section 3.1).
-    const VALIDITY: std::ops::Range<usize> = 8..16;
+    let is_signature = |data: &RData| matches!(data, RData::Unknown { code: RecordType::RRSIG, .. });
     let sections = [&message.answers, &message.authorities, &message.additionals];
-    sections.into_iter().flatten().any(|record| match &record.data {
-        RData::Unknown { code: RecordType::RRSIG, rdata } => {
-            let Some(&[a, b, c, d, e, f, g, h]) = rdata.anything.get(VALIDITY) else { return true };
-            let (expiration, inception) =
-                (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
-            // RFC 1982: the numbers go round in a circle.
-            let is_past = |time: u32| now.wrapping_sub(time) <= i32::MAX.unsigned_abs();
-            !is_past(inception) || (is_past(expiration) && expiration != now)
-        }
-        _ => false,
+    sections.into_iter().flatten().any(|record| {
+        is_signature(&record.data) && !Validity::of(record).is_some_and(|validity| validity.holds(now))
     })
 }
 

@@ -1,10 +1,10 @@
-//! Answers of upstreams, kept as long as they may be, with CoreDNS's bounds.
+//! What the plugin `cache` keeps: the answers of what is behind it, as long as they may be, with CoreDNS's bounds.
 
 mod item;
 
 use std::mem::take;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::bounded::Bounded;
 use super::plugin::Reply;
 use super::question::Key;
+use super::signatures::now;
 use item::Item;
 pub use item::Kind;
 pub(super) use item::{plain_ttl, weight};
@@ -25,7 +26,7 @@ const BYTES: usize = 32 << 20;
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
 const MAX_DENIAL_TTL: u32 = 1800;
-/// How long it is known that no upstream has answered, in seconds.
+/// How long it is known that nobody has answered, in seconds.
 const SILENCE_TTL: u32 = 1;
 
 /// How answers of one kind are kept.
@@ -55,7 +56,7 @@ pub struct Prefetch {
 pub struct ServeStale {
     /// For how long after their end.
     pub up_to: Duration,
-    /// How long the upstream is given first, zero for as long as it takes; `None` to ask it only afterwards.
+    /// How long is waited for a new one first, zero for as long as it takes; `None` to ask for it only afterwards.
     pub verify: Option<Duration>,
     /// Their TTL, in seconds.
     pub ttl: u32,
@@ -102,7 +103,7 @@ pub struct Cache {
 /// What the cache has for a question.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The answer, as it came from the upstream.
+    /// The answer, as it came.
     pub message: Arc<Message>,
     /// The TTL of all its records now.
     pub ttl: u32,
@@ -282,12 +283,7 @@ impl Cache {
     /// Returns what an answer is worth, to a client that wants signatures or doesn't.
     #[must_use]
     pub fn appraise(&self, message: &Message, dnssec_ok: bool) -> Worth {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "RFC 4034 section 3.1.5: so are the times of signatures"
-        )]
-        if dnssec_ok && item::has_expired_signature(message, now as u32) {
+        if dnssec_ok && item::has_expired_signature(message, now()) {
             return Worth { kind: Kind::Other, ttl: self.options.success.hold(MIN_TTL) };
         }
         let kind = Kind::of(message);

@@ -1,10 +1,11 @@
 use hickory_proto::op::{Query, ResponseCode};
-use hickory_proto::rr::rdata::{A, CNAME, NS, NULL, SOA};
+use hickory_proto::rr::rdata::NULL;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
 
 use super::super::question::Question;
 use super::*;
+use crate::dns::plugins::testing::record;
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
@@ -12,19 +13,6 @@ fn name(text: &str) -> Name {
 
 fn question(qname: &str, qtype: RecordType) -> Question {
     Question::plain(name(qname), qtype)
-}
-
-/// `name ttl type data`.
-fn record(text: &str) -> Record {
-    let [owner, ttl, qtype, data] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let data = match qtype {
-        "A" => RData::A(data.parse::<A>().unwrap()),
-        "CNAME" => RData::CNAME(CNAME(name(data))),
-        "NS" => RData::NS(NS(name(data))),
-        "SOA" => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
-        _ => panic!("{text}"),
-    };
-    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
 }
 
 fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Arc<Message> {

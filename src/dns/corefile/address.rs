@@ -6,6 +6,7 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::{CorefileError, Word};
+use crate::dns::origins::absolute;
 use crate::dns::zone::reverse_origins;
 
 /// How a block is reached.
@@ -81,9 +82,8 @@ pub fn zones(text: &str) -> Option<Vec<Name>> {
     if let Ok(net) = text.parse::<IpNet>() {
         return Some(reverse_origins(net).collect());
     }
-    let mut zone = Name::from_ascii(if text.is_empty() { "." } else { text }).ok()?.to_lowercase();
-    zone.set_fqdn(true);
-    Some(vec![zone])
+    let zone = Name::from_ascii(if text.is_empty() { "." } else { text }).ok()?;
+    Some(vec![absolute(&zone)])
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The Corefile: CoreDNS's language, up to blocks and lines. What they mean is the plugins' to say.
+//! The Corefile: CoreDNS's language, up to blocks and lines. What the lines mean is the plugins' to say, and
+//! [`configuration`](super::configuration) puts the two together.
 //!
 //! Beside CoreDNS's own it knows `{$VAR:default}`, and arguments of snippets: `{args.0}` is the first word
 //! behind the name in `import name word…`.

@@ -7,13 +7,12 @@ use std::time::Duration;
 use hickory_proto::op::ResponseCode;
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
-use super::rcode::label;
-use crate::metrics::Family;
+use crate::dns::presentation::rcode_name;
+use crate::dns::report::DURATIONS;
+use crate::metrics::{Family, registered};
 
 /// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.
 const PROXY: &str = "forward";
-/// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
-const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 
 /// The counters of upstreams.
 pub struct ForwardMetrics {
@@ -36,26 +35,17 @@ impl fmt::Debug for ForwardMetrics {
 impl Family for ForwardMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counters = |name, help, labels: &[&str]| {
-            let counters = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counters.clone()))?;
-            Ok::<_, prometheus::Error>(counters)
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
-        let counter = |name, help| {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
-        let duration = HistogramVec::new(
-            HistogramOpts::new(
-                "coredns_proxy_request_duration_seconds",
-                "Histogram of the time each request took.",
-            )
-            .buckets(prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?),
-            &["proxy_name", "to", "rcode"],
-        )?;
-        registry.register(Box::new(duration.clone()))?;
+        let counter = |name, help| registered(registry, IntCounter::new(name, help));
+        let duration = HistogramOpts::new(
+            "coredns_proxy_request_duration_seconds",
+            "Histogram of the time each request took.",
+        );
+        let duration =
+            duration.buckets(prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?);
         Ok(Self {
-            duration,
+            duration: registered(registry, HistogramVec::new(duration, &["proxy_name", "to", "rcode"]))?,
             check_failures: counters(
                 "coredns_proxy_healthcheck_failures_total",
                 "Counter of the number of failed healthchecks.",
@@ -85,7 +75,8 @@ impl Family for ForwardMetrics {
 
 impl ForwardMetrics {
     pub(super) fn answered(&self, to: SocketAddr, rcode: ResponseCode, after: Duration) {
-        let labels = [PROXY, &to.to_string(), &label(rcode)];
+        let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).to_string(), str::to_owned);
+        let labels = [PROXY, &to.to_string(), &rcode];
         self.duration.with_label_values(&labels).observe(after.as_secs_f64());
     }
 

@@ -1,4 +1,5 @@
-//! The client of the upstream resolvers: one question, the first good answer that matches it.
+//! The client of the upstream resolvers that a line of the plugin `forward` names: one question, the first good answer
+//! that matches it.
 
 mod exchange;
 pub(super) mod flights;
@@ -7,7 +8,6 @@ mod metrics;
 pub(super) mod names;
 mod policy;
 mod pool;
-pub(super) mod rcode;
 mod rounds;
 pub(super) mod tls;
 mod trouble;
@@ -89,14 +89,14 @@ impl Default for ForwardOptions {
     }
 }
 
-/// The upstream resolvers.
+/// The upstream resolvers of a line.
 #[derive(Debug)]
 pub struct Forward {
     /// They change when the names of some are resolved.
     upstreams: ArcSwap<Vec<Arc<Upstream>>>,
     options: ForwardOptions,
     turn: AtomicUsize,
-    /// Other names and targets have a bound each: a flood of the ones leaves the others alone.
+    /// Clients' questions and targets have a bound each: a flood of the ones leaves the others alone.
     forwards: Arc<Semaphore>,
     chases: Arc<Semaphore>,
     /// A tenth of those is for types that hardly anybody needs: one client can ask for all there are.
@@ -106,7 +106,7 @@ pub struct Forward {
 /// What an answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// A name outside the zones.
+    /// A client's question.
     Forward,
     /// The same, by a client that has asked by TCP.
     ForwardByTcp,

@@ -7,7 +7,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use crate::dns::tls::{TlsError, system_roots};
+use crate::dns::tls::{TlsError, certificates, system_roots};
 
 /// What is wrong with a file of PEM.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum PemError {
 /// If there are none.
 pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(pem)? {
+    for certificate in chain(pem)? {
         roots.add(certificate).map_err(PemError::Unfit)?;
     }
     Ok(roots)
@@ -49,7 +49,7 @@ pub fn connector(
     let config = match identity {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
-            let chain = certificates(certificate).map_err(ConnectorError::Certificate)?;
+            let chain = chain(certificate).map_err(ConnectorError::Certificate)?;
             let key = PrivateKeyDer::from_pem_slice(key)
                 .map_err(|error| ConnectorError::Key(PemError::Missing("private key", error)))?;
             let paired = builder.with_client_auth_cert(chain, key);
@@ -73,8 +73,6 @@ pub enum ConnectorError {
     Tls(#[from] TlsError),
 }
 
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
-    let error = |error| PemError::Missing("certificate", error);
-    let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(error)?;
-    if all.is_empty() { Err(error(pem::Error::NoItemsFound)) } else { Ok(all) }
+fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    certificates(pem).map_err(|error| PemError::Missing("certificate", error))
 }

@@ -80,7 +80,6 @@
 mod parse;
 #[cfg(test)]
 mod tests;
-mod types;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -96,7 +95,7 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::wire::Ede;
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 const NAME: &str = "acl";
 /// RFC 8914 section 4.16.
@@ -150,12 +149,8 @@ impl Family for Counts {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |what: &str, labels: &[&str]| {
             let name = format!("coredns_acl_{what}_requests_total");
-            let counter = IntCounterVec::new(
-                Opts::new(name, format!("Counter of DNS requests being {what}.")),
-                labels,
-            )?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            let options = Opts::new(name, format!("Counter of DNS requests being {what}."));
+            registered(registry, IntCounterVec::new(options, labels))
         };
         Ok(Self {
             blocked: counter("blocked", &["server", "zone", "view"])?,

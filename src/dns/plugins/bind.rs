@@ -64,11 +64,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 }
 
 fn addresses(line: &Line) -> Result<Vec<IpAddr>, CorefileError> {
-    if line.arguments().is_empty() {
-        return Err(line.error(format!("{} needs an address or the name of an interface", line.name())));
-    }
     let mut all = Vec::new();
-    for word in line.arguments() {
+    for word in line.some("an address or the name of an interface")? {
         match word.text.parse() {
             Ok(ip) => all.push(ip),
             Err(_) => all.extend(of_interface(word)?),

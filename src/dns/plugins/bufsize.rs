@@ -50,10 +50,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
     line.no_block()?;
     let size = match line.at_most(1)? {
-        [word] => match word.parse(RANGE)? {
-            size @ 512..=4096 => size,
-            _ => return Err(word.isnt(RANGE)),
-        },
+        [word] => word.within(512..=4096, RANGE)?,
         _ => MAX_UDP,
     };
     setup.add(Bufsize { size });

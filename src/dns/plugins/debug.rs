@@ -35,8 +35,7 @@ use crate::dns::corefile::CorefileError;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for line in setup.lines {
-        line.no_arguments()?;
-        line.no_block()?;
+        line.alone()?;
     }
     setup.draft.debug = true;
     Ok(())

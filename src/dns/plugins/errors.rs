@@ -75,17 +75,16 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::setup::Setup;
+use super::words::{MAX_REGEX, fault};
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::lines::{Level, Lines, Part};
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
-use crate::dns::text::{name_text, rcode_text, type_text};
+use crate::dns::presentation::{lower_name_text, rcode_name, type_text};
 
 const NAME: &str = "errors";
 const OPTIONS: [&str; 1] = ["consolidate"];
 const CONSOLIDATE: &str =
     "DURATION REGEXP [LEVEL] [show_first], such as: consolidate 5m \" i/o timeout$\" warning";
-/// As in CoreDNS.
-const MAX_PATTERN: usize = 10_000;
 const LEVELS: [(&str, Level); 4] =
     [("warning", Level::Warning), ("error", Level::Error), ("info", Level::Info), ("debug", Level::Debug)];
 
@@ -151,17 +150,17 @@ fn pattern(option: &Line) -> Result<Pattern, CorefileError> {
         _ => return Err(option.unknown(NAME, &OPTIONS)),
     }
     let [period, expression, rest @ ..] = option.at_most(4)? else {
-        return Err(option.error(format!("consolidate needs {CONSOLIDATE}")));
+        return Err(option.needs(CONSOLIDATE));
     };
     let period = period.duration()?;
-    if expression.text.len() > MAX_PATTERN {
+    if expression.text.len() > MAX_REGEX {
         return Err(expression.error(format!(
-            "a regular expression has {MAX_PATTERN} bytes at most, and this has {}",
+            "a regular expression has {MAX_REGEX} bytes at most, and this has {}",
             expression.text.len()
         )));
     }
     let pattern = Regex::new(&expression.text)
-        .map_err(|error| expression.error(format!("not a regular expression: {}", one_line(&error))))?;
+        .map_err(|error| expression.error(format!("not a regular expression: {}", fault(&error))))?;
     let (mut level, mut show_first) = (None, false);
     for word in rest {
         match LEVELS.iter().find(|(name, _)| *name == word.text) {
@@ -176,13 +175,6 @@ fn pattern(option: &Line) -> Result<Pattern, CorefileError> {
     }
     let (count, first, ended) = Default::default();
     Ok(Pattern { pattern, period, level: level.unwrap_or(Level::Error), show_first, count, first, ended })
-}
-
-/// What is wrong, without the drawing of where.
-fn one_line(error: &regex::Error) -> String {
-    let text = error.to_string();
-    let last = text.lines().last().unwrap_or_default().trim();
-    last.strip_prefix("error: ").unwrap_or(last).to_owned()
 }
 
 #[async_trait]
@@ -209,10 +201,10 @@ impl Errors {
             return;
         }
         let level = pattern.map_or(Level::Error, |pattern| pattern.level);
-        let (name, qtype) = (name_text(request.query.name()), type_text(request.query.query_type()));
+        let (name, qtype) = (lower_name_text(request.query.name()), type_text(request.query.query_type()));
         let text = format!("{} {name} {qtype}: {why}", u16::from(rcode));
         self.log.write(level, &text, || {
-            let rcode = rcode_text(rcode).map_or_else(|| u16::from(rcode).into(), Into::into);
+            let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).into(), Into::into);
             vec![
                 ("rcode", rcode),
                 ("name", name.as_str().into()),

@@ -191,6 +191,7 @@ use crate::dns::forward::names::{To, known, resolve};
 use crate::dns::forward::{Forward as Upstreams, ForwardError, ForwardMetrics, Purpose as Asked};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use crate::dns::question::is_transfer;
 use crate::dns::wire::Ede;
 use options::{Parsed, parse};
 
@@ -252,7 +253,7 @@ impl Plugin for Forward {
         if !self.is_for(request.query.name()) {
             return next.serve(request).await;
         }
-        if matches!(request.query.query_type(), RecordType::AXFR | RecordType::IXFR) {
+        if is_transfer(request.query.query_type()) {
             return Err(Failure::new(ResponseCode::Refused, ""));
         }
         if self.looping.as_ref().is_some_and(|looping| looping.load(Ordering::Relaxed)) {

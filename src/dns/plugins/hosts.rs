@@ -106,6 +106,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tracing::warn;
 
 use super::setup::Setup;
+use super::words::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
@@ -153,7 +154,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
                 reverse = false;
             }
             "reload" => reload = option.one("a duration such as 5s, or 0s for never")?.duration()?,
-            "fallthrough" => through = Some(fallthrough(option)?),
+            "fallthrough" => through = Some(zones_or_all(option.arguments())?),
             "fallthrough_unsupported" => {
                 option.no_arguments()?;
                 unsupported = Some(option);
@@ -202,20 +203,7 @@ fn look_at(path: &Path) -> std::io::Result<()> {
 
 fn seconds(option: &Line) -> Result<u32, CorefileError> {
     const WHAT: &str = "a number of seconds from 1 to 65535";
-    let word = option.one(WHAT)?;
-    let seconds: u16 = word.parse(WHAT)?;
-    if seconds == 0 { Err(word.isnt(WHAT)) } else { Ok(seconds.into()) }
-}
-
-fn fallthrough(option: &Line) -> Result<Origins, CorefileError> {
-    let mut zones = Vec::new();
-    for word in option.arguments() {
-        zones.extend(word.zones()?);
-    }
-    if zones.is_empty() {
-        zones.push(Name::root());
-    }
-    Ok(Origins::new(zones))
+    option.one(WHAT)?.within(1..=u16::MAX.into(), WHAT)
 }
 
 #[async_trait]

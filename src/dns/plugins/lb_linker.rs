@@ -215,10 +215,9 @@ impl LbLinker {
                     reply.additionals = answer.additionals;
                     answer.chase
                 }
-                None if request.metadata.recursion_desired
-                    && request.server.recurses(&query_for(request, &name), request) != Some(false) =>
-                {
-                    self.chase(request, reply, &name, &mut chase).await
+                None if may_follow(request, &name) => {
+                    // Boxed, for it is large, and most questions need none of it.
+                    Box::pin(self.chase(request, reply, &name, &mut chase)).await
                 }
                 None => None,
             };
@@ -351,6 +350,12 @@ impl Findings {
         let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
         matches!(self.followed.end, End::Here(_)) && !self.followed.answers.iter().any(wanted)
     }
+}
+
+/// Returns whether what is behind a name is looked up for a request.
+fn may_follow(request: &Request, name: &Name) -> bool {
+    request.metadata.recursion_desired
+        && request.server.recurses(&query_for(request, name), request) != Some(false)
 }
 
 fn note(link: &Link, qtype: RecordType) {

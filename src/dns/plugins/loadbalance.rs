@@ -95,6 +95,7 @@ use tracing::warn;
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line, Word};
 use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::dns::question::is_transfer;
 use weights::Weights;
 
 const NAME: &str = "loadbalance";
@@ -166,11 +167,8 @@ fn options(line: &Line, is_weighted: bool) -> Result<Options, CorefileError> {
         match option.name() {
             "reload" if is_weighted => options.reload = option.one("a duration such as 30s")?.duration()?,
             "reload" => return Err(option.error(format!("reload is for {NAME} {WEIGHTED} FILE alone"))),
-            "prefer" if option.arguments().is_empty() => {
-                return Err(option.error("prefer needs networks such as 10.0.0.0/8"));
-            }
             "prefer" => {
-                for word in option.arguments() {
+                for word in option.some("networks such as 10.0.0.0/8")? {
                     options.preferred.push(word.parse("a network such as 10.0.0.0/8")?);
                 }
             }
@@ -227,8 +225,7 @@ impl Plugin for LoadBalance {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let mut reply = next.serve(request).await?;
         let qtype = request.query.query_type();
-        let is_transfer = matches!(qtype, RecordType::AXFR | RecordType::IXFR);
-        if reply.metadata.response_code == ResponseCode::NoError && !is_transfer {
+        if reply.metadata.response_code == ResponseCode::NoError && !is_transfer(qtype) {
             match &self.policy {
                 Policy::RoundRobin => reply.sections_mut().into_iter().for_each(shuffle),
                 Policy::Weighted(weights) => weigh(&weights.load(), qtype, &mut reply),

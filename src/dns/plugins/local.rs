@@ -56,7 +56,7 @@ use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 const NAME: &str = "local";
 const LOCALHOST: &str = "localhost";
@@ -86,9 +86,8 @@ impl Family for Counts {
         let requests = IntCounter::new(
             "coredns_local_localhost_requests_total",
             "Counter of special localhost subdomain requests.",
-        )?;
-        registry.register(Box::new(requests.clone()))?;
-        Ok(Self { requests })
+        );
+        Ok(Self { requests: registered(registry, requests)? })
     }
 }
 

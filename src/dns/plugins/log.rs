@@ -91,15 +91,15 @@ mod format;
 
 use async_trait::async_trait;
 use hickory_proto::op::Metadata;
-use hickory_proto::rr::Name;
 use tokio::time::Instant;
 
 use super::setup::Setup;
+use super::words::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::lines::{Level, Lines};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
-use crate::dns::text::name_text;
+use crate::dns::presentation::lower_name_text;
 use class::Class;
 use format::{Format, Seen};
 
@@ -145,14 +145,7 @@ fn rule(line: &Line) -> Result<Rule, CorefileError> {
             ))
         })?,
     };
-    let mut zones = Vec::new();
-    for word in names {
-        zones.extend(word.zones()?);
-    }
-    if zones.is_empty() {
-        zones.push(Name::root());
-    }
-    Ok(Rule { names: Origins::new(zones), format, classes: classes(line)? })
+    Ok(Rule { names: zones_or_all(names)?, format, classes: classes(line)? })
 }
 
 fn classes(line: &Line) -> Result<Vec<Class>, CorefileError> {
@@ -162,10 +155,7 @@ fn classes(line: &Line) -> Result<Vec<Class>, CorefileError> {
         if option.name() != "class" {
             return Err(option.unknown(NAME, &OPTIONS));
         }
-        if option.arguments().is_empty() {
-            return Err(option.error(format!("class needs one or more of {CLASSES}")));
-        }
-        for word in option.arguments() {
+        for word in option.some(&format!("one or more of {CLASSES}"))? {
             match &*word.text {
                 "success" => classes.push(Class::Success),
                 "denial" => classes.push(Class::Denial),
@@ -189,7 +179,7 @@ impl Plugin for Log {
             return next.serve(request).await;
         };
         // As it was asked, whatever becomes of it.
-        let (name, began) = (name_text(request.query.name()), Instant::now());
+        let (name, began) = (lower_name_text(request.query.name()), Instant::now());
         let outcome = next.serve(request).await;
         let failed = match &outcome {
             Err(Failure::Error { rcode, .. }) => {

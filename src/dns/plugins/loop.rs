@@ -58,7 +58,7 @@ use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugin::{Next, Outcome, Plugin, Request};
 use crate::dns::server::Server;
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 const NAME: &str = "loop";
 
@@ -91,16 +91,14 @@ impl Family for Loops {
         let loops = IntCounter::new(
             "lb_linker_dns_loops_total",
             "Server blocks whose forwarded questions came back: their forward answers SERVFAIL.",
-        )?;
-        registry.register(Box::new(loops.clone()))?;
-        Ok(Self(loops))
+        );
+        Ok(Self(registered(registry, loops)?))
     }
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
-    line.no_arguments()?;
-    line.no_block()?;
+    line.alone()?;
     let zone = setup.zones.first().cloned().unwrap_or_else(Name::root);
     let label = || (rand::rng().random::<u64>() >> 2).to_string();
     let name = Name::from_ascii(format!("{}.{}", label(), label()))
@@ -150,10 +148,7 @@ impl Probe {
                 sleep(ANSWER.1).await;
             }
         };
-        tokio::select! {
-            () = asking => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(asking).await;
         self.is_over.store(true, Ordering::Relaxed);
     }
 

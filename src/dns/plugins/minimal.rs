@@ -24,13 +24,10 @@
 //! }
 //! ```
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use async_trait::async_trait;
-use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::setup::Setup;
+use super::typify::Says;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
 
@@ -40,9 +37,7 @@ const NAME: &str = "minimal";
 struct Minimal;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let line = setup.only_line()?;
-    line.no_arguments()?;
-    line.no_block()?;
+    setup.only_line()?.alone()?;
     setup.add(Minimal);
     Ok(())
 }
@@ -65,44 +60,16 @@ impl Plugin for Minimal {
 
 /// Returns whether what was asked for is in the answer, or there is nothing to say that it isn't.
 fn is_positive(request: &Request, reply: &Reply) -> bool {
-    let is_transfer = matches!(request.query.query_type(), RecordType::AXFR | RecordType::IXFR);
-    if reply.metadata.response_code != ResponseCode::NoError || is_transfer {
-        return false;
-    }
-    if request.dnssec_ok() && has_signature_out_of_time(reply) {
-        return false;
-    }
-    let denies_or_delegates =
-        |record: &Record| matches!(record.record_type(), RecordType::SOA | RecordType::NS);
-    !reply.answers.is_empty() || !reply.authorities.iter().any(denies_or_delegates)
-}
-
-fn has_signature_out_of_time(reply: &Reply) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    #[expect(clippy::cast_possible_truncation, reason = "times in signatures wrap (RFC 4034 section 3.1.5)")]
-    let now = now as u32;
-    [&reply.answers, &reply.authorities, &reply.additionals].into_iter().flatten().any(|record| {
-        signed_between(record).is_some_and(|(from, to)| !is_before(from, now) || !is_before(now, to))
-    })
-}
-
-/// Returns from when to when a signature is valid (RFC 4034 section 3.1).
-fn signed_between(record: &Record) -> Option<(u32, u32)> {
-    const EXPIRATION: usize = 8;
-    let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };
-    let number = |at: usize| Some(u32::from_be_bytes(rdata.anything.get(at..at + 4)?.try_into().ok()?));
-    Some((number(EXPIRATION + 4)?, number(EXPIRATION)?))
-}
-
-/// RFC 1982 section 3.2.
-fn is_before(one: u32, other: u32) -> bool {
-    other.wrapping_sub(one) <= u32::MAX / 2
+    Says::of(request, reply) == Says::Answer
 }
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::Name;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use hickory_proto::op::ResponseCode;
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
+    use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::super::testing::Site;
     use super::*;

@@ -69,7 +69,9 @@ mod root;
 mod template;
 mod timeouts;
 mod tls;
+mod typify;
 mod whoami;
+mod words;
 
 use hickory_proto::rr::Name;
 

@@ -46,7 +46,6 @@
 //! }
 //! ```
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -55,15 +54,12 @@ use hickory_proto::op::ResponseCode;
 use super::setup::{HttpKind, Setup};
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
-use crate::dns::report::Report;
 
 const NAME: &str = "prometheus";
 const DEFAULT: &str = "localhost:9153";
 
 #[derive(Debug)]
-struct Prometheus {
-    report: Arc<Report>,
-}
+struct Prometheus;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if let Some(option) = setup.only_line()?.options().first() {
@@ -75,8 +71,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         });
     }
     setup.serve_http(HttpKind::Metrics, DEFAULT)?;
-    let report = setup.metrics()?;
-    setup.add(Prometheus { report });
+    setup.add(Prometheus);
     Ok(())
 }
 
@@ -89,9 +84,8 @@ impl Plugin for Prometheus {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let since = Instant::now();
         let outcome = next.serve(request).await;
-        let zone = request.zone.to_ascii();
         match &outcome {
-            Ok(reply) => self.report.count(request, reply, &zone, since),
+            Ok(reply) => request.tally.count(request, reply, since),
             Err(failure) => {
                 let mut reply = request.reply("");
                 if let Failure::Error { rcode, .. } = failure {
@@ -99,7 +93,7 @@ impl Plugin for Prometheus {
                 } else {
                     reply.metadata.response_code = ResponseCode::NoError;
                 }
-                self.report.count(request, &reply, &zone, since);
+                request.tally.count(request, &reply, since);
             }
         }
         outcome

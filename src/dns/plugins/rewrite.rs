@@ -152,7 +152,6 @@ mod rule;
 #[cfg(test)]
 mod tests;
 mod ttl;
-mod types;
 
 use std::borrow::Cow;
 

@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -15,8 +14,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::lb_linker::LbLinker;
+use super::words::zones;
 use crate::config::LogFormat;
-use crate::dns::corefile::{CorefileError, Line, Place, Word, zones};
+use crate::dns::corefile::{CorefileError, Line, Place, Word};
 use crate::dns::lines::{Lines, Queue};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::Plugin;
@@ -192,14 +192,7 @@ impl Setup<'_> {
     /// # Errors
     /// If a word is no zone.
     pub fn zones_or_own(&self, words: &[Word]) -> Result<Origins, CorefileError> {
-        if words.is_empty() {
-            return Ok(Origins::new(self.zones.iter().cloned()));
-        }
-        let mut all = Vec::new();
-        for word in words {
-            all.extend(word.zones()?);
-        }
-        Ok(Origins::new(all))
+        if words.is_empty() { Ok(Origins::new(self.zones.iter().cloned())) } else { zones(words) }
     }
 
     /// Returns the metrics of that kind.
@@ -258,135 +251,6 @@ impl Setup<'_> {
     }
 }
 
-// === impl Line: what plugins ask of theirs ===
-
-impl Line {
-    /// Returns where it begins.
-    #[must_use]
-    pub fn place(&self) -> &Place {
-        // A line has at least one word.
-        &self.words[0].place
-    }
-
-    /// Returns an error at its beginning.
-    #[must_use]
-    pub fn error(&self, message: impl Into<String>) -> CorefileError {
-        self.place().error(message)
-    }
-
-    /// Returns the lines in its braces.
-    #[must_use]
-    pub fn options(&self) -> &[Self] {
-        self.block.as_deref().unwrap_or_default()
-    }
-
-    /// Checks that nothing follows its name.
-    ///
-    /// # Errors
-    /// If something does.
-    pub fn no_arguments(&self) -> Result<(), CorefileError> {
-        self.at_most(0).map(|_| ())
-    }
-
-    /// Checks that it has no braces.
-    ///
-    /// # Errors
-    /// If it has.
-    pub fn no_block(&self) -> Result<(), CorefileError> {
-        match &self.block {
-            Some(_) => Err(self.error(format!("{} takes no braces", self.name()))),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the arguments, if there aren't more than so many.
-    ///
-    /// # Errors
-    /// At the first one that is too much.
-    pub fn at_most(&self, number: usize) -> Result<&[Word], CorefileError> {
-        let arguments = self.arguments();
-        match arguments.get(number) {
-            Some(word) if number == 0 => {
-                Err(word.error(format!("{} takes no arguments, and here is {:?}", self.name(), word.text)))
-            }
-            Some(word) => Err(word.error(format!(
-                "{} takes {number} argument{} at most, and here is {:?}",
-                self.name(),
-                if number == 1 { "" } else { "s" },
-                word.text
-            ))),
-            None => Ok(arguments),
-        }
-    }
-
-    /// Returns the one argument that has to be there; `what` says what it is: "a duration such as 5s".
-    ///
-    /// # Errors
-    /// If there is none, or there are several.
-    pub fn one(&self, what: &str) -> Result<&Word, CorefileError> {
-        match self.at_most(1)? {
-            [word] => Ok(word),
-            _ => Err(self.error(format!("{} needs {what}", self.name()))),
-        }
-    }
-
-    /// Returns an error about this line, which isn't one of the options that there are.
-    #[must_use]
-    pub fn unknown(&self, plugin: &str, known: &[&str]) -> CorefileError {
-        self.error(format!("{plugin} has no option {:?}; it has {}", self.name(), known.join(", ")))
-    }
-
-    /// Returns an error about this line, which is an option of CoreDNS's alone.
-    #[must_use]
-    pub fn unsupported(&self, plugin: &str, known: &[&str]) -> CorefileError {
-        self.error(format!(
-            "CoreDNS's option {:?} of {plugin} isn't supported here; supported are {}",
-            self.name(),
-            known.join(", ")
-        ))
-    }
-}
-
-// === impl Word: what plugins make of them ===
-
-impl Word {
-    /// Returns an error at this word.
-    #[must_use]
-    pub fn error(&self, message: impl Into<String>) -> CorefileError {
-        self.place.error(message)
-    }
-
-    /// Parses it; `what` says what it should be: "a number from 0 to 3600".
-    ///
-    /// # Errors
-    /// If it isn't that.
-    pub fn parse<T: FromStr>(&self, what: &str) -> Result<T, CorefileError> {
-        self.text.parse().map_err(|_| self.isnt(what))
-    }
-
-    /// Returns an error that it isn't what it should be.
-    #[must_use]
-    pub fn isnt(&self, what: &str) -> CorefileError {
-        self.error(format!("{:?} isn't {what}", self.text))
-    }
-
-    /// Returns the duration that it stands for, as Go writes it: `5s`, `1h30m`, `1.5s`; `0` alone needs no unit.
-    ///
-    /// # Errors
-    /// If it is none, or a negative one.
-    pub fn duration(&self) -> Result<Duration, CorefileError> {
-        go_duration(&self.text).ok_or_else(|| self.isnt("a duration such as 30s, 1m30s or 500ms"))
-    }
-
-    /// Returns the zones that it stands for: one, or the reverse zones of a network.
-    ///
-    /// # Errors
-    /// If it stands for none.
-    pub fn zones(&self) -> Result<Vec<Name>, CorefileError> {
-        zones(&self.text).ok_or_else(|| self.isnt("a zone, or a network such as 10.0.0.0/8"))
-    }
-}
-
 /// Parses `ADDRESS:PORT`; no address is all of them, and `localhost` the loopback.
 fn http_address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.rsplit_once(':')?;
@@ -395,60 +259,5 @@ fn http_address(text: &str) -> Option<SocketAddr> {
         "" => Some((Ipv6Addr::UNSPECIFIED, port).into()),
         "localhost" => Some((Ipv4Addr::LOCALHOST, port).into()),
         _ => text.parse().ok(),
-    }
-}
-
-/// Parses a duration as Go's `time.ParseDuration` does, but for negative ones.
-pub(super) fn go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    let mut seconds = 0.0;
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let unit = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
-        seconds += number
-            * match &rest[..unit] {
-                "h" => 3600.0,
-                "m" => 60.0,
-                "s" => 1.0,
-                "ms" => 1e-3,
-                "us" | "µs" | "μs" => 1e-6,
-                "ns" => 1e-9,
-                _ => return None,
-            };
-        rest = &rest[unit..];
-    }
-    Duration::try_from_secs_f64(seconds).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_written_as_in_go() {
-        for (text, millis) in [
-            ("0", Some(0)),
-            ("5s", Some(5000)),
-            ("1h30m", Some(5_400_000)),
-            ("1.5s", Some(1500)),
-            ("250ms", Some(250)),
-            (".5s", Some(500)),
-            ("", None),
-            ("5", None),
-            ("s", None),
-            ("-5s", None),
-            ("5 s", None),
-            ("5d", None),
-        ] {
-            assert_eq!(go_duration(text).map(|found| found.as_millis()), millis, "{text}");
-        }
     }
 }

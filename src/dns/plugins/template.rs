@@ -148,7 +148,6 @@
 
 mod answer;
 mod fields;
-mod numbers;
 mod record;
 mod setup;
 mod text;

@@ -1,14 +1,14 @@
 //! Questions to a Corefile without sockets, for the tests of plugins.
 
-#![allow(dead_code)]
-
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 use hickory_proto::op::{Edns, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+use hickory_proto::rr::rdata::{CNAME, NULL, SOA};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::BinEncodable;
 use hickory_server::net::xfer::Protocol;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,8 @@ use crate::dns::configuration::{Configuration, configure};
 use crate::dns::corefile::Sources;
 use crate::dns::lines::Queue;
 use crate::dns::plugin::{Reply, Request};
+use crate::dns::presentation::rcode_text;
 use crate::dns::server::Server;
-use crate::dns::wire::rcode_label;
 use crate::store::{Departed, Store};
 
 /// The blocks of a Corefile, and somebody who asks them: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
@@ -154,6 +154,23 @@ impl Site {
     }
 }
 
+/// Returns the record `owner ttl type data`; for the data of an SOA record the name of a server will do.
+pub(crate) fn record(text: &str) -> Record {
+    let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let name = |text| Name::from_ascii(text).unwrap();
+    let data = match qtype {
+        // The parser of hickory-proto puts names in lower case.
+        "CNAME" => RData::CNAME(CNAME(name(data))),
+        "DNAME" => {
+            RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
+        }
+        "SOA" if !data.contains(' ') => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
+        _ => RData::try_from_str(RecordType::from_str(qtype).unwrap(), data).unwrap(),
+    };
+    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
+}
+
+/// Shows a reply as [`Site::ask`] does.
 pub(crate) fn show(reply: &Reply) -> String {
     let metadata = &reply.metadata;
     let flags: Vec<&str> = [
@@ -169,7 +186,7 @@ pub(crate) fn show(reply: &Reply) -> String {
     let section = |records: &[Record]| records.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let rcode: ResponseCode = metadata.response_code;
     let parts = [
-        format!("{} {}", rcode_label(rcode), flags.join(",")),
+        format!("{} {}", rcode_text(rcode), flags.join(",")),
         section(&reply.answers),
         section(&reply.authorities),
         section(&reply.additionals),

@@ -69,7 +69,8 @@
 
 use std::time::Duration;
 
-use super::setup::{Setup, Timeouts, go_duration};
+use super::setup::{Setup, Timeouts};
+use super::words::go_duration;
 use crate::dns::corefile::{CorefileError, Word};
 
 const NAME: &str = "timeouts";
@@ -110,8 +111,7 @@ fn queries(word: &Word) -> Result<u64, CorefileError> {
     if word.text == "-1" {
         return Ok(u64::MAX);
     }
-    let number: Option<u64> = word.text.parse().ok();
-    number.filter(|number| *number > 0).ok_or_else(|| word.isnt(QUERIES))
+    word.within(1.., QUERIES)
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let clients = clients(&line)?;
     let words = line.at_most(3)?;
     let [certificate, key, ca @ ..] = words else {
-        return Err(line.error(format!("tls needs {FILES}")));
+        return Err(line.needs(FILES));
     };
     let mut read = |word: &Word| {
         let file = setup.path(&word.text);

@@ -46,9 +46,7 @@ const NAME: &str = "whoami";
 struct Whoami;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let line = setup.only_line()?;
-    line.no_arguments()?;
-    line.no_block()?;
+    setup.only_line()?.alone()?;
     setup.add(Whoami);
     Ok(())
 }

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use hickory_proto::rr::RecordType;
 use ipnet::{IpNet, Ipv4Net};
 
-use super::types::record_type;
 use super::{Action, List, NAME, Nets, Rule};
 use crate::dns::corefile::{CorefileError, Line, Word};
 use crate::dns::plugins::setup::Setup;
+use crate::dns::presentation::parse_type;
 
 const ACTIONS: [&str; 4] = ["allow", "block", "filter", "drop"];
 /// What stands for all types, or all clients.
@@ -72,7 +72,7 @@ impl<T> Listed<T> {
         parse: fn(&Word) -> Result<T, CorefileError>,
     ) -> Result<(), CorefileError> {
         if words.is_empty() {
-            return Err(key.error(format!("{} needs {what}", key.text)));
+            return Err(key.needs(what));
         }
         for word in words {
             if word.text == ALL {
@@ -99,7 +99,9 @@ impl<T> Listed<T> {
 }
 
 fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
-    record_type(&word.text).ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
+    // "None" and "Reserved" are no types that anybody asks for.
+    let asked = parse_type(&word.text).filter(|qtype| !matches!(u16::from(*qtype), 0 | u16::MAX));
+    asked.ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
 }
 
 fn net(word: &Word) -> Result<IpNet, CorefileError> {

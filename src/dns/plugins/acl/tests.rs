@@ -125,6 +125,10 @@ fn what_isnt_right_is_named() {
         ),
         ("acl {\nallow type a\n}", "Corefile:3:12: \"a\" isn't a record type, in capitals, such as AAAA"),
         (
+            "acl {\nallow type None\n}",
+            "Corefile:3:12: \"None\" isn't a record type, in capitals, such as AAAA",
+        ),
+        (
             "acl {\nallow net 10.0.0.0/33\n}",
             "Corefile:3:11: \"10.0.0.0/33\" isn't an address, or a network such as 10.0.0.0/8",
         ),

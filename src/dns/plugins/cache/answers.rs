@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hickory_proto::op::{Message, Metadata, ResponseCode};
-use hickory_proto::rr::{Name, Record, RecordType};
+use hickory_proto::rr::{Name, Record};
 
 use super::NAME;
 use crate::dns::cache::Found;
@@ -27,11 +27,6 @@ impl Asked {
 
     pub(super) fn name(&self) -> &Name {
         self.question.query.name()
-    }
-
-    /// Returns whether a whole zone is asked for (RFC 5936): that isn't an answer that could be kept.
-    pub(super) fn is_transfer(&self) -> bool {
-        matches!(self.question.query.query_type(), RecordType::AXFR | RecordType::IXFR)
     }
 
     /// Gives an answer, which has just come and is kept, back its records: as many as there is room for.

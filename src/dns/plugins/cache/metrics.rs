@@ -3,7 +3,7 @@
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::dns::cache::Kind;
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 /// The counters of all caches.
 #[derive(Debug)]
@@ -30,17 +30,11 @@ impl Family for CacheMetrics {
         const COMMON: &[&str] = &["server", "zones", "view"];
         const TYPED: &[&str] = &["server", "type", "zones", "view"];
         let counter = |name, help, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
-        let entries = IntGaugeVec::new(
-            Opts::new("coredns_cache_entries", "The number of elements in the cache."),
-            TYPED,
-        )?;
-        registry.register(Box::new(entries.clone()))?;
+        let entries = Opts::new("coredns_cache_entries", "The number of elements in the cache.");
         Ok(Self {
-            entries,
+            entries: registered(registry, IntGaugeVec::new(entries, TYPED))?,
             requests: counter("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
             hits: counter("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
             misses: counter(

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use hickory_proto::rr::Name;
-
 use super::NAME;
 use crate::dns::cache::{Bounds, CacheOptions, Prefetch, ServeStale};
 use crate::dns::corefile::{CorefileError, Line, Word};
 use crate::dns::origins::Origins;
 use crate::dns::plugins::setup::Setup;
+use crate::dns::plugins::words::zones_or_all;
 
 const KNOWN: &[&str] =
     &["success", "denial", "prefetch", "serve_stale", "serve_stale_policy", "servfail", "disable", "keepttl"];
@@ -95,14 +94,13 @@ fn is_number(word: &Word) -> bool {
 
 fn ttl(word: &Word) -> Result<u32, CorefileError> {
     let what = "a TTL in seconds, from 1 to 4294967295";
-    word.parse(what).and_then(|ttl| if ttl == 0 { Err(word.isnt(what)) } else { Ok(ttl) })
+    word.within(1.., what)
 }
 
 /// `CAPACITY [TTL] [MINTTL]`.
 fn bounds(option: &Line, bounds: &mut Bounds) -> Result<(), CorefileError> {
     let arguments = option.at_most(3)?;
-    let capacity =
-        arguments.first().ok_or_else(|| option.error(format!("{} needs a capacity", option.name())))?;
+    let capacity = arguments.first().ok_or_else(|| option.needs("a capacity"))?;
     let capacity: usize = capacity.parse("a number of answers")?;
     bounds.capacity = (capacity / PARTS).max(LEAST).saturating_mul(PARTS);
     if let Some(word) = arguments.get(1) {
@@ -117,7 +115,7 @@ fn bounds(option: &Line, bounds: &mut Bounds) -> Result<(), CorefileError> {
 /// `AMOUNT [[DURATION] [PERCENTAGE%]]`.
 fn prefetch(option: &Line) -> Result<Option<Prefetch>, CorefileError> {
     let arguments = option.at_most(3)?;
-    let amount = arguments.first().ok_or_else(|| option.error("prefetch needs a number of questions"))?;
+    let amount = arguments.first().ok_or_else(|| option.needs("a number of questions"))?;
     let amount: u32 = amount.parse("a number of questions")?;
     let within = arguments.get(1).map(Word::duration).transpose()?.unwrap_or(POPULAR);
     let percentage = arguments.get(2).map(|word| {
@@ -172,27 +170,21 @@ fn failure(word: &Word) -> Result<Duration, CorefileError> {
 
 /// `success|denial [ZONES...]`.
 fn disable(option: &Line, parsed: &mut Parsed) -> Result<(), CorefileError> {
-    let (part, words) =
-        option.arguments().split_first().ok_or_else(|| option.error("disable needs success or denial"))?;
+    let (part, words) = option.arguments().split_first().ok_or_else(|| option.needs("success or denial"))?;
     let part_without = match &*part.text {
         "success" => &mut parsed.without_success,
         "denial" => &mut parsed.without_denial,
         _ => return Err(part.isnt("a part of the cache: there are success and denial")),
     };
-    let mut zones = Vec::new();
-    for word in words {
-        zones.extend(word.zones()?);
-    }
-    if zones.is_empty() {
-        zones.push(Name::root());
-    }
-    *part_without = Origins::new(zones);
+    *part_without = zones_or_all(words)?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use hickory_proto::rr::Name;
 
     use super::*;
     use crate::dns::corefile::{self, Sources};

@@ -10,6 +10,7 @@ use super::metrics::{CacheMetrics, Counters};
 use crate::dns::cache::{Cache as Answers, Found, Freshness, Kind, is_kept, take_message};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Outcome, Purpose, Reply, Request};
+use crate::dns::question::is_transfer;
 use crate::dns::wire::Ede;
 
 /// What those who ask in the background need, too.
@@ -69,7 +70,7 @@ impl Shared {
 
     /// Takes an answer in, if it is one that can be kept.
     fn take(&self, asked: &Asked, mark: Mark, mut reply: Reply) -> Taken {
-        if !reply.is_cacheable || asked.is_transfer() {
+        if !reply.is_cacheable || is_transfer(asked.question.query.query_type()) {
             reply.metadata.authentic_data = asked.authentic(&reply.metadata);
             return Taken { reply, kind: Kind::Other, is_kept: false };
         }

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use hickory_proto::op::{Edns, MessageType, Metadata, OpCode, ResponseCode};
-use hickory_proto::rr::rdata::{A, CNAME, NS, SOA};
-use hickory_proto::rr::{Name, RData, Record};
+use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
-use super::super::testing::{Site, show};
+use super::super::testing::{Site, record, show};
 use super::*;
 use crate::dns::plugin::{Failure, Purpose};
 use crate::dns::question::wire_name;
@@ -60,20 +59,6 @@ impl Plugin for Source {
     }
 }
 
-/// `name ttl type data`.
-fn record(text: &str) -> Record {
-    let [owner, ttl, qtype, data] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let name = |text| Name::from_ascii(text).unwrap();
-    let data = match qtype {
-        "A" => RData::A(data.parse::<A>().unwrap()),
-        "CNAME" => RData::CNAME(CNAME(name(data))),
-        "NS" => RData::NS(NS(name(data))),
-        "SOA" => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
-        _ => panic!("{text}"),
-    };
-    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
-}
-
 fn reply(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Reply {
     let mut metadata = Metadata::new(0, MessageType::Response, OpCode::Query);
     metadata.response_code = rcode;
@@ -106,12 +91,13 @@ impl Bench {
             asked: Mutex::default(),
             begun: Notify::new(),
         });
-        let (zone, block) = site.server.blocks().next().unwrap().clone();
+        let (zone, block) = site.server.blocks().next().unwrap();
         let mut plugins: Vec<Arc<dyn Plugin>> = block.plugins.clone();
         *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
         let block = Block { zones: block.zones.clone(), plugins, links: None, debug: false };
         let report = site.shared.metrics.family().unwrap();
-        site.server = Arc::new(Server::new("dns://:53".to_owned(), &[(zone, Arc::new(block))], report));
+        site.server =
+            Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));
         site.request.server = Arc::clone(&site.server);
         Self { site, source }
     }

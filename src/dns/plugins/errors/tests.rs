@@ -99,7 +99,7 @@ fn durations_are_written_as_go_does() {
         ("1h", "1h0m0s"),
         ("25h1m1.25s", "25h1m1.25s"),
     ] {
-        assert_eq!(go_text(super::super::setup::go_duration(text).unwrap()), expected, "{text}");
+        assert_eq!(go_text(super::super::words::go_duration(text).unwrap()), expected, "{text}");
     }
 }
 

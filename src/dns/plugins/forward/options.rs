@@ -18,9 +18,10 @@ use super::to::{At, Destination, destinations, server_name};
 use crate::dns::corefile::{CorefileError, Line, Place, Scheme, Word, addresses};
 use crate::dns::forward::names::{Speaking, To};
 use crate::dns::forward::tls::{ConnectorError, authorities, connector};
-use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy, rcode};
+use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy};
 use crate::dns::max_files;
 use crate::dns::origins::Origins;
+use crate::dns::presentation::parse_rcode;
 
 /// Upstreams that a line may have, as in CoreDNS.
 const MAX_TO: usize = 15;
@@ -103,7 +104,7 @@ pub(super) fn parse(
     metrics: Arc<ForwardMetrics>,
 ) -> Result<Parsed, CorefileError> {
     let [from, to @ ..] = line.arguments() else {
-        return Err(line.error("forward needs a zone, and whom to ask: forward . 192.0.2.1"));
+        return Err(line.needs("a zone, and whom to ask: forward . 192.0.2.1"));
     };
     let Some(first) = to.first() else {
         return Err(from.error(format!(
@@ -186,7 +187,7 @@ impl Braces {
         let options = &mut self.options;
         match line.name() {
             "except" => {
-                for word in some(line, "zones")? {
+                for word in line.some("zones behind it")? {
                     self.except.extend(addresses(word)?.into_iter().map(|address| address.zone));
                 }
             }
@@ -245,7 +246,8 @@ impl Braces {
                 options.source = Some(line.one("an address of this machine")?.parse("an IP address")?);
             }
             "resolver" => {
-                self.resolvers = some(line, "addresses")?.iter().map(resolver).collect::<Result<_, _>>()?;
+                self.resolvers =
+                    line.some("addresses behind it")?.iter().map(resolver).collect::<Result<_, _>>()?;
             }
             "doh_method" => return Err(line.unsupported(NAME, &OPTIONS)),
             _ => return Err(line.unknown(NAME, &OPTIONS)),
@@ -328,14 +330,6 @@ impl Pem {
     }
 }
 
-/// Returns the arguments, of which there has to be one at least.
-fn some<'a>(line: &'a Line, what: &str) -> Result<&'a [Word], CorefileError> {
-    match line.arguments() {
-        [] => Err(line.error(format!("{} needs {what} behind it", line.name()))),
-        words => Ok(words),
-    }
-}
-
 fn duration(line: &Line) -> Result<Duration, CorefileError> {
     line.one("a duration such as 10s")?.duration()
 }
@@ -356,15 +350,16 @@ fn policy(line: &Line) -> Result<Policy, CorefileError> {
 
 fn rcodes(line: &Line) -> Result<Vec<ResponseCode>, CorefileError> {
     let code = |word: &Word| {
-        rcode::parse(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
+        parse_rcode(&word.text.to_ascii_uppercase())
+            .ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
     };
-    some(line, "response codes")?.iter().map(code).collect()
+    line.some("response codes behind it")?.iter().map(code).collect()
 }
 
 /// `health_check DURATION [no_rec] [domain FQDN]`.
 fn health_check(line: &Line) -> Result<HealthCheck, CorefileError> {
     let [pause, rest @ ..] = line.arguments() else {
-        return Err(line.error("health_check needs a duration such as 500ms"));
+        return Err(line.needs("a duration such as 500ms"));
     };
     let mut wanted = HealthCheck { pause: pause.duration()?, ..HealthCheck::default() };
     let mut rest = rest.iter();

@@ -410,8 +410,10 @@ async fn upstreams_of_a_file_count_and_are_named_for_the_check_of_our_listeners(
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
-    let file =
-        path("resolv.conf", "# nameserver 9.9.9.9\nnameserver 192.0.2.1\n nameserver ::1%1\noptions x\n");
+    let file = path(
+        "resolv.conf",
+        "# nameserver 9.9.9.9\nnameserver 192.0.2.1\n nameserver 2001:db8::9%1\noptions x\n",
+    );
     let empty = path("empty", "search example\n");
     let lines = format!(
         "forward . {file} {empty} dns://192.0.2.1 tls://192.0.2.2%a.example:8853 [2001:db8::1]:5353 tls://[::2%a.b]:1"
@@ -421,7 +423,14 @@ async fn upstreams_of_a_file_count_and_are_named_for_the_check_of_our_listeners(
     let addresses: Vec<String> = draft.upstreams.iter().map(|(address, _)| address.to_string()).collect();
     assert_eq!(
         addresses,
-        ["192.0.2.1:53", "[::1%1]:53", "192.0.2.1:53", "192.0.2.2:8853", "[2001:db8::1]:5353", "[::2]:1"]
+        [
+            "192.0.2.1:53",
+            "[2001:db8::9%1]:53",
+            "192.0.2.1:53",
+            "192.0.2.2:8853",
+            "[2001:db8::1]:5353",
+            "[::2]:1"
+        ]
     );
     assert!(draft.tasks.is_empty());
     assert_eq!(draft.read.len(), 2, "when they change, so does the block");

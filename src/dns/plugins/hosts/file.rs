@@ -17,7 +17,7 @@ use tracing::debug;
 use super::map::{Map, address_of};
 use crate::dns::origins::Origins;
 use crate::dns::question::wire_name;
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 /// A hosts file, and the lines of the Corefile.
 #[derive(Debug)]
@@ -48,19 +48,16 @@ pub(super) struct Counters {
 
 impl Family for Counters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counters = Self {
-            entries: GaugeVec::new(
-                Opts::new("coredns_hosts_entries", "The combined number of entries in hosts and Corefile."),
-                &["hostsfile"],
-            )?,
-            reloaded: Gauge::new(
-                "coredns_hosts_reload_timestamp_seconds",
-                "The timestamp of the last reload of hosts file.",
-            )?,
-        };
-        registry.register(Box::new(counters.entries.clone()))?;
-        registry.register(Box::new(counters.reloaded.clone()))?;
-        Ok(counters)
+        let entries =
+            Opts::new("coredns_hosts_entries", "The combined number of entries in hosts and Corefile.");
+        let reloaded = Gauge::new(
+            "coredns_hosts_reload_timestamp_seconds",
+            "The timestamp of the last reload of hosts file.",
+        );
+        Ok(Self {
+            entries: registered(registry, GaugeVec::new(entries, &["hostsfile"]))?,
+            reloaded: registered(registry, reloaded)?,
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use hickory_proto::rr::Name;
 
 use crate::dns::origins::Origins;
-use crate::dns::presentation;
+use crate::dns::presentation::parse_name;
 use crate::dns::question::wire_name;
 
 /// Names by address, and addresses by name.
@@ -27,7 +27,7 @@ impl Map {
             let line = line.split('#').next().unwrap_or_default();
             let mut words = line.split_whitespace();
             let Some(address) = words.next().and_then(address) else { continue };
-            for name in words.filter_map(presentation::parse) {
+            for name in words.filter_map(parse_name) {
                 if zones.hold(&name) {
                     map.add(address, &name.to_lowercase(), reverse);
                 }

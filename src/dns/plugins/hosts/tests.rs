@@ -8,7 +8,7 @@ use super::super::testing::Site;
 use super::file::{Counters, HostsFile};
 use super::map::Map;
 use crate::dns::origins::Origins;
-use crate::dns::presentation::parse;
+use crate::dns::presentation::parse_name;
 
 const LINES: &str = "
 127.0.0.1 localhost localhost.domain # both
@@ -145,7 +145,7 @@ async fn a_file_is_read_again_when_it_has_changed() {
     let path = directory.path().join("hosts");
     let site = Site::block("whoami");
     let counters: Arc<Counters> = site.shared.metrics.family().unwrap();
-    let zones = Origins::new([parse(".").unwrap()]);
+    let zones = Origins::new([parse_name(".").unwrap()]);
     let inline = Map::parse("192.0.2.1 inline", &zones, true);
     let file = Arc::new(HostsFile::new(path.clone(), zones, true, inline));
     let stop = CancellationToken::new();
@@ -153,7 +153,7 @@ async fn a_file_is_read_again_when_it_has_changed() {
         let (file, stop) = (Arc::clone(&file), stop.clone());
         tokio::spawn(async move { file.follow(Duration::from_secs(5), &counters, &stop).await })
     };
-    let first = || file.addresses(&parse("a").unwrap()).first().map(ToString::to_string);
+    let first = || file.addresses(&parse_name("a").unwrap()).first().map(ToString::to_string);
     let pause = || tokio::time::sleep(Duration::from_secs(6));
 
     pause().await;
@@ -191,7 +191,7 @@ async fn without_reload_a_file_is_read_once() {
     fs::write(&path, "192.0.2.2 a\n").unwrap();
     let site = Site::block("whoami");
     let counters: Arc<Counters> = site.shared.metrics.family().unwrap();
-    let file = HostsFile::new(path, Origins::new([parse(".").unwrap()]), false, Map::default());
+    let file = HostsFile::new(path, Origins::new([parse_name(".").unwrap()]), false, Map::default());
     Arc::new(file).follow(Duration::ZERO, &counters, &CancellationToken::new()).await;
     assert!(site.metrics("hosts_entries")[0].ends_with(" 1"));
 }

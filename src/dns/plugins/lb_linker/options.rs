@@ -7,6 +7,7 @@ use ipnet::IpNet;
 
 use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
 use crate::dns::origins::Origins;
+use crate::dns::plugins::words::zones_or_all;
 use crate::dns::zone::{TTL, Zone, ZoneOptions, reverse_origins};
 use crate::names;
 use crate::store::host_text;
@@ -98,11 +99,7 @@ pub(super) fn parse(line: &Line, own: &[Name]) -> Result<Options, CorefileError>
         match option.name() {
             "ttl" => {
                 let what = "a number of seconds from 0 to 3600";
-                let word = option.one(what)?;
-                options.ttl = word.parse(what)?;
-                if options.ttl > MAX_TTL {
-                    return Err(word.isnt(what));
-                }
+                options.ttl = option.one(what)?.within(0..=MAX_TTL, what)?;
             }
             "apex" => {
                 let what = "a label such as dns";
@@ -114,14 +111,7 @@ pub(super) fn parse(line: &Line, own: &[Name]) -> Result<Options, CorefileError>
             }
             "ns" => options.ns = some(option, "an address such as 192.0.2.53")?,
             "reverse" => options.reverse = networks(option, own)?,
-            "fallthrough" => {
-                let mut zones = Vec::new();
-                for word in option.arguments() {
-                    zones.extend(word.zones()?);
-                }
-                let all = if zones.is_empty() { vec![Name::root()] } else { zones };
-                options.fallthrough = Some(Origins::new(all));
-            }
+            "fallthrough" => options.fallthrough = Some(zones_or_all(option.arguments())?),
             _ => return Err(option.unknown(super::NAME, &KNOWN)),
         }
     }
@@ -144,7 +134,7 @@ fn origins(line: &Line, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
         }
     }
     if origins.is_empty() {
-        return Err(line.error("lb_linker needs a zone for the links' names, such as lb.internal"));
+        return Err(line.needs("a zone for the links' names, such as lb.internal"));
     }
     Ok(origins)
 }
@@ -171,10 +161,7 @@ fn is_reverse(zone: &Name) -> bool {
 }
 
 fn some<T: std::str::FromStr>(option: &Line, what: &str) -> Result<Vec<T>, CorefileError> {
-    if option.arguments().is_empty() {
-        return Err(option.error(format!("{} needs {what}", option.name())));
-    }
-    option.arguments().iter().map(|word| word.parse(what)).collect()
+    option.some(what)?.iter().map(|word| word.parse(what)).collect()
 }
 
 /// Parses the networks of `reverse`: their zones have to be among those of the block.

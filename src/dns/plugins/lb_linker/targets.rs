@@ -15,9 +15,10 @@ use crate::dns::failing::Failing;
 use crate::dns::flights::{Flight, Flights};
 use crate::dns::memory::{Last, Memory, STALE_TTL};
 use crate::dns::plugin::{Purpose, Reply, Request};
+use crate::dns::presentation::rcode_text;
 use crate::dns::question::{Key, Question};
 use crate::dns::server::Server;
-use crate::dns::wire::{Ede, rcode_label};
+use crate::dns::wire::Ede;
 use crate::metrics::Metrics;
 
 /// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
@@ -231,7 +232,7 @@ fn given(last: Last) -> Known {
 fn why(reply: &Reply) -> String {
     match (reply.ede, reply.metadata.response_code) {
         (Some(ede), ResponseCode::ServFail | ResponseCode::Refused) => ede.text.to_owned(),
-        (_, rcode) => format!("the upstream answers {}", rcode_label(rcode)),
+        (_, rcode) => format!("the upstream answers {}", rcode_text(rcode)),
     }
 }
 

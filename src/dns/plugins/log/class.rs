@@ -1,10 +1,6 @@
 //! Which class an answer is of, as in CoreDNS's package `response`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::{RData, Record, RecordType};
-
+use super::super::typify::Says;
 use crate::dns::plugin::{Reply, Request};
 
 /// What an answer says.
@@ -24,48 +20,21 @@ impl Class {
     /// Returns the class of an answer, if there is one.
     pub fn of(request: &Request, reply: Option<&Reply>) -> Self {
         let Some(reply) = reply else { return Self::Error };
-        let is_transfer = matches!(request.query.query_type(), RecordType::AXFR | RecordType::IXFR);
-        if is_transfer || request.dnssec_ok() && has_expired(reply) {
-            return Self::Error;
-        }
-        let denies = |record: &Record| record.record_type() == RecordType::SOA;
-        match reply.metadata.response_code {
-            ResponseCode::NoError if !reply.answers.is_empty() => Self::Success,
-            ResponseCode::NoError if reply.authorities.iter().any(denies) => Self::Denial,
-            ResponseCode::NoError => Self::Success,
-            // A name that doesn't exist can't have records.
-            ResponseCode::NXDomain if reply.answers.is_empty() => Self::Denial,
-            _ => Self::Error,
+        match Says::of(request, reply) {
+            Says::Answer | Says::Referral => Self::Success,
+            Says::NoData | Says::NoName => Self::Denial,
+            Says::Other => Self::Error,
         }
     }
 }
 
-/// Returns whether a signature isn't valid now (RFC 4034 section 3.1.5).
-fn has_expired(reply: &Reply) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    #[expect(clippy::cast_possible_truncation, reason = "times of signatures are modulo 2^32")]
-    let now = now as u32;
-    let sections = [&reply.answers, &reply.authorities, &reply.additionals];
-    sections.into_iter().flatten().filter_map(validity).any(|(inception, expiration)| {
-        // RFC 1982: whichever is nearer.
-        let is_before = |one: u32, other: u32| (1..1 << 31).contains(&other.wrapping_sub(one));
-        is_before(now, inception) || is_before(expiration, now)
-    })
-}
-
-/// Returns from when to when a signature is valid.
-fn validity(record: &Record) -> Option<(u32, u32)> {
-    let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };
-    // RFC 4034 section 3.1: type, algorithm, labels, TTL, expiration, inception.
-    let (expiration, rest) = rdata.anything.get(8..)?.split_first_chunk()?;
-    let inception = rest.first_chunk()?;
-    Some((u32::from_be_bytes(*inception), u32::from_be_bytes(*expiration)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use hickory_proto::op::ResponseCode;
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
-    use hickory_proto::rr::{Name, RecordType};
+    use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::super::super::testing::Site;
     use super::*;

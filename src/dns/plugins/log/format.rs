@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::dns::encode::{encode, wire_length};
 use crate::dns::lines::Part;
 use crate::dns::plugin::{Reply, Request};
-use crate::dns::text::{class_text, rcode_text, type_text};
+use crate::dns::presentation::{class_text, rcode_name, type_text};
 use crate::dns::wire::MIN_UDP;
 
 const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \
@@ -185,7 +185,7 @@ impl<'a> Seen<'a> {
             Label::Bufsize => Shown::Number(u16::MAX.into()),
             Label::Rcode => reply.map_or(Shown::Nothing, |reply| {
                 let rcode = reply.metadata.response_code;
-                rcode_text(rcode)
+                rcode_name(rcode)
                     .map_or(Shown::Number(u16::from(rcode).into()), |name| Shown::Text(name.into()))
             }),
             Label::Rsize => number(reply.map_or(0, |reply| wire_length(reply, &request.query))),

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use hickory_proto::rr::rdata::A;
-use hickory_proto::rr::{RData, Record};
+use hickory_proto::rr::{Name, RData, Record};
 use hickory_server::net::xfer::Protocol;
 use serde_json::json;
 

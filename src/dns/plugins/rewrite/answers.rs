@@ -9,11 +9,11 @@ use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 
 use super::cname::Retarget;
 use super::matching::Renaming;
-use super::names;
+use super::names::renamed;
 use super::rcode::Recode;
 use super::ttl::Range;
 use crate::dns::plugin::{Failure, Outcome, Reply, Request};
-use crate::dns::wire::rcode_label;
+use crate::dns::presentation::{name_text, rcode_text};
 
 /// What is done to an answer.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ fn recode(undo: &[Cow<'_, Undo>], rcode: &mut ResponseCode) {
 /// RFC 6891 section 6.1.3: without OPT there is room for four bits; cut off, BADSIG would be NOERROR.
 fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result<(), Failure> {
     if rcode != before && rcode.high() > 0 && request.edns.is_none() {
-        let label = rcode_label(rcode);
+        let label = rcode_text(rcode);
         return Err(Failure::servfail(format!("RCODE {label} after rewrite can't be told without EDNS")));
     }
     Ok(())
@@ -137,9 +137,9 @@ impl<'a> Open<'a> {
 }
 
 fn rename(name: &mut Name, renaming: &Renaming) -> Result<(), Failure> {
-    let before = names::text(name);
+    let before = name_text(name);
     if let Some(after) = renaming.apply(&before).filter(|after| *after != before) {
-        *name = names::parse(&after)?;
+        *name = renamed(&after)?;
     }
     Ok(())
 }

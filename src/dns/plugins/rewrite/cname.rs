@@ -6,8 +6,9 @@ use tracing::error;
 
 use super::answers::Open;
 use super::matching::Matching;
-use super::names;
+use super::names::renamed;
 use crate::dns::plugin::{Failure, Request};
+use crate::dns::presentation::name_text;
 use crate::dns::server::Server;
 
 /// Another target for CNAMEs.
@@ -27,9 +28,9 @@ impl Retarget {
         request: &Request,
     ) -> Result<(), Failure> {
         let RData::CNAME(target) = &open.records[number].data else { return Ok(()) };
-        let old = names::text(&target.0);
+        let old = name_text(&target.0);
         let Some(new) = self.from.replace(&old, &self.to) else { return Ok(()) };
-        let new = names::parse(&new)?;
+        let new = renamed(&new)?;
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up(request, query, request.purpose).await else {
             error!("the target {new} of a rewritten CNAME can't be looked up");
@@ -39,7 +40,7 @@ impl Retarget {
         for &at in &open.answers {
             let RData::CNAME(target) = &mut open.records[at].data else { continue };
             kept.push(at);
-            if names::text(&target.0) == old {
+            if name_text(&target.0) == old {
                 target.0 = new;
                 break;
             }

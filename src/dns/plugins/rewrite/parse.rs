@@ -1,5 +1,6 @@
 //! From the words of a line to a rule.
 
+use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
 
 use super::answers::Undo;
@@ -8,12 +9,12 @@ use super::matching::{Matching, Renaming};
 use super::rcode::{self, Recode};
 use super::rule::{Change, NameChange, Rule};
 use super::ttl::Range;
-use super::{NAME, names, types};
+use super::{NAME, names};
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::plugins::words::{MAX_REGEX, fault};
+use crate::dns::presentation::{parse_class, parse_type};
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
-/// CoreDNS's bound on a regular expression, in bytes.
-const MAX_REGEX: usize = 10_000;
 /// The groups that CoreDNS looks for in a text.
 const GROUPS: usize = 101;
 
@@ -27,17 +28,17 @@ pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
         words => (true, words),
     };
     let [kind, arguments @ ..] = words else {
-        return Err(line.error(format!("{NAME} needs a rule, which begins with one of {RULES}")));
+        return Err(line.needs(&format!("a rule, which begins with one of {RULES}")));
     };
     let change = match &*kind.text.to_lowercase() {
         "name" => name(kind, arguments)?,
         "type" => {
             let [from, to] = two(kind, arguments)?;
-            Change::Type { from: types::record_type(from)?, to: types::record_type(to)? }
+            Change::Type { from: qtype(from)?, to: qtype(to)? }
         }
         "class" => {
             let [from, to] = two(kind, arguments)?;
-            Change::Class { from: types::class(from)?, to: types::class(to)? }
+            Change::Class { from: class(from)?, to: class(to)? }
         }
         "ttl" => {
             let (names, [ttl]) = named(kind, arguments, "a name and a TTL")?;
@@ -126,7 +127,7 @@ fn two<'a>(kind: &Word, arguments: &[&'a Word]) -> Result<[&'a Word; 2], Corefil
     match arguments {
         [from, to] => Ok([from, to]),
         [_, _, more, ..] => Err(too_much(kind, more)),
-        _ => Err(needs(kind, "FROM and TO")),
+        _ => Err(kind.needs("FROM and TO")),
     }
 }
 
@@ -147,10 +148,10 @@ fn split<'a, const N: usize>(
             if let Some(more) = rest.get(N) {
                 return Err(too_much(kind, more));
             }
-            let rest = rest.try_into().map_err(|_| needs(kind, what))?;
+            let rest = rest.try_into().map_err(|_| kind.needs(what))?;
             Ok((how, name, rest))
         }
-        _ => Err(needs(kind, what)),
+        _ => Err(kind.needs(what)),
     }
 }
 
@@ -164,8 +165,15 @@ fn named<'a, const N: usize>(
     Ok((how.of_names(name)?, rest))
 }
 
-fn needs(kind: &Word, what: &str) -> CorefileError {
-    kind.error(format!("{} needs {what}", kind.text))
+/// Reads a type, in any case.
+fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
+    parse_type(&word.text.to_ascii_uppercase()).ok_or_else(|| word.isnt("a type such as A, AAAA or ANY"))
+}
+
+/// Reads a class, in any case.
+fn class(word: &Word) -> Result<DNSClass, CorefileError> {
+    let class = parse_class(&word.text.to_ascii_uppercase());
+    class.ok_or_else(|| word.isnt("a class: IN, CS, CH, HS, NONE or ANY"))
 }
 
 fn too_much(kind: &Word, more: &Word) -> CorefileError {
@@ -179,7 +187,7 @@ fn name(kind: &Word, arguments: &[&Word]) -> Result<Change, CorefileError> {
     let (how, from, to, rest) = match arguments {
         [from, to] => (How::Exact, from, to, &[][..]),
         [how, from, to, rest @ ..] => (How::parse(how)?, from, to, rest),
-        _ => return Err(needs(kind, "FROM and TO")),
+        _ => return Err(kind.needs("FROM and TO")),
     };
     let matching = how.of_names(from)?;
     if let Matching::Regex(regex) = &matching {
@@ -208,7 +216,7 @@ fn answers_of(mut words: &[&Word]) -> Result<(bool, Vec<Undo>), CorefileError> {
     while let [word, behind @ ..] = words {
         let (what, behind) = match (&*word.text, behind) {
             ("answer", [what, behind @ ..]) => (what, behind),
-            ("answer", []) => return Err(needs(word, "auto, name FROM TO or value FROM TO")),
+            ("answer", []) => return Err(word.needs("auto, name FROM TO or value FROM TO")),
             _ if is_first => {
                 return Err(word.error(format!(
                     "only answer can follow FROM and TO, and here is {:?}; each rule has a line or braces of its own",
@@ -265,11 +273,10 @@ fn regex(text: &str, word: &Word) -> Result<Regex, CorefileError> {
         )));
     }
     // Go reads \123 as octal, too.
-    RegexBuilder::new(text).octal(true).build().map_err(|error| {
-        let error = error.to_string();
-        let why = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-        word.error(format!("{text:?} isn't a regular expression: {why}"))
-    })
+    RegexBuilder::new(text)
+        .octal(true)
+        .build()
+        .map_err(|error| word.error(format!("{text:?} isn't a regular expression: {}", fault(&error))))
 }
 
 /// Counts the groups as CoreDNS does, `{0}` included: their numbers may be too high.

@@ -7,8 +7,9 @@ use hickory_proto::rr::{DNSClass, RecordType};
 
 use super::answers::Undo;
 use super::matching::{Matching, Renaming};
-use super::names;
+use super::names::renamed;
 use crate::dns::plugin::Failure;
+use crate::dns::presentation::lower_name_text;
 
 /// A rule.
 #[derive(Debug)]
@@ -89,7 +90,7 @@ impl NameChange {
     fn apply<'a>(&'a self, query: &mut Query, undo: &mut Vec<Cow<'a, Undo>>) -> Result<bool, Failure> {
         let before = matched(query);
         let Some(after) = self.from.replace(&before, &self.to) else { return Ok(false) };
-        query.set_name(names::parse(&after)?);
+        query.set_name(renamed(&after)?);
         if self.auto {
             let back = Renaming::Tree { from: after, to: before };
             undo.extend([Undo::Name(back.clone()), Undo::Value(back)].map(Cow::Owned));
@@ -101,5 +102,5 @@ impl NameChange {
 
 /// Returns the name of a question as it is matched.
 fn matched(query: &Query) -> String {
-    names::text(query.name()).to_ascii_lowercase()
+    lower_name_text(query.name())
 }

@@ -3,16 +3,14 @@
 mod answers;
 mod cname;
 
-use std::str::FromStr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::rdata::{CNAME, NULL, TXT};
-use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use hickory_proto::serialize::binary::BinEncodable;
+use hickory_proto::rr::rdata::TXT;
+use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use super::super::testing::Site;
+use super::super::testing::{Site, record};
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::server::{Block, Server};
 
@@ -70,28 +68,14 @@ impl Plugin for Behind {
     }
 }
 
-fn record(text: &str) -> Record {
-    let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
-    let name = |text| Name::from_ascii(text).unwrap();
-    let data = match qtype {
-        // The parser of hickory-proto puts names in lower case.
-        "CNAME" => RData::CNAME(CNAME(name(data))),
-        "DNAME" => {
-            RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
-        }
-        _ => RData::try_from_str(RecordType::from_str(qtype).unwrap(), data).unwrap(),
-    };
-    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
-}
-
 /// A server with these rules for everything.
 fn site(rules: &str, behind: Behind) -> Site {
     let mut site = Site::block(rules);
-    let (zone, block) = site.server.blocks().next().unwrap().clone();
+    let (zone, block) = site.server.blocks().next().unwrap();
     let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
     let block = Block { zones: vec![zone.clone()], plugins, links: None, debug: false };
     let report = site.shared.metrics.family().unwrap();
-    site.server = Arc::new(Server::new("dns://:53".into(), &[(zone, Arc::new(block))], report));
+    site.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
     site.request.server = Arc::clone(&site.server);
     site
 }
@@ -153,8 +137,8 @@ async fn a_name_that_cant_be_one_is_an_error_and_the_question_stays() {
         let rules = format!("rewrite continue type A AAAA\nrewrite name {rule}\nwhoami");
         let site = Site::block(&rules);
         let mut request = site.request(question);
-        let (_, block) = site.server.blocks().next().unwrap().clone();
-        let outcome = Next::first(&block).serve(&mut request).await;
+        let (_, block) = site.server.blocks().next().unwrap();
+        let outcome = Next::first(block).serve(&mut request).await;
         let why = format!("invalid name after rewrite: {name}");
         assert_eq!(outcome.unwrap_err(), Failure::servfail(why));
         assert_eq!(request.query, site.request(question).query);

@@ -10,14 +10,13 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use regex::Regex;
 
 use super::NAME;
-use super::numbers::{ANY, class_name, type_name};
 use super::record;
 use super::text::{Data, Message, Question, Template};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
-use crate::dns::presentation;
+use crate::dns::presentation::{class_name, name_text, type_name};
 use crate::dns::server::Server;
-use crate::metrics::Family;
+use crate::metrics::{Family, registered};
 
 /// The templates of a block.
 #[derive(Debug)]
@@ -32,9 +31,9 @@ pub(super) struct Answer {
     /// Where the names are that it is for.
     pub(super) zones: Origins,
     /// The class that it is for.
-    pub(super) class: u16,
+    pub(super) class: DNSClass,
     /// The type that it is for.
-    pub(super) rtype: u16,
+    pub(super) rtype: RecordType,
     /// What the names have to match; there is at least one.
     pub(super) regexes: Vec<Regex>,
     /// The records of the answer.
@@ -63,9 +62,7 @@ impl Family for Counters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let labels = ["server", "zone", "view", "class", "type", "section", "template"];
         let counter = |name, help, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
         Ok(Self {
             matches: counter(
@@ -95,7 +92,7 @@ impl Plugin for Templates {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let name = request.query.name().to_lowercase();
-        let text = presentation::written(&name);
+        let text = name_text(&name);
         for answer in &self.answers {
             let Some(zone) = answer.zones.closest(&name).filter(|_| answer.is_for(request)) else { continue };
             if let Some(data) = answer.data(request, zone, &text) {
@@ -171,9 +168,9 @@ impl Templates {
 impl Answer {
     /// Whether it is for the class and the type.
     fn is_for(&self, request: &Request) -> bool {
-        let fits = |own, asked| own == ANY || asked == ANY || own == asked;
-        let (class, rtype) = numbers(&request.query);
-        fits(self.class, class) && fits(self.rtype, rtype)
+        let (class, rtype) = (request.query.query_class(), request.query.query_type());
+        (self.class == class || [self.class, class].contains(&DNSClass::ANY))
+            && (self.rtype == rtype || [self.rtype, rtype].contains(&RecordType::ANY))
     }
 
     /// Returns what templates work on, if an expression matches.
@@ -185,19 +182,18 @@ impl Answer {
         let names = regex.capture_names().zip(&matches);
         let named = names.filter_map(|(name, text)| Some((name?.to_owned(), text.clone())));
         let group = numbered.chain(named).collect();
-        let (class, rtype) = numbers(&request.query);
-        let named = |name: fn(u16) -> Option<&'static str>, asked, own| {
-            name(if asked == ANY { own } else { asked }).unwrap_or_default().to_owned()
-        };
+        let (qclass, qtype) = (request.query.query_class(), request.query.query_type());
+        let class = if qclass == DNSClass::ANY { self.class } else { qclass };
+        let rtype = if qtype == RecordType::ANY { self.rtype } else { qtype };
         let metadata = &request.metadata;
         let question =
-            Question { name: presentation::written(request.query.name()), qtype: rtype, qclass: class };
+            Question { name: name_text(request.query.name()), qtype: qtype.into(), qclass: qclass.into() };
         Some(Data {
-            zone: presentation::written(zone),
+            zone: name_text(zone),
             name: name.to_owned(),
             regex: regex.as_str().to_owned(),
-            class: named(class_name, class, self.class),
-            rtype: named(type_name, rtype, self.rtype),
+            class: class_name(class).unwrap_or_default().to_owned(),
+            rtype: type_name(rtype).unwrap_or_default().to_owned(),
             matches,
             group,
             message: Message {
@@ -214,11 +210,6 @@ impl Answer {
             remote: request.client.ip().to_string(),
         })
     }
-}
-
-/// Returns class and type.
-fn numbers(query: &Query) -> (u16, u16) {
-    (query.query_class().into(), query.query_type().into())
 }
 
 /// Returns where a CNAME leads, if the question is for addresses.

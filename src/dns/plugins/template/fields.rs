@@ -1,9 +1,10 @@
 //! The data of records, from words to its wire form, by the fields that each type has.
 
+use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::BinEncodable;
 
-use super::numbers::type_name;
 use super::record::{Token, hex, ipv4, ipv6, name, seconds};
+use crate::dns::presentation::{type_name, type_text};
 
 /// RFC 1035 section 3.3.
 const MAX_STRING: usize = 255;
@@ -30,7 +31,7 @@ enum Field {
 }
 
 /// Returns the fields of a type, as miekg/dns reads them.
-fn fields(rtype: u16) -> Option<&'static [Field]> {
+fn fields(rtype: RecordType) -> Option<&'static [Field]> {
     use Field::{Hex, Ipv4, Ipv6, Name, Rest, Seconds, Str, Strings, U8, U16, U32};
     Some(match type_name(rtype)? {
         "A" => &[Ipv4],
@@ -59,9 +60,9 @@ fn fields(rtype: u16) -> Option<&'static [Field]> {
 ///
 /// # Errors
 /// If it isn't that of the type.
-pub(super) fn write_fields(rtype: u16, mut tokens: &[Token]) -> Result<Vec<u8>, String> {
+pub(super) fn write_fields(rtype: RecordType, mut tokens: &[Token]) -> Result<Vec<u8>, String> {
     let Some(fields) = fields(rtype) else {
-        let name = type_name(rtype).map_or(format!("TYPE{rtype}"), str::to_owned);
+        let name = type_text(rtype);
         return Err(format!("data of type {name} has to be given as RFC 3597 has it: \\# LENGTH OCTETS"));
     };
     let mut data = Vec::new();

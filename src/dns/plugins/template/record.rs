@@ -6,12 +6,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use hickory_proto::rr::{RData, Record, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable};
 
 use super::fields::write_fields;
-use super::numbers::{class_number, type_number};
-use crate::dns::presentation;
+use crate::dns::presentation::{parse_class_or_number, parse_name, parse_type_or_number, unescape};
 
 /// The TTL where none is given.
 const TTL: u32 = 3600;
@@ -52,9 +51,9 @@ pub(super) fn parse(text: &str) -> Result<Record, String> {
         if upper == "ANY" {
             return Err("ANY is neither a class nor a type of records".to_owned());
         }
-        if let (Some(number), None) = (class_number(&upper), class) {
+        if let (Some(number), None) = (parse_class_or_number(&upper), class) {
             class = Some(number);
-        } else if let Some(number) = type_number(&upper) {
+        } else if let Some(number) = parse_type_or_number(&upper) {
             break number;
         } else if let (Some(seconds), None) = (seconds(&token.text), ttl) {
             ttl = Some(seconds);
@@ -65,8 +64,8 @@ pub(super) fn parse(text: &str) -> Result<Record, String> {
     let data = data(rtype, rest)?;
     let length = u16::try_from(data.len()).map_err(|_| "its data is too long".to_owned())?;
     let mut wire = owner.to_bytes().map_err(|error| error.to_string())?;
-    wire.extend(rtype.to_be_bytes());
-    wire.extend(class.unwrap_or(1).to_be_bytes());
+    wire.extend(u16::from(rtype).to_be_bytes());
+    wire.extend(u16::from(class.unwrap_or(DNSClass::IN)).to_be_bytes());
     wire.extend(ttl.unwrap_or(TTL).to_be_bytes());
     wire.extend(length.to_be_bytes());
     wire.extend(data);
@@ -76,14 +75,13 @@ pub(super) fn parse(text: &str) -> Result<Record, String> {
 }
 
 /// Returns the data in wire form.
-fn data(rtype: u16, tokens: &[Token]) -> Result<Vec<u8>, String> {
+fn data(rtype: RecordType, tokens: &[Token]) -> Result<Vec<u8>, String> {
     if tokens.is_empty() {
         return Err("its data is missing".to_owned());
     }
     if tokens[0].text == "\\#" && !tokens[0].quoted {
         return unknown(&tokens[1..]);
     }
-    let rtype = RecordType::from(rtype);
     match rtype {
         // Their own syntax is hickory's to know.
         RecordType::CERT
@@ -95,7 +93,7 @@ fn data(rtype: u16, tokens: &[Token]) -> Result<Vec<u8>, String> {
             let data = RData::try_from_str(rtype, &words.join(" ")).map_err(|error| error.to_string())?;
             data.to_bytes().map_err(|error| error.to_string())
         }
-        _ => write_fields(rtype.into(), tokens),
+        _ => write_fields(rtype, tokens),
     }
 }
 
@@ -122,9 +120,9 @@ pub(super) fn hex(tokens: &[Token]) -> Result<Vec<u8>, String> {
 }
 
 /// Reads a name: one without a dot at its end is absolute, too, for there is no origin but the root.
-pub(super) fn name(token: &Token) -> Result<hickory_proto::rr::Name, String> {
+pub(super) fn name(token: &Token) -> Result<Name, String> {
     let text = if token.text == "@" { "." } else { &token.text };
-    presentation::parse(text).ok_or_else(|| format!("{:?} is no name", token.text))
+    parse_name(text).ok_or_else(|| format!("{:?} is no name", token.text))
 }
 
 /// Reads a time in seconds, or with units: `1h30m`.
@@ -168,8 +166,9 @@ impl Token {
         while let Some((byte, after)) = rest.split_first() {
             rest = after;
             octets.push(match byte {
-                b'\\' => presentation::unescape(&mut rest)
-                    .ok_or_else(|| format!("an escape in {:?} isn't right", self.text))?,
+                b'\\' => {
+                    unescape(&mut rest).ok_or_else(|| format!("an escape in {:?} isn't right", self.text))?
+                }
                 byte => *byte,
             });
         }

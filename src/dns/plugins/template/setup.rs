@@ -6,16 +6,13 @@ use regex::Regex;
 
 use super::NAME;
 use super::answer::{Answer, Templates};
-use super::numbers::{named_class, named_rcode, named_type};
 use super::text;
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::origins::Origins;
 use crate::dns::plugins::setup::Setup;
+use crate::dns::plugins::words::{MAX_REGEX, fault, zones_or_all};
+use crate::dns::presentation::{parse_class, parse_rcode, parse_type};
+use crate::dns::wire;
 
-/// As in CoreDNS: a pattern that is longer could cost all the memory.
-const MAX_REGEX: usize = 10_000;
-/// The number of the option (RFC 8914 section 2).
-const EDE: u16 = 15;
 const OPTIONS: [&str; 8] =
     ["match", "answer", "authority", "additional", "rcode", "ederror", "fallthrough", "upstream"];
 
@@ -28,12 +25,12 @@ pub(in super::super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileErro
 
 fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
     let [class, rtype, zones @ ..] = line.arguments() else {
-        return Err(line.error("template needs a class and a type, such as IN A, or ANY ANY"));
+        return Err(line.needs("a class and a type, such as IN A, or ANY ANY"));
     };
     let mut answer = Answer {
         zones: setup.zones_or_own(zones)?,
-        class: named_class(&class.text).ok_or_else(|| class.isnt("a class such as IN or ANY"))?,
-        rtype: named_type(&rtype.text).ok_or_else(|| rtype.isnt("a type such as A or ANY"))?,
+        class: parse_class(&class.text).ok_or_else(|| class.isnt("a class such as IN or ANY"))?,
+        rtype: parse_type(&rtype.text).ok_or_else(|| rtype.isnt("a type such as A or ANY"))?,
         regexes: Vec::new(),
         answers: Vec::new(),
         authorities: Vec::new(),
@@ -51,13 +48,11 @@ fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
             "additional" => answer.additionals.extend(all(option, "records", template)?),
             "rcode" => {
                 let word = option.one("a response code such as NXDOMAIN")?;
-                let number =
-                    named_rcode(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN"))?;
                 answer.rcode =
-                    ResponseCode::from(u8::try_from(number >> 4).unwrap_or_default(), number as u8 & 0xf);
+                    parse_rcode(&word.text).ok_or_else(|| word.isnt("a response code such as NXDOMAIN"))?;
             }
             "ederror" => answer.ede = Some(extended_error(option)?),
-            "fallthrough" => answer.through = Some(through(option)?),
+            "fallthrough" => answer.through = Some(zones_or_all(option.arguments())?),
             "upstream" => {}
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }
@@ -74,10 +69,7 @@ fn all<T>(
     what: &str,
     each: impl Fn(&Word) -> Result<T, CorefileError>,
 ) -> Result<Vec<T>, CorefileError> {
-    if option.arguments().is_empty() {
-        return Err(option.error(format!("{} needs one or more {what}", option.name())));
-    }
-    option.arguments().iter().map(each).collect()
+    option.some(&format!("one or more {what}"))?.iter().map(each).collect()
 }
 
 fn regex(word: &Word) -> Result<Regex, CorefileError> {
@@ -87,16 +79,8 @@ fn regex(word: &Word) -> Result<Regex, CorefileError> {
             word.text.len()
         )));
     }
-    Regex::new(&word.text).map_err(|error| {
-        // The last line says what is wrong; those before it draw a picture.
-        let error = error.to_string();
-        let why = error.lines().last().unwrap_or_default();
-        word.error(format!(
-            "{:?} isn't a regular expression: {}",
-            word.text,
-            why.trim_start_matches("error: ")
-        ))
-    })
+    Regex::new(&word.text)
+        .map_err(|error| word.error(format!("{:?} isn't a regular expression: {}", word.text, fault(&error))))
 }
 
 fn template(word: &Word) -> Result<text::Template, CorefileError> {
@@ -109,21 +93,9 @@ fn extended_error(option: &Line) -> Result<EdnsOption, CorefileError> {
         [code] => (code, ""),
         [code, reason] => (code, &*reason.text),
         _ => {
-            return Err(option
-                .error("ederror needs the number of an extended error, such as 15, and may have a reason"));
+            return Err(option.needs("the number of an extended error, such as 15, and may have a reason"));
         }
     };
-    let number: u16 = code.parse("the number of an extended error, from 0 to 65535")?;
-    Ok(EdnsOption::Unknown(EDE, [&number.to_be_bytes(), reason.as_bytes()].concat()))
-}
-
-fn through(option: &Line) -> Result<Origins, CorefileError> {
-    let mut zones = Vec::new();
-    for word in option.arguments() {
-        zones.extend(word.zones()?);
-    }
-    if zones.is_empty() {
-        zones.push(hickory_proto::rr::Name::root());
-    }
-    Ok(Origins::new(zones))
+    let number = code.parse("the number of an extended error, from 0 to 65535")?;
+    Ok(wire::extended_error(number, reason))
 }

@@ -1,0 +1,135 @@
+//! Names: which characters are escaped, and that anything may stand in a label, where hickory's own parser takes only
+//! what hosts are called.
+
+use hickory_proto::rr::Name;
+
+/// RFC 1035 section 2.3.4.
+const MAX_LABEL: usize = 63;
+/// RFC 1035 section 2.3.4: with the lengths of the labels and the root.
+const MAX_NAME: usize = 255;
+
+/// Writes a name in its own case, with the dot at its end.
+#[must_use]
+pub fn name_text(name: &Name) -> String {
+    let mut text = String::with_capacity(name.len() + 1);
+    for label in name.iter() {
+        for byte in label {
+            match byte {
+                b'.' | b' ' | b'\'' | b'@' | b';' | b'(' | b')' | b'"' | b'\\' => {
+                    text.extend(['\\', char::from(*byte)]);
+                }
+                b'!'..=b'~' => text.push(char::from(*byte)),
+                other => text.push_str(&format!("\\{other:03}")),
+            }
+        }
+        text.push('.');
+    }
+    if text.is_empty() { ".".to_owned() } else { text }
+}
+
+/// Writes a name in lower case, with the dot at its end.
+#[must_use]
+pub fn lower_name_text(name: &Name) -> String {
+    let mut text = name_text(name);
+    text.make_ascii_lowercase();
+    text
+}
+
+/// Reads a name, in any case, which it keeps, and which ends at the root whether or not it has a dot at its end.
+#[must_use]
+pub fn parse_name(text: &str) -> Option<Name> {
+    let mut name = Name::from_labels(labels(text)?).ok()?;
+    name.set_fqdn(true);
+    Some(name)
+}
+
+/// Reads the labels of a name that isn't too long.
+fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
+    if text == "." {
+        return Some(Vec::new());
+    }
+    let mut labels = vec![Vec::new()];
+    let mut rest = text.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        let byte = match byte {
+            b'.' => {
+                // One dot may end the name.
+                if labels.last().is_none_or(Vec::is_empty) {
+                    return None;
+                }
+                if !rest.is_empty() {
+                    labels.push(Vec::new());
+                }
+                continue;
+            }
+            b'\\' => unescape(&mut rest)?,
+            byte => *byte,
+        };
+        labels.last_mut()?.push(byte);
+    }
+    let length = 1 + labels.iter().map(|label| 1 + label.len()).sum::<usize>();
+    let fits = |label: &Vec<u8>| (1..=MAX_LABEL).contains(&label.len());
+    (length <= MAX_NAME && labels.iter().all(fits)).then_some(labels)
+}
+
+/// Reads what stands behind a backslash: an octet in three decimal digits, or a character (RFC 1035
+/// section 5.1).
+pub(in crate::dns) fn unescape(rest: &mut &[u8]) -> Option<u8> {
+    if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', after @ ..] = rest {
+        let digit = |byte: &u8| u16::from(byte - b'0');
+        *rest = after;
+        return u8::try_from(digit(a) * 100 + digit(b) * 10 + digit(c)).ok();
+    }
+    let (byte, after) = rest.split_first()?;
+    *rest = after;
+    Some(*byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_written() {
+        for (text, expected) in [
+            (".", Some(".")),
+            ("example", Some("example.")),
+            ("Example.ORG.", Some("Example.ORG.")),
+            ("*.example.", Some("*.example.")),
+            ("-a_b-.0.", Some("-a_b-.0.")),
+            (r"a\.b.c", Some(r"a\.b.c.")),
+            (r"\046\000\255.", Some(r"\.\000\255.")),
+            (r"a\ b\@.", Some(r"a\ b\@.")),
+            ("a@b", Some(r"a\@b.")),
+            ("ä", Some(r"\195\164.")),
+            ("", None),
+            ("..", None),
+            (".a", None),
+            ("a..b", None),
+            (r"\256", None),
+            (r"a\", None),
+        ] {
+            assert_eq!(parse_name(text).map(|name| name_text(&name)).as_deref(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_in_lower_case_and_nothing_in_them_can_be_taken_for_something_else() {
+        let name = |labels: &[&[u8]]| lower_name_text(&Name::from_labels(labels.iter().copied()).unwrap());
+        assert_eq!(name(&[b"WWW", b"Example"]), "www.example.");
+        assert_eq!(name(&[]), ".");
+        assert_eq!(name(&[b"a.b", b"\n[ERROR] ;\xff~"]), "a\\.b.\\010[error]\\ \\;\\255~.");
+        assert_eq!(lower_name_text(&Name::from_ascii("relative").unwrap()), "relative.");
+    }
+
+    #[test]
+    fn labels_and_names_have_their_limits() {
+        let label = "a".repeat(63);
+        assert!(parse_name(&label).is_some());
+        assert!(parse_name(&format!("{label}a")).is_none());
+        let three = format!("{label}.{label}.{label}");
+        assert!(parse_name(&format!("{three}.{}", "a".repeat(61))).is_some());
+        assert!(parse_name(&format!("{three}.{}", "a".repeat(62))).is_none());
+    }
+}
