@@ -192,6 +192,10 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // CoreDNS ignores SIGHUP, too. SIGUSR1 may come before there is somebody to heed it.
+    for harmless in [SignalKind::hangup(), SignalKind::user_defined1()] {
+        drop(signal(harmless)?);
+    }
     let stop = stop.clone();
     tokio::spawn(async move {
         for last in [false, true] {

@@ -137,7 +137,8 @@ pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
     let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
     // Only an address of this machine can be bound.
     let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
-    listen.port() == upstream.port() && (ours == theirs || ours.is_unspecified() && local())
+    let of_all = ours.is_unspecified() && (ours.is_ipv6() || theirs.is_ipv4());
+    listen.port() == upstream.port() && (ours == theirs || of_all && local())
 }
 
 /// Checks that no block has itself as an upstream. Another block may well be one.
@@ -242,11 +243,18 @@ impl Configuration {
             .iter()
             .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
             .collect();
-        Server::new(bound.to_string(), &blocks, report)
+        let twin = self.listeners.iter().find(|other| other.zones == listener.zones).unwrap_or(listener);
+        Server::new(bound.to_string(), &blocks, report).with_view(twin.at.to_string())
     }
 }
 
 impl Identity {
+    /// Returns the files that it was built of, and what was in them.
+    #[must_use]
+    pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
+        &self.read
+    }
+
     fn new(zones: &[Name], lines: &[Line], draft: &Draft) -> Self {
         let mut text = String::new();
         write_lines(&mut text, lines, 0);

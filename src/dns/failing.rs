@@ -35,6 +35,8 @@ struct State {
     since: Instant,
     lines: u32,
     unsaid: u64,
+    /// How many of the number are these.
+    counted: i64,
 }
 
 /// What wasn't said since the last line.
@@ -47,9 +49,9 @@ impl fmt::Display for Unsaid {
 }
 
 impl Failing {
-    /// Counts them in `number`.
+    /// Counts them in `number`, beside others that do so.
     pub(super) fn new(number: IntGauge) -> Self {
-        let state = State { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0 };
+        let state = State { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0, counted: 0 };
         Self { state: Mutex::new(state), number }
     }
 
@@ -67,7 +69,7 @@ impl Failing {
         state.failing.retain(|_, seen| now.duration_since(*seen) < STALE);
         if state.failing.len() < MAX_FAILING {
             state.failing.insert(key.clone(), now);
-            self.count(&state);
+            self.count(&mut state);
             if let Some(unsaid) = state.say() {
                 warn!("target {}: {why}{unsaid}", name_of(question));
             }
@@ -78,7 +80,7 @@ impl Failing {
     pub(super) fn well(&self, key: &Key, question: &Question) {
         let mut state = self.state();
         if state.failing.remove(key).is_some() {
-            self.count(&state);
+            self.count(&mut state);
             if let Some(unsaid) = state.say() {
                 info!("target {}: it can be resolved again{unsaid}", name_of(question));
             }
@@ -90,7 +92,7 @@ impl Failing {
         let mut state = self.state();
         if !state.failing.is_empty() {
             state.failing.retain(|key, _| *key.name != *name);
-            self.count(&state);
+            self.count(&mut state);
         }
     }
 
@@ -98,15 +100,23 @@ impl Failing {
     pub(super) fn forget_all(&self) {
         let mut state = self.state();
         state.failing.clear();
-        self.count(&state);
+        self.count(&mut state);
     }
 
-    fn count(&self, state: &State) {
-        self.number.set(i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
+    fn count(&self, state: &mut State) {
+        let before =
+            std::mem::replace(&mut state.counted, i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
+        self.number.add(state.counted - before);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        self.number.sub(self.state().counted);
     }
 }
 

@@ -33,8 +33,8 @@ pub trait Plugin: fmt::Debug + Send + Sync {
     }
 
     /// Returns whether this plugin alone settles that names of all the world are resolved for a client, or that
-    /// they aren't; `None` leaves that to the next one.
-    fn recurses(&self, _request: &Request) -> Option<bool> {
+    /// this one isn't; `None` leaves that to the next one.
+    fn recurses(&self, _request: &Request, _query: &Query) -> Option<bool> {
         None
     }
 

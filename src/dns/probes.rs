@@ -131,6 +131,8 @@ async fn serve_at_most(
             }
         }
     }
+    // The port may be wanted again by another reload.
+    drop(listener);
     // A client that has sent half a request doesn't keep us from stopping.
     let farewell = async { while connections.join_next().await.is_some() {} };
     let _ = timeout(FAREWELL, farewell).await;

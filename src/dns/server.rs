@@ -22,6 +22,8 @@ pub(super) const MAX_LOOKUPS: usize = 8;
 pub struct Server {
     /// The address as CoreDNS writes it in its metrics: `dns://:53`.
     pub label: String,
+    /// The same for all servers of the same blocks: what one of them knows of others' names, all may give.
+    pub view: String,
     /// By zone, in wire form and lower case.
     blocks: HashMap<Box<[u8]>, Served>,
     /// Whether classes other than IN are let through: somebody can answer them.
@@ -71,7 +73,13 @@ impl Server {
         };
         let dropped = report.tally(&label, "dropped");
         let blocks = blocks.iter().map(serve).collect();
-        Self { label, blocks, other_classes, debug, dropped }
+        Self { view: label.clone(), label, blocks, other_classes, debug, dropped }
+    }
+
+    /// Has it share what it knows with others that have this view.
+    #[must_use]
+    pub fn with_view(self, view: String) -> Self {
+        Self { view, ..self }
     }
 
     /// Returns the blocks, each for every zone of it.
@@ -155,12 +163,12 @@ impl Server {
         }
     }
 
-    /// Returns whether a client's questions about a name are answered here by asking others (about the root's: about
-    /// all the world's), or that they aren't; `None` if that depends.
+    /// Returns whether a client's question is answered here by asking others, or that it isn't; `None` if that
+    /// depends.
     #[must_use]
-    pub fn recurses(&self, name: &Name, request: &Request) -> Option<bool> {
-        match self.find(name, RecordType::A) {
-            Some(served) => served.block.plugins.iter().find_map(|plugin| plugin.recurses(request)),
+    pub fn recurses(&self, query: &Query, request: &Request) -> Option<bool> {
+        match self.find(query.name(), query.query_type()) {
+            Some(served) => served.block.plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
             None => Some(false),
         }
     }

@@ -146,6 +146,8 @@ pub async fn serve(
             Err(error) => debug!("TCP: a connection can't be accepted: {error}"),
         }
     }
+    // Nobody else shall wait for us in the kernel's queue, and the port may be wanted again.
+    drop(listener);
     while connections.join_next().await.is_some() {}
     Ok(())
 }

@@ -116,8 +116,8 @@ impl Reloader {
                 biased;
                 () = stop.cancelled() => break Ok(()),
                 (address, why) = self.serving.dead() => break Err(RunError::Dead { address, why }),
-                Some(()) = self.asked.recv() => self.reload(true).await,
-                () = sleep(pause) => self.reload(false).await,
+                Some(()) = self.asked.recv() => self.reload(true, stop).await,
+                () = sleep(pause) => self.reload(false, stop).await,
             }
         };
         let lameduck = self.serving.lameduck;
@@ -133,9 +133,11 @@ impl Reloader {
         outcome
     }
 
-    /// Reads the Corefile again. What is wrong with it is said once.
-    async fn reload(&mut self, asked: bool) {
-        let outcome = match self.load(asked).await {
+    /// Reads the Corefile again, unless it is to stop meanwhile: a file system may not answer. What is wrong with it
+    /// is said once.
+    async fn reload(&mut self, asked: bool, stop: &CancellationToken) {
+        let Some(loaded) = stop.run_until_cancelled(self.load(asked)).await else { return };
+        let outcome = match loaded {
             Ok(Loaded { configuration: None, .. }) => return,
             Ok(Loaded { hash, zones, configuration: Some(configuration) }) => {
                 let applied = self.serving.apply(configuration);
@@ -166,15 +168,18 @@ impl Reloader {
         }
     }
 
-    /// Reads and builds it; without the latter if nobody has asked and it is the same as before.
+    /// Reads and builds it; without the latter if nobody has asked and it is the same as before, and so are the
+    /// files that it names.
     async fn load(&self, asked: bool) -> Result<Loaded, ReloadError> {
         let (origin, mut flags, site) = (self.origin.clone(), self.flags.clone(), self.site.clone());
         let known = self.last.as_ref().ok().cloned();
+        let files = self.serving.files();
         // It may take its time: files, and big ones.
         spawn_blocking(move || {
             let text = origin.read()?;
             let hash = hash(&text)?;
-            if !asked && known.as_ref() == Some(&hash) {
+            let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
+            if !asked && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
                 return Ok(Loaded { hash, zones: Vec::new(), configuration: None });
             }
             let zones = text.link_zones()?;
@@ -201,3 +206,6 @@ fn hash(text: &Text) -> Result<String, CorefileError> {
     }
     Ok(hex)
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,9 @@ pub(super) struct Serving {
     servers: watch::Sender<Servers>,
     set_debug: SetDebug,
     /// The listeners' tasks; one that ends without being told to is dead.
-    serving: JoinSet<(ListenAt, String)>,
+    serving: JoinSet<(u64, String)>,
+    /// The number of the next listener.
+    next: u64,
     /// What blocks have running.
     tasks: JoinSet<()>,
     /// How often the Corefile is read again.
@@ -60,11 +63,12 @@ impl fmt::Display for Applied {
 
 /// A listener at work. It ends when this is dropped.
 struct Live {
+    /// Another one later may have the same address.
+    number: u64,
     at: ListenAt,
     bound: ListenAt,
     handler: Arc<Handler>,
     terms: Arc<ArcSwap<Terms>>,
-    stop: CancellationToken,
     _guard: DropGuard,
 }
 
@@ -89,11 +93,17 @@ impl Serving {
             servers,
             set_debug,
             serving: JoinSet::new(),
+            next: 0,
             tasks: JoinSet::new(),
             reload: None,
             lameduck: Duration::ZERO,
             site,
         })
+    }
+
+    /// Returns the files that the blocks were built of, and what was in them.
+    pub(super) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        self.blocks.iter().flat_map(|live| live.identity.files()).cloned().collect()
     }
 
     /// Returns what answers now, and later.
@@ -117,7 +127,8 @@ impl Serving {
         for built in &mut configuration.blocks {
             let same = old.iter().position(|live| live.identity == built.identity);
             let live = match same {
-                Some(at) => old.swap_remove(at),
+                // In order: of several that say the same, each stays at its port.
+                Some(at) => old.remove(at),
                 None => {
                     let stop = CancellationToken::new();
                     let tasks = std::mem::take(&mut built.draft.tasks);
@@ -132,6 +143,8 @@ impl Serving {
             built.block = Arc::clone(&live.block);
             self.blocks.push(live);
         }
+        // What has ended by itself takes no room until the end.
+        while self.tasks.try_join_next().is_some() {}
         let applied = Applied { blocks: self.blocks.len(), new: starting.len(), gone: old.len() };
         self.listen(&configuration, fresh);
         let servers: Servers = self.listeners.iter().map(|live| live.handler.server.load_full()).collect();
@@ -181,10 +194,17 @@ impl Serving {
             let bound = socket.bound;
             let handler = Arc::new(configuration.handler(listener, bound, &self.site, &self.report));
             let stop = CancellationToken::new();
+            self.next += 1;
             let terms = Arc::new(ArcSwap::from_pointee(configuration.terms(listener)));
             self.start(socket, &terms, &handler, &stop);
-            let guard = stop.clone().drop_guard();
-            self.listeners.push(Live { at: listener.at, bound, handler, terms, stop, _guard: guard });
+            self.listeners.push(Live {
+                number: self.next,
+                at: listener.at,
+                bound,
+                handler,
+                terms,
+                _guard: stop.drop_guard(),
+            });
         }
     }
 
@@ -196,11 +216,12 @@ impl Serving {
         stop: &CancellationToken,
     ) {
         let bound = socket.bound;
+        let number = self.next;
         let how = if socket.udp.is_some() { "UDP and TCP" } else { "TLS" };
         info!("DNS on {}, by {how}", bound.address);
         if let Some(udp) = socket.udp {
             let serving = udp::serve(udp, Arc::clone(handler), stop.clone());
-            self.serving.spawn(async move { (bound, ended(tokio::spawn(serving).await)) });
+            self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
         }
         let serving = tcp::serve(
             socket.tcp,
@@ -209,7 +230,7 @@ impl Serving {
             Arc::clone(handler),
             stop.clone(),
         );
-        self.serving.spawn(async move { (bound, ended(tokio::spawn(serving).await)) });
+        self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
     }
 
     /// Returns a server that a block is behind.
@@ -248,10 +269,9 @@ impl Serving {
                     let first = self.listeners.first().map(|live| live.bound.address);
                     return (first.unwrap_or_else(|| ([0, 0, 0, 0], 0).into()), panic.to_string());
                 }
-                Some(Ok((bound, why))) => {
-                    let wanted = |live: &&Live| live.bound == bound && !live.stop.is_cancelled();
-                    if self.listeners.iter().any(|live| wanted(&live)) {
-                        return (bound.address, why);
+                Some(Ok((number, why))) => {
+                    if let Some(live) = self.listeners.iter().find(|live| live.number == number) {
+                        return (live.bound.address, why);
                     }
                 }
             }
@@ -282,3 +302,6 @@ fn ended(how: Result<io::Result<()>, JoinError>) -> String {
         Err(panic) => panic.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

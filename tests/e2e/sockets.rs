@@ -112,3 +112,14 @@ async fn what_the_kernel_has_no_room_for_is_counted() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn sighup_is_passed_over_as_by_coredns() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut linker = listening_on("127.0.0.1:0", &directory);
+    linker.signal(Signal::SIGHUP);
+    // A signal that was sent later is heeded later.
+    linker.signal(Signal::SIGUSR1);
+    linker.line("in force again").await;
+    assert!(linker.stop().success());
+}

@@ -98,3 +98,22 @@ fn a_corefile_is_written_out_as_it_is_understood() {
         ".:1053 example.org {\n    whoami\n    bind 127.0.0.1 {\n        except 127.0.0.2\n    }\n}\n"
     );
 }
+
+#[test]
+fn an_upstream_is_our_own_listener_if_what_is_sent_to_it_arrives_there() {
+    for (listen, upstream, expected) in [
+        ("[::]:53", "127.0.0.1:53", true),
+        ("[::]:53", "0.0.0.0:53", true),
+        ("0.0.0.0:53", "127.0.0.1:53", true),
+        ("0.0.0.0:53", "[::1]:53", false),
+        ("[::]:53", "127.0.0.1:54", false),
+        ("[::]:53", "192.0.2.1:53", false),
+        ("127.0.0.1:53", "127.0.0.2:53", false),
+    ] {
+        assert_eq!(
+            reaches(listen.parse().unwrap(), upstream.parse().unwrap()),
+            expected,
+            "{listen} {upstream}"
+        );
+    }
+}

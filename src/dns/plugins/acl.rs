@@ -85,7 +85,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hickory_proto::op::ResponseCode;
+use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use ipnet::IpNet;
 use prometheus::{IntCounterVec, Opts, Registry};
@@ -236,9 +236,8 @@ impl Plugin for Acl {
         }
     }
 
-    /// An address of a name anywhere is what is behind a target.
-    fn recurses(&self, request: &Request) -> Option<bool> {
-        match self.decide(&Name::root(), RecordType::A, request.client.ip()) {
+    fn recurses(&self, request: &Request, query: &Query) -> Option<bool> {
+        match self.decide(query.name(), query.query_type(), request.client.ip()) {
             None | Some((Action::Allow, _)) => None,
             Some((Action::Block | Action::Filter | Action::Drop, _)) => Some(false),
         }

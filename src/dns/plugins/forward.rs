@@ -180,7 +180,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hickory_proto::op::{Message, Metadata, ResponseCode};
+use hickory_proto::op::{Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{Name, RecordType};
 use hickory_server::net::xfer::Protocol;
@@ -268,7 +268,7 @@ impl Plugin for Forward {
         }
     }
 
-    fn recurses(&self, _request: &Request) -> Option<bool> {
+    fn recurses(&self, _request: &Request, _query: &Query) -> Option<bool> {
         self.from.is_root().then_some(true)
     }
 

@@ -74,6 +74,8 @@
 
 mod options;
 mod targets;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +97,7 @@ use crate::dns::zone::{Zone, closest_first};
 use crate::store::{Family, Link, Store};
 use crate::targets::TargetPolicy;
 pub use options::{LinkZone, link_zones};
-use targets::{Known, PATIENCE, Targets, Wanted, query_for};
+use targets::{Known, PATIENCE, Views, Wanted, query_for};
 
 const NAME: &str = "lb_linker";
 
@@ -107,7 +109,7 @@ pub struct LbLinker {
     fallthrough: Option<Origins>,
     store: Arc<Store>,
     policy: Arc<TargetPolicy>,
-    targets: Targets,
+    targets: Views,
     stale_answers: IntCounter,
 }
 
@@ -121,7 +123,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         fallthrough: options.fallthrough,
         store: Arc::clone(&site.store),
         policy: Arc::clone(&site.targets),
-        targets: Targets::new(&site.metrics),
+        targets: Views::new(&site.metrics),
         stale_answers: site.metrics.stale_answers.clone(),
     });
     setup.draft.links = Some(Arc::clone(&plugin));
@@ -141,14 +143,22 @@ impl Plugin for LbLinker {
         if request.query.query_class() != DNSClass::IN {
             return Err(Failure::new(ResponseCode::Refused, ""));
         }
+        let ttl = zone.ttl();
         let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
         let mut reply = request.reply(NAME);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
-        reply.metadata.recursion_available = request.server.recurses(&Name::root(), request) == Some(true);
+        let anywhere = Query::query(Name::root(), RecordType::A);
+        reply.metadata.recursion_available = request.server.recurses(&anywhere, request) == Some(true);
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
-            return next.serve(request).await;
+            let mut reply = next.serve(request).await?;
+            // In a moment the name may be a link's.
+            reply.is_cacheable = false;
+            if reply.answers.is_empty() {
+                reply.authorities.iter_mut().for_each(|record| record.ttl = record.ttl.min(ttl));
+            }
+            return Ok(reply);
         }
         Ok(reply)
     }
@@ -173,7 +183,10 @@ impl LbLinker {
     pub async fn look_ahead(&self, server: &Arc<Server>, query: Query) {
         let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
         let request = server.own_request(query);
-        self.targets.look_ahead(&request, Duration::from_secs(absence.into())).await;
+        if server.recurses(&request.query, &request) == Some(false) {
+            return;
+        }
+        self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
     }
 
     /// Returns the closest zone that a name is in, and the name relative to it.
@@ -233,7 +246,10 @@ impl LbLinker {
         let query = query_for(request, name);
         let mut found = self.ask(request, &query, chase, true).await;
         // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
-        if found.as_ref().is_ok_and(|found| found.is_absence(&query) && found.age() >= chase.absence())
+        let is_outdated = |found: &Findings| {
+            found.is_absence(&query) && !found.age().is_zero() && found.age() >= chase.absence()
+        };
+        if found.as_ref().is_ok_and(is_outdated)
             && let Ok(fresh) = self.ask(request, &query, chase, false).await
         {
             found = Ok(fresh);
@@ -250,7 +266,7 @@ impl LbLinker {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
         } else if matches!(followed.end, End::Leads(_)) {
-            self.targets.keep(request, &query, &known.reply);
+            self.targets.of(&request.server).keep(request, &query, &known.reply);
         }
         if filtered {
             reply.ede = Some(Ede::FILTERED);
@@ -282,7 +298,7 @@ impl LbLinker {
         cached: bool,
     ) -> Result<Findings, Ede> {
         let wanted = Wanted { until: chase.until, absence: chase.absence(), cached };
-        let known = self.targets.resolve(request, query, wanted).await?;
+        let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
         let ours = |name: &Name| request.server.is_ours(name);
         let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, ours);
         let filtered = drop_refused(&mut followed.answers, &self.policy);
@@ -338,7 +354,8 @@ impl Findings {
 
 /// Returns whether what is behind a name is looked up for a request.
 fn may_follow(request: &Request, name: &Name) -> bool {
-    request.metadata.recursion_desired && request.server.recurses(name, request) != Some(false)
+    request.metadata.recursion_desired
+        && request.server.recurses(&query_for(request, name), request) != Some(false)
 }
 
 fn note(link: &Link, qtype: RecordType) {

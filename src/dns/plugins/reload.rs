@@ -4,10 +4,11 @@
 //!
 //! # Description
 //!
-//! The Corefile, and what it imports, is read again every so often. When it says something else than before, the
-//! blocks that have changed are built anew and put in the place of the old ones, between two questions: none is lost.
-//! What hasn't changed goes on as it is: the links and their watch, blocks with their caches, listeners. A Corefile
-//! that is broken, or wants a port that can't be had, changes nothing; that is logged and counted.
+//! The Corefile, what it imports, and the files that plugins have read with it, such as certificates and resolv.conf,
+//! are read again every so often. When something else is in one of them than before, the blocks that have changed are
+//! built anew and put in the place of the old ones, between two questions: none is lost. What hasn't changed goes on as
+//! it is: the links and their watch, blocks with their caches, listeners. A Corefile that is broken, or wants a port
+//! that can't be had, changes nothing; that is logged and counted.
 //!
 //! It works through the symbolic links of a mounted ConfigMap, too: what counts is what is read.
 //!

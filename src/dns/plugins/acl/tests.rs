@@ -91,13 +91,13 @@ async fn clients_with_edns_are_told_why() {
 }
 
 #[test]
-fn who_is_stopped_from_asking_for_addresses_anywhere_may_not_recurse() {
+fn who_is_stopped_from_asking_for_a_name_has_it_not_looked_up() {
     let stops = |lines: &str, client: &str| {
         let site = Site::block(&format!("acl {lines}\nwhoami")).from(client);
-        let request = site.request("www.example. MX");
+        let request = site.request("www.example. A");
         let plugins: Vec<_> = site.server.blocks().flat_map(|(_, block)| block.plugins.clone()).collect();
         let acl = plugins.iter().find(|plugin| plugin.name() == "acl").unwrap();
-        acl.recurses(&request)
+        acl.recurses(&request, &request.query)
     };
     let private = "{\nallow net 10.0.0.0/8\nblock\n}";
     assert_eq!(stops(private, "10.0.0.1"), None);
@@ -106,7 +106,8 @@ fn who_is_stopped_from_asking_for_addresses_anywhere_may_not_recurse() {
         ("{\nfilter\n}", Some(false)),
         ("{\ndrop type A\n}", Some(false)),
         ("{\nblock type MX\n}", None),
-        ("www.example {\nblock\n}", None),
+        ("www.example {\nblock\n}", Some(false)),
+        ("example.org {\nblock\n}", None),
     ] {
         assert_eq!(stops(lines, "10.0.0.1"), expected, "{lines}");
     }

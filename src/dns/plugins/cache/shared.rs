@@ -71,6 +71,7 @@ impl Shared {
     /// Takes an answer in, if it is one that can be kept.
     fn take(&self, asked: &Asked, mark: Mark, mut reply: Reply) -> Taken {
         if !reply.is_cacheable || is_transfer(asked.question.query.query_type()) {
+            reply.metadata.authentic_data = asked.authentic(&reply.metadata);
             return Taken { reply, kind: Kind::Other, is_kept: false };
         }
         let message = take_message(&mut reply, &asked.question.query);

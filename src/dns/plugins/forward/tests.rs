@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use hickory_proto::op::{Edns, Message, MessageType, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use hickory_server::net::xfer::Protocol;
@@ -480,7 +480,8 @@ fn a_forward_of_the_root_recurses_and_another_leaves_that_open() {
     {
         let site = Site::block(lines);
         assert_eq!(
-            site.server.recurses(&Name::root(), &site.request("x. A")) == Some(true),
+            site.server.recurses(&Query::query(Name::root(), RecordType::A), &site.request("x. A"))
+                == Some(true),
             recurses,
             "{lines}"
         );

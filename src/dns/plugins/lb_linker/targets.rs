@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dashmap::DashMap;
 use futures::FutureExt;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
@@ -23,6 +24,14 @@ use crate::metrics::Metrics;
 /// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
 /// answer to give (RFC 8767 section 5): a CoreDNS in front gives up at 2 s.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1800);
+
+/// What is known of targets, by the view of the server that was asked: another one has other blocks answer, and
+/// may be for other clients.
+#[derive(Debug)]
+pub(super) struct Views {
+    targets: DashMap<String, Arc<Targets>>,
+    failing: Arc<Failing>,
+}
 
 /// The targets that are looked up, and what is known of them.
 #[derive(Debug)]
@@ -55,12 +64,35 @@ pub(super) struct Wanted {
     pub(super) cached: bool,
 }
 
-impl Targets {
+impl Views {
     pub(super) fn new(metrics: &Metrics) -> Self {
         let failing = Arc::new(Failing::new(metrics.targets_failing.clone()));
-        Self { flights: Flights::default(), memory: Arc::default(), failing }
+        Self { targets: DashMap::new(), failing }
     }
 
+    /// Returns what is known at a server.
+    pub(super) fn of(&self, server: &Server) -> Arc<Targets> {
+        if let Some(targets) = self.targets.get(&server.view) {
+            return Arc::clone(&targets);
+        }
+        let failing = Arc::clone(&self.failing);
+        let new = || Arc::new(Targets { flights: Flights::default(), memory: Arc::default(), failing });
+        Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
+    }
+
+    /// Forgets what is being looked up about a name, or about all.
+    pub(super) fn forget(&self, name: Option<&[u8]>) {
+        for targets in &self.targets {
+            targets.flights.forget(|key| name.is_none_or(|name| *key.name == *name));
+        }
+        match name {
+            Some(name) => self.failing.forget(name),
+            None => self.failing.forget_all(),
+        }
+    }
+}
+
+impl Targets {
     /// Looks a target up for a request.
     ///
     /// # Errors
@@ -133,15 +165,6 @@ impl Targets {
         }
     }
 
-    /// Forgets what is being looked up about a name, or about all.
-    pub(super) fn forget(&self, name: Option<&[u8]>) {
-        self.flights.forget(|key| name.is_none_or(|name| *key.name == *name));
-        match name {
-            Some(name) => self.failing.forget(name),
-            None => self.failing.forget_all(),
-        }
-    }
-
     /// Joins the look-up that is under way, or begins one. What is known here and now needs no task.
     fn start(&self, request: &Request, question: &Question, wanted: Wanted) -> Started {
         let key = question.key();
@@ -197,6 +220,8 @@ enum Started {
 
 fn given(last: Last) -> Known {
     let mut reply = (*last.reply).clone();
+    // Nobody has a newer one.
+    reply.age = Duration::ZERO;
     for record in reply.sections_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;
     }

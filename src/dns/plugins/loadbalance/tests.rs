@@ -129,16 +129,21 @@ async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
             tokio::time::sleep(RELOAD).await;
         }
     };
+    // Whoever reads just then must not find an empty file: that is one without weights.
+    let write = |text: &str| {
+        let new = directory.path().join("new");
+        std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path))
+    };
     let changes = async {
-        std::fs::write(&path, "a\n192.0.2.1 3").unwrap();
+        write("a\n192.0.2.1 3").unwrap();
         until("a\n192.0.2.1 3").await;
-        std::fs::write(&path, "a\n192.0.2.1 0").unwrap();
+        write("a\n192.0.2.1 0").unwrap();
         tokio::time::sleep(3 * RELOAD).await;
         until("a\n192.0.2.1 3").await;
         std::fs::remove_file(&path).unwrap();
         tokio::time::sleep(3 * RELOAD).await;
         until("a\n192.0.2.1 3").await;
-        std::fs::write(&path, "a\n192.0.2.1 9").unwrap();
+        write("a\n192.0.2.1 9").unwrap();
         until("a\n192.0.2.1 9").await;
     };
     tokio::select! {

@@ -1,0 +1,156 @@
+//! What is behind targets, through the blocks of a listener.
+
+use std::sync::Arc;
+
+use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
+use hickory_proto::rr::rdata::SOA;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::net::UdpSocket;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::super::testing::{Site, show};
+use crate::dns::plugin::Request;
+use crate::store::{Ingress, Observed, ServiceKey, Wishes};
+
+const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+/// A Service `web` in `default`, whose load balancer is `t.example`.
+fn web() -> Observed {
+    Observed {
+        key: ServiceKey::new("default", "web"),
+        uid: "u".into(),
+        created: None,
+        resource_version: Some(42),
+        ingress: Ingress { hostnames: vec![name("t.example.")], addresses: Vec::new() },
+        ports: Vec::new(),
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}
+
+/// The listeners of a Corefile, with one link.
+fn sites(text: &str) -> Vec<Site> {
+    let (site, configuration) = Site::configured(text);
+    let store = &site.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    store.replace(None, vec![web()], vec![], &Default::default());
+    store.set_synced();
+    let report = site.shared.metrics.family().unwrap();
+    let of_listener = |listener| {
+        let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&report)));
+        let request = Request { server: Arc::clone(&server), ..site.request.clone() };
+        let mut site = site.clone();
+        (site.server, site.request) = (server, request);
+        site
+    };
+    configuration.listeners.iter().map(of_listener).collect()
+}
+
+fn site(text: &str) -> Site {
+    sites(text).remove(0)
+}
+
+const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
+
+#[tokio::test]
+async fn the_clients_of_one_listener_get_nothing_that_another_one_knows() {
+    let text = "lb.internal:53 lb.internal:54 {\nlb_linker\n}\n\
+                .:53 {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n\
+                .:54 {\ntemplate IN A {\nrcode SERVFAIL\n}\n}\n";
+    let sites = sites(text);
+    let inside = sites[0].ask("web.default.lb.internal. A").await;
+    assert!(inside.contains("192.0.2.1"), "{inside}");
+    let outside = sites[1].ask("web.default.lb.internal. A").await;
+    assert_eq!(outside, format!("SERVFAIL aa | {ALIAS} | |"));
+}
+
+#[tokio::test]
+async fn who_may_not_have_the_target_gets_the_alias_alone_and_spoils_nothing_for_others() {
+    let text = format!(
+        "{LINKS}. {{\nacl example {{\nblock net 192.0.2.7\n}}\n\
+         template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
+    );
+    let allowed = site(&text);
+    let answer = allowed.ask("web.default.lb.internal. A").await;
+    assert!(answer.contains("192.0.2.1"), "{answer}");
+    let blocked = allowed.clone().from("192.0.2.7");
+    assert_eq!(blocked.ask("web.default.lb.internal. A").await, format!("NOERROR aa | {ALIAS} | |"));
+    assert_eq!(allowed.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn looking_ahead_is_no_failure_where_nobody_may() {
+    let site = site(&format!(
+        "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ntemplate IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
+    ));
+    let links = site.server.links().remove(0);
+    links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
+    assert_eq!(site.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn what_falls_through_isnt_kept_for_the_name_may_be_ours_in_a_moment() {
+    let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = upstream.local_addr().unwrap();
+    let _denying = AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut buffer = [0; 512];
+        while let Ok((length, client)) = upstream.recv_from(&mut buffer).await {
+            let mut message = Message::from_vec(&buffer[..length]).unwrap();
+            message.metadata.message_type = MessageType::Response;
+            message.metadata.response_code = ResponseCode::NXDomain;
+            let soa = SOA::new(name("ns.lb.internal."), name("h.lb.internal."), 1, 2, 3, 4, 900);
+            message.add_authority(Record::from_rdata(name("lb.internal."), 900, RData::SOA(soa)));
+            upstream.send_to(&message.to_vec().unwrap(), client).await.unwrap();
+        }
+    }));
+    let site =
+        site(&format!("lb.internal {{\ncache\nlb_linker {{\nfallthrough\n}}\nforward . {address}\n}}\n"));
+    let answer = site.ask("new.default.lb.internal. A").await;
+    assert_eq!(answer, "NXDOMAIN | | lb.internal. 5 IN SOA ns.lb.internal. h.lb.internal. 1 2 3 4 900 |");
+    let new = Observed { key: ServiceKey::new("default", "new"), uid: "v".into(), ..web() };
+    site.shared.store.apply(new);
+    let answer = site.ask("new.default.lb.internal. A").await;
+    assert!(answer.contains("CNAME t.example."), "{answer}");
+}
+
+#[tokio::test]
+async fn absence_that_has_just_come_isnt_asked_for_twice_whatever_the_ttl() {
+    let site = site(
+        "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
+         template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",
+    );
+    site.ask("web.default.lb.internal. AAAA").await;
+    let asked = site.metrics("coredns_dns_requests_total");
+    assert!(asked.len() == 1 && asked[0].ends_with(" 1"), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_target_that_was_failing_isnt_counted_when_its_block_is_gone() {
+    let text = format!("{LINKS}. {{\ntemplate IN A {{\nrcode SERVFAIL\n}}\n}}\n");
+    let site = site(&text);
+    let answer = show(&site.reply("web.default.lb.internal. A").await.unwrap());
+    assert!(answer.starts_with("SERVFAIL"), "{answer}");
+    let metrics = Arc::clone(&site.shared.metrics);
+    let store = Arc::clone(&site.shared.store);
+    let failing = || {
+        let page = metrics.render(&store).unwrap();
+        page.lines().find(|line| line.starts_with("lb_linker_dns_targets_failing")).unwrap().to_owned()
+    };
+    assert_eq!(failing(), "lb_linker_dns_targets_failing 1");
+    drop(site);
+    assert_eq!(failing(), "lb_linker_dns_targets_failing 0");
+}
+
+#[tokio::test]
+async fn listeners_of_the_same_blocks_share_what_they_know() {
+    let blocks =
+        "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
+    let sites = sites(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));
+    let views: Vec<&str> = sites.iter().map(|site| &*site.server.view).collect();
+    assert_eq!(views, ["dns://127.0.0.1:53", "dns://127.0.0.1:53", "dns://:54"]);
+}

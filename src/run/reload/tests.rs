@@ -1,0 +1,63 @@
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::store::{Departed, Store};
+
+const WHOAMI: &str = ".:0 {\nbind 127.0.0.1\nwhoami\n}\n";
+
+fn start(text: &str) -> (Reloader, TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("Corefile");
+    std::fs::write(&path, text.replace("DIR", &directory.path().to_string_lossy())).unwrap();
+    let origin = Origin::File(path);
+    let text = origin.read().unwrap();
+    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let flags = <Flags as clap::Args>::augment_args(clap::Command::new("test")).get_matches_from(["test"]);
+    let flags = <Flags as clap::FromArgMatches>::from_arg_matches(&flags).unwrap();
+    (Reloader::start(origin, text, flags, Vec::new(), site, Box::new(|_| {})).unwrap(), directory)
+}
+
+fn corefile(directory: &TempDir) -> std::path::PathBuf {
+    directory.path().join("Corefile")
+}
+
+#[tokio::test]
+async fn a_file_that_cant_be_read_to_its_end_keeps_nobody_from_stopping() {
+    let (mut reloader, directory) = start(WHOAMI);
+    let path = corefile(&directory);
+    std::fs::remove_file(&path).unwrap();
+    let made = Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    let stop = CancellationToken::new();
+    let end = stop.clone();
+    tokio::join!(reloader.reload(true, &stop), async move { end.cancel() });
+    assert_eq!(reloader.metrics.failed.get(), 0);
+    // Who reads still can end now.
+    std::fs::write(&path, WHOAMI).unwrap();
+    reloader.run(&stop).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_a_plugin_has_read_is_looked_at_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let resolv_conf = directory.path().join("resolv.conf");
+    std::fs::write(&resolv_conf, "nameserver 192.0.2.1\n").unwrap();
+    let (mut reloader, _corefile) =
+        start(&format!(".:0 {{\nbind 127.0.0.1\nforward . {}\n}}\n", resolv_conf.display()));
+    let stop = CancellationToken::new();
+    let load = async |reloader: &Reloader| reloader.load(false).await.unwrap().configuration.is_some();
+    assert!(!load(&reloader).await);
+    std::fs::write(&resolv_conf, "nameserver 192.0.2.2\n").unwrap();
+    assert!(load(&reloader).await);
+    reloader.reload(false, &stop).await;
+    assert!(!load(&reloader).await, "it is in force");
+    std::fs::remove_file(&resolv_conf).unwrap();
+    for _ in 0..2 {
+        reloader.reload(false, &stop).await;
+        assert_eq!(reloader.metrics.failed.get(), 1, "it is said once");
+    }
+    stop.cancel();
+    reloader.run(&stop).await.unwrap();
+}
