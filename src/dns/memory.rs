@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dashmap::DashMap;
 use hickory_proto::rr::RecordType;
 use tokio::time::Instant;
 
@@ -25,6 +26,9 @@ const YOUNG: Duration = Duration::from_secs(5);
 
 /// The TTL that a remembered answer is given with, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
+
+/// The memories of all views, by their names. A view keeps its own whatever becomes of its blocks.
+pub type Memories = Arc<DashMap<String, Arc<Memory>>>;
 
 /// The last good answer about each target and type.
 #[derive(Debug)]

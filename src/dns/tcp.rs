@@ -80,11 +80,12 @@ impl Limits {
     }
 }
 
-/// Opens a socket for DNS over TCP or TLS.
+/// Opens a socket for DNS over TCP or TLS, or for HTTP; `beside` another one of ours that is about to end, if there is
+/// one at that port.
 ///
 /// # Errors
 /// If the address can't be had.
-pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn bind(address: SocketAddr, beside: bool) -> io::Result<TcpListener> {
     bind_with(address, |address| {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         if address.is_ipv6() {
@@ -97,6 +98,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
         let _ = socket.set_tcp_nodelay(true);
         let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
         let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
+        setsockopt(&socket, sockopt::ReusePort, &beside)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use hickory_server::net::xfer::Protocol;
@@ -30,14 +31,16 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// Questions of a socket that wait for an upstream. More than an upstream takes at once: it refuses
 /// what is beyond its own bound, so that this one is only for what waits without asking.
 const MAX_WAITING: usize = 4096;
+/// How long a socket that ends still answers who comes.
+const LINGER: Duration = Duration::from_secs(5);
 /// Datagrams that are still taken at the end; the kernel's queue holds fewer.
 const MAX_LAST: usize = 4096;
 
-/// Opens a socket for DNS over UDP.
+/// Opens a socket for DNS over UDP; `beside` another one of ours that is about to end, if there is one at that port.
 ///
 /// # Errors
 /// If the address can't be had.
-pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+pub fn bind(address: SocketAddr, beside: bool) -> io::Result<UdpSocket> {
     bind_with(address, |address| {
         let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
         if address.is_ipv6() {
@@ -48,6 +51,7 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         // What it has no room for is to be counted; an old kernel doesn't tell.
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
+        setsockopt(&socket, sockopt::ReusePort, &beside)?;
         socket.bind(&address.into())?;
         if address.ip().is_unspecified() {
             // Only so can an answer leave from the address that was asked.
@@ -112,8 +116,22 @@ impl Server {
                 Ok(None) | Err(_) => {}
             }
         }
-        while self.waiting.join_next().await.is_some() {}
+        self.linger(&mut buffer).await;
         Ok(())
+    }
+
+    /// Lets the answers under way go out, and answers who still comes here meanwhile: another socket at this port may
+    /// have taken over already, but not for every address.
+    async fn linger(&mut self, buffer: &mut [u8]) {
+        let end = Instant::now() + LINGER;
+        while !self.waiting.is_empty() {
+            tokio::select! {
+                Some(_) = self.waiting.join_next() => {}
+                Ok((length, peer)) = receive(&self.socket, buffer), if Instant::now() < end => {
+                    self.take(&buffer[..length], peer);
+                }
+            }
+        }
     }
 
     /// Answers a message now, or later if it has to wait for an upstream.
@@ -246,7 +264,6 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::time::Duration;
 
     use hickory_proto::op::{Message, Query};
     use hickory_proto::rr::{Name, RecordType};
@@ -298,7 +315,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_whose_questions_wait_leaves_room_for_those_of_others() {
         let (handler, _silent) = handler().await;
-        let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let socket = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let address = socket.local_addr().unwrap();
         let server = Server::new(socket, Arc::clone(&handler), 16);
         let _serving = AbortOnDropHandle::new(tokio::spawn(server.serve(CancellationToken::new())));
@@ -321,7 +338,7 @@ mod tests {
     #[tokio::test]
     async fn what_had_come_when_told_to_stop_is_answered() {
         let (handler, _silent) = handler().await;
-        let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let socket = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let client = client(1, socket.local_addr().unwrap()).await;
         for _ in 0..50 {
             ask(&client, KNOWN).await;
@@ -338,7 +355,7 @@ mod tests {
     async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
         const CROWD: usize = 200;
         let (handler, _silent) = handler().await;
-        let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let socket = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let client = client(1, socket.local_addr().unwrap()).await;
         for _ in 0..CROWD {
             ask(&client, KNOWN).await;

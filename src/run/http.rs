@@ -1,6 +1,7 @@
 //! `/metrics`, `/health` and `/ready`, where the configuration wants them.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
 use super::RunError;
-use super::sockets::open_http;
+use super::sockets::{Holders, open_http};
 use crate::dns::ahead::Servers;
 use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
 use crate::dns::probes;
@@ -45,6 +46,7 @@ struct Live {
     place: At,
     /// What is served there now.
     paths: watch::Sender<Vec<&'static str>>,
+    holders: Holders,
     _guard: DropGuard,
 }
 
@@ -126,7 +128,17 @@ impl Http {
             let known = self.live.iter().any(|live| live.place == place)
                 || opened.iter().any(|opened| opened.place == place);
             if !known {
-                let (bound, listener) = open_http(endpoint.address, &endpoint.place)?;
+                let port = endpoint.address.port();
+                let is_leaving = |live: &&Live| paths(endpoints, live.place).is_empty();
+                let share = |share| {
+                    let leaving = self.live.iter().filter(is_leaving);
+                    leaving.filter(|live| live.holders.share(port, share)).count() > 0
+                };
+                let beside = share(true);
+                let (bound, listener) =
+                    open_http(endpoint.address, &endpoint.place, beside).inspect_err(|_| {
+                        share(false);
+                    })?;
                 opened.push(Opened { place, bound, listener });
             }
         }
@@ -146,6 +158,9 @@ impl Http {
             let names = paths.borrow().join(", ");
             info!("{names} on {bound}");
             let stop = CancellationToken::new();
+            let holders = Holders::of(bound.port(), &[listener.as_fd()]);
+            // No other program comes in.
+            holders.share(bound.port(), false);
             let serving = probes::serve(listener, self.router(served.clone()), stop.clone());
             self.tasks.spawn(async move {
                 if let Err(problem) = serving.await {
@@ -156,7 +171,7 @@ impl Http {
             self.tasks.spawn(async move {
                 until.run_until_cancelled(check(bound, served, checks)).await;
             });
-            self.live.push(Live { place, paths, _guard: stop.drop_guard() });
+            self.live.push(Live { place, paths, holders, _guard: stop.drop_guard() });
         }
     }
 

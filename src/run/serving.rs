@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::info;
 
 use super::http::Http;
-use super::sockets::{Socket, open};
+use super::sockets::{Holders, Socket, open};
 use super::{RunError, SetDebug};
 use crate::dns::ahead::Servers;
 use crate::dns::configuration::{Configuration, Identity, ListenAt, Listener};
@@ -39,6 +39,8 @@ pub(super) struct Serving {
     serving: JoinSet<(u64, String)>,
     /// The number of the next listener.
     next: u64,
+    /// Listeners that aren't wanted any more and have their last answers to give, and their ports.
+    lingering: Vec<(u64, u16)>,
     /// What blocks have running.
     tasks: JoinSet<()>,
     /// How often the Corefile is read again.
@@ -69,6 +71,7 @@ struct Live {
     bound: ListenAt,
     handler: Arc<Handler>,
     terms: Arc<ArcSwap<Terms>>,
+    holders: Holders,
     _guard: DropGuard,
 }
 
@@ -94,6 +97,7 @@ impl Serving {
             set_debug,
             serving: JoinSet::new(),
             next: 0,
+            lingering: Vec::new(),
             tasks: JoinSet::new(),
             reload: None,
             lameduck: Duration::ZERO,
@@ -169,10 +173,26 @@ impl Serving {
         let mut fresh = Vec::new();
         for (number, listener) in wanted.iter().enumerate() {
             if !self.listeners.iter().any(|live| live.at == listener.at) {
-                fresh.push((number, open(listener.at, &listener.place)?));
+                let opened = self.open_beside(wanted, listener);
+                fresh.push((number, opened?));
             }
         }
         Ok(fresh)
+    }
+
+    /// Opens the sockets of a listener. At its port there may be another one still that isn't wanted any more: by
+    /// another address, or by TLS.
+    fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<Socket, RunError> {
+        let port = listener.at.address.port();
+        let is_leaving = |live: &&Live| !wanted.iter().any(|listener| listener.at == live.at);
+        let share = |share| {
+            let leaving = self.listeners.iter().filter(is_leaving);
+            leaving.filter(|live| live.holders.share(port, share)).count() > 0
+        };
+        let beside = share(true) || self.lingering.iter().any(|(_, gone)| *gone == port);
+        open(listener.at, &listener.place, beside).inspect_err(|_| {
+            share(false);
+        })
     }
 
     /// Has each listener answer from its blocks; starts those that are new, ends those that aren't wanted any more.
@@ -185,7 +205,19 @@ impl Serving {
                     live.handler.server.store(Arc::new(server));
                     live.terms.store(Arc::new(configuration.terms(listener)));
                 }
-                None => info!("DNS on {}: not any more", live.bound.address),
+                None => {
+                    info!("DNS on {}: not any more", live.bound.address);
+                    let port = live.bound.address.port();
+                    live.holders.share(port, true);
+                    self.lingering.push((live.number, port));
+                    // Who still comes there while the last answers wait is answered as by the one that follows.
+                    let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
+                    if let Some((number, socket)) = next {
+                        let listener = &configuration.listeners[*number];
+                        let server = configuration.server(listener, socket.bound, Arc::clone(&self.report));
+                        live.handler.server.store(Arc::new(server));
+                    }
+                }
             }
             wanted.is_some()
         });
@@ -196,6 +228,9 @@ impl Serving {
             let stop = CancellationToken::new();
             self.next += 1;
             let terms = Arc::new(ArcSwap::from_pointee(configuration.terms(listener)));
+            let holders = socket.holders();
+            // No other program comes in.
+            holders.share(bound.address.port(), false);
             self.start(socket, &terms, &handler, &stop);
             self.listeners.push(Live {
                 number: self.next,
@@ -203,6 +238,7 @@ impl Serving {
                 bound,
                 handler,
                 terms,
+                holders,
                 _guard: stop.drop_guard(),
             });
         }
@@ -270,6 +306,7 @@ impl Serving {
                     return (first.unwrap_or_else(|| ([0, 0, 0, 0], 0).into()), panic.to_string());
                 }
                 Some(Ok((number, why))) => {
+                    self.lingering.retain(|(gone, _)| *gone != number);
                     if let Some(live) = self.listeners.iter().find(|live| live.number == number) {
                         return (live.bound.address, why);
                     }

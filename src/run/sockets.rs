@@ -2,7 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, UdpSocket};
 
 use super::RunError;
@@ -23,21 +25,51 @@ pub(super) struct Socket {
     pub(super) tcp: TcpListener,
 }
 
-/// Opens the same port for UDP and TCP, or for TLS; port 0 is any that is free.
-pub(super) fn open(listen: ListenAt, place: &Place) -> Result<Socket, RunError> {
+/// The sockets that are listened on at a port, to let others in beside them.
+pub(super) struct Holders {
+    port: u16,
+    sockets: Vec<OwnedFd>,
+}
+
+// === impl Holders ===
+
+impl Holders {
+    /// Returns another handle on them. Whoever holds it keeps the port.
+    pub(super) fn of(port: u16, sockets: &[BorrowedFd<'_>]) -> Self {
+        // Without it a port can't be taken over, and nothing else is lost.
+        let sockets = sockets.iter().filter_map(|socket| socket.try_clone_to_owned().ok()).collect();
+        Self { port, sockets }
+    }
+
+    /// Lets others in, or not any more. Returns whether it is about that port.
+    pub(super) fn share(&self, port: u16, share: bool) -> bool {
+        let is_meant = self.port == port && port != 0;
+        if is_meant {
+            for socket in &self.sockets {
+                // Where that can't be, opening the other one says so.
+                let _ = setsockopt(socket, sockopt::ReusePort, &share);
+            }
+        }
+        is_meant
+    }
+}
+
+/// Opens the same port for UDP and TCP, or for TLS; port 0 is any that is free. `beside` listeners of ours that are
+/// about to end, if there are any at that port.
+pub(super) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Socket, RunError> {
     let ListenAt { scheme, address } = listen;
     let failed =
         |address, transport| move |source| RunError::Listen { place: at(place), address, transport, source };
     let mut tries = if address.port() == 0 { PORT_TRIES } else { 1 };
     loop {
         tries -= 1;
-        let tcp = tcp::bind(address).map_err(failed(address, "TCP"))?;
+        let tcp = tcp::bind(address, beside).map_err(failed(address, "TCP"))?;
         let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
         let bound_at = ListenAt { scheme, address: bound };
         if scheme == Scheme::Tls {
             return Ok(Socket { bound: bound_at, udp: None, tcp });
         }
-        match udp::bind(bound) {
+        match udp::bind(bound, beside) {
             Ok(udp) => return Ok(Socket { bound: bound_at, udp: Some(udp), tcp }),
             Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(failed(address, "UDP")(error)),
@@ -45,9 +77,22 @@ pub(super) fn open(listen: ListenAt, place: &Place) -> Result<Socket, RunError> 
     }
 }
 
+impl Socket {
+    /// Returns another handle on the port.
+    pub(super) fn holders(&self) -> Holders {
+        let udp = self.udp.as_ref().map(UdpSocket::as_fd);
+        let all: Vec<BorrowedFd<'_>> = udp.into_iter().chain([self.tcp.as_fd()]).collect();
+        Holders::of(self.bound.address.port(), &all)
+    }
+}
+
 /// Opens a port for HTTP.
-pub(super) fn open_http(address: SocketAddr, place: &Place) -> Result<(SocketAddr, TcpListener), RunError> {
+pub(super) fn open_http(
+    address: SocketAddr,
+    place: &Place,
+    beside: bool,
+) -> Result<(SocketAddr, TcpListener), RunError> {
     let failed = |source| RunError::Listen { place: at(place), address, transport: "TCP", source };
-    let listener = tcp::bind(address).map_err(failed)?;
+    let listener = tcp::bind(address, beside).map_err(failed)?;
     Ok((listener.local_addr().map_err(failed)?, listener))
 }

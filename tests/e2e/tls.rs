@@ -80,7 +80,7 @@ impl Server {
         let handler =
             first_handler(&format!("lb.internal {{\nprometheus\nlb_linker\n}}\n{forward}"), &site).unwrap();
         let places = Arc::new(Places::new(Arc::clone(&metrics)));
-        let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();

@@ -123,7 +123,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         fallthrough: options.fallthrough,
         store: Arc::clone(&site.store),
         policy: Arc::clone(&site.targets),
-        targets: Views::new(&site.metrics),
+        targets: Views::new(Arc::clone(&site.memories), &site.metrics),
         stale_answers: site.metrics.stale_answers.clone(),
     });
     setup.draft.links = Some(Arc::clone(&plugin));

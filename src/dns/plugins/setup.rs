@@ -18,6 +18,7 @@ use super::words::zones;
 use crate::config::LogFormat;
 use crate::dns::corefile::{CorefileError, Line, Place, Word};
 use crate::dns::lines::{Lines, Queue};
+use crate::dns::memory::Memories;
 use crate::dns::origins::Origins;
 use crate::dns::plugin::Plugin;
 use crate::dns::server::Server;
@@ -32,6 +33,8 @@ pub struct Site {
     pub store: Arc<Store>,
     /// Which addresses behind a link's target are given.
     pub targets: Arc<TargetPolicy>,
+    /// What targets were last known to have.
+    pub memories: Memories,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Returns the addresses that this process is reached at where it listens on these; on none means on all.
@@ -149,7 +152,17 @@ impl Site {
     pub fn new(store: Arc<Store>, format: LogFormat) -> Result<(Self, Queue), prometheus::Error> {
         let metrics = Arc::new(Metrics::new()?);
         let (lines, queue) = Lines::new(format, &metrics)?;
-        Ok((Self { store, targets: Arc::default(), metrics, lines, own_addresses: |_| Vec::new() }, queue))
+        Ok((
+            Self {
+                store,
+                targets: Arc::default(),
+                memories: Memories::default(),
+                metrics,
+                lines,
+                own_addresses: |_| Vec::new(),
+            },
+            queue,
+        ))
     }
 
     /// Returns a site whose blocks log for nobody.

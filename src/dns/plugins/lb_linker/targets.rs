@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::dns::chase::{End, Followed, follow};
 use crate::dns::failing::Failing;
 use crate::dns::flights::{Flight, Flights};
-use crate::dns::memory::{Last, Memory, STALE_TTL};
+use crate::dns::memory::{Last, Memories, Memory, STALE_TTL};
 use crate::dns::plugin::{Purpose, Reply, Request};
 use crate::dns::presentation::rcode_text;
 use crate::dns::question::{Key, Question};
@@ -30,6 +30,7 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(1800);
 #[derive(Debug)]
 pub(super) struct Views {
     targets: DashMap<String, Arc<Targets>>,
+    memories: Memories,
     failing: Arc<Failing>,
 }
 
@@ -65,9 +66,9 @@ pub(super) struct Wanted {
 }
 
 impl Views {
-    pub(super) fn new(metrics: &Metrics) -> Self {
+    pub(super) fn new(memories: Memories, metrics: &Metrics) -> Self {
         let failing = Arc::new(Failing::new(metrics.targets_failing.clone()));
-        Self { targets: DashMap::new(), failing }
+        Self { targets: DashMap::new(), memories, failing }
     }
 
     /// Returns what is known at a server.
@@ -76,7 +77,8 @@ impl Views {
             return Arc::clone(&targets);
         }
         let failing = Arc::clone(&self.failing);
-        let new = || Arc::new(Targets { flights: Flights::default(), memory: Arc::default(), failing });
+        let memory = Arc::clone(&self.memories.entry(server.view.clone()).or_default());
+        let new = || Arc::new(Targets { flights: Flights::default(), memory, failing });
         Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
     }
 
