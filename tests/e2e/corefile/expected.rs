@@ -129,8 +129,14 @@ pub const EXPECTED: &[Expected] = &[
                  CoreDNS asks that of the farthest.",
         at: &[("blocks: the longest zone wins", "*deep.sub.example.org. DS", "flags authority additional")],
     },
-    Expected { reason: "Go's own.", at: &[("metrics", "go_*", "lacking")] },
-    Expected { reason: "lb-linker's own.", at: &[("metrics", "lb_linker_*", "more")] },
+    Expected {
+        reason: "Metrics of Go's runtime (`go_*`) aren't there: there is none.",
+        at: &[("metrics", "go_*", "lacking")],
+    },
+    Expected {
+        reason: "Metrics that begin with `lb_linker_` are lb-linker's own.",
+        at: &[("metrics", "lb_linker_*", "more")],
+    },
     Expected {
         reason: "What there is to tell of a process differs a little between Prometheus's libraries for Go and Rust.",
         at: &[
@@ -140,33 +146,35 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "It is lb-linker's version.",
+        reason: "`coredns_build_info` bears lb-linker's version.",
         at: &[
             ("metrics", "coredns_build_info{goversion=\"go*", "lacking"),
             ("metrics", "coredns_build_info{goversion=\"\",*", "more"),
         ],
     },
     Expected {
-        reason: "*plugin* is the one that has answered. CoreDNS 1.14 names the first one behind *prometheus*, whoever \
+        reason: "In `coredns_dns_responses_total` *plugin* is the one that has answered. CoreDNS 1.14 names the first one behind *prometheus*, whoever \
                  answers.",
         at: &[("metrics", "coredns_dns_responses_total{*", "lacking more value")],
     },
     Expected {
-        reason: "An answer has one size, however it came to be: with what the wire's own rules add, and also where a \
+        reason: "In `coredns_dns_response_size_bytes` an answer has one size, however it came to be: with what the wire's own rules add, and also where a \
                  plugin only gives a code. CoreDNS counts what a plugin has written, compressed or not, and 0 where \
                  none has.",
         at: &[("metrics", "coredns_dns_response_size_bytes_*", "value")],
     },
     Expected {
-        reason: "*cache* knows a failure for a second (RFC 9520), and keeps answers that CoreDNS's upstream has cut.",
+        reason: "`coredns_cache_entries`: *cache* knows for a second that nobody has answered (RFC 9520), and keeps answers \
+                 that CoreDNS's upstream has cut.",
         at: &[("metrics", "coredns_cache_entries{*", "value")],
     },
     Expected {
-        reason: "There from the start, and by UDP always 0: each datagram goes out from a port of its own.",
+        reason: "`coredns_proxy_conn_cache_hits_total` is there from the start, and by UDP always 0: each datagram goes out \
+                 from a port of its own.",
         at: &[("metrics", "coredns_proxy_conn_cache_hits_total{*", "more")],
     },
     Expected {
-        reason: "*size* is what has come. CoreDNS counts what its library would send, and miscounts options that it \
+        reason: "In log lines *size* is what has come. CoreDNS counts what its library would send, and miscounts options that it \
                  doesn't know.",
         at: &[
             ("log", "*A IN i.common.test. udp 42 false*", "CoreDNS"),
@@ -174,7 +182,7 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "*rsize* is without EDNS, which is added for each client later. CoreDNS counts an upstream's, and that \
+        reason: "In log lines *rsize* is without EDNS, which is added for each client later. CoreDNS counts an upstream's, and that \
                  of extended errors.",
         at: &[
             ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 47 *", "CoreDNS"),
@@ -191,6 +199,29 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
 ];
+
+/// The page of differences: all that the tests find when they ask both the same.
+fn page() -> String {
+    let mut page = String::from(
+        "# What differs from CoreDNS\n\nlb-linker's tests put the same Corefiles and questions to it and to CoreDNS 1.14, and \
+         compare the answers, the metrics\nand the log lines. These differences are left. What a plugin's options do otherwise, its \
+         manual says: [plugins.md](plugins.md).\n\n",
+    );
+    for Expected { reason, .. } in EXPECTED {
+        let _ = writeln!(page, "- {reason}");
+    }
+    page
+}
+
+#[test]
+fn the_page_of_differences_is_made_of_those_that_are_found() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/differences.md");
+    if std::env::var_os("LB_LINKER_WRITE_DOCS").is_some() {
+        std::fs::write(path, page()).unwrap();
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == page(), "docs/differences.md isn't what the tests know: run `make docs`");
+}
 
 /// Where in [`EXPECTED`] a line stands.
 type At = (usize, usize);
