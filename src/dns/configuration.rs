@@ -10,6 +10,7 @@ use hickory_proto::rr::Name;
 
 use super::corefile::{self, Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse};
 use super::handler::Handler;
+use super::interfaces::is_own;
 use super::plugins::build;
 use super::plugins::setup::{Draft, Site};
 use super::report::Report;
@@ -135,10 +136,8 @@ pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
         ip => ip,
     };
     let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
-    // Only an address of this machine can be bound.
-    let local = || std::net::UdpSocket::bind((theirs, 0)).is_ok();
     let of_all = ours.is_unspecified() && (ours.is_ipv6() || theirs.is_ipv4());
-    listen.port() == upstream.port() && (ours == theirs || of_all && local())
+    listen.port() == upstream.port() && (ours == theirs || of_all && is_own(theirs))
 }
 
 /// Checks that no block has itself as an upstream. Another block may well be one.

@@ -12,6 +12,7 @@ mod failing;
 mod flights;
 pub mod forward;
 pub mod handler;
+pub mod interfaces;
 pub mod lines;
 pub mod memory;
 pub mod origins;

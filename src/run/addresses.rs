@@ -2,10 +2,9 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
-use nix::sys::socket::SockaddrStorage;
 use tracing::warn;
+
+use crate::dns::interfaces::interfaces;
 
 /// The variables that hold the Pod's addresses, separated by commas (`status.podIPs`), or one of them.
 const POD_IPS: [&str; 2] = ["POD_IPS", "POD_IP"];
@@ -53,7 +52,7 @@ fn choose(bound: &[IpAddr], pod_ips: &[IpAddr], of_interfaces: impl Fn() -> Vec<
 /// Returns the addresses of the interfaces that are up, but for those that mean something else on
 /// each link.
 fn of_interfaces() -> Vec<IpAddr> {
-    let interfaces = match getifaddrs() {
+    let interfaces = match interfaces() {
         Ok(interfaces) => interfaces,
         Err(error) => {
             warn!("the addresses of this machine can't be read: {error}");
@@ -61,18 +60,14 @@ fn of_interfaces() -> Vec<IpAddr> {
         }
     };
     interfaces
-        .filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP))
-        .filter_map(|interface| ip_of(&interface.address?))
+        .into_iter()
+        .filter(|interface| interface.is_up)
+        .filter_map(|interface| interface.ip)
         .filter(|ip| match ip {
             IpAddr::V4(ip) => !ip.is_link_local(),
             IpAddr::V6(ip) => !ip.is_unicast_link_local(),
         })
         .collect()
-}
-
-fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
-    let ipv4 = address.as_sockaddr_in().map(|address| address.ip().into());
-    ipv4.or_else(|| address.as_sockaddr_in6().map(|address| address.ip().into()))
 }
 
 #[cfg(test)]

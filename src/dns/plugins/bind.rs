@@ -34,10 +34,9 @@
 
 use std::net::IpAddr;
 
-use nix::ifaddrs::getifaddrs;
-
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::interfaces::interfaces;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let mut all: Vec<IpAddr> = Vec::new();
@@ -75,21 +74,16 @@ fn addresses(line: &Line) -> Result<Vec<IpAddr>, CorefileError> {
 }
 
 fn of_interface(word: &Word) -> Result<Vec<IpAddr>, CorefileError> {
-    let interfaces = getifaddrs().map_err(|error| {
+    let interfaces = interfaces().map_err(|error| {
         word.error(format!("{:?} isn't an address, and interfaces can't be listed: {error}", word.text))
     })?;
-    let own: Vec<_> = interfaces.filter(|interface| interface.interface_name == word.text).collect();
+    let own: Vec<_> = interfaces.into_iter().filter(|interface| interface.name == word.text).collect();
     if own.is_empty() {
         return Err(word.isnt("an address, and there is no interface of that name"));
     }
-    let ip_of = |interface: &nix::ifaddrs::InterfaceAddress| {
-        let address = interface.address?;
-        let ipv4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
-        // A link-local address means something on its own link only.
-        let routable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        ipv4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip()))).filter(routable)
-    };
-    Ok(own.iter().filter_map(ip_of).collect())
+    // A link-local address means something on its own link only.
+    let routable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    Ok(own.into_iter().filter_map(|interface| interface.ip).filter(routable).collect())
 }
 
 #[cfg(test)]

@@ -181,9 +181,14 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         return Err(option.error("fallthrough_unsupported needs fallthrough"));
     }
     let inline = Map::parse(&inline, &zones, reverse);
+    let unsupported = unsupported.is_some();
+    if reload.is_zero() {
+        // Then it is read again with the Corefile alone. It needn't be there.
+        let _ = setup.read(&path);
+    }
     let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
     let counters = setup.metrics()?;
-    setup.add(Hosts { file: Arc::clone(&file), zones, ttl, through, unsupported: unsupported.is_some() });
+    setup.add(Hosts { file: Arc::clone(&file), zones, ttl, through, unsupported });
     setup.run(move |_, stop| async move { file.follow(reload, &counters, &stop).await });
     Ok(())
 }

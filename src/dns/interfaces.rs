@@ -1,0 +1,41 @@
+//! The interfaces of this machine, and their addresses.
+
+use std::net::IpAddr;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+/// An address of an interface.
+#[derive(Clone, Debug)]
+pub struct Interface {
+    /// The interface's name.
+    pub name: String,
+    /// Whether it is up.
+    pub is_up: bool,
+    /// The address; not every interface has one.
+    pub ip: Option<IpAddr>,
+}
+
+/// Returns all of them, each address by itself.
+///
+/// # Errors
+/// If they can't be listed.
+pub fn interfaces() -> nix::Result<Vec<Interface>> {
+    let interface = |found: nix::ifaddrs::InterfaceAddress| {
+        let address = found.address.as_ref();
+        let ipv4 = address.and_then(|address| address.as_sockaddr_in()).map(|address| address.ip().into());
+        let ipv6 =
+            || address.and_then(|address| address.as_sockaddr_in6()).map(|address| address.ip().into());
+        let is_up = found.flags.contains(InterfaceFlags::IFF_UP);
+        let ip = ipv4.or_else(ipv6);
+        Interface { name: found.interface_name, is_up, ip }
+    };
+    Ok(getifaddrs()?.map(interface).collect())
+}
+
+/// Returns whether an address is this machine's.
+#[must_use]
+pub fn is_own(ip: IpAddr) -> bool {
+    // All of 127.0.0.0/8 is, and one of it is listed.
+    ip.is_loopback() || interfaces().is_ok_and(|all| all.iter().any(|interface| interface.ip == Some(ip)))
+}
