@@ -132,7 +132,7 @@ fn a_corefile_that_is_wrong_is_named_with_its_place() {
     for (text, sentence) in [
         (None, "1:1: the Corefile can't be read: No such file or directory (os error 2)"),
         (Some(". {\n    forward\n}\n"), "2:5: forward needs"),
-        (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; there are acl,"),
+        (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; is it forward?"),
         (Some(". {\n    whoami\n"), "1:3: this { isn't closed"),
         (Some("tls://. {\n    tls cert.pem key.pem\n    whoami\n}\n"), "2:9: "),
     ] {

@@ -71,9 +71,17 @@ fn a_plugin_that_isnt_there_is_refused_by_name() {
         format!("Corefile:3:1: CoreDNS's plugin kubernetes isn't supported here; supported are {supported}")
     );
     assert_eq!(
-        error(". {\nwhoam\n}"),
-        format!("Corefile:2:1: there is no plugin \"whoam\"; there are {supported}")
+        error(". {\nresolver\n}"),
+        format!("Corefile:2:1: there is no plugin \"resolver\"; there are {supported}")
     );
+    for (typo, meant) in
+        [("whoam", "whoami"), ("forwrad", "forward"), ("cach", "cache"), ("lb-linker", "lb_linker")]
+    {
+        assert_eq!(
+            error(&format!(". {{\n{typo}\n}}")),
+            format!("Corefile:2:1: there is no plugin {typo:?}; is it {meant}?")
+        );
+    }
 }
 
 #[test]

@@ -175,9 +175,9 @@ pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, Coref
             }
             None => {
                 return Err(line.error(format!(
-                    "there is no plugin {:?}; there are {}",
+                    "there is no plugin {:?}; {}",
                     line.name(),
-                    supported()
+                    instead_of(line.name())
                 )));
             }
         }
@@ -193,12 +193,28 @@ pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, Coref
     Ok(draft)
 }
 
+/// Returns what was meant, or what there is.
+fn instead_of(name: &str) -> String {
+    /// Letters that are wrong, missing, too much or in another order.
+    const MAX_TYPOS: usize = 2;
+    let known = names();
+    let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));
+    match closest.filter(|known| strsim::osa_distance(known, name) <= MAX_TYPOS.min(name.len() / 2)) {
+        Some(meant) => format!("is it {meant}?"),
+        None => format!("there are {}", known.join(", ")),
+    }
+}
+
 fn supported() -> String {
+    names().join(", ")
+}
+
+fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> =
         ORDER.iter().filter(|(_, set_up)| set_up.is_some()).map(|(name, _)| *name).collect();
     names.push(import::NAME);
     names.sort_unstable();
-    names.join(", ")
+    names
 }
 
 #[cfg(test)]
