@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::config::Flags;
 use crate::dns::configuration::text_of;
+use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::setup::Site;
 use crate::run::RunError;
 use crate::run::corefile::Origin;
@@ -34,11 +35,13 @@ pub struct Findings {
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunError> {
     flags.validate()?;
     flags.upstreams()?;
-    let (flags, corefile) = &check_corefile(flags)?;
+    let (flags, corefile, doubts) = &check_corefile(flags)?;
     let mut findings = Findings::default();
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
+    // Who only looks wants to know it; at the start it may be there.
+    findings.input.extend(doubts.iter().map(ToString::to_string));
     findings.lines.push(String::new());
     findings.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
@@ -62,12 +65,13 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
 }
 
 /// Builds what the Corefile asks for, and throws it away. Returns the flags with the zones that it has, and the
-/// Corefile with everything imported and all variables replaced.
-fn check_corefile(flags: &Flags) -> Result<(Flags, String), RunError> {
+/// Corefile with everything imported and all variables replaced, and what in it may be a mistake.
+fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), RunError> {
     let mut flags = flags.clone();
     let text = Origin::of(&flags).read()?;
     flags.set_zones(&text.link_zones()?)?;
     let site = Site::silent(Arc::new(Store::new(Departed::Dropped).with_zones(&flags.zones)))?;
-    text.configure(&site)?;
-    Ok((flags, text_of(&text.blocks()?)))
+    let configuration = text.configure(&site)?;
+    let doubts = configuration.blocks.into_iter().flat_map(|built| built.draft.doubts).collect();
+    Ok((flags, text_of(&text.blocks()?), doubts))
 }

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::http::Http;
 use super::sockets::{Holders, Socket, open};
@@ -146,6 +146,9 @@ impl Serving {
             };
             built.block = Arc::clone(&live.block);
             self.blocks.push(live);
+        }
+        for doubt in configuration.blocks.iter().flat_map(|built| &built.draft.doubts) {
+            warn!("{doubt}");
         }
         // What has ended by itself takes no room until the end.
         while self.tasks.try_join_next().is_some() {}

@@ -125,6 +125,27 @@ fn the_corefile_in_deploy_is_right() {
 }
 
 #[test]
+fn check_wants_the_files_that_a_corefile_names_to_be_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let corefile = directory.path().join("Corefile");
+    for (line, sentence) in [
+        ("hosts names", "2:7: the hosts file names doesn't exist yet"),
+        ("root /nonexistent", "2:6: the directory \"/nonexistent\" doesn't exist yet"),
+        (
+            "loadbalance weighted weights",
+            "2:22: weights can't be read: No such file or directory (os error 2);",
+        ),
+        ("forward . /nonexistent/resolv.conf", "2:11: "),
+    ] {
+        std::fs::write(&corefile, format!(". {{\n{line}\nwhoami\n}}\n")).unwrap();
+        let output = run_to_end(["check", "--corefile", corefile.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));
+        let expected = format!("lb-linker: {}:{sentence}", corefile.display());
+        assert!(stderr(&output).starts_with(&expected), "{line}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_corefile_that_is_wrong_is_named_with_its_place() {
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");

@@ -103,7 +103,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use tracing::warn;
 
 use super::setup::Setup;
 use super::words::zones_or_all;
@@ -133,12 +132,14 @@ struct Hosts {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
+    let mut doubts = Vec::new();
     let (path, zones) = match line.arguments() {
         [] => (FILE.into(), setup.zones_or_own(&[])?),
         [path, zones @ ..] => {
             let file = setup.path(&path.text);
-            look_at(&file)
+            let doubt = look_at(&file)
                 .map_err(|error| path.error(format!("can't look at {}: {error}", file.display())))?;
+            doubts.extend(doubt.map(|doubt| path.error(doubt)));
             (file, setup.zones_or_own(zones)?)
         }
     };
@@ -182,6 +183,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let inline = Map::parse(&inline, &zones, reverse);
     let unsupported = unsupported.is_some();
+    setup.draft.doubts.append(&mut doubts);
     if reload.is_zero() {
         // Then it is read again with the Corefile alone. It needn't be there.
         let _ = setup.read(&path);
@@ -193,17 +195,17 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-/// Says whether there is a file, which there needn't be yet.
-fn look_at(path: &Path) -> std::io::Result<()> {
+/// Returns what is doubtful about a file, which needn't be there yet.
+fn look_at(path: &Path) -> std::io::Result<Option<String>> {
+    let name = path.display();
     match std::fs::metadata(path) {
-        Ok(found) if found.is_dir() => warn!(path = %path.display(), "the hosts file is a directory"),
-        Ok(_) => {}
+        Ok(found) if found.is_dir() => Ok(Some(format!("the hosts file {name} is a directory"))),
+        Ok(_) => Ok(None),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            warn!(path = %path.display(), "the hosts file doesn't exist");
+            Ok(Some(format!("the hosts file {name} doesn't exist yet")))
         }
-        Err(error) => return Err(error),
+        Err(error) => Err(error),
     }
-    Ok(())
 }
 
 fn seconds(option: &Line) -> Result<u32, CorefileError> {

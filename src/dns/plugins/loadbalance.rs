@@ -90,7 +90,6 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Record, RecordType};
 use ipnet::IpNet;
 use rand::seq::SliceRandom;
-use tracing::warn;
 
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line, Word};
@@ -193,7 +192,8 @@ fn weighted(
             return Err(file.error(format!("{} can't be read: {error}", path.display())));
         }
         Err(error) => {
-            warn!("{} can't be read: {error}; all weights are 1 until it can", path.display());
+            let doubt = format!("{} can't be read: {error}; all weights are 1 until it can", path.display());
+            setup.draft.doubts.push(file.error(doubt));
             None
         }
     };

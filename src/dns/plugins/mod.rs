@@ -2,8 +2,9 @@
 //!
 //! DNS is configured by a Corefile, in CoreDNS's language and with CoreDNS's plugins; a Corefile of a forwarder, a
 //! cache or a stub server can be taken over as it is. `lb-linker --corefile PATH` uses one, and `lb-linker check
-//! --corefile PATH` says whether it is right, without opening a port. Without a file the flags fill in a built-in one,
-//! which `lb-linker check` prints: a good start for one of your own.
+//! --corefile PATH` says whether it is right, without opening a port; it also wants files to be there that a start
+//! doesn't need yet. Without a file the flags fill in a built-in Corefile, which `lb-linker check` prints: a good start
+//! for one of your own.
 //!
 //! Each section below is a plugin's manual. The reference is CoreDNS 1.14; what differs stands in the manual.
 //!

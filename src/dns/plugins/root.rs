@@ -24,8 +24,6 @@
 
 use std::io::ErrorKind;
 
-use tracing::warn;
-
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 
@@ -38,7 +36,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         match setup.draft.root.metadata() {
             Ok(found) if !found.is_dir() => return Err(word.isnt("a directory")),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                warn!("{}", word.error(format!("the directory {:?} doesn't exist yet", word.text)));
+                let doubt = word.error(format!("the directory {:?} doesn't exist yet", word.text));
+                setup.draft.doubts.push(doubt);
             }
             Err(error) => return Err(word.error(format!("{:?} can't be used: {error}", word.text))),
             Ok(_) => {}

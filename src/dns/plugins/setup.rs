@@ -86,6 +86,8 @@ pub struct Draft {
     pub upstreams: Vec<(SocketAddr, Place)>,
     /// Set once `loop` has seen that what is forwarded comes back.
     pub looping: Option<Arc<AtomicBool>>,
+    /// What may be a mistake: a file that isn't there yet, and is looked for again later.
+    pub doubts: Vec<CorefileError>,
     /// The files that were read, and what was in them.
     pub read: Vec<(PathBuf, Vec<u8>)>,
 }

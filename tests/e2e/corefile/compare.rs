@@ -69,7 +69,9 @@ async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
     let site =
         upstreams.name(Site::new(group.corefile, group.files)).with("ZONE", "env.test").with("TIME", 44);
     let checked = check(&site);
-    assert!(checked.status.success(), "{}: {checked:?}", group.name);
+    // A file that isn't there yet is for neither of them a reason not to start, but one for a look to tell.
+    let missing = String::from_utf8_lossy(&checked.stderr).trim_end().ends_with("doesn't exist yet");
+    assert!(checked.status.success() || missing, "{}: {checked:?}", group.name);
     let (coredns, subject) =
         tokio::join!(Server::start(Which::CoreDns, &site), Server::start(Which::subject(), &site));
     let (mut found, mut slowest) = (Found::new(), Duration::ZERO);

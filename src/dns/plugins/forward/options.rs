@@ -10,7 +10,6 @@ use hickory_proto::rr::Name;
 use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
-use tracing::warn;
 
 use super::super::setup::Setup;
 use super::NAME;
@@ -140,7 +139,7 @@ pub(super) fn parse(
             keep.idle
         )));
     }
-    let from = zone(from)?;
+    let from = zone(from, setup)?;
     let (mut upstreams, mut addresses) = (Vec::new(), Vec::new());
     let mut connector = None;
     for word in to {
@@ -168,16 +167,15 @@ pub(super) fn parse(
 }
 
 /// Returns the zone whose names are forwarded; as in CoreDNS the first, if it is a network of several.
-fn zone(word: &Word) -> Result<Name, CorefileError> {
+fn zone(word: &Word, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
     let [first, rest @ ..] = &zones[..] else { return Err(word.isnt("a zone")) };
     if !rest.is_empty() {
-        warn!(
-            "plugin/forward: {:?} stands for {} zones, and only {} is forwarded, as by CoreDNS",
-            word.text,
-            zones.len(),
-            first.zone
-        );
+        let (number, first) = (zones.len(), &first.zone);
+        setup.draft.doubts.push(word.error(format!(
+            "{:?} stands for {number} zones, and only {first} is forwarded, as by CoreDNS",
+            word.text
+        )));
     }
     Ok(first.zone.clone())
 }
