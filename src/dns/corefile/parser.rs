@@ -146,7 +146,7 @@ impl Parser<'_> {
             if another.is_some() {
                 word.text.pop();
             }
-            if another.is_some() && matches!(&*word.text, "" | "{" | "}") {
+            if another.is_some() && matches!(&*word.text, "" | "," | "{" | "}") {
                 return Err(word.place.error("a comma has to stand right behind an address"));
             }
             if !word.text.is_empty() {
