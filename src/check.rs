@@ -6,7 +6,6 @@ mod target;
 use std::sync::Arc;
 
 use crate::config::Flags;
-use crate::dns::configuration::text_of;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::setup::Site;
 use crate::run::RunError;
@@ -68,10 +67,10 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
 /// Corefile with everything imported and all variables replaced, and what in it may be a mistake.
 fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), RunError> {
     let mut flags = flags.clone();
-    let text = Origin::of(&flags).read()?;
-    flags.set_zones(&text.link_zones()?)?;
+    let corefile = Origin::of(&flags).read()?;
+    flags.set_zones(&corefile.link_zones()?)?;
     let site = Site::silent(Arc::new(Store::new(Departed::Dropped).with_zones(&flags.zones)))?;
-    let configuration = text.configure(&site)?;
+    let configuration = corefile.configure(&site)?;
     let doubts = configuration.blocks.into_iter().flat_map(|built| built.draft.doubts).collect();
-    Ok((flags, text_of(&text.blocks()?), doubts))
+    Ok((flags, corefile.text(), doubts))
 }

@@ -118,8 +118,8 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     flags.validate()?;
     flags.upstreams()?;
     let origin = Origin::of(&flags);
-    let text = origin.read()?;
-    let zones = text.link_zones()?;
+    let corefile = origin.read()?;
+    let zones = corefile.link_zones()?;
     flags.set_zones(&zones)?;
     raise_file_limit();
     let source = Source::open(&flags).await?;
@@ -131,7 +131,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     // To the last: it ends when this function does.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
     let greeting = format!("lb-linker {}: links in {}", env!("CARGO_PKG_VERSION"), names_of(&zones));
-    let reloader = Reloader::start(origin, text, flags.clone(), zones, site, set_debug)?;
+    let reloader = Reloader::start(origin, corefile, flags.clone(), zones, site, set_debug)?;
     info!("{greeting}");
     let mut background = JoinSet::new();
     background.spawn(ahead::run(Arc::clone(&store), reloader.serving.servers(), stop.clone()));

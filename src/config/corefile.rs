@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::{Flags, UpstreamSpec};
+use crate::dns::configuration::quoted;
 use crate::store::host_text;
 
 /// Who may ask for names of all the world: RFC 1918, shared address space (RFC 6598), benchmarking (RFC 2544),
@@ -69,14 +70,5 @@ impl Flags {
                 upstreams.join(" ")
             );
         }
-    }
-}
-
-/// A path may hold anything.
-fn quoted(word: &str) -> String {
-    if word.chars().any(|c| c.is_whitespace() || "\"#{}".contains(c)) {
-        format!("\"{}\"", word.replace('"', "\\\""))
-    } else {
-        word.to_owned()
     }
 }

@@ -87,9 +87,17 @@ pub fn configure(
     sources: &Sources<'_>,
     site: &Site,
 ) -> Result<Configuration, CorefileError> {
+    arrange(file, &parse(file, text, sources)?, site)
+}
+
+/// Builds the blocks of a Corefile that has been read. Nothing is started.
+///
+/// # Errors
+/// At the first place that isn't right.
+pub fn arrange(file: &Path, parsed: &[corefile::Block], site: &Site) -> Result<Configuration, CorefileError> {
     let mut blocks: Vec<Built> = Vec::new();
     let mut listeners: Vec<Listener> = Vec::new();
-    for block in parse(file, text, sources)? {
+    for block in parsed {
         let mut served: Vec<(Address, &Word)> = Vec::new();
         for word in &block.addresses {
             served.extend(addresses(word)?.into_iter().map(|address| (address, word)));
@@ -291,7 +299,9 @@ fn write_lines(text: &mut String, lines: &[Line], depth: usize) {
     }
 }
 
-fn quoted(word: &str) -> String {
+/// Returns a word as a Corefile has it: in quotes where it has to be.
+#[must_use]
+pub fn quoted(word: &str) -> String {
     let plain = |c: char| !c.is_whitespace() && !"\"#{}".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()

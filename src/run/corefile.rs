@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::config::Flags;
-use crate::dns::configuration::{Configuration, configure};
+use crate::dns::configuration::{Configuration, arrange, text_of};
 use crate::dns::corefile::{Block, CorefileError, Place, Sources, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::Site;
@@ -20,10 +20,10 @@ pub(crate) enum Origin {
     BuiltIn(String),
 }
 
-/// A Corefile as it was read.
-pub(crate) struct Text {
+/// A Corefile as it was read, with everything imported.
+pub(crate) struct Corefile {
     path: PathBuf,
-    text: String,
+    blocks: Vec<Block>,
 }
 
 /// Returns a place as the beginning of a sentence; of the built-in Corefile nobody knows the lines.
@@ -43,34 +43,39 @@ impl Origin {
         }
     }
 
-    /// Reads it.
-    pub(crate) fn read(&self) -> Result<Text, CorefileError> {
+    /// Reads it, and what it imports.
+    pub(crate) fn read(&self) -> Result<Corefile, CorefileError> {
         match self {
-            Self::BuiltIn(text) => Ok(Text { path: BUILT_IN.into(), text: text.clone() }),
+            Self::BuiltIn(text) => Corefile::parse(BUILT_IN.into(), text),
             Self::File(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
                     let place = Place { file: path.as_path().into(), line: 1, column: 1 };
                     place.error(format!("the Corefile can't be read: {error}"))
                 })?;
-                Ok(Text { path: path.clone(), text })
+                Corefile::parse(path.clone(), &text)
             }
         }
     }
 }
 
-impl Text {
-    /// Returns its blocks, with everything imported.
-    pub(crate) fn blocks(&self) -> Result<Vec<Block>, CorefileError> {
-        parse(&self.path, &self.text, &Sources::SYSTEM)
+impl Corefile {
+    fn parse(path: PathBuf, text: &str) -> Result<Self, CorefileError> {
+        let blocks = parse(&path, text, &Sources::SYSTEM)?;
+        Ok(Self { path, blocks })
+    }
+
+    /// Returns what it says, without comments and with all variables replaced.
+    pub(crate) fn text(&self) -> String {
+        text_of(&self.blocks)
     }
 
     /// Returns the zones with links' names.
     pub(crate) fn link_zones(&self) -> Result<Vec<LinkZone>, CorefileError> {
-        link_zones(&self.blocks()?)
+        link_zones(&self.blocks)
     }
 
     /// Builds everything it asks for.
     pub(crate) fn configure(&self, site: &Site) -> Result<Configuration, CorefileError> {
-        configure(&self.path, &self.text, &Sources::SYSTEM, site)
+        arrange(&self.path, &self.blocks, site)
     }
 }

@@ -14,11 +14,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::corefile::{Origin, Text};
+use super::corefile::{Corefile, Origin};
 use super::serving::Serving;
 use super::{RunError, SetDebug};
 use crate::config::{ConfigError, Flags};
-use crate::dns::configuration::{Configuration, text_of};
+use crate::dns::configuration::Configuration;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::{Reload, Site};
@@ -85,7 +85,7 @@ impl Reloader {
     /// If it can't be.
     pub(super) fn start(
         origin: Origin,
-        text: Text,
+        corefile: Corefile,
         flags: Flags,
         zones: Vec<LinkZone>,
         site: Site,
@@ -94,8 +94,8 @@ impl Reloader {
         let asked = signal(SignalKind::user_defined1()).map_err(RunError::Signal)?;
         let metrics = site.metrics.family()?;
         let mut serving = Serving::new(site.clone(), set_debug)?;
-        let hash = hash(&text)?;
-        serving.apply(text.configure(&site)?)?;
+        let hash = hash(&corefile);
+        serving.apply(corefile.configure(&site)?)?;
         let zones = watch::Sender::new(zones);
         Ok(Self { serving, origin, flags, zones, site, metrics, last: Ok(hash), asked })
     }
@@ -176,15 +176,15 @@ impl Reloader {
         let files = self.serving.files();
         // It may take its time: files, and big ones.
         spawn_blocking(move || {
-            let text = origin.read()?;
-            let hash = hash(&text)?;
+            let corefile = origin.read()?;
+            let hash = hash(&corefile);
             let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
             if !asked && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
                 return Ok(Loaded { hash, zones: Vec::new(), configuration: None });
             }
-            let zones = text.link_zones()?;
+            let zones = corefile.link_zones()?;
             flags.set_zones(&zones)?;
-            Ok(Loaded { hash, zones, configuration: Some(text.configure(&site)?) })
+            Ok(Loaded { hash, zones, configuration: Some(corefile.configure(&site)?) })
         })
         .await?
     }
@@ -197,14 +197,14 @@ fn pause(Reload { interval, jitter }: Reload) -> Duration {
 }
 
 /// The hash of what a Corefile says, with all that it imports; comments don't count.
-fn hash(text: &Text) -> Result<String, CorefileError> {
-    let digest = Sha512::digest(text_of(&text.blocks()?));
+fn hash(corefile: &Corefile) -> String {
+    let digest = Sha512::digest(corefile.text());
     let mut hex = String::new();
     for byte in digest {
         // Writing to a String can't fail.
         let _ = write!(hex, "{byte:02x}");
     }
-    Ok(hex)
+    hex
 }
 
 #[cfg(test)]

@@ -188,7 +188,6 @@ pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, Coref
         let own: Vec<Line> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
         if let (Some(set_up), false) = (set_up, own.is_empty()) {
             set_up(&mut Setup { lines: &own, zones, draft: &mut draft, site })?;
-            draft.names.push(name);
         }
     }
     Ok(draft)

@@ -62,8 +62,6 @@ pub struct Setup<'a> {
 pub struct Draft {
     /// The plugins that answer, in order.
     pub plugins: Vec<Arc<dyn Plugin>>,
-    /// The names of all plugins, in order.
-    pub names: Vec<&'static str>,
     /// The one that answers for links.
     pub links: Option<Arc<LbLinker>>,
     /// The directory of relative paths; empty for the working directory.
@@ -180,7 +178,7 @@ impl Site {
 
 impl fmt::Debug for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Draft").field("names", &self.names).finish_non_exhaustive()
+        f.debug_struct("Draft").field("plugins", &self.plugins).finish_non_exhaustive()
     }
 }
 
