@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -40,7 +40,10 @@ impl Which {
     }
 }
 
-/// A port on 127.0.0.1, free for TCP and UDP, that nobody else gets by TCP until this is dropped.
+/// A port, free for TCP and UDP on every address, that nobody else here gets until this is dropped.
+///
+/// It is below those that the kernel gives to connections and to sockets that don't ask for one: such a socket on
+/// another address of this machine would keep a program from listening on all of them.
 ///
 /// Nothing listens on the socket that is kept here. Both programs can listen beside it: CoreDNS sets SO_REUSEPORT,
 /// lb-linker SO_REUSEADDR.
@@ -53,12 +56,18 @@ pub struct Port {
 impl Port {
     pub fn take() -> Self {
         loop {
+            let number = rand::random_range(10_000..30_000);
+            let everywhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, number));
+            // Without SO_REUSEADDR, so that a port that another holds in this way isn't free.
+            let free = [Type::STREAM, Type::DGRAM]
+                .map(|kind| Socket::new(Domain::IPV6, kind, None).unwrap().bind(&everywhere.into()).is_ok());
+            if free != [true; 2] {
+                continue;
+            }
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.set_reuse_port(true).unwrap();
             socket.set_reuse_address(true).unwrap();
-            socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-            let number = socket.local_addr().unwrap().as_socket().unwrap().port();
-            if UdpSocket::bind((Ipv4Addr::UNSPECIFIED, number)).is_ok() {
+            if socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, number)).into()).is_ok() {
                 return Self { number, _reserved: socket };
             }
         }
@@ -149,6 +158,10 @@ impl Server {
                 if server.process.ended().is_some() {
                     // What it wrote at its end may not be read yet.
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    return Err(server.log());
+                }
+                // CoreDNS goes on without its metrics then.
+                if server.log().iter().any(|line| line.contains("address already in use")) {
                     return Err(server.log());
                 }
                 assert!(Instant::now() < deadline, "{name} isn't listened on: {:#?}", server.log());
