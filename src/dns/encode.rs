@@ -27,7 +27,25 @@ pub fn limit(request: &MessageRequest, protocol: Protocol) -> u16 {
     }
 }
 
-/// Encodes a response in at most `limit` bytes, OPT included if there is one.
+/// Where the records of an encoded response are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Those of the three sections, in order; what there was no room for is missing.
+    pub sections: [Vec<Place>; 3],
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where it begins.
+    pub start: usize,
+    /// Where its TTL is.
+    pub ttl: usize,
+    /// Where it ends.
+    pub end: usize,
+}
+
+/// Encodes a response in at most `limit` bytes, OPT included if there is one. Returns where its records are, too.
 ///
 /// TC is set when records are missing from the answer or the authority section. Additional records
 /// may go without a word (RFC 2181 section 9).
@@ -39,7 +57,7 @@ pub fn encode(
     question: &Query,
     edns: Option<&Edns>,
     limit: u16,
-) -> Result<Vec<u8>, ProtoError> {
+) -> Result<(Vec<u8>, Layout), ProtoError> {
     let opt = edns.map(|edns| opt(edns, response)).transpose()?.unwrap_or_default();
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     let mut encoder = BinEncoder::new(&mut bytes);
@@ -48,20 +66,22 @@ pub fn encode(
     let end = encoder.offset();
     let room = usize::from(limit).saturating_sub(opt.len());
     let mut writer = Writer { encoder, room, end, full: false, owner: Some((question.name(), HEADER)) };
+    let mut layout = Layout::default();
     let mut metadata = response.metadata;
-    let answers = writer.section(&response.answers)?;
+    let answers = writer.section(&response.answers, &mut layout.sections[0])?;
     metadata.truncation |= writer.full;
-    let authorities = writer.section(&response.authorities)?;
+    let authorities = writer.section(&response.authorities, &mut layout.sections[1])?;
     // RFC 2181 section 9: beside an answer they may be missing.
     metadata.truncation |= writer.full && answers == 0;
-    let additionals = writer.section(&response.additionals)? + u16::from(!opt.is_empty());
+    let additionals =
+        writer.section(&response.additionals, &mut layout.sections[2])? + u16::from(!opt.is_empty());
     let Writer { mut encoder, end, .. } = writer;
     let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
     place.replace(&mut encoder, Header { metadata, counts })?;
     // The record that was too much.
     bytes.truncate(end);
     bytes.extend(opt);
-    Ok(bytes)
+    Ok((bytes, layout))
 }
 
 /// Writes records while there is room.
@@ -77,29 +97,42 @@ struct Writer<'a, 'n> {
 
 impl<'n> Writer<'_, 'n> {
     /// Writes a section up to the first record that there is no room for. Returns the number of records.
-    fn section(&mut self, records: &'n [Record]) -> Result<u16, ProtoError> {
+    fn section(&mut self, records: &'n [Record], places: &mut Vec<Place>) -> Result<u16, ProtoError> {
         let mut written = 0;
         for record in records {
             if self.full {
                 break;
             }
-            match self.record(record) {
-                Ok(()) => {}
+            let place = match self.record(record) {
+                Ok(place) => Some(place),
                 // 64 KiB are full.
-                Err(ProtoError::MaxBufferSizeExceeded(_)) => self.full = true,
+                Err(ProtoError::MaxBufferSizeExceeded(_)) => None,
                 Err(error) => return Err(error),
-            }
-            self.full |= self.encoder.offset() > self.room;
-            if !self.full {
-                self.end = self.encoder.offset();
-                written += 1;
-            }
+            };
+            let Some(place) = place.filter(|place| place.end <= self.room) else {
+                self.full = true;
+                break;
+            };
+            places.push(place);
+            self.end = place.end;
+            written += 1;
         }
         Ok(written)
     }
 
+    /// Returns where the name stands that was written there: elsewhere, if it is a pointer alone.
+    fn pointed_at(&self, start: usize) -> usize {
+        match *self.encoder.slice_of(start, self.encoder.offset()) {
+            [high, low] if u16::from_be_bytes([high, low]) >= POINTER => {
+                usize::from(u16::from_be_bytes([high, low]) - POINTER)
+            }
+            _ => start,
+        }
+    }
+
     /// The encoder looks for a name among the first hundred or so: a long rrset has its owner from here.
-    fn record(&mut self, record: &'n Record) -> Result<(), ProtoError> {
+    fn record(&mut self, record: &'n Record) -> Result<Place, ProtoError> {
+        let start = self.encoder.offset();
         match self.owner {
             Some((name, place)) if place <= MAX_POINTER && name.eq_case(&record.name) => {
                 #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
@@ -107,18 +140,20 @@ impl<'n> Writer<'_, 'n> {
                 self.encoder.emit_u16(POINTER | place)?;
             }
             _ => {
-                self.owner = Some((&record.name, self.encoder.offset()));
                 record.name.emit(&mut self.encoder)?;
+                self.owner = Some((&record.name, self.pointed_at(start)));
             }
         }
         record.record_type().emit(&mut self.encoder)?;
         record.dns_class.emit(&mut self.encoder)?;
+        let ttl = self.encoder.offset();
         self.encoder.emit_u32(record.ttl)?;
         let place = self.encoder.place::<u16>()?;
         record.data.emit(&mut self.encoder)?;
         let length =
             u16::try_from(self.encoder.len_since_place(&place)).map_err(|error| error.to_string())?;
-        place.replace(&mut self.encoder, length)
+        place.replace(&mut self.encoder, length)?;
+        Ok(Place { start, ttl, end: self.encoder.offset() })
     }
 }
 
@@ -185,7 +220,7 @@ mod tests {
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
         let edns = Edns::new();
         let decode = |response: &Reply, edns, limit: u16| {
-            let bytes = encode(response, &question, edns, limit).unwrap();
+            let bytes = encode(response, &question, edns, limit).unwrap().0;
             assert!(bytes.len() <= usize::from(limit), "{} > {limit}", bytes.len());
             Message::from_vec(&bytes).unwrap()
         };
@@ -213,7 +248,7 @@ mod tests {
         let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
         let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1)));
         let response = Reply { answers: vec![record], ..Reply::new(metadata, "") };
-        let bytes = encode(&response, &question, None, 512).unwrap();
+        let bytes = encode(&response, &question, None, 512).unwrap().0;
         assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
     }
 
@@ -260,7 +295,7 @@ mod tests {
             let mut before = 0;
             for count in 0..100 {
                 let answers = std::iter::once(alias.clone()).chain((0..count).map(address)).collect();
-                let bytes = encode(&responding(answers), &question(&name), None, 512).unwrap();
+                let bytes = encode(&responding(answers), &question(&name), None, 512).unwrap().0;
                 assert!(bytes.len() <= 512);
                 assert_eq!(read_length(&bytes), bytes.len(), "no junk at the end");
                 let message = Message::from_vec(&bytes).unwrap();
@@ -281,14 +316,16 @@ mod tests {
             let [high, low] = i.to_be_bytes();
             Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, high, low)))
         };
-        let bytes =
-            encode(&responding((0..4000).map(address).collect()), &question(&name), None, u16::MAX).unwrap();
+        let bytes = encode(&responding((0..4000).map(address).collect()), &question(&name), None, u16::MAX)
+            .unwrap()
+            .0;
         assert_eq!(bytes.len(), 12 + 18 + 4000 * 16);
         let message = Message::from_vec(&bytes).unwrap();
         assert!(!message.metadata.truncation && message.answers.len() == 4000);
         // More than there can be.
-        let bytes =
-            encode(&responding((0..5000).map(address).collect()), &question(&name), None, u16::MAX).unwrap();
+        let bytes = encode(&responding((0..5000).map(address).collect()), &question(&name), None, u16::MAX)
+            .unwrap()
+            .0;
         let message = Message::from_vec(&bytes).unwrap();
         assert!(message.metadata.truncation && message.answers.len() > 4000);
         assert_eq!(read_length(&bytes), bytes.len());
@@ -300,7 +337,7 @@ mod tests {
         let names = names.map(|name| Name::from_ascii(name).unwrap());
         let records =
             names.iter().map(|name| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1))));
-        let bytes = encode(&responding(records.collect()), &question(&names[0]), None, 512).unwrap();
+        let bytes = encode(&responding(records.collect()), &question(&names[0]), None, 512).unwrap().0;
         let message = Message::from_vec(&bytes).unwrap();
         for (record, name) in message.answers.iter().zip(&names) {
             assert!(record.name.eq_case(name), "{} {name}", record.name);

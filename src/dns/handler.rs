@@ -14,6 +14,7 @@ use hickory_server::server::Request as Message;
 use tracing::{debug, error};
 
 use super::encode::encode;
+use super::packets::entry::Packet;
 use super::plugin::{Purpose, Reply, Request};
 use super::report::Report;
 use super::server::Server;
@@ -34,6 +35,21 @@ pub struct Handler {
     pub report: Arc<Report>,
 }
 
+/// An answer on the wire.
+#[derive(Debug)]
+pub struct Answer {
+    /// The message.
+    pub bytes: Vec<u8>,
+    /// The same for whoever asks this again, if that can be.
+    pub packet: Option<Box<Packet>>,
+}
+
+impl Answer {
+    fn once(bytes: Vec<u8>) -> Self {
+        Self { bytes, packet: None }
+    }
+}
+
 impl Handler {
     /// Answers a message that a client has sent to that address of ours, if it is known; `None` where silence is
     /// right.
@@ -43,7 +59,7 @@ impl Handler {
         client: SocketAddr,
         local: Option<IpAddr>,
         protocol: Protocol,
-    ) -> Option<Vec<u8>> {
+    ) -> Option<Answer> {
         let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
         let server = self.server.load_full();
         let debug = server.is_debugged();
@@ -55,7 +71,7 @@ impl Handler {
                 process::abort();
             }
             self.report.panics.inc();
-            server_failure(&message)
+            server_failure(&message).map(Answer::once)
         })
     }
 }
@@ -65,10 +81,10 @@ async fn screen_and_answer(
     message: &[u8],
     ends: (SocketAddr, SocketAddr),
     protocol: Protocol,
-) -> Option<Vec<u8>> {
+) -> Option<Answer> {
     match screen(message) {
         Screened::Silence => None,
-        Screened::Reply(bytes) => Some(bytes),
+        Screened::Reply(bytes) => Some(Answer::once(bytes)),
         Screened::Question => answer_question(server, message, ends, protocol).await,
     }
 }
@@ -78,15 +94,15 @@ async fn answer_question(
     message: &[u8],
     (client, local): (SocketAddr, SocketAddr),
     protocol: Protocol,
-) -> Option<Vec<u8>> {
+) -> Option<Answer> {
     let decoded = match Message::from_bytes(message.to_vec(), client, protocol) {
         Ok(decoded) => decoded,
         Err(error) => {
             debug!("a message from {client} can't be decoded: {error}");
-            return Some(format_error(message));
+            return Some(Answer::once(format_error(message)));
         }
     };
-    let [query] = decoded.queries.queries() else { return Some(format_error(message)) };
+    let [query] = decoded.queries.queries() else { return Some(Answer::once(format_error(message))) };
     let query = query.original().clone();
     let mut request = Request {
         tally: server.dropped(),
@@ -106,13 +122,15 @@ async fn answer_question(
     let reply = Server::serve(&mut request).await?;
     let edns = request.edns.as_ref().map(|asked| response_edns(asked, &reply));
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
-    encoded.map_or_else(
-        |error| {
+    let (bytes, layout) = match encoded {
+        Ok(encoded) => encoded,
+        Err(error) => {
             error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
-            server_failure(message)
-        },
-        Some,
-    )
+            return server_failure(message).map(Answer::once);
+        }
+    };
+    let packet = Packet::new(reply, query.name(), (&bytes, &layout), request.server.number());
+    Some(Answer { bytes, packet: packet.map(Box::new) })
 }
 
 /// RFC 6891 section 7: who sends OPT gets OPT.

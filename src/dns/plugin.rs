@@ -13,6 +13,7 @@ use hickory_server::net::xfer::Protocol;
 
 use super::encode::{OPT, wire_length};
 use super::question::{Question, room};
+use super::repeat::{Clients, Repeat};
 use super::report::Tally;
 use super::server::{Block, Server};
 use super::wire::{Ede, MIN_UDP};
@@ -36,6 +37,18 @@ pub trait Plugin: fmt::Debug + Send + Sync {
     /// this one isn't; `None` leaves that to the next one.
     fn recurses(&self, _request: &Request, _query: &Query) -> Option<bool> {
         None
+    }
+
+    /// Returns for which clients [`Plugin::recurses`] says the same of a name as for that of this request; nothing if
+    /// for all.
+    fn clients(&self, _request: &Request, _query: &Query) -> Option<Clients> {
+        None
+    }
+
+    /// Returns whether an answer that passes through it can be given again without asking it, if [`Reply::repeat`] says
+    /// so: what it does depends on the question alone, and on what is said there.
+    fn repeats(&self) -> bool {
+        false
     }
 
     /// Forgets what it knows from others about a name, given in wire form and lower case, or about all names.
@@ -111,6 +124,8 @@ pub struct Reply {
     pub age: Duration,
     /// Whether it may be kept.
     pub is_cacheable: bool,
+    /// What has to hold for it to be given again without asking the plugins; nothing if they are to be asked.
+    pub repeat: Option<Box<Repeat>>,
 }
 
 /// Why there is no answer.
@@ -161,6 +176,12 @@ impl Request {
         Reply::new(Metadata::response_from_request(&self.metadata), plugin)
     }
 
+    /// Returns whether an answer to it can be given again without asking the plugins: most ask by UDP.
+    #[must_use]
+    pub fn may_be_repeated(&self) -> bool {
+        self.protocol == Protocol::Udp
+    }
+
     /// Returns whether the client wants DNSSEC records (RFC 3225).
     #[must_use]
     pub fn dnssec_ok(&self) -> bool {
@@ -209,6 +230,7 @@ impl Reply {
             plugin,
             age: Duration::ZERO,
             is_cacheable: true,
+            repeat: None,
         }
     }
 
@@ -274,7 +296,15 @@ impl<'a> Next<'a> {
     pub async fn serve(self, request: &mut Request) -> Outcome {
         let Self { block, at } = self;
         match block.plugins.get(at) {
-            Some(plugin) => plugin.serve(request, Next { block, at: at + 1 }).await,
+            Some(plugin) => {
+                let mut outcome = plugin.serve(request, Next { block, at: at + 1 }).await;
+                if let Ok(reply) = &mut outcome
+                    && !plugin.repeats()
+                {
+                    reply.repeat = None;
+                }
+                outcome
+            }
             None => Err(Failure::servfail("no next plugin found")),
         }
     }

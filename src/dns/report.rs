@@ -1,49 +1,72 @@
 //! What is counted of each question, by CoreDNS's names, labels and buckets.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use std::time::Instant;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use hickory_server::net::xfer::Protocol;
-use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
+use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
 use super::presentation::rcode_text;
+use crate::metrics::spread::{Spread, counted, desc, family, labelled};
 use crate::metrics::{Family, registered};
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
 pub(super) const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
-/// The buckets of sizes, in bytes.
-const SIZES: [f64; 14] =
-    [0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16e3, 32e3, 48e3, 64e3];
+/// The buckets of sizes, in bytes, but for the last one, which is for all that is longer.
+const SIZES: [u32; 14] = [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
+
+/// Where the counters of a tally stand. Of a histogram: its buckets, the one without a bound, and the sum.
+const REQUESTS: usize = 0;
+const WITH_DO: usize = REQUESTS + 4 * (TYPES.len() + 1);
+const REQUEST_SIZES: usize = WITH_DO + 1;
+const RESPONSE_SIZES: usize = REQUEST_SIZES + 2 * HISTOGRAM_OF_SIZES;
+const HISTOGRAM_OF_SIZES: usize = SIZES.len() + 2;
+const DURATION: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
+const RESPONSES: usize = DURATION + DURATIONS.2 + 2;
+const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
+
+/// CoreDNS knows these.
+const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
+const FAMILIES: [&str; 2] = ["1", "2"];
 
 /// The counters of questions and answers.
 #[derive(Debug)]
 pub struct Report {
-    requests: IntCounterVec,
-    requests_with_do: IntCounterVec,
-    request_size: HistogramVec,
-    responses: IntCounterVec,
-    response_size: HistogramVec,
-    duration: HistogramVec,
+    tallies: Tallies,
     plugin_enabled: IntGaugeVec,
     /// Questions whose answering panicked.
     pub panics: IntCounter,
 }
 
+/// The tallies of all servers and zones, and what their metrics are called.
+#[derive(Clone, Debug)]
+struct Tallies {
+    descs: Arc<Descs>,
+    all: Arc<Mutex<ByLabels>>,
+}
+
+/// By server and zone.
+type ByLabels = HashMap<(String, String), Arc<Tally>>;
+
+#[derive(Debug)]
+struct Descs {
+    requests: Desc,
+    requests_with_do: Desc,
+    request_size: Desc,
+    responses: Desc,
+    response_size: Desc,
+    duration: Desc,
+}
+
 impl Family for Report {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name, help, labels: &[&str]| {
-            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
-        };
-        let histogram = |name: &str, help: &str, buckets: Vec<f64>, labels: &[&str]| {
-            let options = HistogramOpts::new(name, help).buckets(buckets);
-            registered(registry, HistogramVec::new(options, labels))
-        };
         let gauge = |name, help, labels: &[&str]| {
             registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
         };
@@ -54,44 +77,46 @@ impl Family for Report {
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
         let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.");
-        Ok(Self {
-            plugin_enabled: gauge(
-                "coredns_plugin_enabled",
-                "A metric that indicates whether a plugin is enabled on per server and zone basis.",
-                &["server", "zone", "view", "name"],
-            )?,
-            requests: counter(
+        let descs = Descs {
+            requests: desc(
                 "coredns_dns_requests_total",
                 "Counter of DNS requests made per zone, protocol and family.",
                 &["server", "zone", "view", "proto", "family", "type"],
             )?,
-            requests_with_do: counter(
+            requests_with_do: desc(
                 "coredns_dns_do_requests_total",
                 "Counter of DNS requests with DO bit set per zone.",
                 &["server", "zone", "view"],
             )?,
-            request_size: histogram(
+            request_size: desc(
                 "coredns_dns_request_size_bytes",
                 "Size of the EDNS0 UDP buffer in bytes (64K for TCP) per zone and protocol.",
-                SIZES.to_vec(),
                 &["server", "zone", "view", "proto"],
             )?,
-            responses: counter(
+            responses: desc(
                 "coredns_dns_responses_total",
                 "Counter of response status codes.",
                 &["server", "zone", "view", "rcode", "plugin"],
             )?,
-            response_size: histogram(
+            response_size: desc(
                 "coredns_dns_response_size_bytes",
                 "Size of the returned response in bytes.",
-                SIZES.to_vec(),
                 &["server", "zone", "view", "proto"],
             )?,
-            duration: histogram(
+            duration: desc(
                 "coredns_dns_request_duration_seconds",
                 "Histogram of the time (in seconds) each request took per zone.",
-                prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?,
                 &["server", "zone", "view"],
+            )?,
+        };
+        let tallies = Tallies { descs: Arc::new(descs), all: Arc::default() };
+        registry.register(Box::new(tallies.clone()))?;
+        Ok(Self {
+            tallies,
+            plugin_enabled: gauge(
+                "coredns_plugin_enabled",
+                "A metric that indicates whether a plugin is enabled on per server and zone basis.",
+                &["server", "zone", "view", "name"],
             )?,
             panics: registered(registry, panics)?,
         })
@@ -109,98 +134,216 @@ impl Report {
 
     /// Returns what counts the questions of a server for a zone, or for `dropped`.
     #[must_use]
-    pub fn tally(self: &Arc<Self>, server: &str, zone: &str) -> Arc<Tally> {
-        let (server, zone) = (server.to_owned(), zone.to_owned());
-        Arc::new(Tally {
-            report: Arc::clone(self),
-            server,
-            zone,
-            requests: Default::default(),
-            requests_with_do: OnceLock::new(),
-            sizes: Default::default(),
-            duration: OnceLock::new(),
-            responses: RwLock::default(),
-        })
+    pub fn tally(&self, server: &str, zone: &str) -> Arc<Tally> {
+        let mut all = self.tallies.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally = all.entry((server.to_owned(), zone.to_owned())).or_insert_with(|| {
+            Arc::new(Tally {
+                server: server.to_owned(),
+                zone: zone.to_owned(),
+                counters: Arc::new(Spread::new(COUNTERS)),
+                responses: RwLock::default(),
+            })
+        });
+        Arc::clone(tally)
     }
 }
 
-/// What counts the questions of a server for a zone. The counters are looked up by their labels once, and none is
-/// shown before there is something to count.
+/// What counts the questions of a server for a zone. None of its metrics is shown before there is something to count.
 #[derive(Debug)]
 pub struct Tally {
-    report: Arc<Report>,
     server: String,
     zone: String,
-    /// By protocol, family and type.
-    requests: [[[OnceLock<IntCounter>; TYPES.len() + 1]; 2]; 2],
-    requests_with_do: OnceLock<IntCounter>,
-    /// By protocol.
-    sizes: [OnceLock<Sizes>; 2],
-    duration: OnceLock<Histogram>,
-    /// By response code and plugin: there are few.
-    responses: RwLock<Vec<(ResponseCode, &'static str, IntCounter)>>,
+    counters: Arc<Spread>,
+    /// The response codes and plugins that the counters behind [`RESPONSES`] are for, in order, and further ones: nobody
+    /// has seen so many but who makes them up.
+    responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
 }
 
-#[derive(Debug)]
-struct Sizes {
-    request: Histogram,
-    response: Histogram,
+type Response = (ResponseCode, &'static str);
+
+/// What a question adds to a tally, but for how long it took.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// The counters of the tally.
+    pub counters: Arc<Spread>,
+    /// Which of them, and how much.
+    pub adds: Vec<(usize, u64)>,
 }
 
 impl Tally {
-    /// Counts a question that began to be answered then.
-    pub fn count(&self, request: &Request, reply: &Reply, since: Instant) {
-        let Self { report, server, zone, .. } = self;
-        // CoreDNS knows UDP and TCP.
-        let by_tcp = request.protocol != Protocol::Udp;
-        let protocol = if by_tcp { "tcp" } else { "udp" };
-        let by_ipv6 = request.client.is_ipv6();
+    /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again:
+    /// that is nothing if the answer has a code that nobody has seen.
+    pub fn count(&self, request: &Request, reply: &Reply, since: Instant) -> Option<Charge> {
+        let by_tcp = usize::from(request.protocol != Protocol::Udp);
+        let by_ipv6 = usize::from(request.client.is_ipv6());
         let qtype = TYPES.iter().position(|known| *known == request.query.query_type());
-        let place = qtype.unwrap_or(TYPES.len());
-        let requests = self.requests[usize::from(by_tcp)][usize::from(by_ipv6)][place].get_or_init(|| {
-            let family = if by_ipv6 { "2" } else { "1" };
-            let qtype: &str = qtype.map_or("other", |known| TYPES[known].into());
-            report.requests.with_label_values(&[server, zone, "", protocol, family, qtype])
-        });
-        requests.inc();
+        let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());
+        let response = self.response((reply.metadata.response_code, reply.plugin));
+        let mut adds = vec![(REQUESTS + place, 1)];
         if request.dnssec_ok() {
-            let labels = [&**server, zone, ""];
-            self.requests_with_do.get_or_init(|| report.requests_with_do.with_label_values(&labels)).inc();
+            adds.push((WITH_DO, 1));
         }
-        self.responses(reply).inc();
-        let sizes = self.sizes[usize::from(by_tcp)].get_or_init(|| {
-            let labels = [&**server, zone, "", protocol];
-            Sizes {
-                request: report.request_size.with_label_values(&labels),
-                response: report.response_size.with_label_values(&labels),
-            }
-        });
-        #[expect(clippy::cast_precision_loss, reason = "no message has more than 64 KiB")]
-        let size = |bytes: usize| bytes as f64;
-        sizes.request.observe(size(request.length()));
-        sizes.response.observe(size(wire_length(reply, &request.query)));
-        let duration =
-            self.duration.get_or_init(|| report.duration.with_label_values(&[&**server, zone, ""]));
-        duration.observe(since.elapsed().as_secs_f64());
+        adds.extend(response.map(|place| (RESPONSES + place, 1)));
+        for (histogram, size) in
+            [(REQUEST_SIZES, request.length()), (RESPONSE_SIZES, wire_length(reply, &request.query))]
+        {
+            let start = histogram + by_tcp * HISTOGRAM_OF_SIZES;
+            let bucket = SIZES.partition_point(|bound| (*bound as usize) < size);
+            adds.push((start + bucket, 1));
+            adds.push((start + HISTOGRAM_OF_SIZES - 1, size as u64));
+        }
+        let duration = duration(since.elapsed());
+        for (place, number) in adds.iter().chain(&duration) {
+            self.counters.add(*place, *number);
+        }
+        response.map(|_| Charge { counters: Arc::clone(&self.counters), adds })
     }
 
-    fn responses(&self, reply: &Reply) -> IntCounter {
-        let (rcode, plugin) = (reply.metadata.response_code, reply.plugin);
-        let find = |known: &[(ResponseCode, &'static str, IntCounter)]| {
-            let found = known.iter().find(|known| known.0 == rcode && known.1 == plugin);
-            found.map(|(.., counter)| counter.clone())
-        };
-        if let Some(counter) = find(&self.responses.read().unwrap_or_else(PoisonError::into_inner)) {
-            return counter;
+    /// Returns the place of a response's counter; counts it here if there is none.
+    fn response(&self, response: Response) -> Option<usize> {
+        let place = |known: &[Response]| known.iter().position(|known| *known == response);
+        if let Some(place) = place(&self.responses.read().unwrap_or_else(PoisonError::into_inner).0) {
+            return Some(place);
         }
-        let labels = [&*self.server, &self.zone, "", &rcode_text(rcode), plugin];
-        let counter = self.report.responses.with_label_values(&labels);
-        let mut known = self.responses.write().unwrap_or_else(PoisonError::into_inner);
-        // There are 4,096 codes: who makes them up mustn't fill the memory.
+        let mut responses = self.responses.write().unwrap_or_else(PoisonError::into_inner);
+        let (known, others) = &mut *responses;
+        if let Some(place) = place(known) {
+            return Some(place);
+        }
         if known.len() < MAX_RESPONSES {
-            known.push((rcode, plugin, counter.clone()));
+            known.push(response);
+            return Some(known.len() - 1);
         }
-        counter
+        *others.entry(response).or_default() += 1;
+        None
+    }
+}
+
+/// Returns what a question that took so long adds to a tally.
+#[must_use]
+pub fn duration(took: Duration) -> [(usize, u64); 2] {
+    /// In nanoseconds.
+    const FIRST: u64 = 250_000;
+    let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    let bucket = (0..DURATIONS.2).position(|bucket| nanos <= FIRST << bucket).unwrap_or(DURATIONS.2);
+    [(DURATION + bucket, 1), (DURATION + DURATIONS.2 + 1, nanos)]
+}
+
+impl Collector for Tallies {
+    fn desc(&self) -> Vec<&Desc> {
+        let Descs { requests, requests_with_do, request_size, responses, response_size, duration } =
+            &*self.descs;
+        vec![requests, requests_with_do, request_size, responses, response_size, duration]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let tallies: Vec<Arc<Tally>> =
+            self.all.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let tallies: Vec<(Arc<Tally>, Vec<u64>)> =
+            tallies.into_iter().map(|tally| (Arc::clone(&tally), tally.counters.sums())).collect();
+        let all = |kind, desc: &Desc, of: &dyn Fn(&Tally, &[u64]) -> Vec<Metric>| {
+            family(desc, kind, tallies.iter().flat_map(|(tally, sums)| of(tally, sums)).collect())
+        };
+        let descs = &*self.descs;
+        let sizes =
+            |desc, start| all(MetricType::HISTOGRAM, desc, &|tally, sums| tally.sizes(desc, &sums[start..]));
+        [
+            all(MetricType::COUNTER, &descs.requests, &|tally, sums| tally.requests(&descs.requests, sums)),
+            all(MetricType::COUNTER, &descs.requests_with_do, &|tally, sums| {
+                tally.counter(&descs.requests_with_do, &[], sums[WITH_DO])
+            }),
+            sizes(&descs.request_size, REQUEST_SIZES),
+            all(MetricType::COUNTER, &descs.responses, &|tally, sums| {
+                tally.responses(&descs.responses, sums)
+            }),
+            sizes(&descs.response_size, RESPONSE_SIZES),
+            all(MetricType::HISTOGRAM, &descs.duration, &|tally, sums| {
+                tally.durations(&descs.duration, sums)
+            }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// How a tally is shown.
+impl Tally {
+    fn labels<'a>(&'a self, further: &[&'a str]) -> Vec<&'a str> {
+        [&[&*self.server, &self.zone, ""], further].concat()
+    }
+
+    fn counter(&self, desc: &Desc, labels: &[&str], count: u64) -> Vec<Metric> {
+        if count == 0 {
+            return Vec::new();
+        }
+        vec![counted(labelled(desc, &self.labels(labels)), count)]
+    }
+
+    fn requests(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let mut places = sums[REQUESTS..WITH_DO].iter();
+        let mut metrics = Vec::new();
+        for protocol in PROTOCOLS {
+            for family in FAMILIES {
+                for (place, count) in places.by_ref().take(TYPES.len() + 1).enumerate() {
+                    let qtype: &str = TYPES.get(place).map_or("other", |known| (*known).into());
+                    metrics.extend(self.counter(desc, &[protocol, family, qtype], *count));
+                }
+            }
+        }
+        metrics
+    }
+
+    fn responses(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let responses = self.responses.read().unwrap_or_else(PoisonError::into_inner);
+        let (known, others) = &*responses;
+        let known = known.iter().zip(sums[RESPONSES..].iter().copied());
+        let others = others.iter().map(|(response, count)| (response, *count));
+        known
+            .chain(others)
+            .flat_map(|((rcode, plugin), count)| self.counter(desc, &[&rcode_text(*rcode), plugin], count))
+            .collect()
+    }
+
+    fn sizes(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let bounds: Vec<f64> = SIZES.into_iter().map(f64::from).collect();
+        let both = PROTOCOLS.into_iter().zip(sums.chunks(HISTOGRAM_OF_SIZES));
+        both.filter_map(|(protocol, sums)| self.histogram(desc, &[protocol], &bounds, sums, 1.0)).collect()
+    }
+
+    fn durations(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let (first, factor, number) = DURATIONS;
+        let bounds = prometheus::exponential_buckets(first, factor, number).unwrap_or_default();
+        self.histogram(desc, &[], &bounds, &sums[DURATION..RESPONSES], 1e-9).into_iter().collect()
+    }
+
+    /// `sums` are those of the buckets, of the one without a bound, and that of what was observed, in `unit`.
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
+    fn histogram(
+        &self,
+        desc: &Desc,
+        labels: &[&str],
+        bounds: &[f64],
+        sums: &[u64],
+        unit: f64,
+    ) -> Option<Metric> {
+        let (buckets, sum) = (&sums[..=bounds.len()], sums[bounds.len() + 1]);
+        let count: u64 = buckets.iter().sum();
+        let mut below = 0;
+        let cumulated = bounds.iter().zip(buckets).map(|(bound, inside)| {
+            below += inside;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(below);
+            bucket
+        });
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(cumulated.collect());
+        histogram.set_sample_count(count);
+        histogram.set_sample_sum(sum as f64 * unit);
+        let mut metric = Metric::from_label(labelled(desc, &self.labels(labels)));
+        metric.set_histogram(histogram);
+        (count > 0).then_some(metric)
     }
 }
 
@@ -227,5 +370,5 @@ const TYPES: [RecordType; 19] = [
     RecordType::TXT,
 ];
 
-/// Pairs of response code and plugin that are kept at hand.
+/// Pairs of response code and plugin that have counters of their own.
 const MAX_RESPONSES: usize = 64;

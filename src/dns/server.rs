@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
@@ -11,6 +12,7 @@ use hickory_proto::rr::{DNSClass, Name, RecordType};
 use super::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
 use super::plugins::lb_linker::LbLinker;
 use super::question::wire_name;
+use super::repeat::Clients;
 use super::report::{Report, Tally};
 use super::wire::MAX_UDP;
 
@@ -30,6 +32,8 @@ pub struct Server {
     other_classes: bool,
     /// Whether a panic ends the process.
     debug: bool,
+    /// Which server it is: another one has another number.
+    number: u64,
     /// What counts the questions that no block is for.
     dropped: Arc<Tally>,
 }
@@ -71,9 +75,11 @@ impl Server {
             let tally = report.tally(&label, &zone.to_ascii());
             (wire_name(zone), Served { zone: zone.clone(), block: Arc::clone(block), tally })
         };
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let dropped = report.tally(&label, "dropped");
         let blocks = blocks.iter().map(serve).collect();
-        Self { view: label.clone(), label, blocks, other_classes, debug, dropped }
+        Self { view: label.clone(), label, blocks, other_classes, debug, number, dropped }
     }
 
     /// Has it share what it knows with others that have this view.
@@ -134,6 +140,12 @@ impl Server {
         Arc::clone(&self.dropped)
     }
 
+    /// Returns which server it is: no other one has that number.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Returns whether one of the blocks has `debug`.
     #[must_use]
     pub fn is_debugged(&self) -> bool {
@@ -171,6 +183,12 @@ impl Server {
             Some(served) => served.block.plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
             None => Some(false),
         }
+    }
+
+    /// Returns for which clients [`Server::recurses`] is the same as for that of this request; nothing is for all.
+    pub fn clients(&self, query: &Query, request: &Request) -> Vec<Clients> {
+        let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
+        served.block.plugins.iter().filter_map(|plugin| plugin.clients(request, query)).collect()
     }
 
     /// Returns what answers for links, each once.

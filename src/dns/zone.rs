@@ -82,6 +82,17 @@ pub struct ZoneAnswer {
     pub ede: Option<Ede>,
     /// The link whose name it is.
     pub link: Option<Arc<Link>>,
+    /// What the answer rests on, if that is little enough to be watched.
+    pub rests_on: Option<RestsOn>,
+}
+
+/// What a zone's answer rests on, but for the serial of its SOA.
+#[derive(Clone, Debug, Default)]
+pub struct RestsOn {
+    /// The link that it is about.
+    pub link: Option<Arc<Link>>,
+    /// Which names there are.
+    pub names: Option<crate::store::Names>,
 }
 
 /// A question, and where its answer is known.
@@ -198,7 +209,7 @@ impl Zone {
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Asked before the look-up: a name that is added in between must not seem to be missing.
-        let synced = store.is_synced();
+        let (synced, names) = (store.is_synced(), store.names());
         let node = match &self.names {
             Names::OfLinks(forward) => forward.find(store, relative),
             Names::OfAddresses(reverse) => reverse.find(store, name, relative),
@@ -208,6 +219,7 @@ impl Zone {
         }
         let asked = Asked { store, name, relative, qtype };
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
+        answer.rests_on = self.rests_on(&node, relative, names);
         match node {
             Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
             Node::Empty | Node::Reserved { exists: true } => {}
@@ -231,6 +243,19 @@ impl Zone {
             answer.authorities.push(self.soa(store, &self.origin));
         }
         answer
+    }
+
+    fn rests_on(&self, node: &Node, relative: &[u8], names: crate::store::Names) -> Option<RestsOn> {
+        // Addresses come and go without a name.
+        let Names::OfLinks(_) = &self.names else { return None };
+        let (link, names) = match node {
+            Node::Apex(_) | Node::NameServer | Node::Reserved { .. } => (None, None),
+            Node::Nothing | Node::Empty => (None, Some(names)),
+            Node::Link(link) if Forward::is_own(&link.key, relative) => (Some(link), None),
+            Node::Link(link) | Node::Service { link, .. } => (Some(link), Some(names)),
+            Node::Pointers(_) => return None,
+        };
+        Some(RestsOn { link: link.cloned(), names })
     }
 
     fn apex(&self, asked: &Asked<'_>, links: &[Arc<Link>], answer: &mut ZoneAnswer) {
@@ -332,6 +357,7 @@ impl ZoneAnswer {
             chase: None,
             ede: None,
             link: None,
+            rests_on: None,
         }
     }
 }

@@ -256,10 +256,10 @@ impl Serving {
     ) {
         let bound = socket.bound;
         let number = self.next;
-        let how = if socket.udp.is_some() { "UDP and TCP" } else { "TLS" };
+        let how = if socket.udp.is_empty() { "TLS" } else { "UDP and TCP" };
         info!("DNS on {}, by {how}", bound.address);
-        if let Some(udp) = socket.udp {
-            let serving = udp::serve(udp, Arc::clone(handler), stop.clone());
+        if !socket.udp.is_empty() {
+            let serving = udp::serve(socket.udp, Arc::clone(handler), stop.clone());
             self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
         }
         let serving = tcp::serve(

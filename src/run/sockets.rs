@@ -1,11 +1,11 @@
 //! The sockets that lb-linker listens on.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::sys::socket::{setsockopt, sockopt};
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::TcpListener;
 
 use super::RunError;
 use super::corefile::at;
@@ -20,8 +20,8 @@ const PORT_TRIES: usize = 16;
 pub(super) struct Socket {
     /// Where it is bound to: port 0 has become another.
     pub(super) bound: ListenAt,
-    /// Not with TLS.
-    pub(super) udp: Option<UdpSocket>,
+    /// One for each thread; none with TLS.
+    pub(super) udp: Vec<UdpSocket>,
     pub(super) tcp: TcpListener,
 }
 
@@ -67,10 +67,10 @@ pub(super) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Sock
         let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
         let bound_at = ListenAt { scheme, address: bound };
         if scheme == Scheme::Tls {
-            return Ok(Socket { bound: bound_at, udp: None, tcp });
+            return Ok(Socket { bound: bound_at, udp: Vec::new(), tcp });
         }
         match udp::bind(bound, beside) {
-            Ok(udp) => return Ok(Socket { bound: bound_at, udp: Some(udp), tcp }),
+            Ok(udp) => return Ok(Socket { bound: bound_at, udp, tcp }),
             Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(failed(address, "UDP")(error)),
         }
@@ -80,8 +80,9 @@ pub(super) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Sock
 impl Socket {
     /// Returns another handle on the port.
     pub(super) fn holders(&self) -> Holders {
-        let udp = self.udp.as_ref().map(UdpSocket::as_fd);
-        let all: Vec<BorrowedFd<'_>> = udp.into_iter().chain([self.tcp.as_fd()]).collect();
+        // Those that share the port among themselves go on to do so: TCP keeps others out.
+        let udp = self.udp.iter().filter(|_| !udp::is_shared(&self.udp)).map(UdpSocket::as_fd);
+        let all: Vec<BorrowedFd<'_>> = udp.chain([self.tcp.as_fd()]).collect();
         Holders::of(self.bound.address.port(), &all)
     }
 }

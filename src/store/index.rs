@@ -1,7 +1,7 @@
 //! Which link a DNS name leads to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dashmap::DashMap;
 
@@ -19,8 +19,19 @@ pub enum Found {
     Nothing,
 }
 
+/// Which names there were at some time. It says nothing of what they led to.
+#[derive(Clone, Debug)]
+pub struct Names {
+    generation: u64,
+    generations: Arc<AtomicU64>,
+}
+
+/// Counts the changes of which names there are: odd while there is one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Generations(Arc<AtomicU64>);
+
 /// The names of all links, in wire form, and their addresses.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Index {
     /// The names that every link has, relative to the zone.
     pub(super) own: Tree,
@@ -28,6 +39,7 @@ pub(super) struct Index {
     pub(super) extras: Tree,
     /// The addresses of their targets.
     pub(super) addresses: Addresses,
+    pub(super) names: Generations,
 }
 
 /// Names, and the domains that they stand in.
@@ -36,6 +48,7 @@ pub(super) struct Tree {
     names: DashMap<Box<[u8]>, Node>,
     /// How many names lead to a link.
     owned: AtomicUsize,
+    generations: Generations,
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +58,47 @@ struct Node {
     below: usize,
 }
 
+// === impl Names ===
+
+impl Names {
+    /// Returns whether there are the same names still.
+    #[must_use]
+    pub fn are_the_same(&self) -> bool {
+        // What was seen during a change may be of before.
+        self.generation.is_multiple_of(2) && self.generations.load(Ordering::Acquire) == self.generation
+    }
+}
+
+// === impl Generations ===
+
+impl Generations {
+    pub(super) fn now(&self) -> Names {
+        Names { generation: self.0.load(Ordering::Acquire), generations: Arc::clone(&self.0) }
+    }
+
+    /// Takes in that everything may have changed. Writers take turns.
+    pub(super) fn change(&self) {
+        self.0.fetch_add(2, Ordering::AcqRel);
+    }
+
+    fn begin(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn end(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 // === impl Index ===
+
+impl Default for Index {
+    fn default() -> Self {
+        let names = Generations::default();
+        let tree = || Tree { generations: names.clone(), ..Tree::default() };
+        Self { own: tree(), extras: tree(), addresses: Addresses::default(), names }
+    }
+}
 
 impl Index {
     /// Looks up a name: the part below its zone, and the zone's origin. A link's own names come before
@@ -94,7 +147,14 @@ impl Tree {
         let mut was_owned = false;
         let change = |node: &mut Node| {
             was_owned = node.link.is_some();
-            node.link = link;
+            if was_owned != is_owned {
+                self.generations.begin();
+            }
+            let before = std::mem::replace(&mut node.link, link);
+            // Who looks now waits for this change: nobody is told of the new one and then again of the old one.
+            if let Some(before) = before.filter(|before| !is_same(Some(before), node.link.as_ref())) {
+                before.set_outdated();
+            }
         };
         self.change(name.clone(), change);
         match (was_owned, is_owned) {
@@ -107,6 +167,9 @@ impl Tree {
                 self.owned.fetch_sub(1, Ordering::Release);
             }
             _ => {}
+        }
+        if was_owned != is_owned {
+            self.generations.end();
         }
         was_owned != is_owned
     }
@@ -138,6 +201,10 @@ impl Tree {
             rest = domain;
         }
     }
+}
+
+fn is_same(one: Option<&Arc<Link>>, other: Option<&Arc<Link>>) -> bool {
+    one.zip(other).is_some_and(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 /// Returns the domain directly above a name in wire form.

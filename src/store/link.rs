@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -179,7 +179,12 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 impl Asked {
     /// Takes in that the addresses of a family are asked for now.
     pub fn note(&self, family: Family) {
-        let (last, now) = (&self.0[family as usize], Self::now());
+        self.note_at(family, Instant::now());
+    }
+
+    /// Takes in that the addresses of a family are asked for at that time, about now.
+    pub fn note_at(&self, family: Family, now: Instant) {
+        let (last, now) = (&self.0[family as usize], Self::seconds(now));
         // Mostly somebody has asked in this second: then other cores needn't hear of it.
         if last.load(Ordering::Relaxed) != now {
             last.store(now, Ordering::Relaxed);
@@ -190,11 +195,11 @@ impl Asked {
     #[must_use]
     pub fn is_recent(&self, family: Family, within: Duration) -> bool {
         let last = self.0[family as usize].load(Ordering::Relaxed);
-        last != 0 && u64::from(Self::now() - last) <= within.as_secs()
+        last != 0 && u64::from(Self::seconds(Instant::now()).saturating_sub(last)) <= within.as_secs()
     }
 
-    fn now() -> u32 {
-        u32::try_from(START.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(1)
+    fn seconds(at: Instant) -> u32 {
+        u32::try_from(at.duration_since(*START).as_secs()).unwrap_or(u32::MAX).saturating_add(1)
     }
 }
 
@@ -246,7 +251,27 @@ pub struct Link {
     pub external_target: Box<str>,
     /// When its addresses were last asked for.
     pub asked: Asked,
+    /// Whether one of its names leads to another version of it by now, or to another link.
+    pub(crate) outdated: Outdated,
 }
+
+/// Whether something is shown no more. A copy is shown anew.
+#[derive(Debug, Default)]
+pub(crate) struct Outdated(AtomicBool);
+
+impl Clone for Outdated {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Outdated {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Outdated {}
 
 impl Link {
     /// Returns the link of a Service of which nothing else is known, with the name of its external
@@ -265,8 +290,20 @@ impl Link {
             state: State::Live,
             external_target: names::external_target(&key.namespace, &key.name).into(),
             asked: Asked::default(),
+            outdated: Outdated::default(),
             key,
         }
+    }
+
+    /// Returns whether what is known of it here isn't what its names lead to any more, or was so before a look-up
+    /// ended: then the next look-up knows better.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        self.outdated.0.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_outdated(&self) {
+        self.outdated.0.store(true, Ordering::Release);
     }
 
     /// Returns whether the Service is gone.

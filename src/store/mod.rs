@@ -24,8 +24,9 @@ use tokio::sync::{broadcast, watch};
 
 use crate::names;
 use allotment::Allotment;
-pub use index::Found;
 use index::Index;
+pub use index::{Found, Names};
+use link::Outdated;
 pub use link::{
     Asked, Change, Family, Ingress, Link, Observed, Port, ServiceKey, State, Target, Wishes, host_text,
 };
@@ -141,6 +142,7 @@ impl Store {
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allotment = self.write();
         *self.zones.write().unwrap_or_else(PoisonError::into_inner) = origins(zones);
+        self.index.names.change();
         for link in self.links() {
             self.see_hostnames(&mut allotment, &link.key);
         }
@@ -249,6 +251,9 @@ impl Store {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
+        // What was said of names until now was only that nobody knows.
+        let _writer = self.write();
+        self.index.names.change();
     }
 
     /// Takes over that every external target that can be seen has been shown to
@@ -381,6 +386,7 @@ impl Store {
             state,
             external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
             asked: known.as_ref().map_or_else(Asked::default, |link| link.asked.clone()),
+            outdated: Outdated::default(),
             key,
         };
         if resource_version.is_some() {
@@ -481,6 +487,13 @@ impl Store {
     #[must_use]
     pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
         self.index.find(name, origin)
+    }
+
+    /// Returns which names there are now, for whoever wants to know later whether they are still the same. What is
+    /// looked up after this is about those.
+    #[must_use]
+    pub fn names(&self) -> Names {
+        self.index.names.now()
     }
 
     /// Returns the links whose target has this address, ordered by namespace and name.

@@ -245,13 +245,13 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
     let cloud = cloud().await;
     let store = stored(LINKS);
     let handler = handler(&store, &format!("cache 30\nforward . {}", cloud.address));
-    let socket = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
-    let server = socket.local_addr().unwrap();
+    let sockets = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    let server = sockets[0].local_addr().unwrap();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let until = stop.clone();
     tasks.spawn(follow(&store, &handler, &stop));
-    tasks.spawn(async move { udp::serve(socket, handler, until).await.unwrap() });
+    tasks.spawn(async move { udp::serve(sockets, handler, until).await.unwrap() });
 
     let generations = Generations::new();
     let change = async |link: u32, generation| {

@@ -645,7 +645,7 @@ async fn ask_handler(handler: &Handler, question: &str) -> Message {
     let asked = query(question).to_vec().unwrap();
     let client = "127.0.0.1:5353".parse().unwrap();
     let answer = handler.answer(asked, client, None, Protocol::Udp).await.unwrap();
-    Message::from_vec(&answer).unwrap()
+    Message::from_vec(&answer.bytes).unwrap()
 }
 
 #[tokio::test]

@@ -41,7 +41,7 @@ impl Server {
         let outcome = if self.handler.report.panics.get() > 0 {
             Err("it panicked".to_owned())
         } else {
-            check(message, answer.as_deref(), protocol)
+            check(message, answer.as_ref().map(|answer| &*answer.bytes), protocol)
         };
         outcome.map_err(|rule| format!("{rule}\nby {protocol} from {client}: {message:02x?}\n{answer:02x?}"))
     }

@@ -96,8 +96,9 @@ fn check_encoded(followed: &mut Followed, name: &Name, qtype: RecordType) -> Res
     };
     for limit in [512, 1232, u16::MAX] {
         let question = Query::query(name.clone(), qtype);
-        let bytes =
-            encode(&response, &question, None, limit).map_err(|error| format!("encoding: {error}"))?;
+        let bytes = encode(&response, &question, None, limit)
+            .map(|(bytes, _)| bytes)
+            .map_err(|error| format!("encoding: {error}"))?;
         ensure(bytes.len() <= limit.into(), "no longer than the client takes")?;
         Message::from_vec(&bytes).map_err(|error| format!("decoding what was encoded: {error}"))?;
     }

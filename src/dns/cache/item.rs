@@ -163,16 +163,32 @@ impl Item {
     /// Counts that it is given with `left` seconds to live, and returns whether it should be asked for
     /// again.
     pub(super) fn is_due(&self, prefetch: &Prefetch, left: u32, now: Instant) -> bool {
+        let hits = self.note(1, prefetch.within, now);
+        hits >= prefetch.amount && left <= self.threshold(prefetch)
+    }
+
+    /// Counts that it was given so many times up to now, and returns how often it was in all.
+    pub(super) fn note(&self, times: u32, within: Duration, now: Instant) -> u32 {
         let at = self.millis(now);
         let gap = at.saturating_sub(self.last_hit.swap(at, Ordering::Relaxed));
-        let hits = if u128::from(gap) > prefetch.within.as_millis() {
-            self.hits.store(1, Ordering::Relaxed);
-            1
+        if u128::from(gap) > within.as_millis() {
+            self.hits.store(times, Ordering::Relaxed);
+            times
         } else {
-            self.hits.fetch_add(1, Ordering::Relaxed).saturating_add(1)
-        };
+            self.hits.fetch_add(times, Ordering::Relaxed).saturating_add(times)
+        }
+    }
+
+    /// Returns for how long it is neither expired nor to be asked for again, however popular it is.
+    pub(super) fn undue(&self, prefetch: Option<&Prefetch>) -> Duration {
+        let threshold = prefetch.map_or(0, |prefetch| self.threshold(prefetch));
+        Duration::from_secs(self.ttl.saturating_sub(threshold).into())
+    }
+
+    /// Returns how many seconds are left when it is due.
+    fn threshold(&self, prefetch: &Prefetch) -> u32 {
         let threshold = (u64::from(self.ttl) * u64::from(prefetch.percentage)).div_ceil(100);
-        hits >= prefetch.amount && u64::from(left) <= threshold
+        u32::try_from(threshold).unwrap_or(u32::MAX)
     }
 
     /// Takes the place of the one who asks for it again, unless somebody has it or the last one has just failed.

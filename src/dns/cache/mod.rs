@@ -3,7 +3,7 @@
 mod item;
 
 use std::mem::take;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
@@ -115,6 +115,21 @@ pub struct Found {
     pub freshness: Freshness,
     item: Arc<Item>,
     recheck: Duration,
+    /// When it isn't fresh any more, or is to be asked for again if it is popular.
+    until: Instant,
+    /// From when on and from what its TTL runs down, if it does.
+    aging: Option<(Instant, u32)>,
+    /// The longest gap between two times at which a popular answer is given, if that counts.
+    within: Option<Duration>,
+}
+
+/// A cached answer that is given again without a look into the cache, as long as it is there.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    item: Weak<Item>,
+    until: Instant,
+    /// Whether it counts how often it is given, and up to which gap.
+    within: Option<Duration>,
 }
 
 /// The place of the one who asks for a cached answer again: there is one for each. It is left without success
@@ -216,7 +231,11 @@ impl Cache {
         // A TTL that is set for expired answers alone is given with these all the same.
         let ttl = if options.keep_ttl && !(is_stale && ttl > 0) { item.ttl } else { ttl };
         let recheck = if is_stale { options.recheck } else { Duration::ZERO };
+        let aging = (!options.keep_ttl).then_some((item.stored, item.ttl));
         Some(Found {
+            until: item.stored + item.undue(options.prefetch.as_ref()),
+            aging,
+            within: options.prefetch.map(|prefetch| prefetch.within),
             message: Arc::clone(&item.message),
             ttl,
             kind: item.kind,
@@ -356,11 +375,55 @@ impl Bounds {
 }
 
 impl Found {
+    /// Returns what has to hold for the answer to be given again; nothing if it is to be looked for each time.
+    #[must_use]
+    pub fn kept(&self) -> Option<Kept> {
+        /// What is given again is counted once a second.
+        const OFTEN: Duration = Duration::from_secs(2);
+        let is_countable = self.within.is_none_or(|within| within >= OFTEN);
+        let may_be = self.freshness == Freshness::Fresh && self.kind != Kind::Silence && is_countable;
+        let item = Arc::downgrade(&self.item);
+        may_be.then_some(Kept { item, until: self.until, within: self.within })
+    }
+
+    /// Returns from when on and from how many seconds the TTL of its records runs down; nothing if it stays.
+    #[must_use]
+    pub fn aging(&self) -> Option<(Instant, u32)> {
+        self.aging
+    }
+
     /// Takes the place of the one who asks for the answer again, unless somebody has it already or has just failed.
     #[must_use]
     pub fn begin_refresh(&self) -> Option<Refresh> {
         let pause = self.recheck;
         self.item.begin_refresh().then(|| Refresh { item: Arc::clone(&self.item), pause })
+    }
+}
+
+impl Kept {
+    /// Returns until when it may be given again.
+    #[must_use]
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Returns whether the cache has it still. Nobody holds on to an answer that the cache has dropped, but for a moment.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.item.strong_count() > 0
+    }
+
+    /// Returns whether it counts how often it is given.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.within.is_some()
+    }
+
+    /// Takes in that it was given again so many times, the last of them now: what is popular is asked for ahead.
+    pub fn note(&self, times: u32, now: Instant) {
+        if let (Some(within), Some(item)) = (self.within, self.item.upgrade()) {
+            item.note(times, within, now);
+        }
     }
 }
 

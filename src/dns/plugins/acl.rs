@@ -94,7 +94,9 @@ use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::repeat::Clients;
 use crate::dns::wire::Ede;
+use crate::metrics::spread::SpreadVec;
 use crate::metrics::{Family, registered};
 
 const NAME: &str = "acl";
@@ -105,7 +107,7 @@ const FILTERED: Ede = Ede { code: 17, text: "" };
 
 #[derive(Debug)]
 struct Acl {
-    lists: Vec<List>,
+    lists: Arc<[List]>,
     counts: Arc<Counts>,
 }
 
@@ -142,7 +144,7 @@ struct Counts {
     blocked: IntCounterVec,
     filtered: IntCounterVec,
     dropped: IntCounterVec,
-    allowed: IntCounterVec,
+    allowed: SpreadVec,
 }
 
 impl Family for Counts {
@@ -156,7 +158,12 @@ impl Family for Counts {
             blocked: counter("blocked", &["server", "zone", "view"])?,
             filtered: counter("filtered", &["server", "zone", "view"])?,
             dropped: counter("dropped", &["server", "zone", "view"])?,
-            allowed: counter("allowed", &["server", "view"])?,
+            allowed: SpreadVec::register(
+                registry,
+                "coredns_acl_allowed_requests_total",
+                "Counter of DNS requests being allowed.",
+                &["server", "view"],
+            )?,
         })
     }
 }
@@ -169,14 +176,35 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 }
 
 impl Acl {
-    /// Returns what becomes of a question, and the zone whose rule says so.
     fn decide(&self, name: &Name, qtype: RecordType, client: IpAddr) -> Option<(Action, &Name)> {
-        self.lists.iter().find_map(|list| {
-            let zone = list.zones.closest(name)?;
-            let rule = list.rules.iter().find(|rule| rule.fits(qtype, client))?;
-            Some((rule.action, zone))
-        })
+        decide(&self.lists, name, qtype, client)
     }
+
+    /// Returns those clients whose question is let through, or those whose isn't.
+    fn clients(&self, query: &Query, are_let_through: bool) -> Clients {
+        let (lists, name, qtype) = (Arc::clone(&self.lists), query.name().clone(), query.query_type());
+        Clients(Arc::new(move |client| {
+            is_let_through(decide(&lists, &name, qtype, client)) == are_let_through
+        }))
+    }
+}
+
+/// Returns what becomes of a question, and the zone whose rule says so.
+fn decide<'a>(
+    lists: &'a [List],
+    name: &Name,
+    qtype: RecordType,
+    client: IpAddr,
+) -> Option<(Action, &'a Name)> {
+    lists.iter().find_map(|list| {
+        let zone = list.zones.closest(name)?;
+        let rule = list.rules.iter().find(|rule| rule.fits(qtype, client))?;
+        Some((rule.action, zone))
+    })
+}
+
+fn is_let_through(decision: Option<(Action, &Name)>) -> bool {
+    matches!(decision, None | Some((Action::Allow, _)))
 }
 
 impl Rule {
@@ -205,6 +233,10 @@ impl Plugin for Acl {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         let server = &*request.server.label;
@@ -213,8 +245,15 @@ impl Plugin for Acl {
         };
         match self.decide(name, qtype, request.client.ip()) {
             None | Some((Action::Allow, _)) => {
-                self.counts.allowed.with_label_values(&[server, ""]).inc();
-                next.serve(request).await
+                let allowed = self.counts.allowed.with(&[server, ""]);
+                allowed.add(0, 1);
+                let clients = request.may_be_repeated().then(|| self.clients(&request.query, true));
+                let mut reply = next.serve(request).await?;
+                if let (Some(repeat), Some(clients)) = (&mut reply.repeat, clients) {
+                    repeat.clients.push(clients);
+                    repeat.counts.push(allowed);
+                }
+                Ok(reply)
             }
             Some((Action::Drop, zone)) => {
                 count(&self.counts.dropped, zone);
@@ -237,9 +276,11 @@ impl Plugin for Acl {
     }
 
     fn recurses(&self, request: &Request, query: &Query) -> Option<bool> {
-        match self.decide(query.name(), query.query_type(), request.client.ip()) {
-            None | Some((Action::Allow, _)) => None,
-            Some((Action::Block | Action::Filter | Action::Drop, _)) => Some(false),
-        }
+        let decision = self.decide(query.name(), query.query_type(), request.client.ip());
+        if is_let_through(decision) { None } else { Some(false) }
+    }
+
+    fn clients(&self, request: &Request, query: &Query) -> Option<Clients> {
+        Some(self.clients(query, self.recurses(request, query).is_none()))
     }
 }

@@ -63,6 +63,10 @@ impl Plugin for Bufsize {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     /// What it changes stays so: the answer is encoded by it.
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         request.max_udp = self.size;

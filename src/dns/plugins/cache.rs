@@ -199,6 +199,10 @@ impl Plugin for Cache {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let shared = &self.shared;
         if !shared.zones.hold(request.query.name()) {
@@ -206,14 +210,17 @@ impl Plugin for Cache {
         }
         let asked = Asked::new(request);
         let counters = shared.counters(&asked);
-        counters.request();
         let Some(found) = shared.find(request, &asked)? else {
-            counters.miss();
+            let counted = counters.answered(None);
             let mark = shared.forgotten.mark();
-            let outcome = ask(request, next).await;
-            return shared.take_or_note(&asked, mark, outcome);
+            let mut reply = shared.take_or_note(&asked, mark, ask(request, next).await)?;
+            // One that isn't kept here may be repeated all the same.
+            if let Some(repeat) = &mut reply.repeat {
+                repeat.counts.extend(counted);
+            }
+            return Ok(reply);
         };
-        counters.hit(found.kind);
+        let counted = counters.answered(Some(found.kind));
         if found.kind == Kind::Silence {
             return Err(failing());
         }
@@ -229,7 +236,11 @@ impl Plugin for Cache {
         if matches!(found.freshness, Freshness::Stale(_)) {
             counters.served_stale();
         }
-        Ok(asked.given(request, &found))
+        let mut reply = asked.given(request, &found);
+        if request.may_be_repeated() {
+            reply.repeat = asked.repeat(request, &found, &reply, counted);
+        }
+        Ok(reply)
     }
 
     fn forget(&self, name: Option<&[u8]>) {

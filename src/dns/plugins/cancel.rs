@@ -66,6 +66,10 @@ impl Plugin for Cancel {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let asked = request.clone();
         match timeout(self.timeout, next.serve(request)).await {

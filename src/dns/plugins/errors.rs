@@ -184,6 +184,10 @@ impl Plugin for Errors {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let outcome = next.serve(request).await;
         if let Err(Failure::Error { rcode, why, .. }) = &outcome

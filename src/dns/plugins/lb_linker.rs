@@ -91,9 +91,10 @@ use crate::dns::chase::{End, Followed, drop_refused, follow};
 use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::repeat::{Aging, Repeat, Section, Serial};
 use crate::dns::server::{MAX_LOOKUPS, Server};
 use crate::dns::wire::Ede;
-use crate::dns::zone::{Zone, closest_first};
+use crate::dns::zone::{Zone, ZoneAnswer, closest_first};
 use crate::store::{Family, Link, Store};
 use crate::targets::TargetPolicy;
 pub use options::{LinkZone, link_zones};
@@ -137,6 +138,10 @@ impl Plugin for LbLinker {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let name = request.query.name();
         let Some((zone, relative)) = self.zone_of(name) else { return next.serve(request).await };
@@ -150,11 +155,17 @@ impl Plugin for LbLinker {
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
         reply.metadata.recursion_available = request.server.recurses(&anywhere, request) == Some(true);
+        if request.may_be_repeated() {
+            let clients = request.server.clients(&anywhere, request);
+            let family = family_of(request.query.query_type());
+            reply.repeat = Some(Box::new(Repeat { clients, family, ..Repeat::default() }));
+        }
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             let mut reply = next.serve(request).await?;
             // In a moment the name may be a link's.
             reply.is_cacheable = false;
+            reply.repeat = None;
             if reply.answers.is_empty() {
                 reply.authorities.iter_mut().for_each(|record| record.ttl = record.ttl.min(ttl));
             }
@@ -205,8 +216,9 @@ impl LbLinker {
         while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUPS {
             let next = match zone {
                 Some((zone, relative)) => {
-                    let answer = zone.answer(&self.store, &name, &relative, qtype);
+                    let mut answer = zone.answer(&self.store, &name, &relative, qtype);
                     answer.link.iter().for_each(|link| note(link, qtype));
+                    self.rest_on(reply, &mut answer);
                     reply.metadata.response_code = answer.rcode;
                     // That part of the chain is an older answer stays worth saying.
                     reply.ede = answer.ede.or(reply.ede);
@@ -215,7 +227,7 @@ impl LbLinker {
                     reply.additionals = answer.additionals;
                     answer.chase
                 }
-                None if may_follow(request, &name) => {
+                None if may_follow(request, reply, &name) => {
                     // Boxed, for it is large, and most questions need none of it.
                     Box::pin(self.chase(request, reply, &name, &mut chase)).await
                 }
@@ -231,7 +243,28 @@ impl LbLinker {
         }
         reply.metadata.response_code = ResponseCode::ServFail;
         reply.ede = Some(Ede::LOOP);
+        reply.repeat = None;
         false
+    }
+
+    /// Takes in what the answer of a zone rests on, before it is added to the reply.
+    fn rest_on(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
+        let (Some(repeat), Some(rests_on)) = (&mut reply.repeat, answer.rests_on.take()) else {
+            reply.repeat = None;
+            return;
+        };
+        repeat.links.extend(rests_on.link);
+        if repeat.names.is_none() {
+            repeat.names = rests_on.names;
+        }
+        let is_soa = |record: &Record| record.record_type() == RecordType::SOA;
+        let place = |section, record| Serial { section, record, store: Arc::clone(&self.store) };
+        repeat.replace_authority(0, None, u32::MAX);
+        if let Some(at) = answer.authorities.iter().position(is_soa) {
+            repeat.serial = Some(place(Section::Authority, at));
+        } else if let Some(at) = answer.answers.iter().position(is_soa) {
+            repeat.serial = Some(place(Section::Answer, reply.answers.len() + at));
+        }
     }
 
     /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
@@ -254,11 +287,13 @@ impl LbLinker {
         {
             found = Ok(fresh);
         }
+        let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
         let Findings { known, mut followed, filtered } = match found {
             Ok(found) => found,
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(ede);
+                reply.repeat = None;
                 return None;
             }
         };
@@ -271,6 +306,10 @@ impl LbLinker {
         if filtered {
             reply.ede = Some(Ede::FILTERED);
         }
+        if known.stale || followed.end == End::Lame {
+            reply.repeat = None;
+        }
+        rest_on_target(reply, &known.reply, &followed, chase, is_absence);
         reply.answers.append(&mut followed.answers);
         reply.authorities = followed.authorities;
         reply.metadata.truncation |= known.reply.metadata.truncation;
@@ -327,8 +366,31 @@ impl Chase {
         let alias = |record: &Record| matches!(record.record_type(), RecordType::CNAME | RecordType::DNAME);
         if self.denied && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
             reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
+            for aging in reply.repeat.iter_mut().flat_map(|repeat| &mut repeat.aging) {
+                aging.cap = aging.cap.min(self.absence);
+            }
         }
     }
+}
+
+/// Takes in what the answer about a target rests on, before what follows from it is added to the reply.
+fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &Followed, chase: &Chase, is_absence: bool) {
+    let (start, number) = (reply.answers.len(), followed.answers.len());
+    let Some(repeat) = &mut reply.repeat else { return };
+    let runs_down = target.repeat.as_deref().and_then(|target| Some((target, target.runs_down()?)));
+    let Some((target_repeat, runs_down)) = runs_down else {
+        reply.repeat = None;
+        return;
+    };
+    repeat.rest_on(target_repeat);
+    if is_absence {
+        repeat.end_by(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
+    }
+    if let Some((since, ttl)) = runs_down {
+        let records = start..start + number;
+        repeat.aging.push(Aging { section: Section::Answer, records, since, ttl, cap: u32::MAX });
+    }
+    repeat.replace_authority(followed.authorities.len(), runs_down, chase.absence);
 }
 
 /// What was found behind a target.
@@ -353,15 +415,28 @@ impl Findings {
 }
 
 /// Returns whether what is behind a name is looked up for a request.
-fn may_follow(request: &Request, name: &Name) -> bool {
-    request.metadata.recursion_desired
-        && request.server.recurses(&query_for(request, name), request) != Some(false)
+fn may_follow(request: &Request, reply: &mut Reply, name: &Name) -> bool {
+    if !request.metadata.recursion_desired {
+        return false;
+    }
+    let query = query_for(request, name);
+    if let Some(repeat) = &mut reply.repeat {
+        repeat.clients.extend(request.server.clients(&query, request));
+    }
+    request.server.recurses(&query, request) != Some(false)
 }
 
 fn note(link: &Link, qtype: RecordType) {
+    if let Some(family) = family_of(qtype) {
+        link.asked.note(family);
+    }
+}
+
+/// Returns the family of the addresses that are of a type.
+fn family_of(qtype: RecordType) -> Option<Family> {
     match qtype {
-        RecordType::A => link.asked.note(Family::V4),
-        RecordType::AAAA => link.asked.note(Family::V6),
-        _ => {}
+        RecordType::A => Some(Family::V4),
+        RecordType::AAAA => Some(Family::V6),
+        _ => None,
     }
 }

@@ -222,10 +222,15 @@ impl Plugin for LoadBalance {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let mut reply = next.serve(request).await?;
         let qtype = request.query.query_type();
         if reply.metadata.response_code == ResponseCode::NoError && !is_transfer(qtype) {
+            self.note_order(&mut reply);
             match &self.policy {
                 Policy::RoundRobin => reply.sections_mut().into_iter().for_each(shuffle),
                 Policy::Weighted(weights) => weigh(&weights.load(), qtype, &mut reply),
@@ -236,6 +241,27 @@ impl Plugin for LoadBalance {
             }
         }
         Ok(reply)
+    }
+}
+
+impl LoadBalance {
+    /// Notes how an answer can be given again: with its addresses in another order, if that is all that there is to it.
+    fn note_order(&self, reply: &mut Reply) {
+        let addresses = reply.answers.iter().filter(|record| is_address(record)).count();
+        let first = reply.answers.len() - addresses;
+        let (others, last) = reply.answers.split_at(first);
+        let in_order = last.iter().all(is_address)
+            && others.iter().all(|record| record.record_type() == RecordType::CNAME)
+            && reply.additionals.is_empty()
+            && !reply.authorities.iter().any(is_address);
+        // Nothing is moved.
+        let is_single = reply.answers.len() <= 1 && reply.additionals.len() <= 1;
+        let is_shuffled = matches!(self.policy, Policy::RoundRobin) && self.preferred.is_empty();
+        match &mut reply.repeat {
+            Some(repeat) if in_order && is_shuffled => repeat.shuffled |= addresses > 1,
+            Some(_) if is_single || (in_order && addresses <= 1) => {}
+            repeat => *repeat = None,
+        }
     }
 }
 

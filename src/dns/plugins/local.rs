@@ -135,6 +135,10 @@ impl Plugin for Local {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let name = request.query.name();
         if self.is_like_localhost(name) {

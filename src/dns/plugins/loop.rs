@@ -126,6 +126,10 @@ impl Plugin for Loop {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         self.0.see(request);
         next.serve(request).await

@@ -48,6 +48,10 @@ impl Plugin for Minimal {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let mut reply = next.serve(request).await?;
         if is_positive(request, &reply) {

@@ -77,6 +77,10 @@ impl Plugin for Nsid {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let is_asked = request.edns.as_ref().is_some_and(|edns| edns.option(EdnsCode::NSID).is_some());
         let mut reply = next.serve(request).await?;

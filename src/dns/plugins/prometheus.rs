@@ -82,11 +82,21 @@ impl Plugin for Prometheus {
         NAME
     }
 
+    fn repeats(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let since = Instant::now();
-        let outcome = next.serve(request).await;
-        match &outcome {
-            Ok(reply) => request.tally.count(request, reply, since),
+        let mut outcome = next.serve(request).await;
+        match &mut outcome {
+            Ok(reply) => {
+                let charge = request.tally.count(request, reply, since);
+                match (&mut reply.repeat, charge) {
+                    (Some(repeat), Some(charge)) => repeat.charges.push(charge),
+                    (repeat, _) => *repeat = None,
+                }
+            }
             Err(failure) => {
                 let mut reply = request.reply("");
                 if let Failure::Error { rcode, .. } = failure {

@@ -166,7 +166,7 @@ impl Session {
             let places = Arc::clone(self.connection.place.places());
             let mut answering = Box::pin(async move {
                 let answer = handler.answer(message, client, local, protocol).await;
-                answer.map(|bytes| places.hold(client, bytes)).transpose()
+                answer.map(|answer| places.hold(client, answer.bytes)).transpose()
             });
             // What we know is answered here and now, whatever this task has done before.
             match (futures::poll!(unconstrained(&mut answering)), failure) {

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use hickory_proto::op::{Message, Metadata, ResponseCode};
 use hickory_proto::rr::{Name, Record};
+use tokio::time::Instant;
 
 use super::NAME;
-use crate::dns::cache::Found;
-use crate::dns::plugin::{Reply, Request};
+use crate::dns::cache::{Found, Kind};
+use crate::dns::plugin::{Purpose, Reply, Request};
 use crate::dns::question::{Key, Question};
+use crate::dns::repeat::Repeat;
 use crate::dns::server::Server;
+use crate::metrics::spread::Spread;
 
 /// A question, as a client asks it.
 #[derive(Clone, Debug)]
@@ -71,6 +74,24 @@ impl Asked {
         let own = |record: &&mut Record| record.name == *self.name();
         reply.answers.iter_mut().filter(own).for_each(|record| record.name = self.name().clone());
         reply
+    }
+
+    /// Returns what has to hold for a cached answer to be given again as it was just now.
+    pub(super) fn repeat(
+        &self,
+        request: &Request,
+        found: &Found,
+        reply: &Reply,
+        counted: [Arc<Spread>; 2],
+    ) -> Option<Box<Repeat>> {
+        let kept = found.kept()?;
+        let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];
+        let mut repeat = Repeat::of_cached(kept, found.aging(), sections);
+        repeat.counts.extend(counted);
+        if let (Purpose::Target { absence, .. }, false) = (request.purpose, found.kind == Kind::Success) {
+            repeat.end_by(Some(Instant::now() + absence.saturating_sub(found.age)));
+        }
+        Some(Box::new(repeat))
     }
 }
 

@@ -1,17 +1,20 @@
 //! What a cache counts, by CoreDNS's names and labels.
 
+use std::sync::Arc;
+
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::dns::cache::Kind;
+use crate::metrics::spread::{Spread, SpreadVec};
 use crate::metrics::{Family, registered};
 
 /// The counters of all caches.
 #[derive(Debug)]
 pub(super) struct CacheMetrics {
     entries: IntGaugeVec,
-    requests: IntCounterVec,
-    hits: IntCounterVec,
-    misses: IntCounterVec,
+    requests: SpreadVec,
+    hits: SpreadVec,
+    misses: SpreadVec,
     prefetch: IntCounterVec,
     served_stale: IntCounterVec,
     evictions: IntCounterVec,
@@ -32,12 +35,13 @@ impl Family for CacheMetrics {
         let counter = |name, help, labels: &[&str]| {
             registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
+        let spread = |name, help, labels: &[&str]| SpreadVec::register(registry, name, help, labels);
         let entries = Opts::new("coredns_cache_entries", "The number of elements in the cache.");
         Ok(Self {
             entries: registered(registry, IntGaugeVec::new(entries, TYPED))?,
-            requests: counter("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
-            hits: counter("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
-            misses: counter(
+            requests: spread("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
+            hits: spread("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
+            misses: spread(
                 "coredns_cache_misses_total",
                 "The count of cache misses. Deprecated, derive misses from cache hits/requests counters.",
                 COMMON,
@@ -58,12 +62,16 @@ impl Family for CacheMetrics {
 }
 
 impl Counters<'_> {
-    pub(super) fn request(self) {
-        self.count(&self.metrics.requests);
-    }
-
-    pub(super) fn miss(self) {
-        self.count(&self.metrics.misses);
+    /// Counts that a question was answered from the cache, or not. Returns what was counted.
+    pub(super) fn answered(self, found: Option<Kind>) -> [Arc<Spread>; 2] {
+        let common = [self.server, self.zones, ""];
+        let how = match found {
+            Some(kind) => self.metrics.hits.with(&self.typed(part(kind))),
+            None => self.metrics.misses.with(&common),
+        };
+        let counted = [self.metrics.requests.with(&common), how];
+        counted.iter().for_each(|counter| counter.add(0, 1));
+        counted
     }
 
     pub(super) fn prefetch(self) {
@@ -72,10 +80,6 @@ impl Counters<'_> {
 
     pub(super) fn served_stale(self) {
         self.count(&self.metrics.served_stale);
-    }
-
-    pub(super) fn hit(self, kind: Kind) {
-        self.metrics.hits.with_label_values(&self.typed(part(kind))).inc();
     }
 
     /// Counts that an answer was stored, for which so many others had to go; there are so many now.

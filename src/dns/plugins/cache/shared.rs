@@ -50,7 +50,7 @@ impl Shared {
                     && (found.kind == Kind::Success || found.age < absence)
             })),
             Purpose::Target { cached: false, .. } if self.answers.is_failing(&asked.key) => {
-                self.counters(asked).hit(Kind::Failure);
+                self.counters(asked).answered(Some(Kind::Failure));
                 Err(failing())
             }
             Purpose::Target { cached: false, .. } => Ok(None),

@@ -219,7 +219,7 @@ fn is_cut(request: &Request, reply: &Reply) -> bool {
     let edns = request.edns.as_ref().map(|_| Edns::new());
     let encoded = encode(reply, &request.query, edns.as_ref(), limit);
     // RFC 1035 section 4.1.1.
-    encoded.is_ok_and(|bytes| bytes.get(2).is_some_and(|byte| byte & 2 != 0))
+    encoded.is_ok_and(|(bytes, _)| bytes.get(2).is_some_and(|byte| byte & 2 != 0))
 }
 
 // === impl Shown ===

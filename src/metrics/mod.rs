@@ -1,5 +1,7 @@
 //! What lb-linker counts, and how it is shown to Prometheus.
 
+pub mod spread;
+
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,0 +1,215 @@
+//! Answers in wire form, kept by one thread that gives them again: nothing is decoded, nothing allocated, and nobody
+//! waited for.
+//!
+//! Everything else is the full handler's, which says for each answer what has to hold for it to be given again.
+
+pub mod entry;
+pub mod key;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use tokio::time::Instant;
+
+use super::report::duration;
+use crate::metrics::spread::{Cells, Spread};
+use entry::Packet;
+use key::Key;
+
+/// How many answers there may be in a set: where all are popular, one of them has to go.
+const WAYS: usize = 4;
+const SETS: usize = 4096;
+/// How many bytes all answers may take, as far as they can be counted.
+const BYTES: usize = 8 << 20;
+/// How often it is told how popular an answer is.
+const NOTED: Duration = Duration::from_secs(1);
+
+/// The answers of one thread.
+#[derive(Debug)]
+pub struct Packets {
+    sets: Box<[[Option<Box<Entry>>; WAYS]]>,
+    hasher: RandomState,
+    key: Key,
+    random: SmallRng,
+    bytes: usize,
+    /// This thread's cells of all counters that answers count on, by where the counters are.
+    cells: HashMap<usize, (Arc<Spread>, Arc<Cells>)>,
+    /// How long an answer takes, as far as this is known.
+    took: Duration,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Box<[u8]>,
+    packet: Packet,
+    bill: Bill,
+    /// Whether it was given since room was looked for here.
+    is_used: bool,
+    /// The client that it was last for: mostly it is the same one.
+    client: IpAddr,
+    /// How often it was given since this was told, and when it was.
+    unnoted: u32,
+    noted: Instant,
+}
+
+/// Which counters, and how much.
+type Adds = Box<[(u16, u64)]>;
+
+/// What is counted when an answer is given.
+#[derive(Debug, Default)]
+struct Bill {
+    /// What is counted by one, or more, and where.
+    adds: Box<[(Arc<Cells>, Adds)]>,
+    /// Where it is counted how long that takes.
+    durations: Box<[Arc<Cells>]>,
+}
+
+impl Default for Packets {
+    fn default() -> Self {
+        Self {
+            sets: std::iter::repeat_with(Default::default).take(SETS).collect(),
+            hasher: RandomState::new(),
+            key: Key::default(),
+            random: SmallRng::from_rng(&mut rand::rng()),
+            bytes: 0,
+            cells: HashMap::new(),
+            took: Duration::ZERO,
+        }
+    }
+}
+
+impl Packets {
+    /// Returns what makes the last question the same as another; nothing if its answer isn't one to keep.
+    #[must_use]
+    pub fn last_key(&self) -> Option<&[u8]> {
+        (!self.key.as_bytes().is_empty()).then(|| self.key.as_bytes())
+    }
+
+    /// Writes the answer to a question, if it is known what a server would say to that client. Returns its length.
+    pub fn answer(
+        &mut self,
+        question: &[u8],
+        client: IpAddr,
+        server: u64,
+        now: Instant,
+        out: &mut [u8],
+    ) -> Option<usize> {
+        if !self.key.read(question, client.is_ipv6()) {
+            return None;
+        }
+        let key = self.key.as_bytes();
+        let set = &mut self.sets[self.hasher.hash_one(key) as usize % SETS];
+        let place = set.iter_mut().find(|place| place.as_ref().is_some_and(|entry| *entry.key == *key))?;
+        let entry = place.as_deref_mut()?;
+        if !entry.packet.any_spelling && !self.key.is_spelled_so(question) {
+            return None;
+        }
+        if entry.packet.server != server || !entry.packet.repeat.holds(now) {
+            entry.note(now);
+            self.bytes -= entry.weight();
+            *place = None;
+            return None;
+        }
+        if entry.client != client {
+            if !entry.packet.is_for(client) {
+                return None;
+            }
+            entry.client = client;
+        }
+        let length = entry.packet.write(question, self.key.name_length(), now, &mut self.random, out)?;
+        entry.give(now, self.took);
+        Some(length)
+    }
+
+    /// Takes in how long each answer of late has taken.
+    pub fn set_took(&mut self, took: Duration) {
+        self.took = took;
+    }
+
+    /// Keeps the answer to a client's question of that key, for the next time that somebody asks so.
+    pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut packet: Packet, now: Instant) {
+        let hash = self.hasher.hash_one(&*key);
+        let bill = self.bill(&mut packet);
+        let set = &mut self.sets[hash as usize % SETS];
+        let same = set.iter().position(|place| place.as_ref().is_some_and(|entry| entry.key == key));
+        let free = || set.iter().position(Option::is_none);
+        let at = same.or_else(free).unwrap_or_else(|| {
+            // Not given since the last time; or else the first one.
+            let unused = set.iter().position(|place| place.as_ref().is_some_and(|entry| !entry.is_used));
+            set.iter_mut().flatten().for_each(|entry| entry.is_used = false);
+            unused.unwrap_or_default()
+        });
+        let entry = Entry { key, packet, bill, is_used: false, client, unnoted: 0, noted: now };
+        let weight = entry.weight();
+        let before = set[at].as_ref().map_or(0, |entry| entry.weight());
+        if self.bytes - before + weight > BYTES {
+            return;
+        }
+        self.bytes = self.bytes - before + weight;
+        set[at] = Some(Box::new(entry));
+    }
+
+    fn bill(&mut self, packet: &mut Packet) -> Bill {
+        let mut adds = Vec::new();
+        let mut durations = Vec::new();
+        for charge in std::mem::take(&mut packet.repeat.charges) {
+            let cells = self.cells_of(&charge.counters);
+            let places =
+                charge.adds.iter().filter_map(|(at, number)| Some((u16::try_from(*at).ok()?, *number)));
+            adds.push((Arc::clone(&cells), places.collect()));
+            durations.push(cells);
+        }
+        for counter in std::mem::take(&mut packet.repeat.counts) {
+            adds.push((self.cells_of(&counter), Box::from([(0, 1)])));
+        }
+        Bill { adds: adds.into(), durations: durations.into() }
+    }
+
+    fn cells_of(&mut self, counters: &Arc<Spread>) -> Arc<Cells> {
+        let place = Arc::as_ptr(counters).addr();
+        let (_, cells) = self.cells.entry(place).or_insert_with(|| (Arc::clone(counters), counters.own()));
+        Arc::clone(cells)
+    }
+}
+
+impl Entry {
+    fn weight(&self) -> usize {
+        size_of::<Self>() + self.key.len() + self.packet.weight()
+    }
+
+    /// Counts that it is given.
+    fn give(&mut self, now: Instant, took: Duration) {
+        self.is_used = true;
+        for (cells, adds) in &self.bill.adds {
+            adds.iter().for_each(|(at, number)| cells.add(usize::from(*at), *number));
+        }
+        for cells in &self.bill.durations {
+            duration(took).iter().for_each(|(at, number)| cells.add(*at, *number));
+        }
+        let repeat = &self.packet.repeat;
+        if let Some(family) = repeat.family {
+            repeat.links.iter().for_each(|link| link.asked.note_at(family, now.into_std()));
+        }
+        if repeat.kept.iter().any(crate::dns::cache::Kept::is_counted) {
+            self.unnoted += 1;
+            if now.duration_since(self.noted) >= NOTED {
+                self.note(now);
+            }
+        }
+    }
+
+    /// Tells how often it was given.
+    fn note(&mut self, now: Instant) {
+        if self.unnoted > 0 {
+            self.packet.repeat.kept.iter().for_each(|kept| kept.note(self.unnoted, now));
+            (self.unnoted, self.noted) = (0, now);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The thread of a socket: it answers what it has answered before, and passes everything else on.
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::Sender;
+use tracing::{debug, error};
+
+use super::batch::Batch;
+use super::{Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
+use crate::dns::handler::Handler;
+use crate::dns::packets::Packets;
+use crate::dns::{REST, is_fatal, is_shortage, unmapped};
+use crate::metrics::Dropped;
+
+/// How long a thread rests at the end between two looks at its socket.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// What answers on a socket.
+pub(super) struct Worker {
+    pub(super) socket: Arc<UdpSocket>,
+    pub(super) handler: Arc<Handler>,
+    /// To the full handler.
+    pub(super) questions: Sender<Question>,
+    /// What the full handler has answered, and can be answered here from now on.
+    pub(super) kept: Receiver<Keep>,
+    /// Questions of the listener that the full handler has.
+    pub(super) pending: Arc<AtomicUsize>,
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+/// What a worker has at hand.
+struct Desk {
+    batch: Batch,
+    packets: Packets,
+    /// Datagrams that the kernel has dropped so far.
+    lost: u32,
+}
+
+impl Worker {
+    /// Answers until it is told to stop; then what the kernel has already, and who still comes while answers are under
+    /// way: another socket at this port may have taken over, but not for every address.
+    ///
+    /// # Errors
+    /// If the socket is broken.
+    pub(super) fn run(mut self) -> io::Result<()> {
+        loop {
+            let mut desk = Desk { batch: Batch::new(), packets: Packets::default(), lost: 0 };
+            let serving = AssertUnwindSafe(|| self.serve(&mut desk));
+            // One message that hits a defect of ours must not end the listener.
+            match catch_unwind(serving) {
+                Ok(ended) => return ended,
+                Err(_) => {
+                    error!("answering a message by UDP panicked");
+                    self.handler.report.panics.inc();
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, desk: &mut Desk) -> io::Result<()> {
+        while !self.is_stopped() {
+            match desk.batch.receive(self.socket.as_fd(), true) {
+                Ok(number) => self.take(desk, number),
+                Err(error) if is_fatal(&error) => return Err(error),
+                // An earlier answer of ours found nobody (ICMP), or memory is short just now.
+                Err(error) => {
+                    debug!("UDP: {error}");
+                    if is_shortage(&error) {
+                        sleep(REST);
+                    }
+                }
+            }
+        }
+        let mut last = 0;
+        let end = Instant::now() + LINGER;
+        loop {
+            match desk.batch.receive(self.socket.as_fd(), false) {
+                Ok(number) => {
+                    last += number;
+                    self.take(desk, number);
+                }
+                Err(error) if is_fatal(&error) => return Ok(()),
+                Err(_) if self.pending.load(Ordering::Acquire) == 0 => return Ok(()),
+                Err(_) => sleep(GLANCE),
+            }
+            let is_late = last >= MAX_LAST && self.pending.load(Ordering::Acquire) == 0;
+            if is_late || Instant::now() > end {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Answers so many datagrams, or passes them on.
+    fn take(&mut self, desk: &mut Desk, number: usize) {
+        let Desk { batch, packets, lost } = desk;
+        let now = tokio::time::Instant::now();
+        for Keep { key, client, packet } in self.kept.try_iter() {
+            packets.keep(key, client, *packet, now);
+        }
+        let server = self.handler.server.load().number();
+        let mut answered = 0;
+        for at in 0..number {
+            let Some(peer) = batch.peer(at) else { continue };
+            if peer.lost != *lost && peer.lost != 0 {
+                self.handler.metrics.dropped(Dropped::Queue, peer.lost.wrapping_sub(*lost));
+                *lost = peer.lost;
+            }
+            let is_cut = batch.is_cut(at);
+            let (question, out) = batch.exchange(at);
+            let client = unmapped(peer.address).ip();
+            let length = if is_cut { None } else { packets.answer(question, client, server, now, out) };
+            match length {
+                Some(length) => {
+                    batch.answer(at, peer.asked, length);
+                    answered += 1;
+                }
+                None => {
+                    let key = if is_cut { None } else { packets.last_key() };
+                    self.pass_on(question, peer, key);
+                }
+            }
+        }
+        if answered > 0 {
+            packets.set_took(now.elapsed() / answered);
+            batch.send(self.socket.as_fd(), |error| debug!("UDP: an answer is lost: {error}"));
+        }
+    }
+
+    /// Has the full handler answer, if it has room for one more.
+    fn pass_on(&self, message: &[u8], peer: Peer, key: Option<&[u8]>) {
+        let (key, ticket) = (key.map(Box::from), Ticket::new(&self.pending));
+        if self.questions.try_send(Question { message: message.to_vec(), peer, key, ticket }).is_err() {
+            self.handler.metrics.dropped(Dropped::Busy, 1);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Counters that several threads count on without a cache line in common.
+
+use std::collections::HashMap;
+use std::iter;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use prometheus::Registry;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
+
+/// Some counters. What a thread with cells of its own counts is added up when somebody looks.
+#[derive(Debug)]
+pub struct Spread {
+    shared: Cells,
+    own: Mutex<Vec<Arc<Cells>>>,
+}
+
+/// The counters of one thread, or those that all others share.
+#[derive(Debug)]
+pub struct Cells(Box<[Line]>);
+
+/// Eight counters, on a cache line that nothing else is on.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line([AtomicU64; LINE]);
+
+const LINE: usize = 8;
+
+impl Cells {
+    fn new(number: usize) -> Self {
+        Self(iter::repeat_with(Line::default).take(number.div_ceil(LINE)).collect())
+    }
+
+    /// Counts, in the one thread whose cells these are.
+    pub fn add(&self, at: usize, number: u64) {
+        let cell = self.at(at);
+        cell.store(cell.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
+    }
+
+    fn at(&self, at: usize) -> &AtomicU64 {
+        &self.0[at / LINE].0[at % LINE]
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.at(at).load(Ordering::Relaxed)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len() * LINE
+    }
+}
+
+impl Spread {
+    /// Returns so many counters, all zero.
+    #[must_use]
+    pub fn new(number: usize) -> Self {
+        Self { shared: Cells::new(number), own: Mutex::default() }
+    }
+
+    /// Counts, in whatever thread.
+    pub fn add(&self, at: usize, number: u64) {
+        self.shared.at(at).fetch_add(number, Ordering::Relaxed);
+    }
+
+    /// Returns cells for one thread. When it has dropped them, their counts stay.
+    #[must_use]
+    pub fn own(&self) -> Arc<Cells> {
+        let cells = Arc::new(Cells::new(self.shared.len()));
+        self.lock().push(Arc::clone(&cells));
+        cells
+    }
+
+    /// Returns how often each was counted.
+    #[must_use]
+    pub fn sums(&self) -> Vec<u64> {
+        let mut own = self.lock();
+        own.retain(|cells| {
+            let in_use = Arc::strong_count(cells) > 1;
+            if !in_use {
+                (0..cells.len()).for_each(|at| self.add(at, cells.get(at)));
+            }
+            in_use
+        });
+        let sum = |at| own.iter().map(|cells| cells.get(at)).sum::<u64>();
+        (0..self.shared.len()).map(|at| self.shared.get(at) + sum(at)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Cells>>> {
+        // The list is whole after a panic, too.
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counters by labels, each a [`Spread`] of one.
+#[derive(Clone, Debug)]
+pub struct SpreadVec(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    desc: Desc,
+    counters: RwLock<HashMap<Vec<String>, Arc<Spread>>>,
+}
+
+impl SpreadVec {
+    /// Registers counters of that name, none of them there yet.
+    ///
+    /// # Errors
+    /// If there are some of that name already.
+    pub fn register(
+        registry: &Registry,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<Self, prometheus::Error> {
+        let counters = Self(Arc::new(Inner { desc: desc(name, help, labels)?, counters: RwLock::default() }));
+        registry.register(Box::new(counters.clone()))?;
+        Ok(counters)
+    }
+
+    /// Returns the counter with these values of the labels.
+    #[must_use]
+    pub fn with(&self, values: &[&str]) -> Arc<Spread> {
+        let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+        if let Some(counter) = self.0.counters.read().unwrap_or_else(PoisonError::into_inner).get(&values) {
+            return Arc::clone(counter);
+        }
+        let mut counters = self.0.counters.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(counters.entry(values).or_insert_with(|| Arc::new(Spread::new(1))))
+    }
+}
+
+impl Collector for SpreadVec {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.0.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let counters = self.0.counters.read().unwrap_or_else(PoisonError::into_inner);
+        let shown = counters.iter().filter_map(|(values, counter)| {
+            let count = counter.sums()[0];
+            (count > 0).then(|| counted(labelled(&self.0.desc, values), count))
+        });
+        family(&self.0.desc, MetricType::COUNTER, shown.collect()).into_iter().collect()
+    }
+}
+
+/// Describes a metric that is collected by hand.
+///
+/// # Errors
+/// If a name isn't one.
+pub fn desc(name: &str, help: &str, labels: &[&str]) -> Result<Desc, prometheus::Error> {
+    let labels = labels.iter().map(ToString::to_string).collect();
+    Desc::new(name.to_owned(), help.to_owned(), labels, HashMap::new())
+}
+
+/// Returns the labels of a metric with these values.
+#[must_use]
+pub fn labelled(desc: &Desc, values: &[impl AsRef<str>]) -> Vec<LabelPair> {
+    let pair = |(name, value): (&String, &dyn AsRef<str>)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(name.clone());
+        pair.set_value(value.as_ref().to_owned());
+        pair
+    };
+    let values = values.iter().map(|value| value as &dyn AsRef<str>);
+    let mut labels: Vec<LabelPair> = desc.variable_labels.iter().zip(values).map(pair).collect();
+    labels.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+    labels
+}
+
+/// Returns a counter with its value.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
+pub fn counted(labels: Vec<LabelPair>, count: u64) -> Metric {
+    let mut counter = Counter::default();
+    counter.set_value(count as f64);
+    let mut metric = Metric::from_label(labels);
+    metric.set_counter(counter);
+    metric
+}
+
+/// Returns all metrics of a name; nothing if there are none.
+#[must_use]
+pub fn family(desc: &Desc, kind: MetricType, metrics: Vec<Metric>) -> Option<MetricFamily> {
+    if metrics.is_empty() {
+        return None;
+    }
+    let mut family = MetricFamily::default();
+    family.set_name(desc.fq_name.clone());
+    family.set_help(desc.help.clone());
+    family.set_field_type(kind);
+    family.set_metric(metrics);
+    Some(family)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_each_thread_has_counted_is_added_up_and_stays_when_it_ends() {
+        let spread = Spread::new(10);
+        let (one, other) = (spread.own(), spread.own());
+        spread.add(0, 1);
+        one.add(0, 2);
+        other.add(9, 4);
+        let sums = |spread: &Spread| (spread.sums()[0], spread.sums()[9]);
+        assert_eq!(sums(&spread), (3, 4));
+        drop(one);
+        assert_eq!(sums(&spread), (3, 4));
+        assert_eq!(spread.lock().len(), 1);
+        other.add(0, 1);
+        assert_eq!(sums(&spread), (4, 4));
+    }
+
+    #[test]
+    fn counters_are_shown_by_their_labels_once_there_is_something_to_count() {
+        let registry = Registry::new();
+        let counters = SpreadVec::register(&registry, "asked_total", "Asked.", &["zone", "kind"]).unwrap();
+        let counter = counters.with(&["z", "k"]);
+        assert!(registry.gather().is_empty());
+        counter.add(0, 2);
+        counters.with(&["z", "k"]).own().add(0, 3);
+        let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        assert!(page.contains("asked_total{kind=\"k\",zone=\"z\"} 5\n"), "{page}");
+    }
+}
