@@ -1,0 +1,192 @@
+//! What is measured: the environment, the programs, one set after the other.
+
+use std::env;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::client::Client;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::process::Process;
+use crate::harness::programs::programs;
+use crate::rounds::{self, Measured};
+use crate::servers::{Programs, Server, Stage, free_port, start_upstream};
+use crate::sets::{NAMES, Names, Set, service, target};
+use crate::{cpu, fixtures, report};
+
+/// What the environment says.
+pub struct Plan {
+    pub rounds: usize,
+    pub time: Duration,
+    only: Vec<String>,
+}
+
+impl Plan {
+    fn from_env() -> Result<Self, String> {
+        let number = |name: &str, default: f64| match env::var(name) {
+            Ok(text) => {
+                text.parse::<f64>().map_err(|_| format!("{name} is {text:?}, and has to be a number"))
+            }
+            Err(_) => Ok(default),
+        };
+        let only = env::var("BENCH_ONLY").unwrap_or_default().to_lowercase();
+        Ok(Self {
+            rounds: number("BENCH_ROUNDS", 9.0)?.max(1.0) as usize,
+            time: Duration::from_secs_f64(number("BENCH_SECONDS", 2.0)?.max(0.1)),
+            only: only
+                .split(',')
+                .map(|word| word.trim().to_owned())
+                .filter(|word| !word.is_empty())
+                .collect(),
+        })
+    }
+
+    /// The rows of a set. Words that are part of sets' names choose those sets, the others choose rows.
+    fn rows(&self, set: Set) -> Vec<Server> {
+        let of_sets = |word: &&String| Set::ALL.iter().any(|set| set.name().contains(&**word));
+        let (sets, rows): (Vec<&String>, Vec<&String>) = self.only.iter().partition(of_sets);
+        if !sets.is_empty() && !sets.iter().any(|word| set.name().contains(&***word)) {
+            return Vec::new();
+        }
+        let chosen = |server: &Server| {
+            rows.is_empty() || rows.iter().any(|word| server.name().to_lowercase().contains(&***word))
+        };
+        Server::of(set).iter().copied().filter(chosen).collect()
+    }
+}
+
+pub fn run() -> Result<(), String> {
+    let plan = Plan::from_env()?;
+    let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
+    let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
+    pin()?;
+    let dnsperf =
+        find("dnsperf").ok_or("dnsperf isn't there, and it makes the load: apt-get install dnsperf")?;
+    let programs = find_peers();
+    let temporary = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    let _upstream = upstream_of(&programs, temporary.path(), upstream)?;
+    let kubernetes = wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);
+    let plane = (kubernetes && programs.coredns.is_some()).then(cluster);
+    let stage = Stage {
+        programs,
+        directory: temporary.path().to_owned(),
+        upstream,
+        kubeconfig: plane.as_ref().map(ControlPlane::admin_kubeconfig),
+    };
+    let mut all = Vec::new();
+    for (set, rows) in sets {
+        let there = |server: &Server| match server {
+            Server::Linker | Server::Floor => true,
+            _ => stage.programs.of(*server).is_some(),
+        };
+        let rows: Vec<Server> = rows.into_iter().filter(there).collect();
+        // Without an upstream there is nothing to forward to.
+        let possible =
+            stage.programs.knot.is_some() || matches!(set, Set::Cname | Set::CnameAnywhere | Set::Tcp);
+        if rows.is_empty() || !possible {
+            continue;
+        }
+        let measured = measure(&stage, &plan, &dnsperf, set, &rows)?;
+        report::print(&measured);
+        all.push(measured);
+    }
+    report::verdicts(&all);
+    Ok(())
+}
+
+fn measure(
+    stage: &Stage,
+    plan: &Plan,
+    dnsperf: &Path,
+    set: Set,
+    rows: &[Server],
+) -> Result<Measured, String> {
+    if rows.contains(&Server::Floor) {
+        capture(stage, set)?;
+    }
+    let running = rows.iter().map(|server| stage.start(*server, set)).collect::<Result<Vec<_>, _>>()?;
+    rounds::run(plan, dnsperf, set, running)
+}
+
+/// Lets lb-linker answer a set once, for the floor, which then gives the same bytes.
+fn capture(stage: &Stage, set: Set) -> Result<(), String> {
+    let linker = stage.start(Server::Linker, set)?;
+    let client = Client::new(linker.address).map_err(|error| error.to_string())?;
+    // What is behind an alias may not be known at the first try.
+    client.ask_all(&linker.questions)?;
+    let answers = client.ask_all(&linker.questions)?;
+    fixtures::write_answers(&stage.answers(set), &linker.questions, &answers)
+        .map_err(|error| error.to_string())
+}
+
+/// All that isn't pinned elsewhere runs on the core of the load: this process and what it starts.
+fn pin() -> Result<(), String> {
+    let mut set = CpuSet::new();
+    set.set(cpu::LOAD).expect("a small number");
+    sched_setaffinity(Pid::from_raw(0), &set)
+        .map_err(|error| format!("two cores are needed, one for the servers and one for the load: {error}"))
+}
+
+fn find_peers() -> Programs {
+    let peer = |program: &str, package: &str| {
+        let found = find(program);
+        if found.is_none() {
+            eprintln!("bench: {program} isn't there, and is left out: apt-get install {package}");
+        }
+        found
+    };
+    Programs {
+        knot: peer("knotd", "knot"),
+        nsd: peer("nsd", "nsd"),
+        // Builds it when it isn't there; that needs Go, and says so.
+        coredns: std::panic::catch_unwind(|| programs().coredns.clone()).ok(),
+    }
+}
+
+/// Looks where shells look, and where Debian puts what only root starts.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let directories = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    directories.map(|directory| directory.join(program)).find(|path| path.is_file())
+}
+
+fn upstream_of(
+    programs: &Programs,
+    directory: &Path,
+    address: SocketAddr,
+) -> Result<Option<Process>, String> {
+    let Some(knot) = &programs.knot else {
+        eprintln!("bench: without Knot there is no upstream: only CNAME and TCP are measured");
+        return Ok(None);
+    };
+    let process = start_upstream(knot, &directory.join("upstream"), address.port());
+    let mut process = process.map_err(|error| format!("{}: {error}", knot.display()))?;
+    let client = Client::new(address).map_err(|error| error.to_string())?;
+    let question = &Set::Cached.questions(Names::Linked)[0];
+    client.wait_for(question, &mut || process.ended().is_some()).map_err(|error| format!("Knot: {error}"))?;
+    Ok(Some(process))
+}
+
+/// A control plane with the ExternalName Services that CoreDNS's `kubernetes` answers from.
+fn cluster() -> ControlPlane {
+    eprintln!("bench: starting a control plane with {NAMES} ExternalName Services");
+    let plane = ControlPlane::start(Options::default());
+    plane.kubectl(&["create", "namespace", "bench"]);
+    let services = (0..NAMES).map(|i| {
+        let (name, target) = (service(i), target(i));
+        format!(
+            "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: bench}}
+spec: {{type: ExternalName, externalName: {target}}}
+"
+        )
+    });
+    plane.kubectl_stdin(&["create", "-f", "-"], &services.collect::<String>());
+    plane
+}
