@@ -12,11 +12,15 @@ mod floor;
 #[expect(dead_code, reason = "the tests use the rest of it")]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
+mod latency;
+mod page;
 mod plan;
 mod report;
 mod rounds;
 mod servers;
 mod sets;
+mod spread;
+mod verdicts;
 
 use std::process::ExitCode;
 

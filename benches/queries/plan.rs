@@ -15,13 +15,14 @@ use crate::harness::programs::programs;
 use crate::rounds::{self, Measured};
 use crate::servers::{Programs, Server, Stage, free_port, start_upstream};
 use crate::sets::{NAMES, Names, Set, service, target};
-use crate::{cpu, fixtures, report};
+use crate::{cpu, fixtures, page, report, verdicts};
 
 /// What the environment says.
 pub struct Plan {
     pub rounds: usize,
     pub time: Duration,
     only: Vec<String>,
+    write: bool,
 }
 
 impl Plan {
@@ -36,6 +37,7 @@ impl Plan {
         Ok(Self {
             rounds: number("BENCH_ROUNDS", 9.0)?.max(1.0) as usize,
             time: Duration::from_secs_f64(number("BENCH_SECONDS", 2.0)?.max(0.1)),
+            write: env::var("BENCH_WRITE").is_ok_and(|value| !value.is_empty() && value != "0"),
             only: only
                 .split(',')
                 .map(|word| word.trim().to_owned())
@@ -44,22 +46,37 @@ impl Plan {
         })
     }
 
-    /// The rows of a set. Words that are part of sets' names choose those sets, the others choose rows.
+    /// The rows of a set. Words that are part of sets' names choose those sets, the others choose rows; a whole name
+    /// chooses nothing but that.
     fn rows(&self, set: Set) -> Vec<Server> {
-        let of_sets = |word: &&String| Set::ALL.iter().any(|set| set.name().contains(&**word));
-        let (sets, rows): (Vec<&String>, Vec<&String>) = self.only.iter().partition(of_sets);
-        if !sets.is_empty() && !sets.iter().any(|word| set.name().contains(&***word)) {
+        let (sets, rows): (Vec<&str>, Vec<&str>) = self
+            .only
+            .iter()
+            .map(String::as_str)
+            .partition(|word| Set::ALL.iter().any(|set| set.name().contains(word)));
+        let names = Set::ALL.map(Set::name);
+        if !sets.is_empty() && !sets.iter().any(|word| chosen(word, set.name(), &names)) {
             return Vec::new();
         }
-        let chosen = |server: &Server| {
-            rows.is_empty() || rows.iter().any(|word| server.name().to_lowercase().contains(&***word))
-        };
-        Server::of(set).iter().copied().filter(chosen).collect()
+        let all = Server::of(set);
+        let names: Vec<String> = all.iter().map(|server| server.name().to_lowercase()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let of = |name: &str| rows.is_empty() || rows.iter().any(|word| chosen(word, name, &names));
+        all.iter().zip(&names).filter(|(_, name)| of(name)).map(|(server, _)| *server).collect()
     }
+}
+
+fn chosen(word: &str, name: &str, names: &[&str]) -> bool {
+    if names.contains(&word) { name == word } else { name.contains(word) }
 }
 
 pub fn run() -> Result<(), String> {
     let plan = Plan::from_env()?;
+    if plan.write && !plan.only.is_empty() {
+        return Err(
+            "BENCH_WRITE writes all tables, and BENCH_ONLY asks for some: leave one of them away".to_owned()
+        );
+    }
     let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
     let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
     pin()?;
@@ -77,7 +94,7 @@ pub fn run() -> Result<(), String> {
         upstream,
         kubeconfig: plane.as_ref().map(ControlPlane::admin_kubeconfig),
     };
-    let mut all = Vec::new();
+    let (mut all, mut text) = (Vec::new(), String::new());
     for (set, rows) in sets {
         let there = |server: &Server| match server {
             Server::Linker | Server::Floor => true,
@@ -91,10 +108,17 @@ pub fn run() -> Result<(), String> {
             continue;
         }
         let measured = measure(&stage, &plan, &dnsperf, set, &rows)?;
-        report::print(&measured);
+        let tables = report::tables(&measured);
+        println!("{tables}");
+        text += &format!("{tables}\n");
         all.push(measured);
     }
-    report::verdicts(&all);
+    let verdicts: String = verdicts::lines(&all).iter().map(|line| format!("- {line}\n")).collect();
+    println!("{verdicts}");
+    if plan.write {
+        let machine = page::machine(&stage.programs, &dnsperf);
+        page::write(&format!("{machine}\n{text}### Bounds\n\n{verdicts}"))?;
+    }
     Ok(())
 }
 

@@ -2,28 +2,48 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::client::Client;
 use crate::cpu::{self, Core};
-use crate::dnsperf;
+use crate::latency::{self, Latencies};
 use crate::plan::Plan;
 use crate::servers::{Running, Server};
 use crate::sets::{NAMES, Set};
+use crate::{dnsperf, report};
+
+/// Questions a second where the server isn't saturated.
+pub const RATE: u32 = 20_000;
 
 /// What one server did in one round.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sample {
+    pub saturated: Load,
+    /// Latencies at saturation.
+    pub crowded: Option<Latencies>,
+    /// At [`RATE`].
+    pub paced: Option<(Load, Latencies)>,
+    /// Kilobytes.
+    pub resident: u64,
+}
+
+/// What a load cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
     /// Microseconds of CPU per query.
     pub cpu: f64,
+    /// The share of the core's time in which it computed, for whomever.
     pub busy: f64,
+    /// The share that wasn't for the server.
+    pub others: f64,
     pub per_second: f64,
+    /// Mean latency in microseconds.
     pub mean: f64,
-    pub resident: f64,
     pub lost: f64,
 }
 
 /// All rounds of a set.
+#[derive(Debug)]
 pub struct Measured {
     pub set: Set,
     /// In the order of the table, by round.
@@ -33,27 +53,28 @@ pub struct Measured {
 pub fn run(plan: &Plan, dnsperf: &Path, set: Set, mut running: Vec<Running>) -> Result<Measured, String> {
     let mut rows = BTreeMap::<Server, Vec<Sample>>::new();
     for round in 0..plan.rounds {
-        eprint!("\r\x1b[K{}: round {} of {}", set.name(), round + 1, plan.rounds);
+        report::progress(&format!("{}: round {} of {}", set.name(), round + 1, plan.rounds));
         // Nobody always comes after the same one.
         running.rotate_left(1);
         for running in &running {
             let sample = measure(plan.time, dnsperf, set, running);
-            let sample = sample.map_err(|problem| format!("\n{}: {problem}", running.server.name()))?;
+            let sample = sample.map_err(|problem| format!("{}: {problem}", running.server.name()))?;
             rows.entry(running.server).or_default().push(sample);
         }
     }
-    eprint!("\r\x1b[K");
+    report::progress("");
     Ok(Measured { set, rows })
 }
 
 fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Result<Sample, String> {
+    let text = |error: std::io::Error| error.to_string();
     // The answers are looked at each time, and what is to be cached is.
     let first = &running.questions[..running.questions.len().min(NAMES)];
-    let client = Client::new(running.address).map_err(|error| error.to_string())?;
-    client.ask_all(first)?;
-    let (core, used) = (Core::now(cpu::SERVER), cpu::used(running.process.id()));
+    Client::new(running.address).map_err(text)?.ask_all(first)?;
+    let meter = Meter::start(running);
     let outcome = dnsperf::run(dnsperf, running.address, &running.data, set == Set::Tcp, time)?;
-    let used = cpu::used(running.process.id()) - used;
+    let mut saturated = meter.stop(outcome.answered, outcome.mean, outcome.lost);
+    saturated.per_second = outcome.per_second;
     let good = first.iter().filter(|question| !question.is_absent()).count() as f64 / first.len() as f64;
     if (outcome.good - good).abs() > 0.01 {
         return Err(format!(
@@ -62,12 +83,36 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
             good * 100.0
         ));
     }
-    Ok(Sample {
-        cpu: used / outcome.answered,
-        busy: Core::busy_since(core, cpu::SERVER),
-        per_second: outcome.per_second,
-        mean: outcome.mean,
-        resident: cpu::resident(running.process.id()) as f64,
-        lost: outcome.lost,
-    })
+    let resident = cpu::resident(running.process.id());
+    if set == Set::Tcp {
+        return Ok(Sample { saturated, crowded: None, paced: None, resident });
+    }
+    let crowded = latency::saturated(running.address, &running.questions, time / 4).map_err(text)?;
+    let meter = Meter::start(running);
+    let paced = latency::paced(running.address, &running.questions, RATE, time).map_err(text)?;
+    let load = meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64);
+    Ok(Sample { saturated, crowded: Some(crowded), paced: Some((load, paced)), resident })
+}
+
+/// What the server and its core have done since.
+struct Meter {
+    pid: u32,
+    used: f64,
+    core: Core,
+    since: Instant,
+}
+
+impl Meter {
+    fn start(running: &Running) -> Self {
+        let pid = running.process.id();
+        Self { pid, used: cpu::used(pid), core: Core::now(cpu::SERVER), since: Instant::now() }
+    }
+
+    fn stop(self, answered: f64, mean: f64, lost: f64) -> Load {
+        let used = cpu::used(self.pid) - self.used;
+        let seconds = self.since.elapsed().as_secs_f64();
+        let busy = Core::busy_since(self.core, cpu::SERVER);
+        let others = (busy - used / 1e6 / seconds).max(0.0);
+        Load { cpu: used / answered, busy, others, per_second: answered / seconds, mean, lost }
+    }
 }
