@@ -1,6 +1,7 @@
 //! What a server costs, and what else its core did meanwhile.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 use nix::unistd::Pid;
@@ -45,11 +46,14 @@ fn family(pid: u32) -> Vec<u32> {
     pids
 }
 
-/// Ticks of a core so far.
+/// How long a core has had nothing to do so far.
+///
+/// The kernel measures that, where it only samples at ticks what a core does: a server that wakes up for each question
+/// and sleeps at every tick isn't there.
 #[derive(Clone, Copy, Debug)]
 pub struct Core {
-    busy: u64,
-    all: u64,
+    idle: Duration,
+    since: Instant,
 }
 
 impl Core {
@@ -57,15 +61,15 @@ impl Core {
         let stat = fs::read_to_string("/proc/stat").expect("/proc is mounted");
         let name = format!("cpu{core} ");
         let line = stat.lines().find_map(|line| line.strip_prefix(&name)).expect("the core is there");
-        // proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
-        let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
-        let all = ticks.iter().sum();
-        Self { busy: all - ticks[3] - ticks[4], all }
+        // proc(5): user, nice, system, idle, iowait, irq, softirq, steal, in hundredths of a second.
+        let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        Self { idle: Duration::from_millis((ticks[3] + ticks[4] + ticks[7]) * 10), since: Instant::now() }
     }
 
     /// The share of the time since then in which it computed, for whomever.
     pub fn busy_since(then: Self, core: usize) -> f64 {
         let now = Self::now(core);
-        (now.busy - then.busy) as f64 / (now.all - then.all).max(1) as f64
+        let idle = (now.idle - then.idle).as_secs_f64() / (now.since - then.since).as_secs_f64();
+        (1.0 - idle).clamp(0.0, 1.0)
     }
 }

@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 
 use crate::client::Client;
 use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::data_dir::DataDir;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 use crate::rounds::{self, Measured};
@@ -79,11 +80,15 @@ pub fn run() -> Result<(), String> {
     }
     let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
     let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
+    if sets.iter().all(|(_, rows)| rows.is_empty()) {
+        return Err("BENCH_ONLY chooses nothing: docs/performance.md lists the sets of questions".to_owned());
+    }
     pin()?;
     let dnsperf =
         find("dnsperf").ok_or("dnsperf isn't there, and it makes the load: apt-get install dnsperf")?;
     let programs = find_peers();
-    let temporary = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let temporary =
+        DataDir::create().map_err(|error| format!("no directory for the servers' files: {error}"))?;
     let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
     let _upstream = upstream_of(&programs, temporary.path(), upstream)?;
     let kubernetes = wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);

@@ -68,7 +68,7 @@ fn saturated(server: Server, samples: &[Sample]) -> Vec<String> {
 
 fn paced(server: Server, samples: &[Sample]) -> Vec<String> {
     let loads: Vec<Load> = samples.iter().filter_map(|sample| Some(sample.paced.as_ref()?.0)).collect();
-    let pooled = pooled(samples);
+    let pooled = pool(samples.iter().filter_map(|sample| Some(&sample.paced.as_ref()?.1)));
     let mut cells = load(server, &loads);
     cells.push(whole(pooled.as_ref().map(Latencies::mean)));
     cells.extend(latencies(pooled.as_ref()));
@@ -76,12 +76,7 @@ fn paced(server: Server, samples: &[Sample]) -> Vec<String> {
     cells
 }
 
-/// The latencies of all rounds at [`RATE`].
-pub fn pooled(samples: &[Sample]) -> Option<Latencies> {
-    pool(samples.iter().filter_map(|sample| Some(&sample.paced.as_ref()?.1)))
-}
-
-fn pool<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Latencies> {
+pub fn pool<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Latencies> {
     let mut all: Option<Latencies> = None;
     rounds.for_each(|round| all.get_or_insert_default().extend(round));
     all

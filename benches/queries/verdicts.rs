@@ -1,6 +1,7 @@
 //! The bounds: what is asked of lb-linker, measured against what ran beside it in the same rounds.
 
-use crate::report::pooled;
+use crate::latency::Latencies;
+use crate::report::pool;
 use crate::rounds::{Measured, Sample};
 use crate::servers::Server;
 use crate::sets::Set;
@@ -62,29 +63,40 @@ impl Bound {
         let measured = all.iter().find(|measured| measured.set == self.set)?;
         let (of, by) = (measured.rows.get(&self.of)?, measured.rows.get(&self.by)?);
         let rounds: Vec<(&Sample, &Sample)> = of.iter().zip(by).collect();
-        let counted: Vec<_> = rounds.iter().copied().filter(|(of, by)| self.counts(of, by)).collect();
+        let calm: Vec<_> = rounds.iter().copied().filter(|(of, by)| is_calm(of) && is_calm(by)).collect();
+        let counted: Vec<_> = calm.iter().copied().filter(|(of, by)| self.is_prompt(of, by)).collect();
         let ratios = |rounds: &[(&Sample, &Sample)]| {
             Spread::of(rounds.iter().map(|(of, by)| of.saturated.cpu / by.saturated.cpu))
         };
-        // Without a round that counts the ratio is still worth knowing.
-        let spread = ratios(&counted).or_else(|| ratios(&rounds))?;
-        let verdict = if counted.is_empty() { "falls short" } else { self.limit.verdict(spread) };
+        // What doesn't count is still worth knowing.
+        let spread = ratios(&counted).or_else(|| ratios(&calm)).or_else(|| ratios(&rounds))?;
+        let verdict = match (calm.is_empty(), counted.is_empty()) {
+            (true, _) => "not known",
+            (false, true) => "falls short",
+            (false, false) => self.limit.verdict(spread),
+        };
         let (of, by, set) = (self.of.name(), self.by.name(), self.set.name());
         Some(format!(
-            "{verdict}: {set}: CPU per query, {of} : {by} = {:.2} ({:.2}-{:.2}), {}; {} of {} rounds count",
+            "{verdict}: {set}: CPU per query, {of} : {by} = {:.2} ({:.2}-{:.2}), {}; {} of {} rounds undisturbed, {} \
+             count",
             spread.median,
             spread.low,
             spread.high,
             self.limit.text(),
-            counted.len(),
+            calm.len(),
             rounds.len(),
+            counted.len(),
         ))
     }
 
-    fn counts(&self, of: &Sample, by: &Sample) -> bool {
-        let patient = self.by == Server::Floor && of.saturated.mean > LATENCY * by.saturated.mean;
-        !patient && of.saturated.lost + by.saturated.lost == 0.0
+    /// Whether nobody has waited to fill batches.
+    fn is_prompt(&self, of: &Sample, by: &Sample) -> bool {
+        self.by != Server::Floor || of.saturated.mean <= LATENCY * by.saturated.mean
     }
+}
+
+fn is_calm(sample: &Sample) -> bool {
+    !sample.saturated.is_disturbed() && sample.saturated.lost == 0.0
 }
 
 impl Limit {
@@ -116,23 +128,36 @@ fn latency(all: &[Measured]) -> Vec<String> {
     let rows = all.iter().find(|measured| measured.set == Set::Cname).map(|measured| &measured.rows);
     let row = |server: Server| rows.and_then(|rows| rows.get(&server));
     let (Some(ours), Some(theirs)) = (row(Server::Linker), row(Server::Knot)) else { return Vec::new() };
-    let (Some(our), Some(their)) = (pooled(ours), pooled(theirs)) else { return Vec::new() };
+    let rounds: Vec<(&Latencies, &Latencies)> =
+        ours.iter().zip(theirs).filter_map(|pair| calm(pair)).collect();
+    let all = (pool(rounds.iter().map(|(our, _)| *our)), pool(rounds.iter().map(|(_, their)| *their)));
+    let (Some(our), Some(their)) = all else {
+        return vec!["not known: cname at 20,000 q/s: others disturbed every round".to_owned()];
+    };
     let word = |holds: bool| if holds { "holds" } else { "falls short" };
     let ratio = our.median() / their.median();
     let points = (our.slow() - their.slow()) * 100.0;
-    let few = if ours.len() < ROUNDS { format!(", which needs {ROUNDS}") } else { String::new() };
-    let rounds = ours.len();
+    let needed = if rounds.len() < ROUNDS { format!(" ({ROUNDS} are needed)") } else { String::new() };
+    let pooled = format!("{} of {} rounds pooled{needed}", rounds.len(), ours.len());
     vec![
         format!(
-            "{}: cname at 20,000 q/s: p50, lb-linker : Knot = {ratio:.2} ({:.0} µs : {:.0} µs), at most 1.10",
+            "{}: cname at 20,000 q/s: p50, lb-linker : Knot = {ratio:.2} ({:.1} µs : {:.1} µs), at most 1.10; {pooled}",
             word(ratio <= 1.1),
             our.median(),
             their.median(),
         ),
         format!(
-            "{}: cname at 20,000 q/s: share over 1 ms, lb-linker - Knot = {points:+.2} points, at most +0.50; {rounds} \
-             rounds pooled{few}",
+            "{}: cname at 20,000 q/s: over 1 ms, lb-linker - Knot = {points:+.2} points ({:.2} % - {:.2} %), at most \
+             +0.50; {pooled}",
             word(points <= 0.5),
+            our.slow() * 100.0,
+            their.slow() * 100.0,
         ),
     ]
+}
+
+/// The latencies of a round in which nobody disturbed the two.
+fn calm<'a>((our, their): (&'a Sample, &'a Sample)) -> Option<(&'a Latencies, &'a Latencies)> {
+    let (our, their) = (our.paced.as_ref()?, their.paced.as_ref()?);
+    (!our.0.is_disturbed() && !their.0.is_disturbed()).then_some((&our.1, &their.1))
 }
