@@ -27,7 +27,8 @@ impl Client {
     /// Asks every question once, and returns the answers in their order.
     ///
     /// # Errors
-    /// When an answer is missing or wrong.
+    /// When an answer is missing, or still wrong when it has been asked for again: what is behind an alias may not be
+    /// known at once.
     pub fn ask_all(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers = Vec::with_capacity(questions.len());
         for window in questions.chunks(WINDOW) {
@@ -38,6 +39,7 @@ impl Client {
 
     fn ask_window(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers: Vec<Option<Vec<u8>>> = vec![None; questions.len()];
+        let mut problem = "no answer".to_owned();
         self.socket.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
         for _ in 0..TRIES {
             for (i, question) in questions.iter().enumerate().filter(|(i, _)| answers[*i].is_none()) {
@@ -46,16 +48,23 @@ impl Client {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
+            let mut missing = answers.iter().filter(|answer| answer.is_none()).count();
             let mut buffer = [0; 4096];
-            while answers.iter().any(Option::is_none) {
+            while missing > 0 {
                 let Ok(length) = self.socket.recv(&mut buffer) else { break };
+                missing -= 1;
                 let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
-                let Some(place) = answers.get_mut(id) else { continue };
-                questions[id].check(&buffer[..length])?;
-                *place = Some(buffer[..length].to_vec());
+                let Some(question) = questions.get(id) else { continue };
+                match question.check(&buffer[..length]) {
+                    Ok(()) => answers[id] = Some(buffer[..length].to_vec()),
+                    Err(wrong) => problem = wrong,
+                }
+            }
+            if missing == 0 && answers.iter().all(Option::is_some) {
+                break;
             }
         }
-        answers.into_iter().collect::<Option<_>>().ok_or_else(|| "no answer".to_owned())
+        answers.into_iter().collect::<Option<_>>().ok_or(problem)
     }
 
     fn send(&self, question: &Question, id: usize) -> io::Result<()> {

@@ -48,7 +48,13 @@ pub fn machine(programs: &Programs, dnsperf: &Path) -> String {
 /// The line that tells a version.
 fn version(said: &str) -> Option<String> {
     let line = said.lines().find(|line| line.bytes().any(|byte| byte.is_ascii_digit()))?;
-    Some(line.trim_start_matches("Version ").replace(" version ", " ").trim().to_owned())
+    Some(
+        line.trim_start_matches("Version ")
+            .replace(", version", "")
+            .replace(" version ", " ")
+            .trim()
+            .to_owned(),
+    )
 }
 
 fn said(command: &mut Command) -> String {

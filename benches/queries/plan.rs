@@ -13,7 +13,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::data_dir::DataDir;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
-use crate::rounds::{self, Measured};
+use crate::rounds::Measured;
 use crate::servers::{Programs, Server, Stage, free_port, start_upstream};
 use crate::sets::{NAMES, Names, Set, service, target};
 use crate::{cpu, fixtures, page, report, verdicts};
@@ -112,7 +112,7 @@ pub fn run() -> Result<(), String> {
         if rows.is_empty() || !possible {
             continue;
         }
-        let measured = measure(&stage, &plan, &dnsperf, set, &rows)?;
+        let measured = measure(&stage, &plan, &dnsperf, set, &rows);
         let tables = report::tables(&measured);
         println!("{tables}");
         text += &format!("{tables}\n");
@@ -124,29 +124,29 @@ pub fn run() -> Result<(), String> {
         let machine = page::machine(&stage.programs, &dnsperf);
         page::write(&format!("{machine}\n{text}### Bounds\n\n{verdicts}"))?;
     }
-    Ok(())
+    let problems: usize = all.iter().map(|measured| measured.problems.len()).sum();
+    if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }
 }
 
-fn measure(
-    stage: &Stage,
-    plan: &Plan,
-    dnsperf: &Path,
-    set: Set,
-    rows: &[Server],
-) -> Result<Measured, String> {
-    if rows.contains(&Server::Floor) {
-        capture(stage, set)?;
+fn measure(stage: &Stage, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
+    let mut measured = Measured::new(set);
+    let mut running = Vec::new();
+    for &server in rows {
+        let ready = if server == Server::Floor { capture(stage, set) } else { Ok(()) };
+        match ready.and_then(|()| stage.start(server, set)) {
+            Ok(server) => running.push(server),
+            Err(problem) => measured.leave_out(server, &problem),
+        }
     }
-    let running = rows.iter().map(|server| stage.start(*server, set)).collect::<Result<Vec<_>, _>>()?;
-    rounds::run(plan, dnsperf, set, running)
+    measured.run(plan, dnsperf, running);
+    measured.problems.iter().for_each(|problem| eprintln!("bench: {problem}"));
+    measured
 }
 
 /// Lets lb-linker answer a set once, for the floor, which then gives the same bytes.
 fn capture(stage: &Stage, set: Set) -> Result<(), String> {
     let linker = stage.start(Server::Linker, set)?;
     let client = Client::new(linker.address).map_err(|error| error.to_string())?;
-    // What is behind an alias may not be known at the first try.
-    client.ask_all(&linker.questions)?;
     let answers = client.ask_all(&linker.questions)?;
     fixtures::write_answers(&stage.answers(set), &linker.questions, &answers)
         .map_err(|error| error.to_string())

@@ -60,22 +60,42 @@ pub struct Measured {
     pub set: Set,
     /// In the order of the table, by round.
     pub rows: BTreeMap<Server, Vec<Sample>>,
+    /// Why a server isn't among them.
+    pub problems: Vec<String>,
 }
 
-pub fn run(plan: &Plan, dnsperf: &Path, set: Set, mut running: Vec<Running>) -> Result<Measured, String> {
-    let mut rows = BTreeMap::<Server, Vec<Sample>>::new();
-    for round in 0..plan.rounds {
-        report::progress(&format!("{}: round {} of {}", set.name(), round + 1, plan.rounds));
-        // Nobody always comes after the same one.
-        running.rotate_left(1);
-        for running in &running {
-            let sample = measure(plan.time, dnsperf, set, running);
-            let sample = sample.map_err(|problem| format!("{}: {problem}", running.server.name()))?;
-            rows.entry(running.server).or_default().push(sample);
-        }
+impl Measured {
+    pub fn new(set: Set) -> Self {
+        Self { set, rows: BTreeMap::new(), problems: Vec::new() }
     }
-    report::progress("");
-    Ok(Measured { set, rows })
+
+    /// Measures what runs. A server that can't be measured is left out from then on, with all that it did before.
+    pub fn run(&mut self, plan: &Plan, dnsperf: &Path, mut running: Vec<Running>) {
+        for round in 0..plan.rounds {
+            report::progress(&format!("{}: round {} of {}", self.set.name(), round + 1, plan.rounds));
+            running.retain(|running| match measure(plan.time, dnsperf, self.set, running) {
+                Ok(sample) => {
+                    self.rows.entry(running.server).or_default().push(sample);
+                    true
+                }
+                Err(problem) => {
+                    self.rows.remove(&running.server);
+                    self.leave_out(running.server, &problem);
+                    false
+                }
+            });
+            if running.is_empty() {
+                break;
+            }
+            // Nobody always comes after the same one.
+            running.rotate_left(1);
+        }
+        report::progress("");
+    }
+
+    pub fn leave_out(&mut self, server: Server, problem: &str) {
+        self.problems.push(format!("{} is left out of {}: {problem}", server.name(), self.set.name()));
+    }
 }
 
 fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Result<Sample, String> {

@@ -125,7 +125,7 @@ impl Stage {
                 Err(error) => problem = error,
             }
         }
-        Err(format!("{} for {}: {problem}", server.name(), set.name()))
+        Err(problem)
     }
 
     fn try_start(&self, server: Server, set: Set) -> Result<Running, String> {
