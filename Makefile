@@ -1,7 +1,7 @@
 # For GNU make. Parts of a target run one after the other: they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test build lint docs control-plane stubs fuzz has-rust has-cargo-fuzz
+.PHONY: help demo test bench build lint docs control-plane stubs fuzz has-rust has-cargo-fuzz
 
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -22,6 +22,9 @@ demo: has-rust ## show lb-linker at work, without a cluster (the first build tak
 
 test: has-rust control-plane stubs ## run every test, against a real kube-apiserver
 	RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked
+
+bench: has-rust ## measure what a query costs, beside other DNS servers (needs two idle cores)
+	cargo bench --locked --bench queries
 
 build: has-rust ## build target/release/lb-linker
 	cargo build --locked --release --bin lb-linker

@@ -4,7 +4,7 @@ pub mod audit;
 pub mod clients;
 pub mod cluster;
 pub mod control_plane;
-mod data_dir;
+pub mod data_dir;
 pub mod dns;
 pub mod linker;
 pub mod network;

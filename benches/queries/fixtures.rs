@@ -1,0 +1,127 @@
+//! The files that the servers read.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::sets::{NAMES, Question, ZONE, address, host, service, target};
+
+/// Services of type LoadBalancer, as lb-linker reads them.
+pub fn manifests() -> String {
+    let each = (0..NAMES).map(|i| {
+        format!(
+            "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {}, namespace: bench}}
+spec: {{type: LoadBalancer, ports: [{{port: 443}}]}}
+status: {{loadBalancer: {{ingress: [{{hostname: {}}}]}}}}
+",
+            service(i),
+            target(i)
+        )
+    });
+    each.collect()
+}
+
+/// The zone of all names, for those who have it and for the upstream of those who forward.
+pub fn zone() -> String {
+    let mut zone = format!(
+        "$ORIGIN {ZONE}.
+@ 3600 IN SOA ns admin 1 3600 600 86400 5
+@ 3600 IN NS ns
+ns 3600 IN A 127.0.0.1
+*.wild 60 IN A 10.1.2.3
+"
+    );
+    for i in 0..NAMES {
+        let (name, target, host, address) = (service(i), target(i), host(i), address(i));
+        let records = writeln!(
+            zone,
+            "{name}.bench.lb 5 IN CNAME {target}.\n{target}. 60 IN A {address}\n{host}. 60 IN A {address}"
+        );
+        records.expect("a string takes everything");
+    }
+    zone
+}
+
+/// What dnsperf reads with `-B`: messages as TCP frames them.
+pub fn write_questions(path: &Path, questions: &[Question]) -> io::Result<()> {
+    let framed = questions.iter().flat_map(|question| {
+        let length = u16::try_from(question.bytes.len()).expect("questions are short");
+        [&length.to_be_bytes(), &*question.bytes].concat()
+    });
+    fs::write(path, framed.collect::<Vec<u8>>())
+}
+
+/// What the floor reads: questions and answers without their ids.
+pub fn write_answers(path: &Path, questions: &[Question], answers: &[Vec<u8>]) -> io::Result<()> {
+    let hexadecimal =
+        |message: &[u8]| message[2..].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let lines = questions
+        .iter()
+        .zip(answers)
+        .map(|(question, answer)| format!("{} {}\n", hexadecimal(&question.bytes), hexadecimal(answer)));
+    fs::write(path, lines.collect::<String>())
+}
+
+/// Where a name server finds what it needs.
+pub struct Place<'a> {
+    pub directory: &'a Path,
+    pub port: u16,
+}
+
+/// Knot's configuration: one thread for each of UDP and TCP, no journal.
+pub fn knot(place: &Place) -> String {
+    let Place { directory, port } = place;
+    let directory = directory.display();
+    format!(
+        "server:
+    listen: 127.0.0.1@{port}
+    rundir: {directory}
+    udp-workers: 1
+    tcp-workers: 1
+    background-workers: 1
+database:
+    storage: {directory}
+log:
+  - target: stderr
+    any: warning
+template:
+  - id: default
+    storage: {directory}
+    zonefile-sync: -1
+    journal-content: none
+zone:
+  - domain: {ZONE}
+    file: zone
+"
+    )
+}
+
+/// NSD's configuration: one server process. Its rate limit would drop what comes from one client.
+pub fn nsd(place: &Place) -> String {
+    let Place { directory, port } = place;
+    let directory = directory.display();
+    format!(
+        "server:
+    ip-address: 127.0.0.1@{port}
+    server-count: 1
+    username: \"\"
+    chroot: \"\"
+    database: \"\"
+    zonesdir: \"{directory}\"
+    xfrdir: \"{directory}\"
+    xfrdfile: \"{directory}/xfrd.state\"
+    zonelistfile: \"{directory}/zone.list\"
+    pidfile: \"{directory}/nsd.pid\"
+    rrl-ratelimit: 0
+remote-control:
+    control-enable: no
+zone:
+    name: {ZONE}
+    zonefile: zone
+"
+    )
+}

@@ -1,0 +1,169 @@
+//! The floor: what the kernel's UDP path costs whatever a DNS server does on top of it.
+//!
+//! Batches in by recvmmsg, a look-up of the whole question in a map of ready answers, batches out by sendmmsg.
+//! It sleeps in the kernel until something comes and takes what is there; it reads no DNS.
+
+#![expect(unsafe_code, reason = "the calls are libc's own, so that nothing is between them and the kernel")]
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
+
+use nix::libc::{
+    self, c_int, c_void, in6_pktinfo, iovec, mmsghdr, recvmmsg, sendmmsg, setsockopt, sockaddr_in6, socklen_t,
+};
+
+/// Datagrams of one system call.
+const BATCH: usize = 64;
+/// The longest question or answer.
+const SIZE: usize = 4096;
+/// The kernel's queue, as lb-linker asks for it.
+const RECEIVE_BUFFER: c_int = 1 << 20;
+/// Room for the address that was asked: a control message with an in6_pktinfo, or the smaller in_pktinfo.
+const CONTROL: usize = 40;
+/// An id is the first thing in a message.
+const ID: usize = 2;
+
+/// Answers, by question. Both without the id.
+type Answers = HashMap<Box<[u8]>, Box<[u8]>>;
+
+/// Answers at an address until it is killed.
+pub fn serve(address: SocketAddr, answers: &Path) -> io::Result<()> {
+    let answers = read(answers)?;
+    let socket = UdpSocket::bind(address)?;
+    option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
+    let wildcard = address.ip().is_unspecified();
+    if wildcard && address.is_ipv6() {
+        option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    } else if wildcard {
+        option(&socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    }
+    eprintln!("floor: {} answers on {}", answers.len(), socket.local_addr()?);
+    Batch::new(wildcard).answer_all(socket.as_raw_fd(), &answers)
+}
+
+/// Reads lines of a question and its answer, both in hexadecimal.
+fn read(path: &Path) -> io::Result<Answers> {
+    let text = std::fs::read_to_string(path)?;
+    let pairs = text.lines().map(|line| {
+        let (question, answer) = line.split_once(' ')?;
+        Some((bytes(question)?, bytes(answer)?))
+    });
+    pairs.collect::<Option<_>>().ok_or_else(|| io::Error::other("a line isn't a question and an answer"))
+}
+
+fn bytes(hexadecimal: &str) -> Option<Box<[u8]>> {
+    let digits = hexadecimal.as_bytes().chunks(2);
+    digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+fn option(socket: &UdpSocket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the pointer is to a c_int, and its size goes along.
+    let code = unsafe {
+        setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast::<c_void>(),
+            size_of::<c_int>() as socklen_t,
+        )
+    };
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What the kernel writes to and reads from. The headers point into the boxes beside them, which never move.
+struct Batch {
+    wildcard: bool,
+    /// How many of them the last batch has used, from the front.
+    used: usize,
+    headers: Box<[mmsghdr; BATCH]>,
+    parts: Box<[iovec; BATCH]>,
+    peers: Box<[sockaddr_in6; BATCH]>,
+    controls: Box<[Control; BATCH]>,
+    buffers: Box<[[u8; SIZE]; BATCH]>,
+}
+
+/// Control messages start where a cmsghdr may.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL]);
+
+impl Batch {
+    fn new(wildcard: bool) -> Self {
+        // The checks of the sizes that are written here by hand.
+        const { assert!(size_of::<libc::cmsghdr>() + size_of::<in6_pktinfo>() <= CONTROL) };
+        Self {
+            wildcard,
+            used: BATCH,
+            // SAFETY: these are C's structures of numbers and pointers, for which zeros are valid.
+            headers: Box::new(unsafe { zeroed() }),
+            parts: Box::new(unsafe { zeroed() }),
+            peers: Box::new(unsafe { zeroed() }),
+            controls: Box::new([Control([0; CONTROL]); BATCH]),
+            buffers: vec![[0; SIZE]; BATCH].try_into().expect("it has that length"),
+        }
+    }
+
+    fn answer_all(&mut self, socket: RawFd, answers: &Answers) -> io::Result<()> {
+        loop {
+            let received = self.receive(socket)?;
+            let ready = self.look_up(received, answers);
+            self.send(socket, ready)?;
+        }
+    }
+
+    /// Waits for a first datagram, and takes those that are there with it.
+    fn receive(&mut self, socket: RawFd) -> io::Result<usize> {
+        for i in 0..self.used {
+            self.parts[i] = iovec { iov_base: self.buffers[i].as_mut_ptr().cast(), iov_len: SIZE };
+            let header = &mut self.headers[i].msg_hdr;
+            header.msg_name = (&raw mut self.peers[i]).cast();
+            header.msg_namelen = size_of::<sockaddr_in6>() as socklen_t;
+            header.msg_iov = &raw mut self.parts[i];
+            header.msg_iovlen = 1;
+            if self.wildcard {
+                header.msg_control = (&raw mut self.controls[i]).cast();
+                header.msg_controllen = CONTROL;
+            }
+        }
+        let flags = libc::MSG_WAITFORONE;
+        // SAFETY: there are BATCH headers, and what they point at lives as long as `self` and has the lengths
+        // that they say.
+        let received =
+            unsafe { recvmmsg(socket, self.headers.as_mut_ptr(), BATCH as u32, flags, std::ptr::null_mut()) };
+        self.used = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.used)
+    }
+
+    /// Puts an answer in the place of each question that has one, those to the front. The address that was asked
+    /// stays beside it: the answer leaves from there.
+    fn look_up(&mut self, received: usize, answers: &Answers) -> usize {
+        let mut ready = 0;
+        for i in 0..received {
+            let length = self.headers[i].msg_len as usize;
+            let Some(answer) = self.buffers[i].get(ID..length).and_then(|question| answers.get(question))
+            else {
+                continue;
+            };
+            self.buffers[i][ID..ID + answer.len()].copy_from_slice(answer);
+            self.parts[i].iov_len = ID + answer.len();
+            self.headers.swap(ready, i);
+            ready += 1;
+        }
+        ready
+    }
+
+    fn send(&mut self, socket: RawFd, ready: usize) -> io::Result<()> {
+        let mut sent = 0;
+        while sent < ready {
+            let rest = &mut self.headers[sent..ready];
+            // SAFETY: as in `receive`; the kernel has set the lengths of names and controls to what it wrote.
+            let code = unsafe { sendmmsg(socket, rest.as_mut_ptr(), rest.len() as u32, 0) };
+            sent += usize::try_from(code).map_err(|_| io::Error::last_os_error())?;
+        }
+        Ok(())
+    }
+}

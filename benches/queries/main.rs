@@ -1,0 +1,47 @@
+//! What a query costs: lb-linker beside other DNS servers, and beside the floor of the kernel's UDP path.
+//!
+//! `make bench`; what is measured and how is in `docs/performance.md`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod client;
+mod cpu;
+mod dnsperf;
+mod fixtures;
+mod floor;
+#[expect(dead_code, reason = "the tests use the rest of it")]
+#[path = "../../tests/e2e/harness/mod.rs"]
+mod harness;
+mod latency;
+mod page;
+mod plan;
+mod report;
+mod rounds;
+mod servers;
+mod sets;
+mod spread;
+mod verdicts;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // cargo says `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => plan::run(),
+        ["floor", address, answers] => match address.parse() {
+            Ok(address) => {
+                floor::serve(address, answers.as_ref()).map_err(|error| format!("{answers}: {error}"))
+            }
+            Err(error) => Err(format!("{address}: {error}")),
+        },
+        _ => Err("usage: queries [floor ADDRESS:PORT ANSWERS]".to_owned()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("bench: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}

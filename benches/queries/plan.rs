@@ -1,0 +1,221 @@
+//! What is measured: the environment, the programs, one set after the other.
+
+use std::env;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::client::Client;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::data_dir::DataDir;
+use crate::harness::process::Process;
+use crate::harness::programs::programs;
+use crate::rounds::Measured;
+use crate::servers::{Programs, Server, Stage, free_port, start_upstream};
+use crate::sets::{NAMES, Names, Set, service, target};
+use crate::{cpu, fixtures, page, report, verdicts};
+
+/// What the environment says.
+pub struct Plan {
+    pub rounds: usize,
+    pub time: Duration,
+    only: Vec<String>,
+    write: bool,
+}
+
+impl Plan {
+    fn from_env() -> Result<Self, String> {
+        let number = |name: &str, default: f64| match env::var(name) {
+            Ok(text) => {
+                text.parse::<f64>().map_err(|_| format!("{name} is {text:?}, and has to be a number"))
+            }
+            Err(_) => Ok(default),
+        };
+        let only = env::var("BENCH_ONLY").unwrap_or_default().to_lowercase();
+        Ok(Self {
+            rounds: number("BENCH_ROUNDS", 9.0)?.max(1.0) as usize,
+            time: Duration::from_secs_f64(number("BENCH_SECONDS", 2.0)?.max(0.1)),
+            write: env::var("BENCH_WRITE").is_ok_and(|value| !value.is_empty() && value != "0"),
+            only: only
+                .split(',')
+                .map(|word| word.trim().to_owned())
+                .filter(|word| !word.is_empty())
+                .collect(),
+        })
+    }
+
+    /// The rows of a set. Words that are part of sets' names choose those sets, the others choose rows; a whole name
+    /// chooses nothing but that.
+    fn rows(&self, set: Set) -> Vec<Server> {
+        let (sets, rows): (Vec<&str>, Vec<&str>) = self
+            .only
+            .iter()
+            .map(String::as_str)
+            .partition(|word| Set::ALL.iter().any(|set| set.name().contains(word)));
+        let names = Set::ALL.map(Set::name);
+        if !sets.is_empty() && !sets.iter().any(|word| chosen(word, set.name(), &names)) {
+            return Vec::new();
+        }
+        let all = Server::of(set);
+        let names: Vec<String> = all.iter().map(|server| server.name().to_lowercase()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let of = |name: &str| rows.is_empty() || rows.iter().any(|word| chosen(word, name, &names));
+        all.iter().zip(&names).filter(|(_, name)| of(name)).map(|(server, _)| *server).collect()
+    }
+}
+
+fn chosen(word: &str, name: &str, names: &[&str]) -> bool {
+    if names.contains(&word) { name == word } else { name.contains(word) }
+}
+
+pub fn run() -> Result<(), String> {
+    let plan = Plan::from_env()?;
+    if plan.write && !plan.only.is_empty() {
+        return Err(
+            "BENCH_WRITE writes all tables, and BENCH_ONLY asks for some: leave one of them away".to_owned()
+        );
+    }
+    let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
+    let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
+    if sets.iter().all(|(_, rows)| rows.is_empty()) {
+        return Err("BENCH_ONLY chooses nothing: docs/performance.md lists the sets of questions".to_owned());
+    }
+    pin()?;
+    let dnsperf =
+        find("dnsperf").ok_or("dnsperf isn't there, and it makes the load: apt-get install dnsperf")?;
+    let programs = find_peers();
+    let temporary =
+        DataDir::create().map_err(|error| format!("no directory for the servers' files: {error}"))?;
+    let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    let _upstream = upstream_of(&programs, temporary.path(), upstream)?;
+    let kubernetes = wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);
+    let plane = (kubernetes && programs.coredns.is_some()).then(cluster);
+    let stage = Stage {
+        programs,
+        directory: temporary.path().to_owned(),
+        upstream,
+        kubeconfig: plane.as_ref().map(ControlPlane::admin_kubeconfig),
+    };
+    let (mut all, mut text) = (Vec::new(), String::new());
+    for (set, rows) in sets {
+        let there = |server: &Server| match server {
+            Server::Linker | Server::Floor => true,
+            _ => stage.programs.of(*server).is_some(),
+        };
+        let rows: Vec<Server> = rows.into_iter().filter(there).collect();
+        // Without an upstream there is nothing to forward to.
+        let possible =
+            stage.programs.knot.is_some() || matches!(set, Set::Cname | Set::CnameAnywhere | Set::Tcp);
+        if rows.is_empty() || !possible {
+            continue;
+        }
+        let measured = measure(&stage, &plan, &dnsperf, set, &rows);
+        let tables = report::tables(&measured);
+        println!("{tables}");
+        text += &format!("{tables}\n");
+        all.push(measured);
+    }
+    let verdicts: String = verdicts::lines(&all).iter().map(|line| format!("- {line}\n")).collect();
+    println!("{verdicts}");
+    if plan.write {
+        let machine = page::machine(&stage.programs, &dnsperf);
+        page::write(&format!("{machine}\n{text}### Bounds\n\n{verdicts}"))?;
+    }
+    let problems: usize = all.iter().map(|measured| measured.problems.len()).sum();
+    if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }
+}
+
+fn measure(stage: &Stage, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
+    let mut measured = Measured::new(set);
+    let mut running = Vec::new();
+    for &server in rows {
+        let ready = if server == Server::Floor { capture(stage, set) } else { Ok(()) };
+        match ready.and_then(|()| stage.start(server, set)) {
+            Ok(server) => running.push(server),
+            Err(problem) => measured.leave_out(server, &problem),
+        }
+    }
+    measured.run(plan, dnsperf, running);
+    measured.problems.iter().for_each(|problem| eprintln!("bench: {problem}"));
+    measured
+}
+
+/// Lets lb-linker answer a set once, for the floor, which then gives the same bytes.
+fn capture(stage: &Stage, set: Set) -> Result<(), String> {
+    let linker = stage.start(Server::Linker, set)?;
+    let client = Client::new(linker.address).map_err(|error| error.to_string())?;
+    let answers = client.ask_all(&linker.questions)?;
+    fixtures::write_answers(&stage.answers(set), &linker.questions, &answers)
+        .map_err(|error| error.to_string())
+}
+
+/// All that isn't pinned elsewhere runs on the core of the load: this process and what it starts.
+fn pin() -> Result<(), String> {
+    let mut set = CpuSet::new();
+    set.set(cpu::LOAD).expect("a small number");
+    sched_setaffinity(Pid::from_raw(0), &set)
+        .map_err(|error| format!("two cores are needed, one for the servers and one for the load: {error}"))
+}
+
+fn find_peers() -> Programs {
+    let peer = |program: &str, package: &str| {
+        let found = find(program);
+        if found.is_none() {
+            eprintln!("bench: {program} isn't there, and is left out: apt-get install {package}");
+        }
+        found
+    };
+    Programs {
+        knot: peer("knotd", "knot"),
+        nsd: peer("nsd", "nsd"),
+        // Builds it when it isn't there; that needs Go, and says so.
+        coredns: std::panic::catch_unwind(|| programs().coredns.clone()).ok(),
+    }
+}
+
+/// Looks where shells look, and where Debian puts what only root starts.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let directories = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    directories.map(|directory| directory.join(program)).find(|path| path.is_file())
+}
+
+fn upstream_of(
+    programs: &Programs,
+    directory: &Path,
+    address: SocketAddr,
+) -> Result<Option<Process>, String> {
+    let Some(knot) = &programs.knot else {
+        eprintln!("bench: without Knot there is no upstream: only CNAME and TCP are measured");
+        return Ok(None);
+    };
+    let process = start_upstream(knot, &directory.join("upstream"), address.port());
+    let mut process = process.map_err(|error| format!("{}: {error}", knot.display()))?;
+    let client = Client::new(address).map_err(|error| error.to_string())?;
+    let question = &Set::Cached.questions(Names::Linked)[0];
+    client.wait_for(question, &mut || process.ended().is_some()).map_err(|error| format!("Knot: {error}"))?;
+    Ok(Some(process))
+}
+
+/// A control plane with the ExternalName Services that CoreDNS's `kubernetes` answers from.
+fn cluster() -> ControlPlane {
+    eprintln!("bench: starting a control plane with {NAMES} ExternalName Services");
+    let plane = ControlPlane::start(Options::default());
+    plane.kubectl(&["create", "namespace", "bench"]);
+    let services = (0..NAMES).map(|i| {
+        let (name, target) = (service(i), target(i));
+        format!(
+            "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: bench}}
+spec: {{type: ExternalName, externalName: {target}}}
+"
+        )
+    });
+    plane.kubectl_stdin(&["create", "-f", "-"], &services.collect::<String>());
+    plane
+}

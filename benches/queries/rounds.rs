@@ -1,0 +1,165 @@
+//! The rounds: in each of them every server once, so that what slows the machine slows all of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::client::Client;
+use crate::cpu::{self, Core};
+use crate::latency::{self, Latencies};
+use crate::plan::Plan;
+use crate::servers::{Running, Server};
+use crate::sets::{NAMES, Set};
+use crate::{dnsperf, report};
+
+/// Questions a second where the server isn't saturated.
+pub const RATE: u32 = 20_000;
+
+/// How much of the servers' core may go to others than the server that is measured.
+const DISTURBED: f64 = 0.1;
+/// How often it is measured again where it is more; the least disturbed figure is kept.
+const TRIES: usize = 3;
+
+/// What one server did in one round.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    pub saturated: Load,
+    /// Latencies at saturation.
+    pub crowded: Option<Latencies>,
+    /// At [`RATE`].
+    pub paced: Option<(Load, Latencies)>,
+    /// Kilobytes.
+    pub resident: u64,
+}
+
+/// What a load cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Microseconds of CPU per query.
+    pub cpu: f64,
+    /// The share of the core's time in which it computed, for whomever.
+    pub busy: f64,
+    /// The share that wasn't for the server.
+    pub others: f64,
+    pub per_second: f64,
+    /// Mean latency in microseconds.
+    pub mean: f64,
+    pub lost: f64,
+}
+
+impl Load {
+    /// Whether others have worked on the core as well.
+    pub fn is_disturbed(&self) -> bool {
+        self.others > DISTURBED
+    }
+}
+
+/// All rounds of a set.
+#[derive(Debug)]
+pub struct Measured {
+    pub set: Set,
+    /// In the order of the table, by round.
+    pub rows: BTreeMap<Server, Vec<Sample>>,
+    /// Why a server isn't among them.
+    pub problems: Vec<String>,
+}
+
+impl Measured {
+    pub fn new(set: Set) -> Self {
+        Self { set, rows: BTreeMap::new(), problems: Vec::new() }
+    }
+
+    /// Measures what runs. A server that can't be measured is left out from then on, with all that it did before.
+    pub fn run(&mut self, plan: &Plan, dnsperf: &Path, mut running: Vec<Running>) {
+        for round in 0..plan.rounds {
+            report::progress(&format!("{}: round {} of {}", self.set.name(), round + 1, plan.rounds));
+            running.retain(|running| match measure(plan.time, dnsperf, self.set, running) {
+                Ok(sample) => {
+                    self.rows.entry(running.server).or_default().push(sample);
+                    true
+                }
+                Err(problem) => {
+                    self.rows.remove(&running.server);
+                    self.leave_out(running.server, &problem);
+                    false
+                }
+            });
+            if running.is_empty() {
+                break;
+            }
+            // Nobody always comes after the same one.
+            running.rotate_left(1);
+        }
+        report::progress("");
+    }
+
+    pub fn leave_out(&mut self, server: Server, problem: &str) {
+        self.problems.push(format!("{} is left out of {}: {problem}", server.name(), self.set.name()));
+    }
+}
+
+fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Result<Sample, String> {
+    let text = |error: std::io::Error| error.to_string();
+    // The answers are looked at each time, and what is to be cached is.
+    let first = &running.questions[..running.questions.len().min(NAMES)];
+    Client::new(running.address).map_err(text)?.ask_all(first)?;
+    let (saturated, good) = quiet(|| {
+        let meter = Meter::start(running);
+        let outcome = dnsperf::run(dnsperf, running.address, &running.data, set == Set::Tcp, time)?;
+        let load = meter.stop(outcome.answered, outcome.mean, outcome.lost);
+        Ok((Load { per_second: outcome.per_second, ..load }, outcome.good))
+    })?;
+    let wanted = first.iter().filter(|question| !question.is_absent()).count() as f64 / first.len() as f64;
+    if (good - wanted).abs() > 0.01 {
+        return Err(format!("{:.1} % are NOERROR, and {:.1} % should be", good * 100.0, wanted * 100.0));
+    }
+    let resident = cpu::resident(running.process.id());
+    if set == Set::Tcp {
+        return Ok(Sample { saturated, crowded: None, paced: None, resident });
+    }
+    let crowded = latency::saturated(running.address, &running.questions, time / 4).map_err(text)?;
+    let paced = quiet(|| {
+        let meter = Meter::start(running);
+        let paced = latency::paced(running.address, &running.questions, RATE, time).map_err(text)?;
+        Ok((meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64), paced))
+    })?;
+    Ok(Sample { saturated, crowded: Some(crowded), paced: Some(paced), resident })
+}
+
+/// Measures until nobody disturbs it.
+fn quiet<T>(measure: impl Fn() -> Result<(Load, T), String>) -> Result<(Load, T), String> {
+    let mut best = measure()?;
+    for _ in 1..TRIES {
+        if !best.0.is_disturbed() {
+            break;
+        }
+        let again = measure()?;
+        if again.0.others < best.0.others {
+            best = again;
+        }
+    }
+    Ok(best)
+}
+
+/// What the server and its core have done since.
+struct Meter {
+    pid: u32,
+    used: f64,
+    core: Core,
+    since: Instant,
+}
+
+impl Meter {
+    fn start(running: &Running) -> Self {
+        let pid = running.process.id();
+        Self { pid, used: cpu::used(pid), core: Core::now(cpu::SERVER), since: Instant::now() }
+    }
+
+    fn stop(self, answered: f64, mean: f64, lost: f64) -> Load {
+        let used = cpu::used(self.pid) - self.used;
+        let seconds = self.since.elapsed().as_secs_f64();
+        let busy = Core::busy_since(self.core, cpu::SERVER);
+        let others = (busy - used / 1e6 / seconds).max(0.0);
+        Load { cpu: used / answered, busy, others, per_second: answered / seconds, mean, lost }
+    }
+}

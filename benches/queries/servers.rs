@@ -1,0 +1,268 @@
+//! The servers that are compared, each on the core of the servers.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::client::Client;
+use crate::cpu;
+use crate::fixtures::{self, Place};
+use crate::harness::linker;
+use crate::harness::process::Process;
+use crate::sets::{Names, Question, Set, ZONE};
+
+/// A row of the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Server {
+    Linker,
+    Floor,
+    Knot,
+    Nsd,
+    File,
+    FileBare,
+    Kubernetes,
+    KubernetesCache,
+    Forward,
+    ForwardCache,
+}
+
+impl Server {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Linker => "lb-linker",
+            Self::Floor => "floor",
+            Self::Knot => "Knot",
+            Self::Nsd => "NSD",
+            Self::File => "CoreDNS file",
+            Self::FileBare => "CoreDNS file, no metrics",
+            Self::Kubernetes => "CoreDNS kubernetes",
+            Self::KubernetesCache => "CoreDNS kubernetes+cache",
+            Self::Forward => "CoreDNS forward",
+            Self::ForwardCache => "CoreDNS forward+cache",
+        }
+    }
+
+    /// Those that have the answers to a set.
+    pub const fn of(set: Set) -> &'static [Self] {
+        use Server::*;
+        match set {
+            Set::Cname => &[Linker, Floor, Knot, Nsd, File, FileBare, Kubernetes, KubernetesCache],
+            Set::CnameAnywhere | Set::MixAnywhere => &[Linker, Floor],
+            Set::Chase => &[Linker, Floor, Knot, Nsd, File, KubernetesCache, ForwardCache],
+            Set::Cached => &[Linker, Floor, ForwardCache],
+            Set::Uncached => &[Linker, Forward],
+            Set::Absent | Set::Mix => &[Linker, Floor, Knot, Nsd, File, Kubernetes, KubernetesCache],
+            Set::Tcp => &[Linker, Knot, Nsd, File],
+        }
+    }
+
+    pub const fn names(self) -> Names {
+        match self {
+            Self::Kubernetes | Self::KubernetesCache => Names::Cluster,
+            _ => Names::Linked,
+        }
+    }
+}
+
+/// The programs, as far as they are there.
+#[derive(Debug, Default)]
+pub struct Programs {
+    pub knot: Option<PathBuf>,
+    pub nsd: Option<PathBuf>,
+    pub coredns: Option<PathBuf>,
+}
+
+impl Programs {
+    pub fn of(&self, server: Server) -> Option<PathBuf> {
+        match server {
+            Server::Linker => Some(env!("CARGO_BIN_EXE_lb-linker").into()),
+            Server::Floor => std::env::current_exe().ok(),
+            Server::Knot => self.knot.clone(),
+            Server::Nsd => self.nsd.clone(),
+            _ => self.coredns.clone(),
+        }
+    }
+}
+
+/// What servers need beside their programs.
+pub struct Stage {
+    pub programs: Programs,
+    /// For the files of all servers.
+    pub directory: PathBuf,
+    /// Where those that forward ask.
+    pub upstream: SocketAddr,
+    /// The cluster with the ExternalName Services, for CoreDNS's `kubernetes`.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// A server that answers. Dropping it ends it.
+pub struct Running {
+    pub server: Server,
+    pub process: Process,
+    pub address: SocketAddr,
+    pub questions: Vec<Question>,
+    /// The questions, for dnsperf.
+    pub data: PathBuf,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // NSD's processes end with the first of them only if it is asked to.
+        self.process.stop(std::time::Duration::from_secs(5));
+    }
+}
+
+impl Stage {
+    /// Starts a server for a set, and waits until it answers the first question.
+    pub fn start(&self, server: Server, set: Set) -> Result<Running, String> {
+        let mut problem = String::new();
+        // Somebody may take a port in between.
+        for _ in 0..3 {
+            match self.try_start(server, set) {
+                Ok(running) => return Ok(running),
+                Err(error) => problem = error,
+            }
+        }
+        Err(problem)
+    }
+
+    fn try_start(&self, server: Server, set: Set) -> Result<Running, String> {
+        let text = |error: io::Error| error.to_string();
+        let directory =
+            self.directory.join(format!("{}-{}", set.name(), server.name().replace([' ', ','], "-")));
+        fs::create_dir_all(&directory).map_err(text)?;
+        let port = free_port();
+        let command = self.command(server, set, &Place { directory: &directory, port }).map_err(text)?;
+        let questions = set.questions(server.names());
+        let data = directory.join("questions");
+        fixtures::write_questions(&data, &questions).map_err(text)?;
+        let process = spawn(&command, cpu::SERVER, &directory).map_err(text)?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let mut running = Running { server, process, address, questions, data };
+        let client = Client::new(address).map_err(text)?;
+        let ready = client.wait_for(&running.questions[0], &mut || running.process.ended().is_some());
+        ready.map_err(|problem| format!("{problem}\n{}", log(&directory)))?;
+        Ok(running)
+    }
+
+    /// The program with its arguments, and the files that they name.
+    fn command(&self, server: Server, set: Set, place: &Place) -> io::Result<Command> {
+        let Place { directory, port } = place;
+        let program = self.programs.of(server).ok_or(io::ErrorKind::NotFound)?;
+        let mut command = Command::new(program);
+        let host = if set.anywhere() { "[::]" } else { "127.0.0.1" };
+        let write = |name: &str, content: String| fs::write(directory.join(name), content);
+        match server {
+            Server::Linker => {
+                command = linker::bare();
+                write("services.yaml", fixtures::manifests())?;
+                // Beside the other files, which aren't manifests.
+                let manifests = directory.join("manifests");
+                fs::create_dir_all(&manifests)?;
+                fs::rename(directory.join("services.yaml"), manifests.join("services.yaml"))?;
+                command.arg("--manifests").arg(manifests);
+                if set == Set::Uncached {
+                    write("Corefile", self.corefile(server, *port))?;
+                    command.arg("--corefile").arg(directory.join("Corefile"));
+                } else {
+                    command.args(["--listen", &format!("{host}:{port}")]);
+                    command.args(["--upstream", &self.upstream.to_string()]);
+                    for flag in ["--metrics-listen", "--health-listen", "--ready-listen"] {
+                        command.args([flag, "127.0.0.1:0"]);
+                    }
+                }
+            }
+            Server::Floor => {
+                command.args(["floor", &format!("{host}:{port}")]).arg(self.answers(set));
+            }
+            Server::Knot => {
+                write("zone", fixtures::zone())?;
+                write("knot.conf", fixtures::knot(place))?;
+                command.arg("-c").arg(directory.join("knot.conf"));
+            }
+            Server::Nsd => {
+                write("zone", fixtures::zone())?;
+                write("nsd.conf", fixtures::nsd(place))?;
+                command.arg("-d").arg("-c").arg(directory.join("nsd.conf"));
+            }
+            _ => {
+                write("zone", fixtures::zone())?;
+                write("Corefile", self.corefile(server, *port))?;
+                command.arg("-conf").arg(directory.join("Corefile"));
+            }
+        }
+        command.current_dir(directory);
+        Ok(command)
+    }
+
+    /// One block, the same for lb-linker where it takes one.
+    fn corefile(&self, server: Server, port: u16) -> String {
+        let forward = format!("forward . {}", self.upstream);
+        let kubernetes = || {
+            let kubeconfig = self.kubeconfig.as_deref().unwrap_or(Path::new(""));
+            format!("kubernetes cluster.local {{\n kubeconfig {}\n }}\n {forward}", kubeconfig.display())
+        };
+        let plugins = match server {
+            Server::File | Server::FileBare => format!("file zone {ZONE}"),
+            Server::Kubernetes => kubernetes(),
+            Server::KubernetesCache => format!("cache 30\n {}", kubernetes()),
+            Server::ForwardCache => format!("cache 30\n {forward}"),
+            _ => forward,
+        };
+        let metrics = match server {
+            Server::FileBare => String::new(),
+            _ => format!("prometheus 127.0.0.1:{}", free_port()),
+        };
+        format!(".:{port} {{\n bind 127.0.0.1\n errors\n {metrics}\n {plugins}\n}}\n")
+    }
+
+    /// The file of the answers that the floor gives to a set.
+    pub fn answers(&self, set: Set) -> PathBuf {
+        self.directory.join(format!("{}-answers", set.name()))
+    }
+}
+
+/// Starts a Knot as the upstream of all that forward, on the core of the load: what it costs isn't theirs.
+pub fn start_upstream(program: &Path, directory: &Path, port: u16) -> io::Result<Process> {
+    fs::create_dir_all(directory)?;
+    fs::write(directory.join("zone"), fixtures::zone())?;
+    fs::write(directory.join("knot.conf"), fixtures::knot(&Place { directory, port }))?;
+    let mut command = Command::new(program);
+    command.arg("-c").arg(directory.join("knot.conf"));
+    spawn(&command, cpu::LOAD, directory)
+}
+
+fn spawn(command: &Command, core: usize, directory: &Path) -> io::Result<Process> {
+    let mut pinned = Command::new("taskset");
+    pinned.args(["-c", &core.to_string()]).arg(command.get_program()).args(command.get_args());
+    pinned.current_dir(directory);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => pinned.env(name, value),
+            None => pinned.env_remove(name),
+        };
+    }
+    let log = File::create(directory.join("log"))?;
+    pinned.stdout(log.try_clone()?).stderr(log);
+    Process::spawn(pinned)
+}
+
+fn log(directory: &Path) -> String {
+    let log = fs::read(directory.join("log")).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
+/// A port that is free on every address, below those that sockets get that don't ask for one.
+pub fn free_port() -> u16 {
+    loop {
+        let port = rand::random_range(10_000..30_000);
+        let everywhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        if UdpSocket::bind(everywhere).is_ok() && TcpListener::bind(everywhere).is_ok() {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The bounds: what is asked of lb-linker, measured against what ran beside it in the same rounds.
+
+use crate::latency::Latencies;
+use crate::report::pool;
+use crate::rounds::{Measured, Sample};
+use crate::servers::Server;
+use crate::sets::Set;
+use crate::spread::Spread;
+
+/// A round counts for a bound by the floor only if the mean latency is no more than so many times the floor's: who
+/// waits until a batch is full saves CPU.
+const LATENCY: f64 = 1.2;
+/// Rounds that the share of slow answers needs.
+const ROUNDS: usize = 15;
+
+/// CPU per query at saturation, as a ratio.
+struct Bound {
+    set: Set,
+    of: Server,
+    by: Server,
+    limit: Limit,
+}
+
+#[derive(Clone, Copy)]
+enum Limit {
+    AtMost(f64),
+    /// A win counts only if it is larger than the spread.
+    Below(f64),
+    AtLeast(f64),
+}
+
+const BOUNDS: [Bound; 12] = {
+    use Limit::{AtLeast, AtMost, Below};
+    use Server::*;
+    const fn bound(set: Set, of: Server, by: Server, limit: Limit) -> Bound {
+        Bound { set, of, by, limit }
+    }
+    [
+        bound(Set::Cname, Linker, Floor, AtMost(1.10)),
+        bound(Set::Cname, Linker, Knot, Below(1.0)),
+        bound(Set::Cname, Linker, Nsd, Below(1.0)),
+        bound(Set::Cname, File, Linker, AtLeast(3.5)),
+        bound(Set::Cname, FileBare, Linker, AtLeast(3.5)),
+        bound(Set::CnameAnywhere, Linker, Floor, AtMost(1.15)),
+        bound(Set::Chase, Linker, Floor, AtMost(1.25)),
+        bound(Set::Chase, ForwardCache, Linker, AtLeast(2.0)),
+        bound(Set::Cached, Linker, Floor, AtMost(1.25)),
+        bound(Set::Cached, ForwardCache, Linker, AtLeast(2.0)),
+        bound(Set::Uncached, Forward, Linker, AtLeast(2.0)),
+        bound(Set::Tcp, Linker, Knot, AtMost(1.0)),
+    ]
+};
+
+/// A line for each bound that was measured.
+pub fn lines(all: &[Measured]) -> Vec<String> {
+    let mut lines: Vec<String> = BOUNDS.iter().filter_map(|bound| bound.line(all)).collect();
+    lines.extend(latency(all));
+    lines
+}
+
+impl Bound {
+    fn line(&self, all: &[Measured]) -> Option<String> {
+        let measured = all.iter().find(|measured| measured.set == self.set)?;
+        let (of, by) = (measured.rows.get(&self.of)?, measured.rows.get(&self.by)?);
+        let rounds: Vec<(&Sample, &Sample)> = of.iter().zip(by).collect();
+        let calm: Vec<_> = rounds.iter().copied().filter(|(of, by)| is_calm(of) && is_calm(by)).collect();
+        let counted: Vec<_> = calm.iter().copied().filter(|(of, by)| self.is_prompt(of, by)).collect();
+        let ratios = |rounds: &[(&Sample, &Sample)]| {
+            Spread::of(rounds.iter().map(|(of, by)| of.saturated.cpu / by.saturated.cpu))
+        };
+        // What doesn't count is still worth knowing.
+        let spread = ratios(&counted).or_else(|| ratios(&calm)).or_else(|| ratios(&rounds))?;
+        let verdict = match (calm.is_empty(), counted.is_empty()) {
+            (true, _) => "not known",
+            (false, true) => "falls short",
+            (false, false) => self.limit.verdict(spread),
+        };
+        let (of, by, set) = (self.of.name(), self.by.name(), self.set.name());
+        Some(format!(
+            "{verdict}: {set}: CPU per query, {of} : {by} = {:.2} ({:.2}-{:.2}), {}; {} of {} rounds undisturbed, {} \
+             count",
+            spread.median,
+            spread.low,
+            spread.high,
+            self.limit.text(),
+            calm.len(),
+            rounds.len(),
+            counted.len(),
+        ))
+    }
+
+    /// Whether nobody has waited to fill batches.
+    fn is_prompt(&self, of: &Sample, by: &Sample) -> bool {
+        self.by != Server::Floor || of.saturated.mean <= LATENCY * by.saturated.mean
+    }
+}
+
+fn is_calm(sample: &Sample) -> bool {
+    !sample.saturated.is_disturbed() && sample.saturated.lost == 0.0
+}
+
+impl Limit {
+    fn text(self) -> String {
+        match self {
+            Self::AtMost(limit) => format!("at most {limit:.2}"),
+            Self::Below(limit) => format!("below {limit:.2}"),
+            Self::AtLeast(limit) => format!("at least {limit:.2}"),
+        }
+    }
+
+    /// The median has to hold, and of a win also the middle half of the rounds.
+    fn verdict(self, spread: Spread) -> &'static str {
+        let (holds, near) = match self {
+            Self::AtMost(limit) => (spread.median <= limit, spread.quarter <= limit),
+            Self::Below(limit) => (spread.three_quarters < limit, spread.quarter < limit),
+            Self::AtLeast(limit) => (spread.median >= limit, spread.three_quarters >= limit),
+        };
+        match (holds, near) {
+            (true, _) => "holds",
+            (false, true) => "within the spread",
+            (false, false) => "falls short",
+        }
+    }
+}
+
+/// Latency without saturation, beside Knot's.
+fn latency(all: &[Measured]) -> Vec<String> {
+    let rows = all.iter().find(|measured| measured.set == Set::Cname).map(|measured| &measured.rows);
+    let row = |server: Server| rows.and_then(|rows| rows.get(&server));
+    let (Some(ours), Some(theirs)) = (row(Server::Linker), row(Server::Knot)) else { return Vec::new() };
+    let rounds: Vec<(&Latencies, &Latencies)> =
+        ours.iter().zip(theirs).filter_map(|pair| calm(pair)).collect();
+    let all = (pool(rounds.iter().map(|(our, _)| *our)), pool(rounds.iter().map(|(_, their)| *their)));
+    let (Some(our), Some(their)) = all else {
+        return vec!["not known: cname at 20,000 q/s: others disturbed every round".to_owned()];
+    };
+    let word = |holds: bool| if holds { "holds" } else { "falls short" };
+    let ratio = our.median() / their.median();
+    let points = (our.slow() - their.slow()) * 100.0;
+    let needed = if rounds.len() < ROUNDS { format!(" ({ROUNDS} are needed)") } else { String::new() };
+    let pooled = format!("{} of {} rounds pooled{needed}", rounds.len(), ours.len());
+    vec![
+        format!(
+            "{}: cname at 20,000 q/s: p50, lb-linker : Knot = {ratio:.2} ({:.1} µs : {:.1} µs), at most 1.10; {pooled}",
+            word(ratio <= 1.1),
+            our.median(),
+            their.median(),
+        ),
+        format!(
+            "{}: cname at 20,000 q/s: over 1 ms, lb-linker - Knot = {points:+.2} points ({:.2} % - {:.2} %), at most \
+             +0.50; {pooled}",
+            word(points <= 0.5),
+            our.slow() * 100.0,
+            their.slow() * 100.0,
+        ),
+    ]
+}
+
+/// The latencies of a round in which nobody disturbed the two.
+fn calm<'a>((our, their): (&'a Sample, &'a Sample)) -> Option<(&'a Latencies, &'a Latencies)> {
+    let (our, their) = (our.paced.as_ref()?, their.paced.as_ref()?);
+    (!our.0.is_disturbed() && !their.0.is_disturbed()).then_some((&our.1, &their.1))
+}
