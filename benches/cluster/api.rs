@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -53,8 +54,10 @@ impl Access {
         tcp.set_nodelay(true).expect("TCP_NODELAY");
         let name = ServerName::from(self.address.ip());
         let tls = ClientConnection::new(Arc::clone(&self.tls), name).expect("a TLS client");
-        let stream = StreamOwned::new(tls, tcp);
-        Connection { access: self.clone(), stream, buffer: Vec::new(), read: Instant::now() }
+        let handle = tcp.try_clone().expect("a second handle of a socket");
+        let headers = format!("Host: {}\r\nAuthorization: Bearer {}\r\n", self.address, self.token);
+        let stream = Box::new(StreamOwned::new(tls, tcp));
+        Connection { headers, stream, handle: Some(handle), buffer: Vec::new(), read: Instant::now() }
     }
 
     /// Watches Services that a field selector selects, from now on.
@@ -67,10 +70,15 @@ impl Access {
     }
 }
 
-/// A connection to the API server, for one request after the other.
+trait Stream: Read + Write + Send {}
+impl<S: Read + Write + Send> Stream for S {}
+
+/// A connection to the API server, or to etcd, for one request after the other.
 pub struct Connection {
-    access: Access,
-    stream: StreamOwned<ClientConnection, TcpStream>,
+    headers: String,
+    stream: Box<dyn Stream>,
+    /// What can end it from elsewhere.
+    handle: Option<TcpStream>,
     /// What has come and not been used.
     buffer: Vec<u8>,
     /// When the last of it came.
@@ -85,6 +93,13 @@ pub struct Answer {
 }
 
 impl Connection {
+    /// Connects to a server that listens on a Unix socket.
+    pub fn unix(path: &Path) -> Self {
+        let stream = Box::new(UnixStream::connect(path).expect("somebody listens on the socket"));
+        let headers = "Host: localhost\r\n".to_owned();
+        Self { headers, stream, handle: None, buffer: Vec::new(), read: Instant::now() }
+    }
+
     /// Asks and waits for the answer.
     pub fn request(&mut self, method: &str, path: &str, body: &str) -> Answer {
         let (code, length) = self.begin(method, path, body);
@@ -121,10 +136,9 @@ impl Connection {
     fn begin(&mut self, method: &str, path: &str, body: &str) -> (u16, Option<usize>) {
         let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nAccept: application/json\r\n\
-             Content-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
-            self.access.address,
-            self.access.token,
+            "{method} {path} HTTP/1.1\r\n{}Accept: application/json\r\nContent-Type: {kind}\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            self.headers,
             body.len()
         );
         self.stream.write_all(request.as_bytes()).expect("the API server reads");
@@ -188,7 +202,7 @@ impl Watch {
     fn start(mut connection: Connection, path: &str) -> Self {
         let (code, length) = connection.begin("GET", path, "");
         assert_eq!((code, length), (200, None), "a watch answers in chunks");
-        let tcp = connection.stream.sock.try_clone().expect("a second handle of a socket");
+        let tcp = connection.handle.take().expect("a connection to the API server");
         let (sender, seen) = channel();
         let follow = move || {
             let mut rest: Vec<u8> = Vec::new();

@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 /// A question that isn't answered by then is lost.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The target of the n-th change: `n17.lb.example.com`.
-pub fn host(change: u64) -> String {
-    format!("n{change}.lb.example.com")
+/// The target that the n-th change of all gives to a link: as long as those that clouds give, and nobody else's.
+pub fn host(change: u64, link: usize) -> String {
+    format!(
+        "n{change}.a{:016x}.elb.eu-west-1.example.com",
+        (link as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    )
 }
 
 /// Which change a target is of.

@@ -29,6 +29,10 @@ impl Spread {
         self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
     }
 
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
     pub fn median(&self) -> f64 {
         self.at(0.5)
     }

@@ -6,8 +6,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod api;
+mod copies;
 mod dns;
+mod fed;
 mod figures;
+mod follow;
 // The tests use the rest of it.
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]
@@ -18,6 +21,7 @@ mod plane;
 mod process;
 mod propagation;
 mod start;
+mod storm;
 
 use std::env::var;
 
@@ -25,7 +29,8 @@ use figures::Verdicts;
 use plane::Plane;
 
 /// The parts in their order: each may need what the ones before have made.
-const PARTS: [&str; 4] = ["memory-idle", "memory-10000", "start", "propagation"];
+const PARTS: [&str; 7] =
+    ["storm-store", "memory-idle", "memory-10000", "start", "propagation", "storm-api", "memory-100000"];
 
 fn main() {
     let only = var("BENCH_ONLY").unwrap_or_default();
@@ -44,16 +49,30 @@ fn main() {
             std::process::exit(2);
         }
     };
-    let mut plane = Plane::start();
     let mut verdicts = Verdicts::default();
-    for part in parts {
-        eprintln!("--- {part}");
-        match part {
-            "memory-idle" => memory::idle(&plane, &mut verdicts),
-            "memory-10000" => memory::many(&mut plane, &mut verdicts),
-            "start" => start::run(&mut plane, &mut verdicts),
-            _ => propagation::run(&mut plane, changes, &mut verdicts),
-        }
+    let (fed, parts): (Vec<&str>, Vec<&str>) = parts.into_iter().partition(|part| *part == "storm-store");
+    // That one needs no control plane, which would take a little of the processor.
+    if !fed.is_empty() {
+        eprintln!("--- storm-store");
+        fed::run(&mut verdicts);
+    }
+    if !parts.is_empty() {
+        with_plane(&parts, changes, &mut verdicts);
     }
     verdicts.print();
+}
+
+fn with_plane(parts: &[&str], changes: usize, verdicts: &mut Verdicts) {
+    let mut plane = Plane::start();
+    for part in parts {
+        eprintln!("--- {part}");
+        match *part {
+            "memory-idle" => memory::idle(&plane, verdicts),
+            "memory-10000" => memory::many(&mut plane, verdicts),
+            "start" => start::run(&mut plane, verdicts),
+            "propagation" => propagation::run(&mut plane, changes, verdicts),
+            "storm-api" => storm::run(&mut plane, verdicts),
+            _ => memory::very_many(&mut plane, verdicts),
+        }
+    }
 }

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::api::{Access, Connection};
+use crate::copies;
 use crate::dns::{Asker, host, question};
 use crate::harness::apply_deploy;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::CoreDns;
 use crate::harness::linker::Linker;
 
-/// Where the load balancers are.
-pub const NAMESPACE: &str = "many";
+/// Over so many namespaces the load balancers are spread.
+const NAMESPACES: usize = 100;
 /// Where lb-linker writes.
 pub const TARGETS: &str = "external-targets";
 /// Where the ExternalName Services are that CoreDNS is asked for.
@@ -41,19 +42,24 @@ pub fn services(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/services")
 }
 
+/// The namespace of a link.
+pub fn namespace(link: usize) -> String {
+    format!("team-{}", link % NAMESPACES)
+}
+
 /// The path of a link's status.
 pub fn status(link: usize) -> String {
-    format!("{}/svc-{link}/status", services(NAMESPACE))
+    format!("{}/svc-{link}/status", services(&namespace(link)))
 }
 
 /// What gives a link the target of a change.
-pub fn status_patch(change: u64) -> String {
-    json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change)}]}}}).to_string()
+pub fn status_patch(change: u64, link: usize) -> String {
+    json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change, link)}]}}}).to_string()
 }
 
 /// A question for a link.
 pub fn link_question(link: usize) -> Vec<u8> {
-    question(&format!("svc-{link}.{NAMESPACE}.lb.internal"))
+    question(&format!("svc-{link}.{}.lb.internal", namespace(link)))
 }
 
 impl Plane {
@@ -68,10 +74,11 @@ impl Plane {
         ];
         let plane = ControlPlane::start(Options { apiserver_args: args.map(str::to_owned).to_vec() });
         apply_deploy(&plane);
-        for namespace in [NAMESPACE, PEER] {
-            plane.kubectl(&["create", "namespace", namespace]);
-        }
         let access = Access::of(&plane.admin_kubeconfig());
+        for name in (0..NAMESPACES).map(namespace).chain([PEER.to_owned()]) {
+            let namespace = json!({"metadata": {"name": name}}).to_string();
+            access.connect().must("POST", "/api/v1/namespaces", &namespace);
+        }
         let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
         Self { plane, access, kubeconfig, links: 0 }
     }
@@ -84,14 +91,27 @@ impl Plane {
         }
         self.each(links - first, "load balancers made", |connection, at| {
             let link = first + at;
+            let name = format!("svc-{link}");
             let service = json!({
-                "metadata": {"name": format!("svc-{link}")},
-                // There are 2,768 node ports.
-                "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false},
+                "metadata": {"name": name, "labels": {"app": name}},
+                "spec": {
+                    "type": "LoadBalancer",
+                    "ports": [{"name": "http", "port": 80}, {"name": "https", "port": 443}],
+                    "selector": {"app": name},
+                    // There are 2,768 node ports.
+                    "allocateLoadBalancerNodePorts": false,
+                },
             });
-            connection.must("POST", &services(NAMESPACE), &service.to_string());
-            connection.must("PATCH", &status(link), &status_patch(0));
+            connection.must("POST", &services(&namespace(link)), &service.to_string());
+            connection.must("PATCH", &status(link), &status_patch(0, link));
         });
+        self.links = links;
+    }
+
+    /// Makes so many links of those that there are, with their external targets, by copies in etcd. The API server
+    /// counts the addresses that it has given away each time that it gives one away: 100,000 would take hours.
+    pub fn multiply(&mut self, links: usize) {
+        copies::make(&self.access, &self.plane.etcd_socket(), self.links..links);
         self.links = links;
     }
 
@@ -100,7 +120,7 @@ impl Plane {
         self.each(number, "ExternalName Services made", |connection, at| {
             let service = json!({
                 "metadata": {"name": format!("ext-{at}")},
-                "spec": {"type": "ExternalName", "externalName": host(0)},
+                "spec": {"type": "ExternalName", "externalName": host(0, at)},
             });
             connection.must("POST", &services(PEER), &service.to_string());
         });

@@ -70,6 +70,11 @@ impl Cpu {
         self.0.values().sum()
     }
 
+    /// The time of one group.
+    pub fn of_group(&self, name: &str) -> f64 {
+        self.0.get(name).copied().unwrap_or(0.0)
+    }
+
     pub fn groups(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, seconds)| (&**name, *seconds))
     }

@@ -80,7 +80,7 @@ fn measure(
             if coredns {
                 let peer = number % PEERS;
                 let path = format!("{}/ext-{peer}", services(PEER));
-                let patch = serde_json::json!({"spec": {"externalName": host(*change)}}).to_string();
+                let patch = serde_json::json!({"spec": {"externalName": host(*change, peer)}}).to_string();
                 let answered = api.must("PATCH", &path, &patch);
                 let seen = theirs.until(&mut peer_question(peer), *change, PATIENCE);
                 let (seen, asked) = seen.expect("CoreDNS answers the new target");
@@ -90,7 +90,7 @@ fn measure(
             } else {
                 // All over the links.
                 let link = number * 37 % LINKS;
-                let answered = api.must("PATCH", &status(link), &status_patch(*change));
+                let answered = api.must("PATCH", &status(link), &status_patch(*change, link));
                 let seen = ours.until(&mut link_question(link), *change, PATIENCE);
                 let (seen, asked) = seen.expect("lb-linker answers the new target");
                 times.ours.push(millis(answered, seen));
