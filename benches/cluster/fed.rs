@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::thread::{self, Builder};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
+use std::time::Instant;
 
 use hickory_proto::rr::Name;
 use lb_linker::dns::ahead::{self, Servers};
@@ -20,7 +20,7 @@ use crate::figures::Verdicts;
 use crate::follow::Made;
 use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
-use crate::storm::{ASKED, ROUNDS, report, round};
+use crate::storm::{ASKED, Kind, paced, report, round};
 
 /// Changes a second.
 const CHANGES: u32 = 1000;
@@ -46,16 +46,21 @@ pub fn run(verdicts: &mut Verdicts) {
         server
     });
     check(server, LINKS);
+    // One thread for all rounds: what one has had that has ended isn't known by its name.
+    let (orders, inbox) = channel::<Box<dyn FnOnce() + Send>>();
+    let obey = move || inbox.into_iter().for_each(|order| order());
+    Builder::new().name("feed".to_owned()).spawn(obey).expect("a thread");
     let (mut rounds, mut first) = (Vec::new(), 1_000_000);
-    for number in 0..2 * ROUNDS {
-        eprintln!("storm fed to the store, round {} of {}", number + 1, 2 * ROUNDS);
+    for kind in Kind::all() {
+        eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
         // All of this process but for the one who asks.
-        let cpu = || Cpu::of(std::process::id()).without("bench");
-        rounds.push(round(server, number % 2 == 1, cpu, |made, end| {
+        let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
+        rounds.push(round(server, kind, CHANGES, cpu, |made, end| {
             let store = Arc::clone(&store);
-            let feed = move || feed(&store, first, &made, end);
-            let feeder = Builder::new().name("feed".to_owned()).spawn(feed).expect("a thread");
-            feeder.join().expect("the store takes changes")
+            let (sender, fed) = channel();
+            let feed = move || sender.send(feed(&store, first, &made, end)).expect("somebody waits");
+            orders.send(Box::new(feed)).expect("the thread lives");
+            fed.recv().expect("the store takes changes")
         }));
         first += 1_000_000;
     }
@@ -65,21 +70,14 @@ pub fn run(verdicts: &mut Verdicts) {
 
 /// Gives the store one change after the other, and tells of each when it begins to.
 fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
-    let since = Instant::now();
-    for number in 0.. {
-        let due = since + Duration::from_secs_f64(number as f64 / f64::from(CHANGES));
-        if due >= end {
-            return number;
-        }
-        thread::sleep(due.saturating_duration_since(Instant::now()));
+    paced(CHANGES, end, |number| {
         let (link, change) = (number as usize % ASKED, first + number);
-        let (change_of_link, question) = (observed(link, change), link_question(link));
+        let (observed, question) = (observed(link, change), link_question(link));
         let at = Instant::now();
-        store.apply(change_of_link);
+        store.apply(observed);
         // Nobody follows any more: then the round is over.
         let _ = made.send(Made { at, change, question });
-    }
-    0
+    })
 }
 
 fn observed(link: usize, change: u64) -> Observed {

@@ -19,6 +19,11 @@ impl Spread {
         Self(values)
     }
 
+    /// The values of several together.
+    pub fn pool<'a>(spreads: impl Iterator<Item = &'a Self>) -> Self {
+        Self::of(spreads.flat_map(|spread| spread.0.iter().copied()).collect())
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }

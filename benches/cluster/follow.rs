@@ -1,7 +1,7 @@
 //! How long changes take to be seen by who asks for nothing else.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,10 @@ use crate::figures::{Spread, millis};
 
 /// Changes that are asked for at once, one question each.
 const AT_ONCE: usize = 32;
-const PATIENCE: Duration = Duration::from_secs(2);
+/// After that a question is taken for lost, and asked again.
+const LOST: Duration = Duration::from_millis(20);
+/// After that a change is never seen.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A change that has been made.
 pub struct Made {
@@ -46,45 +49,61 @@ impl Follower {
     }
 }
 
+struct Open {
+    made: Made,
+    id: u16,
+    asked: Instant,
+}
+
 fn follow(server: SocketAddr, made: &Receiver<Made>) -> Followed {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     socket.connect(server).expect("an address");
-    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let (mut open, mut times, mut answers, mut never): (Vec<Made>, Vec<f64>, u64, usize) = Default::default();
+    socket.set_read_timeout(Some(LOST / 4)).expect("a timeout");
+    let (mut open, mut times, mut answers, mut never): (Vec<Open>, Vec<f64>, u64, usize) = Default::default();
+    let mut id = 0_u16;
+    let mut ask = |mut made: Made| {
+        id = id.wrapping_add(1);
+        made.question[..2].copy_from_slice(&id.to_be_bytes());
+        socket.send(&made.question).expect("send a question");
+        Open { made, id, asked: Instant::now() }
+    };
+    let mut buffer = [0; 1232];
     loop {
         if open.is_empty() {
-            match made.recv_timeout(PATIENCE) {
-                Ok(made) => open.push(made),
-                Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => break,
+            match made.recv() {
+                Ok(made) => open.push(ask(made)),
+                Err(RecvError) => break,
             }
         }
-        open.extend(made.try_iter());
-        let asked = open.len().min(AT_ONCE);
-        for (id, made) in open[..asked].iter_mut().enumerate() {
-            made.question[..2].copy_from_slice(&(id as u16).to_be_bytes());
-            socket.send(&made.question).expect("send a question");
+        while open.len() < AT_ONCE
+            && let Ok(made) = made.try_recv()
+        {
+            open.push(ask(made));
         }
-        let mut done = vec![false; asked];
-        let mut buffer = [0; 1232];
-        for _ in 0..asked {
-            let Ok(length) = socket.recv(&mut buffer) else { break };
+        let answer = socket.recv(&mut buffer);
+        let now = Instant::now();
+        if let Ok(length) = answer {
             answers += 1;
-            let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
-            let Some(made) = open[..asked].get(id) else { continue };
-            if answered(&buffer[..length]).is_some_and(|change| change >= made.change) {
-                times.push(millis(made.at, Instant::now()));
-                done[id] = true;
-            } else if made.at.elapsed() > PATIENCE {
-                never += 1;
-                done[id] = true;
+            let id = u16::from_be_bytes([buffer[0], buffer[1]]);
+            // One that was taken for lost answers nobody.
+            if let Some(at) = open.iter().position(|open| open.id == id) {
+                let Open { made, .. } = open.swap_remove(at);
+                if answered(&buffer[..length]).is_some_and(|change| change >= made.change) {
+                    times.push(millis(made.at, now));
+                } else {
+                    open.push(ask(made));
+                }
             }
         }
-        let mut at = 0;
-        open.retain(|_| {
-            at += 1;
-            !done.get(at - 1).copied().unwrap_or(false)
-        });
+        for at in (0..open.len()).rev() {
+            if now.saturating_duration_since(open[at].made.at) > PATIENCE {
+                open.swap_remove(at);
+                never += 1;
+            } else if now.saturating_duration_since(open[at].asked) > LOST {
+                let Open { made, .. } = open.swap_remove(at);
+                open.push(ask(made));
+            }
+        }
     }
     Followed { seen: Spread::of(times), answers, never }
 }

@@ -44,6 +44,9 @@ impl Cpu {
             let nanos: f64 = read("schedstat").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
             *groups.entry(name).or_default() += nanos / 1e9;
         }
+        // Threads that have ended are only in the sum, which is in hundredths of a second.
+        let alive: f64 = groups.values().sum();
+        groups.insert("(ended)".to_owned(), ticks(pid) / 100.0 - alive);
         Self(groups)
     }
 
@@ -78,4 +81,11 @@ impl Cpu {
     pub fn groups(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, seconds)| (&**name, *seconds))
     }
+}
+
+/// `utime` and `stime`, the 14th and 15th field, after a name in parentheses.
+fn ticks(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process that runs");
+    let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
+    fields.filter_map(|field| field.parse::<f64>().ok()).sum()
 }
