@@ -1,7 +1,7 @@
 # For GNU make. Parts of a target run one after the other: they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build lint docs control-plane stubs fuzz has-rust has-cargo-fuzz
+.PHONY: help demo test bench bench-cluster build lint docs control-plane stubs fuzz has-rust has-cargo-fuzz
 
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -28,6 +28,11 @@ bench: has-rust ## measure what a query costs, beside other DNS servers (needs t
 
 build: has-rust ## build target/release/lb-linker
 	cargo build --locked --release --bin lb-linker
+
+# Cargo builds a benchmark's programs with what the tests need of their libraries. What is measured is what users get.
+bench-cluster: build control-plane ## measure how fast a real kube-apiserver is followed (BENCH_ONLY=propagation: one part)
+	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
+	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
 
 lint: has-rust ## check format, lints and documentation
 	cargo fmt --check

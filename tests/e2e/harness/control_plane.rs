@@ -191,6 +191,11 @@ impl ControlPlane {
         format!("the control plane isn't ready; the end of {log}:\n{tail}")
     }
 
+    /// Where its etcd listens, for who puts into it what the API server would take too long to take.
+    pub fn etcd_socket(&self) -> PathBuf {
+        self.file("etcd.sock")
+    }
+
     /// A file of its data directory.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.data.path().join(name)

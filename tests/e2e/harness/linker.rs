@@ -14,7 +14,7 @@ use super::control_plane::ControlPlane;
 use super::process::Process;
 use super::{PATIENCE, eventually};
 
-/// The path of the program under test.
+/// The path of the program under test, unless `LB_LINKER_TEST_PROGRAM` names another.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lb-linker");
 
 /// A running lb-linker on ports of its own.
@@ -46,7 +46,8 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
 
 /// The program without anything that the environment of the tests would add.
 pub(crate) fn bare() -> Command {
-    let mut command = Command::new(PROGRAM);
+    let program = std::env::var_os("LB_LINKER_TEST_PROGRAM").unwrap_or_else(|| PROGRAM.into());
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         let ours = text.starts_with("LB_LINKER_") || text.to_ascii_lowercase().ends_with("_proxy");
@@ -181,6 +182,11 @@ impl Linker {
             counts.then(|| value.parse::<f64>().ok())?
         };
         page.lines().filter_map(value).sum()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// The memory that it has in use (`VmRSS` of proc(5)), or has had at most (`VmHWM`), in KiB.

@@ -1,0 +1,96 @@
+//! The same storm without a cluster: changes are given to the store, in this process.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
+use std::time::Instant;
+
+use hickory_proto::rr::Name;
+use lb_linker::dns::ahead::{self, Servers};
+use lb_linker::dns::configuration::first_handler;
+use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::udp;
+use lb_linker::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::dns::host;
+use crate::figures::Verdicts;
+use crate::follow::Made;
+use crate::plane::{LINKS, check, link_question, namespace};
+use crate::process::Cpu;
+use crate::storm::{ASKED, Kind, paced, report, round};
+
+/// Changes a second.
+const CHANGES: u32 = 1000;
+const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus\nerrors\n}\n";
+
+/// Serves a store on threads of its own, and changes it.
+pub fn run(verdicts: &mut Verdicts) {
+    let store = Store::new(Departed::Kept);
+    store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
+    store.set_synced();
+    let store = Arc::new(store);
+    let site = Site::silent(Arc::clone(&store)).expect("a site");
+    let handler = first_handler(COREFILE, &site).expect("a Corefile");
+    let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("dns").enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
+    let stop = CancellationToken::new();
+    runtime.spawn(ahead::run(Arc::clone(&store), servers, stop.clone()));
+    let server = runtime.block_on(async {
+        let socket = udp::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a socket");
+        let server = socket.local_addr().expect("its address");
+        runtime.spawn(udp::serve(socket, handler, stop.clone()));
+        server
+    });
+    check(server, LINKS);
+    // One thread for all rounds: what one has had that has ended isn't known by its name.
+    let (orders, inbox) = channel::<Box<dyn FnOnce() + Send>>();
+    let obey = move || inbox.into_iter().for_each(|order| order());
+    Builder::new().name("feed".to_owned()).spawn(obey).expect("a thread");
+    let (mut rounds, mut first) = (Vec::new(), 1_000_000);
+    for kind in Kind::all() {
+        eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
+        // All of this process but for the one who asks.
+        let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
+        rounds.push(round(server, kind, CHANGES, cpu, |made, end| {
+            let store = Arc::clone(&store);
+            let (sender, fed) = channel();
+            let feed = move || sender.send(feed(&store, first, &made, end)).expect("somebody waits");
+            orders.send(Box::new(feed)).expect("the thread lives");
+            fed.recv().expect("the store takes changes")
+        }));
+        first += 1_000_000;
+    }
+    stop.cancel();
+    report("1,000 changes a second fed to the store", &rounds, verdicts);
+}
+
+/// Gives the store one change after the other, and tells of each when it begins to.
+fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
+    paced(CHANGES, end, |number| {
+        let (link, change) = (number as usize % ASKED, first + number);
+        let (observed, question) = (observed(link, change), link_question(link));
+        let at = Instant::now();
+        store.apply(observed);
+        // Nobody follows any more: then the round is over.
+        let _ = made.send(Made { at, change, question });
+    })
+}
+
+fn observed(link: usize, change: u64) -> Observed {
+    let hostname = Name::from_ascii(format!("{}.", host(change, link))).expect("a name");
+    Observed {
+        key: ServiceKey::new(&namespace(link), &format!("svc-{link}")),
+        uid: format!("uid-{link}").into(),
+        created: None,
+        resource_version: Some(change * LINKS as u64 + link as u64),
+        ingress: Ingress { hostnames: vec![hostname], addresses: vec![] },
+        ports: vec![],
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}

@@ -1,0 +1,78 @@
+//! How fast lb-linker follows a real kube-apiserver, and what memory that takes: `make bench-cluster`.
+//!
+//! `BENCH_ONLY` selects parts, by words of their names with commas between them; `BENCH_CHANGES` says how many
+//! changes are followed one by one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod api;
+mod copies;
+mod dns;
+mod fed;
+mod figures;
+mod follow;
+// The tests use the rest of it.
+#[allow(dead_code)]
+#[path = "../../tests/e2e/harness/mod.rs"]
+mod harness;
+mod load;
+mod memory;
+mod plane;
+mod process;
+mod propagation;
+mod start;
+mod storm;
+
+use std::env::var;
+
+use figures::Verdicts;
+use plane::Plane;
+
+/// The parts in their order: each may need what the ones before have made.
+const PARTS: [&str; 7] =
+    ["storm-store", "memory-idle", "memory-10000", "start", "propagation", "storm-api", "memory-100000"];
+
+fn main() {
+    let only = var("BENCH_ONLY").unwrap_or_default();
+    let words: Vec<&str> = only.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    let wanted = |part: &&str| words.is_empty() || words.iter().any(|word| part.contains(word));
+    let parts: Vec<&str> = PARTS.into_iter().filter(wanted).collect();
+    if parts.is_empty() {
+        eprintln!("BENCH_ONLY is {only:?}, and the parts are {}", PARTS.join(", "));
+        std::process::exit(2);
+    }
+    let changes = match var("BENCH_CHANGES").map(|number| number.parse()) {
+        Err(_) => 500,
+        Ok(Ok(changes)) => changes,
+        Ok(Err(error)) => {
+            eprintln!("BENCH_CHANGES isn't a number of changes: {error}");
+            std::process::exit(2);
+        }
+    };
+    let mut verdicts = Verdicts::default();
+    let (fed, parts): (Vec<&str>, Vec<&str>) = parts.into_iter().partition(|part| *part == "storm-store");
+    // That one needs no control plane, which would take a little of the processor.
+    if !fed.is_empty() {
+        eprintln!("--- storm-store");
+        fed::run(&mut verdicts);
+    }
+    if !parts.is_empty() {
+        with_plane(&parts, changes, &mut verdicts);
+    }
+    verdicts.print();
+}
+
+fn with_plane(parts: &[&str], changes: usize, verdicts: &mut Verdicts) {
+    let mut plane = Plane::start();
+    for part in parts {
+        eprintln!("--- {part}");
+        match *part {
+            "memory-idle" => memory::idle(&plane, verdicts),
+            "memory-10000" => memory::many(&mut plane, verdicts),
+            "start" => start::run(&mut plane, verdicts),
+            "propagation" => propagation::run(&mut plane, changes, verdicts),
+            "storm-api" => storm::run(&mut plane, verdicts),
+            _ => memory::very_many(&mut plane, verdicts),
+        }
+    }
+}

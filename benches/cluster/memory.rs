@@ -1,0 +1,85 @@
+//! Resident memory: of lb-linker that follows the API server, by the number of links.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::figures::{Table, Verdicts};
+use crate::harness::linker::Linker;
+use crate::plane::{LINKS, Plane, check, ready};
+use crate::process::{Memory, memory};
+
+/// After it was ready, until what it holds is what it goes on holding.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// The most links of the bounds.
+const VERY_MANY: usize = 100_000;
+
+/// Waits, and reads it.
+fn settled(what: &str, linker: &Linker) -> Memory {
+    for left in (1..=SETTLE.as_secs()).rev() {
+        let now = memory(linker.id());
+        if left % 10 == 0 {
+            eprintln!("{what}: {:.1} MB, peak {:.1} MB, {left} s to go", now.resident, now.peak);
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
+    memory(linker.id())
+}
+
+/// One that is started on what is there, with nothing to write.
+fn started(plane: &Plane, sync: &str, links: usize) -> Memory {
+    let mut linker = plane.linker(&["--sync", sync]);
+    ready(&linker, Duration::from_millis(20));
+    if links > 0 {
+        check(linker.dns, links);
+    }
+    let memory = settled(&format!("{links} links, --sync {sync}"), &linker);
+    linker.stop();
+    memory
+}
+
+fn print(title: &str, rows: &[(&str, Memory)]) {
+    let mut table = Table::new(&["MB (2^20 bytes)", "resident", "anonymous", "file", "peak"]);
+    for (name, memory) in rows {
+        let Memory { resident, anonymous, file, peak } = memory;
+        table.row(name, [resident, anonymous, file, peak].map(|value| format!("{value:.1}")));
+    }
+    table.print(title);
+    println!();
+}
+
+/// Without any link.
+pub fn idle(plane: &Plane, verdicts: &mut Verdicts) {
+    let on = started(plane, "on", 0);
+    let off = started(plane, "off", 0);
+    print("Memory, no links", &[("--sync on", on), ("--sync off", off)]);
+    verdicts.at_most("resident, no links, --sync on", on.resident, 12.0, "MB");
+}
+
+/// With 10,000.
+pub fn many(plane: &mut Plane, verdicts: &mut Verdicts) {
+    plane.grow(LINKS);
+    let off = started(plane, "off", LINKS);
+    let mut linker = plane.synced_linker();
+    let wrote = settled("10,000 links, all written", &linker);
+    linker.stop();
+    let on = started(plane, "on", LINKS);
+    let rows = [("--sync off", off), ("--sync on, wrote all", wrote), ("--sync on, all written before", on)];
+    print("Memory, 10,000 links", &rows);
+    verdicts.at_most("resident, 10,000 links, --sync on", on.resident, 20.0, "MB");
+    verdicts.at_most("peak, 10,000 links, --sync on", on.peak, 32.0, "MB");
+    verdicts.at_most("resident, 10,000 links, --sync off", off.resident, 20.0, "MB");
+    verdicts.at_most("peak, 10,000 links, --sync off", off.peak, 32.0, "MB");
+}
+
+/// With 100,000.
+pub fn very_many(plane: &mut Plane, verdicts: &mut Verdicts) {
+    plane.grow(LINKS);
+    drop(plane.synced_linker());
+    plane.multiply(VERY_MANY);
+    let off = started(plane, "off", VERY_MANY);
+    let on = started(plane, "on", VERY_MANY);
+    print("Memory, 100,000 links", &[("--sync off", off), ("--sync on, all written before", on)]);
+    verdicts.at_most("resident, 100,000 links, --sync on", on.resident, 100.0, "MB");
+    verdicts.at_most("resident, 100,000 links, --sync off", off.resident, 100.0, "MB");
+}

@@ -1,0 +1,227 @@
+//! The control plane with its links, and those who answer for them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::api::{Access, Connection};
+use crate::copies;
+use crate::dns::{Asker, host, question};
+use crate::harness::apply_deploy;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::CoreDns;
+use crate::harness::linker::Linker;
+
+/// Over so many namespaces the load balancers are spread.
+const NAMESPACES: usize = 100;
+/// Where lb-linker writes.
+pub const TARGETS: &str = "external-targets";
+/// Where the ExternalName Services are that CoreDNS is asked for.
+pub const PEER: &str = "peer";
+/// The links that most parts have.
+pub const LINKS: usize = 10_000;
+/// Of 200 requests that the API server carries out at once these leave it room for others.
+const WRITERS: usize = 8;
+/// For whatever a start waits for. 100,000 external targets are written in that time.
+const PATIENCE: Duration = Duration::from_secs(1800);
+
+/// A control plane with so many links.
+pub struct Plane {
+    pub plane: ControlPlane,
+    pub access: Access,
+    kubeconfig: PathBuf,
+    links: usize,
+}
+
+/// Where something of a namespace is.
+pub fn services(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/services")
+}
+
+/// The namespace of a link.
+pub fn namespace(link: usize) -> String {
+    format!("team-{}", link % NAMESPACES)
+}
+
+/// The path of a link's status.
+pub fn status(link: usize) -> String {
+    format!("{}/svc-{link}/status", services(&namespace(link)))
+}
+
+/// What gives a link the target of a change.
+pub fn status_patch(change: u64, link: usize) -> String {
+    json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change, link)}]}}}).to_string()
+}
+
+/// A question for a link.
+pub fn link_question(link: usize) -> Vec<u8> {
+    question(&format!("svc-{link}.{}.lb.internal", namespace(link)))
+}
+
+impl Plane {
+    /// Starts one without any link.
+    pub fn start() -> Self {
+        eprintln!("starting etcd and kube-apiserver");
+        let args = [
+            // Room for 100,000 load balancers: the API server takes no larger one.
+            "--service-cluster-ip-range=10.0.0.0/12",
+            // Nobody reads it here, and it costs as much as the work that it tells of.
+            "--audit-log-path=",
+        ];
+        let plane = ControlPlane::start(Options { apiserver_args: args.map(str::to_owned).to_vec() });
+        apply_deploy(&plane);
+        let access = Access::of(&plane.admin_kubeconfig());
+        for name in (0..NAMESPACES).map(namespace).chain([PEER.to_owned()]) {
+            let namespace = json!({"metadata": {"name": name}}).to_string();
+            access.connect().must("POST", "/api/v1/namespaces", &namespace);
+        }
+        let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+        Self { plane, access, kubeconfig, links: 0 }
+    }
+
+    /// Sees to it that there are so many load balancers with a hostname.
+    pub fn grow(&mut self, links: usize) {
+        let first = self.links;
+        if links <= first {
+            return;
+        }
+        self.each(links - first, "load balancers made", |connection, at| {
+            let link = first + at;
+            let name = format!("svc-{link}");
+            let service = json!({
+                "metadata": {"name": name, "labels": {"app": name}},
+                "spec": {
+                    "type": "LoadBalancer",
+                    "ports": [{"name": "http", "port": 80}, {"name": "https", "port": 443}],
+                    "selector": {"app": name},
+                    // There are 2,768 node ports.
+                    "allocateLoadBalancerNodePorts": false,
+                },
+            });
+            connection.must("POST", &services(&namespace(link)), &service.to_string());
+            connection.must("PATCH", &status(link), &status_patch(0, link));
+        });
+        self.links = links;
+    }
+
+    /// Makes so many links of those that there are, with their external targets, by copies in etcd. The API server
+    /// counts the addresses that it has given away each time that it gives one away: 100,000 would take hours.
+    pub fn multiply(&mut self, links: usize) {
+        copies::make(&self.access, &self.plane.etcd_socket(), self.links..links);
+        self.links = links;
+    }
+
+    /// Makes ExternalName Services for CoreDNS.
+    pub fn peers(&self, number: usize) {
+        self.each(number, "ExternalName Services made", |connection, at| {
+            let service = json!({
+                "metadata": {"name": format!("ext-{at}")},
+                "spec": {"type": "ExternalName", "externalName": host(0, at)},
+            });
+            connection.must("POST", &services(PEER), &service.to_string());
+        });
+    }
+
+    /// Does something so many times, over several connections.
+    fn each(&self, number: usize, what: &str, work: impl Fn(&mut Connection, usize) + Sync) {
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let since = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..WRITERS {
+                scope.spawn(|| {
+                    let mut connection = self.access.connect();
+                    loop {
+                        let at = next.fetch_add(1, Ordering::Relaxed);
+                        if at >= number {
+                            break;
+                        }
+                        work(&mut connection, at);
+                        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                        if done.is_multiple_of((number / 10).max(1000)) {
+                            eprintln!("{done} of {number} {what}, {:.0} s", since.elapsed().as_secs_f64());
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    /// Starts lb-linker. It has its ports then, and may not be ready.
+    pub fn linker(&self, args: &[&str]) -> Linker {
+        let kubeconfig = self.kubeconfig.to_str().expect("a path of ours");
+        let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", TARGETS, "--upstream", "none"];
+        all.extend(args);
+        Linker::start(all)
+    }
+
+    /// Starts lb-linker with sync on, and waits until every external target has been written.
+    pub fn synced_linker(&self) -> Linker {
+        let linker = self.linker(&["--sync", "on"]);
+        ready(&linker, Duration::from_millis(20));
+        let (deadline, mut told) = (Instant::now() + PATIENCE, Instant::now());
+        loop {
+            let targets = self.external_targets();
+            if targets >= self.links {
+                return linker;
+            }
+            assert!(Instant::now() < deadline, "{targets} external targets only: {:#?}", linker.log().last());
+            if told.elapsed() > Duration::from_secs(5) {
+                told = Instant::now();
+                eprintln!("{targets} of {} external targets written", self.links);
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// How many external targets there are. A page of one object tells how many remain.
+    fn external_targets(&self) -> usize {
+        let list = self.access.connect().json("GET", &format!("{}?limit=1", services(TARGETS)), "");
+        let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
+        list["items"].as_array().map_or(0, Vec::len) + rest as usize
+    }
+
+    /// Starts CoreDNS with its `kubernetes`, and waits until it knows the ExternalName Services.
+    pub fn coredns(&self) -> CoreDns {
+        let kubeconfig = self.plane.admin_kubeconfig();
+        let plugins = format!(
+            "prometheus 127.0.0.1:0\nkubernetes cluster.local {{\nkubeconfig {} test\n}}",
+            kubeconfig.display()
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let coredns = runtime.block_on(CoreDns::start(&plugins, ""));
+        let (mut asker, mut question) = (Asker::new(coredns.address), peer_question(0));
+        assert!(asker.until(&mut question, 0, Duration::from_secs(60)).is_some(), "CoreDNS knows no Service");
+        coredns
+    }
+}
+
+/// A question for one of CoreDNS's Services.
+pub fn peer_question(peer: usize) -> Vec<u8> {
+    question(&format!("ext-{peer}.{PEER}.svc.cluster.local"))
+}
+
+/// Waits until lb-linker is ready, and returns when it was.
+pub fn ready(linker: &Linker, look: Duration) -> Instant {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (code, said) = linker.get_ready();
+        let now = Instant::now();
+        if code == 200 {
+            return now;
+        }
+        assert!(now < deadline, "lb-linker isn't ready: {said}");
+        thread::sleep(look);
+    }
+}
+
+/// Asks once for every link's name, to see that the right thing is measured.
+pub fn check(server: SocketAddr, links: usize) {
+    let mut asker = Asker::new(server);
+    for link in (0..links).step_by(links / 100) {
+        assert!(asker.ask(&mut link_question(link)).is_some(), "svc-{link} has no target");
+    }
+}

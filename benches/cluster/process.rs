@@ -1,0 +1,91 @@
+//! What the kernel knows of a process: proc(5).
+
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Memory in MB of 2^20 bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Memory {
+    pub resident: f64,
+    pub anonymous: f64,
+    pub file: f64,
+    /// The most that was ever resident.
+    pub peak: f64,
+}
+
+pub fn memory(pid: u32) -> Memory {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process that runs");
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kib = value.and_then(|value| value.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        kib.unwrap_or(f64::NAN) / 1024.0
+    };
+    Memory {
+        resident: field("VmRSS"),
+        anonymous: field("RssAnon"),
+        file: field("RssFile"),
+        peak: field("VmHWM"),
+    }
+}
+
+/// The processor time in seconds, user and system, that each group of threads has had. A group are the threads of
+/// one name but for the number at its end.
+#[derive(Clone, Debug, Default)]
+pub struct Cpu(BTreeMap<String, f64>);
+
+impl Cpu {
+    /// Reads it from the scheduler, which counts in nanoseconds.
+    pub fn of(pid: u32) -> Self {
+        let mut groups: BTreeMap<String, f64> = BTreeMap::new();
+        for task in fs::read_dir(format!("/proc/{pid}/task")).expect("a process that runs").flatten() {
+            let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+            let name =
+                read("comm").trim().trim_end_matches(|c: char| c.is_ascii_digit() || c == '-').to_owned();
+            let nanos: f64 = read("schedstat").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
+            *groups.entry(name).or_default() += nanos / 1e9;
+        }
+        // Threads that have ended are only in the sum, which is in hundredths of a second.
+        let alive: f64 = groups.values().sum();
+        groups.insert("(ended)".to_owned(), ticks(pid) / 100.0 - alive);
+        Self(groups)
+    }
+
+    /// What has been added since.
+    pub fn since(&self, before: &Self) -> Self {
+        let added = |(name, seconds): (&String, &f64)| {
+            (name.clone(), seconds - before.0.get(name).copied().unwrap_or(0.0))
+        };
+        Self(self.0.iter().map(added).collect())
+    }
+
+    /// All groups but those whose name begins so.
+    pub fn without(&self, prefix: &str) -> Self {
+        Self(
+            self.0
+                .iter()
+                .filter(|(name, _)| !name.starts_with(prefix))
+                .map(|(n, s)| (n.clone(), *s))
+                .collect(),
+        )
+    }
+
+    pub fn total(&self) -> f64 {
+        self.0.values().sum()
+    }
+
+    /// The time of one group.
+    pub fn of_group(&self, name: &str) -> f64 {
+        self.0.get(name).copied().unwrap_or(0.0)
+    }
+
+    pub fn groups(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.0.iter().map(|(name, seconds)| (&**name, *seconds))
+    }
+}
+
+/// `utime` and `stime`, the 14th and 15th field, after a name in parentheses.
+fn ticks(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process that runs");
+    let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
+    fields.filter_map(|field| field.parse::<f64>().ok()).sum()
+}

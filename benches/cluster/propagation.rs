@@ -1,0 +1,149 @@
+//! How long a change takes: from the API server's answer to the PATCH until DNS answers the new target, and until
+//! the ExternalName is written; CoreDNS's `kubernetes` beside it.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::api::{Seen, Watch};
+use crate::dns::{Asker, change_of, host};
+use crate::figures::{Spread, Table, Verdicts, millis};
+use crate::load::Load;
+use crate::plane::{
+    LINKS, PEER, Plane, TARGETS, link_question, peer_question, services, status, status_patch,
+};
+
+/// The Services that CoreDNS is asked for.
+pub const PEERS: usize = 250;
+/// Nothing takes as long but what never comes.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two changes, so that the one before has had all its consequences: Events, what watchers do.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Questions a second to each of both, in the second round.
+const QUERIES: u32 = 3000;
+/// The names that those are about.
+const ASKED: usize = 1000;
+
+/// What was measured of each change, in milliseconds.
+#[derive(Default)]
+struct Times {
+    ours: Vec<f64>,
+    written: Vec<f64>,
+    coredns: Vec<f64>,
+    /// From the answer to a PATCH of ours until our own watch told of it.
+    watch: Vec<f64>,
+    /// Changes that the first question found in force.
+    at_once: [usize; 2],
+}
+
+/// Measures it without other questions and among them.
+pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
+    plane.grow(LINKS);
+    plane.peers(PEERS);
+    let linker = plane.synced_linker();
+    let coredns = plane.coredns();
+    let mut change = 0;
+    for rate in [0, QUERIES] {
+        let what = if rate == 0 { "nobody else asks" } else { "both are asked 3,000 times a second" };
+        eprintln!("propagation, {what}: {changes} changes of each");
+        let load = (rate > 0).then(|| {
+            let ours = (0..ASKED).map(link_question).collect();
+            let theirs = (0..PEERS).map(peer_question).collect();
+            [Load::start(linker.dns, rate, ours), Load::start(coredns.address, rate, theirs)]
+        });
+        let mut times = Times::default();
+        let watch = plane.access.watch("spec.type=ExternalName");
+        let servers = [Asker::new(linker.dns), Asker::new(coredns.address)];
+        measure(plane, changes, &mut change, servers, &watch, &mut times);
+        drop(watch);
+        for (name, load) in ["lb-linker", "CoreDNS"].iter().zip(load.into_iter().flatten()) {
+            println!("{name} meanwhile: {}", load.stop());
+        }
+        report(what, times, verdicts);
+    }
+}
+
+fn measure(
+    plane: &Plane,
+    changes: usize,
+    change: &mut u64,
+    [mut ours, mut theirs]: [Asker; 2],
+    watch: &Watch,
+    times: &mut Times,
+) {
+    let mut api = plane.access.connect();
+    for number in 0..changes {
+        // In turns, and each as often first.
+        for coredns in if number % 2 == 0 { [false, true] } else { [true, false] } {
+            *change += 1;
+            if coredns {
+                let peer = number % PEERS;
+                let path = format!("{}/ext-{peer}", services(PEER));
+                let patch = serde_json::json!({"spec": {"externalName": host(*change, peer)}}).to_string();
+                let answered = api.must("PATCH", &path, &patch);
+                let seen = theirs.until(&mut peer_question(peer), *change, PATIENCE);
+                let (seen, asked) = seen.expect("CoreDNS answers the new target");
+                times.coredns.push(millis(answered, seen));
+                times.at_once[1] += usize::from(asked == 1);
+                times.watch.push(millis(answered, told(&watch.seen, PEER, *change)));
+            } else {
+                // All over the links.
+                let link = number * 37 % LINKS;
+                let answered = api.must("PATCH", &status(link), &status_patch(*change, link));
+                let seen = ours.until(&mut link_question(link), *change, PATIENCE);
+                let (seen, asked) = seen.expect("lb-linker answers the new target");
+                times.ours.push(millis(answered, seen));
+                times.at_once[0] += usize::from(asked == 1);
+                times.written.push(millis(answered, told(&watch.seen, TARGETS, *change)));
+            }
+            thread::sleep(PAUSE);
+        }
+        if (number + 1) % 100 == 0 {
+            eprintln!("{} of {changes}", number + 1);
+        }
+    }
+}
+
+/// Waits until the watch tells of a change in a namespace, and returns when it did.
+fn told(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
+    loop {
+        match seen.recv_timeout(PATIENCE) {
+            Ok(seen) if seen.namespace == namespace && change_of(&seen.target) == Some(change) => {
+                return seen.at;
+            }
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => panic!("nobody wrote change {change} to {namespace}"),
+            Err(RecvTimeoutError::Disconnected) => panic!("the watch has ended"),
+        }
+    }
+}
+
+fn report(what: &str, times: Times, verdicts: &mut Verdicts) {
+    let number = times.ours.len();
+    let rows = [
+        ("PATCH answered → lb-linker answers the new target", Spread::of(times.ours)),
+        ("PATCH answered → CoreDNS answers the new target", Spread::of(times.coredns)),
+        ("PATCH answered → ExternalName written", Spread::of(times.written)),
+        ("PATCH answered → the bench's own watch tells of it", Spread::of(times.watch)),
+    ];
+    let mut table = Table::new(&["milliseconds", "changes", "p50", "p90", "p99", "max"]);
+    let mut spreads = HashMap::new();
+    for (name, spread) in rows {
+        table.row(name, spread.cells());
+        spreads.insert(name, spread);
+    }
+    table.print(&format!("Propagation, {LINKS} links, {what}"));
+    let [ours, theirs] = times.at_once;
+    println!("  new with the first question: lb-linker {ours}, CoreDNS {theirs} of {number}\n");
+    let at = |name: &str, share| spreads[name].at(share);
+    let (ours, theirs) = (
+        "PATCH answered → lb-linker answers the new target",
+        "PATCH answered → CoreDNS answers the new target",
+    );
+    let written = "PATCH answered → ExternalName written";
+    verdicts.at_most(&format!("{ours}, p50, {what}"), at(ours, 0.5), at(theirs, 0.5) + 0.1, "ms");
+    verdicts.at_most(&format!("{ours}, p99, {what}"), at(ours, 0.99), at(theirs, 0.99) + 0.5, "ms");
+    verdicts.at_most(&format!("{written}, p50, {what}"), at(written, 0.5), 5.0, "ms");
+    verdicts.at_most(&format!("{written}, p99, {what}"), at(written, 0.99), 25.0, "ms");
+}

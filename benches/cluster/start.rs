@@ -1,0 +1,35 @@
+//! How long a start takes, until lb-linker is ready.
+
+use std::time::{Duration, Instant};
+
+use crate::figures::{Spread, Table, Verdicts, millis};
+use crate::plane::{LINKS, Plane, check, ready};
+
+const RUNS: usize = 7;
+
+/// Measures it with and without sync.
+pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
+    plane.grow(LINKS);
+    // Every external target is there: no run has anything to write.
+    drop(plane.synced_linker());
+    let mut times = [Vec::new(), Vec::new()];
+    for run in 1..=RUNS {
+        for (sync, times) in ["on", "off"].iter().zip(&mut times) {
+            let since = Instant::now();
+            let mut linker = plane.linker(&["--sync", sync]);
+            let took = millis(since, ready(&linker, Duration::from_millis(1)));
+            eprintln!("start {run} of {RUNS}, --sync {sync}: {took:.0} ms");
+            times.push(took);
+            check(linker.dns, LINKS);
+            linker.stop();
+        }
+    }
+    let mut table = Table::new(&["milliseconds", "runs", "p50", "p90", "p99", "max"]);
+    let [on, off] = times.map(Spread::of);
+    table.row("exec → ready, --sync on", on.cells());
+    table.row("exec → ready, --sync off", off.cells());
+    table.print(&format!("Start with {LINKS} links in the API server"));
+    println!();
+    verdicts.at_most(&format!("ready with {LINKS} links, median, --sync on"), on.median(), 1000.0, "ms");
+    verdicts.at_most(&format!("ready with {LINKS} links, median, --sync off"), off.median(), 1000.0, "ms");
+}

@@ -1,0 +1,239 @@
+//! Many changes a second among many questions: what they cost, and how soon they are seen.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::dns::change_of;
+use crate::figures::{Spread, Table, Verdicts};
+use crate::follow::{Followed, Follower, Made};
+use crate::load::{Load, Outcome};
+use crate::plane::{LINKS, Plane, link_question, status, status_patch};
+use crate::process::Cpu;
+
+/// Questions a second.
+pub const QUERIES: u32 = 20_000;
+/// Of the links these are asked for, and change.
+pub const ASKED: usize = 1000;
+/// How long each round is.
+pub const ROUND: Duration = Duration::from_secs(30);
+/// Rounds of each kind, quiet and stormy in turns.
+pub const ROUNDS: usize = 2;
+/// Changes a second through the API server, over so many connections.
+const CHANGES: u32 = 200;
+const CHANGERS: u32 = 8;
+
+/// What there is in a round.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Quiet,
+    Changes,
+    /// Changes, and no questions but those that look for them.
+    Alone,
+}
+
+impl Kind {
+    /// Quiet ones and stormy ones in turns, then one that tells what the changes cost by themselves.
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::repeat_n([Self::Quiet, Self::Changes], ROUNDS).flatten().chain([Self::Alone])
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quiet => "quiet",
+            Self::Changes => "changes",
+            Self::Alone => "changes alone",
+        }
+    }
+}
+
+/// What one round was like.
+pub struct Round {
+    kind: Kind,
+    load: Outcome,
+    /// Of the server, by threads.
+    cpu: Cpu,
+    changes: u64,
+    followed: Followed,
+}
+
+impl Round {
+    /// Microseconds of the processor for each answer.
+    fn cost(&self) -> f64 {
+        self.cpu.total() * 1e6 / (self.load.answered + self.followed.answers) as f64
+    }
+}
+
+/// Asks for a round's time, while `change` makes so many changes a second and tells of each until that time is
+/// over; returns how many it made. In a quiet round as many questions look for changes that have been seen long ago,
+/// so that both differ in the changes alone.
+pub fn round(
+    server: SocketAddr,
+    kind: Kind,
+    changes: u32,
+    cpu: impl Fn() -> Cpu,
+    change: impl FnOnce(Sender<Made>, Instant) -> u64,
+) -> Round {
+    let rate = if kind == Kind::Alone { 0 } else { QUERIES };
+    let load = Load::start(server, rate, (0..ASKED).map(link_question).collect());
+    let (sender, made) = channel();
+    let follower = Follower::start(server, made);
+    let (before, end) = (cpu(), Instant::now() + ROUND);
+    let changes = if kind == Kind::Quiet {
+        look(changes, &sender, end);
+        0
+    } else {
+        change(sender, end)
+    };
+    thread::sleep(end.saturating_duration_since(Instant::now()));
+    let cpu = cpu().since(&before);
+    Round { kind, load: load.stop(), cpu, changes, followed: follower.finish() }
+}
+
+/// Does something so many times a second until `end`, and returns how often.
+pub fn paced(rate: u32, end: Instant, mut work: impl FnMut(u64)) -> u64 {
+    let since = Instant::now();
+    for number in 0.. {
+        let due = since + Duration::from_secs_f64(number as f64 / f64::from(rate));
+        if due >= end {
+            return number;
+        }
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        work(number);
+    }
+    0
+}
+
+fn look(rate: u32, sender: &Sender<Made>, end: Instant) {
+    paced(rate, end, |number| {
+        let question = link_question(number as usize % ASKED);
+        // Nobody follows any more: then the round is over.
+        let _ = sender.send(Made { at: Instant::now(), change: 0, question });
+    });
+}
+
+/// Prints the rounds, and what the bounds say of them.
+pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
+    let mut table = Table::new(&[
+        "round",
+        "changes/s",
+        "answers/s",
+        "lost",
+        "p50 ms",
+        "p99 ms",
+        "CPU µs/query",
+        "seen p50 ms",
+        "p99 ms",
+        "never",
+    ]);
+    for round in rounds {
+        let Round { load, followed, .. } = round;
+        let rate = |count: u64| format!("{:.0}", count as f64 / ROUND.as_secs_f64());
+        let two = |value: f64| if value.is_nan() { String::new() } else { format!("{value:.2}") };
+        table.row(
+            round.kind.name(),
+            [
+                rate(round.changes),
+                rate(load.answered + followed.answers),
+                load.sent.saturating_sub(load.answered).to_string(),
+                two(load.latency.at(0.5)),
+                two(load.latency.at(0.99)),
+                if round.kind == Kind::Alone { String::new() } else { two(round.cost()) },
+                two(followed.seen.at(0.5)),
+                two(followed.seen.at(0.99)),
+                followed.never.to_string(),
+            ],
+        );
+    }
+    table.print(title);
+    print_threads(rounds);
+    let of = |kind: Kind| rounds.iter().filter(move |round| round.kind == kind);
+    let cost = |kind: Kind| Spread::of(of(kind).map(Round::cost).collect()).mean();
+    let seen = of(Kind::Changes).map(|round| &round.followed.seen);
+    let seen = Spread::pool(seen).at(0.99);
+    verdicts.at_most(
+        &format!("{title}: CPU per query, to the quiet one's"),
+        cost(Kind::Changes) / cost(Kind::Quiet),
+        1.2,
+        "×",
+    );
+    verdicts.at_most(&format!("{title}: change → answered, p99"), seen, 20.0, "ms");
+}
+
+/// Which threads the processor worked for.
+fn print_threads(rounds: &[Round]) {
+    let mut table = Table::new(&["CPU ms a second, by threads", "quiet", "changes", "changes alone"]);
+    let mut names: Vec<&str> =
+        rounds.iter().flat_map(|round| round.cpu.groups()).map(|(name, _)| name).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let of = |kind: Kind| {
+            let same: Vec<&Round> = rounds.iter().filter(|round| round.kind == kind).collect();
+            let sum: f64 = same.iter().map(|round| round.cpu.of_group(name)).sum();
+            sum * 1000.0 / (same.len() as f64 * ROUND.as_secs_f64())
+        };
+        let values = [Kind::Quiet, Kind::Changes, Kind::Alone].map(of);
+        if values.iter().sum::<f64>() >= 0.1 {
+            table.row(name, values.map(|value| format!("{value:.1}")));
+        }
+    }
+    table.print("Threads");
+    println!();
+}
+
+/// Changes through the API server.
+pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
+    plane.grow(LINKS);
+    let linker = plane.synced_linker();
+    // Whatever came before has had its consequences.
+    thread::sleep(Duration::from_secs(5));
+    let mut rounds = Vec::new();
+    // Beyond whatever other parts have counted to.
+    let mut first = 1_000_000;
+    for kind in Kind::all() {
+        eprintln!("storm through the API server, a round of 30 s: {}", kind.name());
+        let writes = linker.writes();
+        let cpu = || Cpu::of(linker.id());
+        rounds.push(round(linker.dns, kind, CHANGES, cpu, |made, end| change(plane, first, &made, end)));
+        first += 1_000_000;
+        eprintln!("lb-linker made {:.0} writes meanwhile", linker.writes() - writes);
+    }
+    report("200 changes a second through the API server", &rounds, verdicts);
+}
+
+/// Changes one link after the other, and tells of each change when a watch of our own tells of it: at about that
+/// moment lb-linker hears of it, too.
+fn change(plane: &Plane, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
+    let watch = plane.access.watch("spec.type=LoadBalancer");
+    thread::scope(|scope| {
+        let changers: Vec<_> = (0..CHANGERS)
+            .map(|changer| {
+                scope.spawn(move || {
+                    let mut api = plane.access.connect();
+                    paced(CHANGES / CHANGERS, end, |number| {
+                        let number = number * u64::from(CHANGERS) + u64::from(changer);
+                        let link = number as usize % ASKED;
+                        api.must("PATCH", &status(link), &status_patch(first + number, link));
+                    })
+                })
+            })
+            .collect();
+        // An API server that falls behind keeps them longer.
+        let tell = |patience: Duration| {
+            let Ok(seen) = watch.seen.recv_timeout(patience) else { return false };
+            if let Some(change) = change_of(&seen.target).filter(|change| *change >= first) {
+                let question = link_question((change - first) as usize % ASKED);
+                // Nobody follows any more: then the round is over.
+                let _ = made.send(Made { at: seen.at, change, question });
+            }
+            true
+        };
+        while !changers.iter().all(|changer| changer.is_finished()) {
+            tell(Duration::from_millis(50));
+        }
+        while tell(Duration::from_millis(200)) {}
+        changers.into_iter().map(|changer| changer.join().expect("the API server takes changes")).sum()
+    })
+}
