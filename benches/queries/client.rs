@@ -31,20 +31,21 @@ impl Client {
     /// known at once.
     pub fn ask_all(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers = Vec::with_capacity(questions.len());
-        for window in questions.chunks(WINDOW) {
-            answers.extend(self.ask_window(window)?);
+        for (number, window) in questions.chunks(WINDOW).enumerate() {
+            answers.extend(self.ask_window(number * WINDOW, window)?);
         }
         Ok(answers)
     }
 
-    fn ask_window(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
+    /// Asks some questions at once, by ids from `first` on: an answer that comes late isn't taken for another one's.
+    fn ask_window(&self, first: usize, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers: Vec<Option<Vec<u8>>> = vec![None; questions.len()];
         let mut problem = "no answer".to_owned();
         self.socket.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
         for _ in 0..TRIES {
             for (i, question) in questions.iter().enumerate().filter(|(i, _)| answers[*i].is_none()) {
                 // A port where nobody listens yet.
-                if self.send(question, i).is_err() {
+                if self.send(question, first + i).is_err() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
@@ -52,15 +53,16 @@ impl Client {
             let mut buffer = [0; 4096];
             while missing > 0 {
                 let Ok(length) = self.socket.recv(&mut buffer) else { break };
-                missing -= 1;
                 let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
-                let Some(question) = questions.get(id) else { continue };
+                let place = id.wrapping_sub(first);
+                let Some(question) = questions.get(place) else { continue };
+                missing -= 1;
                 match question.check(&buffer[..length]) {
-                    Ok(()) => answers[id] = Some(buffer[..length].to_vec()),
+                    Ok(()) => answers[place] = Some(buffer[..length].to_vec()),
                     Err(wrong) => problem = wrong,
                 }
             }
-            if missing == 0 && answers.iter().all(Option::is_some) {
+            if answers.iter().all(Option::is_some) {
                 break;
             }
         }
