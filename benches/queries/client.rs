@@ -8,9 +8,9 @@ use crate::sets::Question;
 
 /// Questions under way while answers are looked at.
 const WINDOW: usize = 50;
-/// How long an answer may take before the question is asked again, and how often that is.
+/// How long an answer may take before the question is asked again, and for how long that goes on.
 const PATIENCE: Duration = Duration::from_millis(500);
-const TRIES: usize = 10;
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A socket that talks to one server.
 pub struct Client {
@@ -42,7 +42,8 @@ impl Client {
         let mut answers: Vec<Option<Vec<u8>>> = vec![None; questions.len()];
         let mut problem = "no answer".to_owned();
         self.socket.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
-        for _ in 0..TRIES {
+        let deadline = Instant::now() + DEADLINE;
+        while answers.iter().any(Option::is_none) && Instant::now() < deadline {
             for (i, question) in questions.iter().enumerate().filter(|(i, _)| answers[*i].is_none()) {
                 // A port where nobody listens yet.
                 if self.send(question, first + i).is_err() {
@@ -56,14 +57,14 @@ impl Client {
                 let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
                 let place = id.wrapping_sub(first);
                 let Some(question) = questions.get(place) else { continue };
+                if answers[place].is_some() {
+                    continue;
+                }
                 missing -= 1;
                 match question.check(&buffer[..length]) {
                     Ok(()) => answers[place] = Some(buffer[..length].to_vec()),
                     Err(wrong) => problem = wrong,
                 }
-            }
-            if answers.iter().all(Option::is_some) {
-                break;
             }
         }
         answers.into_iter().collect::<Option<_>>().ok_or(problem)
