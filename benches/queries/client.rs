@@ -8,9 +8,9 @@ use crate::sets::Question;
 
 /// Questions under way while answers are looked at.
 const WINDOW: usize = 50;
-/// How long an answer may take before the question is asked again, and how often that is.
+/// How long an answer may take before the question is asked again, and for how long that goes on.
 const PATIENCE: Duration = Duration::from_millis(500);
-const TRIES: usize = 10;
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A socket that talks to one server.
 pub struct Client {
@@ -31,20 +31,22 @@ impl Client {
     /// known at once.
     pub fn ask_all(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers = Vec::with_capacity(questions.len());
-        for window in questions.chunks(WINDOW) {
-            answers.extend(self.ask_window(window)?);
+        for (number, window) in questions.chunks(WINDOW).enumerate() {
+            answers.extend(self.ask_window(number * WINDOW, window)?);
         }
         Ok(answers)
     }
 
-    fn ask_window(&self, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
+    /// Asks some questions at once, by ids from `first` on: an answer that comes late isn't taken for another one's.
+    fn ask_window(&self, first: usize, questions: &[Question]) -> Result<Vec<Vec<u8>>, String> {
         let mut answers: Vec<Option<Vec<u8>>> = vec![None; questions.len()];
         let mut problem = "no answer".to_owned();
         self.socket.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
-        for _ in 0..TRIES {
+        let deadline = Instant::now() + DEADLINE;
+        while answers.iter().any(Option::is_none) && Instant::now() < deadline {
             for (i, question) in questions.iter().enumerate().filter(|(i, _)| answers[*i].is_none()) {
                 // A port where nobody listens yet.
-                if self.send(question, i).is_err() {
+                if self.send(question, first + i).is_err() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
@@ -52,16 +54,17 @@ impl Client {
             let mut buffer = [0; 4096];
             while missing > 0 {
                 let Ok(length) = self.socket.recv(&mut buffer) else { break };
-                missing -= 1;
                 let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
-                let Some(question) = questions.get(id) else { continue };
+                let place = id.wrapping_sub(first);
+                let Some(question) = questions.get(place) else { continue };
+                if answers[place].is_some() {
+                    continue;
+                }
+                missing -= 1;
                 match question.check(&buffer[..length]) {
-                    Ok(()) => answers[id] = Some(buffer[..length].to_vec()),
+                    Ok(()) => answers[place] = Some(buffer[..length].to_vec()),
                     Err(wrong) => problem = wrong,
                 }
-            }
-            if missing == 0 && answers.iter().all(Option::is_some) {
-                break;
             }
         }
         answers.into_iter().collect::<Option<_>>().ok_or(problem)

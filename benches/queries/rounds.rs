@@ -15,7 +15,7 @@ use crate::{dnsperf, report};
 /// Questions a second where the server isn't saturated.
 pub const RATE: u32 = 20_000;
 
-/// How much of the servers' core may go to others than the server that is measured.
+/// How much of the servers' core may go to others than the server that is measured, and how much of the load.
 const DISTURBED: f64 = 0.1;
 /// How often it is measured again where it is more; the least disturbed figure is kept.
 const TRIES: usize = 3;
@@ -45,12 +45,15 @@ pub struct Load {
     /// Mean latency in microseconds.
     pub mean: f64,
     pub lost: f64,
+    /// Questions a second that the load was to ask, if it had a limit.
+    wanted: Option<u32>,
 }
 
 impl Load {
-    /// Whether others have worked on the core as well.
+    /// Whether others have worked on the core as well, or on that of the load, so that it came too late.
     pub fn is_disturbed(&self) -> bool {
-        self.others > DISTURBED
+        let late = self.wanted.is_some_and(|wanted| self.per_second < (1.0 - DISTURBED) * f64::from(wanted));
+        self.others > DISTURBED || late
     }
 }
 
@@ -121,7 +124,8 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
     let paced = quiet(|| {
         let meter = Meter::start(running);
         let paced = latency::paced(running.address, &running.questions, RATE, time).map_err(text)?;
-        Ok((meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64), paced))
+        let load = meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64);
+        Ok((Load { wanted: Some(RATE), ..load }, paced))
     })?;
     Ok(Sample { saturated, crowded: Some(crowded), paced: Some(paced), resident })
 }
@@ -134,7 +138,7 @@ fn quiet<T>(measure: impl Fn() -> Result<(Load, T), String>) -> Result<(Load, T)
             break;
         }
         let again = measure()?;
-        if again.0.others < best.0.others {
+        if !again.0.is_disturbed() || again.0.others < best.0.others {
             best = again;
         }
     }
@@ -160,6 +164,6 @@ impl Meter {
         let seconds = self.since.elapsed().as_secs_f64();
         let busy = Core::busy_since(self.core, cpu::SERVER);
         let others = (busy - used / 1e6 / seconds).max(0.0);
-        Load { cpu: used / answered, busy, others, per_second: answered / seconds, mean, lost }
+        Load { cpu: used / answered, busy, others, per_second: answered / seconds, mean, lost, wanted: None }
     }
 }
