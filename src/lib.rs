@@ -7,6 +7,7 @@
 pub mod check;
 pub mod config;
 pub mod dns;
+pub mod heap;
 pub mod metrics;
 pub mod names;
 pub mod run;

@@ -14,6 +14,7 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use lb_linker::check::check;
 use lb_linker::config::{Flags, LogFormat};
+use lb_linker::heap;
 use lb_linker::run::{RunError, SetDebug, run};
 use lb_linker::takeover::takeover;
 
@@ -81,6 +82,7 @@ fn for_takeover(flag: &str) -> bool {
 }
 
 fn main() -> ExitCode {
+    heap::share();
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,

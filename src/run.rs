@@ -15,9 +15,11 @@ mod syncing;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -26,6 +28,7 @@ use crate::dns::ahead;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
+use crate::heap;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::ClientError;
 use crate::sync::directory::DirectoryError;
@@ -134,6 +137,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let reloader = Reloader::start(origin, corefile, flags.clone(), zones, site, set_debug)?;
     info!("{greeting}");
     let mut background = JoinSet::new();
+    background.spawn(give_back(stop.clone()));
     background.spawn(ahead::run(Arc::clone(&store), reloader.serving.servers(), stop.clone()));
     let syncing = Syncing { flags, store, metrics, zones: reloader.zones() };
     background.spawn(syncing.run(source, stop.clone()));
@@ -144,6 +148,14 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
         info!("stopped");
     }
     outcome
+}
+
+/// Gives memory back to the system: lists from the API server leave much behind.
+async fn give_back(stop: CancellationToken) {
+    const EVERY: Duration = Duration::from_secs(10);
+    while stop.run_until_cancelled(sleep(EVERY)).await.is_some() {
+        heap::give_back();
+    }
 }
 
 fn store_for(flags: &Flags, source: &Source) -> Store {

@@ -40,9 +40,9 @@ pub fn run(verdicts: &mut Verdicts) {
     let stop = CancellationToken::new();
     runtime.spawn(ahead::run(Arc::clone(&store), servers, stop.clone()));
     let server = runtime.block_on(async {
-        let socket = udp::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a socket");
-        let server = socket.local_addr().expect("its address");
-        runtime.spawn(udp::serve(socket, handler, stop.clone()));
+        let sockets = udp::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a socket");
+        let server = sockets[0].local_addr().expect("its address");
+        runtime.spawn(udp::serve(sockets, handler, stop.clone()));
         server
     });
     check(server, LINKS);

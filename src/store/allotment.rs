@@ -5,8 +5,9 @@
 //! labelled for; where nobody holds it the oldest Service, then by namespace and name. A link that
 //! loses the name of its external target takes the next of its candidates.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
+use std::sync::Arc;
 
 use super::ServiceKey;
 use super::extras::Extras;
@@ -19,9 +20,9 @@ pub(super) struct Rank {
     pub(super) key: ServiceKey,
 }
 
-/// For each name the links that want it, the oldest first.
+/// For each name the links that want it, the oldest first: nearly always one.
 #[derive(Debug)]
-pub(super) struct Claims<N>(HashMap<N, BTreeSet<Rank>>);
+pub(super) struct Claims<N>(HashMap<N, Vec<Rank>>);
 
 impl<N> Default for Claims<N> {
     fn default() -> Self {
@@ -32,13 +33,18 @@ impl<N> Default for Claims<N> {
 impl<N: Clone + Eq + Hash> Claims<N> {
     /// Puts a link into the queue for a name.
     pub(super) fn add(&mut self, name: &N, rank: Rank) {
-        self.0.entry(name.clone()).or_default().insert(rank);
+        let claimants = self.0.entry(name.clone()).or_insert_with(|| Vec::with_capacity(1));
+        if let Err(place) = claimants.binary_search(&rank) {
+            claimants.insert(place, rank);
+        }
     }
 
     /// Takes a link out of the queue for a name.
     pub(super) fn remove(&mut self, name: &N, rank: &Rank) {
         if let Some(claimants) = self.0.get_mut(name) {
-            claimants.remove(rank);
+            if let Ok(place) = claimants.binary_search(rank) {
+                claimants.remove(place);
+            }
             if claimants.is_empty() {
                 self.0.remove(name);
             }
@@ -86,6 +92,8 @@ pub(super) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
 /// Which name is whose.
 #[derive(Debug, Default)]
 pub(super) struct Allotment {
+    /// Namespaces, each once: many Services are in one.
+    namespaces: HashSet<Arc<str>>,
     created: HashMap<ServiceKey, i64>,
     objects: Claims<Box<str>>,
     labels: Claims<Box<[u8]>>,
@@ -98,6 +106,20 @@ pub(super) struct Allotment {
 }
 
 impl Allotment {
+    /// Returns the same key, which shares its namespace with others.
+    pub(super) fn interned(&mut self, key: ServiceKey) -> ServiceKey {
+        let ServiceKey { namespace, name } = key;
+        // Mostly a new one is a known one.
+        let namespace = match self.namespaces.get(&namespace) {
+            Some(known) => Arc::clone(known),
+            None => {
+                self.namespaces.insert(Arc::clone(&namespace));
+                namespace
+            }
+        };
+        ServiceKey { namespace, name }
+    }
+
     /// Takes a link in that was created at that time (seconds since 1970; without one only its name
     /// counts). Returns the name of its external target, and what changed for others.
     pub(super) fn add(&mut self, key: &ServiceKey, created: Option<i64>) -> (Box<str>, Vec<Reallotted>) {
@@ -266,8 +288,8 @@ pub(super) fn label(key: &ServiceKey) -> Option<Box<[u8]>> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::collections::hash_map::Entry;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use rand::rngs::StdRng;
     use rand::seq::SliceRandom;

@@ -15,9 +15,9 @@ use crate::names;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceKey {
     /// The Service's namespace.
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// The Service's name.
-    pub name: Box<str>,
+    pub name: Arc<str>,
 }
 
 impl ServiceKey {

@@ -352,10 +352,11 @@ impl Store {
     }
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
+        let Observed { mut key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
             observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
+        key = known.as_ref().map_or_else(|| allotment.interned(key), |link| link.key.clone());
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
         let in_use = match known {

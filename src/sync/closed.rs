@@ -2,6 +2,7 @@
 //! One at a time finds out whether it still does, and the others wait.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,7 +16,7 @@ use crate::store::ServiceKey;
 const ASK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Which writes go together: by verb and kind, and of load balancers by namespace.
-type Sort = (&'static str, Kind, Option<Box<str>>);
+type Sort = (&'static str, Kind, Option<Arc<str>>);
 
 /// The sorts of writes that are refused, and the links that wait with one.
 #[derive(Debug, Default)]

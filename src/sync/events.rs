@@ -88,9 +88,9 @@ impl fmt::Display for Reason {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Regarding {
     /// Its namespace, which is the Event's as well.
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// Its name.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// Its uid: without one `kubectl describe` wouldn't find the Event.
     pub uid: Box<str>,
 }

@@ -1,6 +1,6 @@
 //! What is in the target namespace, as far as lb-linker has heard.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::desired::labelled_for;
@@ -11,7 +11,8 @@ use crate::store::ServiceKey;
 #[derive(Debug, Default)]
 pub struct Objects {
     by_id: HashMap<ObjectId, Arc<Object>>,
-    by_link: HashMap<ServiceKey, BTreeSet<ObjectId>>,
+    /// In order; mostly there is one.
+    by_link: HashMap<ServiceKey, Vec<ObjectId>>,
     /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
     /// still be under way.
     deleted: HashMap<String, ObjectId>,
@@ -141,7 +142,10 @@ impl Objects {
         let id = object.id();
         self.take(&id);
         if let Some(key) = labelled_for(object.meta()) {
-            self.by_link.entry(key).or_default().insert(id.clone());
+            let ids = self.by_link.entry(key).or_insert_with(|| Vec::with_capacity(1));
+            if let Err(place) = ids.binary_search(&id) {
+                ids.insert(place, id.clone());
+            }
         }
         self.by_id.insert(id, object);
     }
@@ -151,7 +155,7 @@ impl Objects {
         if let Some(key) = labelled_for(object.meta())
             && let Some(ids) = self.by_link.get_mut(&key)
         {
-            ids.remove(id);
+            ids.retain(|other| other != id);
             if ids.is_empty() {
                 self.by_link.remove(&key);
             }

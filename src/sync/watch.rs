@@ -22,6 +22,7 @@ use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
 use super::{News, Pauses, SyncError, log_changes, log_first_list};
+use crate::heap;
 use crate::store::{Change, Observed, ServiceKey, Store};
 
 /// Objects a page: larger ones cost memory and save next to nothing.
@@ -179,6 +180,7 @@ impl ClusterSource {
                     complaints.retain(|key| self.store.get(key).is_some());
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
+                    heap::give_back();
                     if complete {
                         self.listed.send_replace(term);
                     }

@@ -12,6 +12,7 @@ mod convergence;
 mod corefile;
 mod events;
 mod finalizer;
+#[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod leader;
 mod manifests;

@@ -1,6 +1,7 @@
 //! Where nothing can be written at present: one follower asks now and then, the others wait.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,7 +19,7 @@ pub(super) enum Place {
     /// The API server doesn't answer.
     Everywhere,
     /// A namespace whose Services can't be written.
-    Namespace(Box<str>),
+    Namespace(Arc<str>),
 }
 
 /// The places where nothing can be written.

@@ -138,7 +138,7 @@ impl Hands {
 
     async fn create(&self, key: &ServiceKey) -> Outcome {
         let service = json!({
-            "metadata": {"name": key.name},
+            "metadata": {"name": &*key.name},
             "spec": {"type": "LoadBalancer", "ports": [port_of(80)], "allocateLoadBalancerNodePorts": false},
         });
         let made = self.cluster.create_service(&key.namespace, service).await;
