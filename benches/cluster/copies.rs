@@ -44,7 +44,7 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
             .collect();
         etcd.must("POST", "/v3/kv/txn", &json!({"success": puts}).to_string());
         let done = (batch + 1) * BATCH;
-        if done % 10_000 == 0 {
+        if done.is_multiple_of(10_000) {
             eprintln!("{done} of {all} links copied, {:.0} s", since.elapsed().as_secs_f64());
         }
     }
