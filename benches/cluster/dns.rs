@@ -84,19 +84,29 @@ impl Asker {
         }
     }
 
-    /// Asks until the target is the one of this change, and returns when that was and how many questions it took.
-    pub fn until(&mut self, question: &mut [u8], change: u64, patience: Duration) -> Option<(Instant, u32)> {
-        let deadline = Instant::now() + patience;
-        for asked in 1.. {
+    /// Asks until the target is the one of this change, and returns when that was.
+    pub fn until(&mut self, question: &mut [u8], change: u64, patience: Duration) -> Option<Reached> {
+        let begun = Instant::now();
+        let mut first = None;
+        loop {
             let seen = self.ask(question);
-            let now = Instant::now();
+            let at = Instant::now();
+            let (first, at_once) = (*first.get_or_insert(at), first.is_none());
             if seen == Some(change) {
-                return Some((now, asked));
+                return Some(Reached { at, first: first - begun, at_once });
             }
-            if now > deadline {
-                break;
+            if at - begun > patience {
+                return None;
             }
         }
-        None
     }
+}
+
+/// When a change has reached DNS.
+pub struct Reached {
+    pub at: Instant,
+    /// How long the first question took, whatever its answer was.
+    pub first: Duration,
+    /// Whether that answer was it.
+    pub at_once: bool,
 }

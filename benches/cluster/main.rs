@@ -30,7 +30,7 @@ use plane::Plane;
 
 /// The parts in their order: each may need what the ones before have made.
 const PARTS: [&str; 7] =
-    ["storm-store", "memory-idle", "memory-10000", "start", "propagation", "storm-api", "memory-100000"];
+    ["storm-store", "memory-idle", "memory-10k", "start", "propagation", "storm-api", "memory-100k"];
 
 fn main() {
     let only = var("BENCH_ONLY").unwrap_or_default();
@@ -68,7 +68,7 @@ fn with_plane(parts: &[&str], changes: usize, verdicts: &mut Verdicts) {
         eprintln!("--- {part}");
         match *part {
             "memory-idle" => memory::idle(&plane, verdicts),
-            "memory-10000" => memory::many(&mut plane, verdicts),
+            "memory-10k" => memory::many(&mut plane, verdicts),
             "start" => start::run(&mut plane, verdicts),
             "propagation" => propagation::run(&mut plane, changes, verdicts),
             "storm-api" => storm::run(&mut plane, verdicts),

@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::{Seen, Watch};
-use crate::dns::{Asker, change_of, host};
+use crate::dns::{Asker, Reached, change_of, host};
 use crate::figures::{Spread, Table, Verdicts, millis};
 use crate::load::Load;
 use crate::plane::{
-    LINKS, PEER, Plane, TARGETS, link_question, peer_question, services, status, status_patch,
+    LINKS, PEER, Plane, TARGETS, link_question, namespace, peer_question, services, status, status_patch,
 };
 
 /// The Services that CoreDNS is asked for.
@@ -31,10 +31,19 @@ struct Times {
     ours: Vec<f64>,
     written: Vec<f64>,
     coredns: Vec<f64>,
-    /// From the answer to a PATCH of ours until our own watch told of it.
-    watch: Vec<f64>,
-    /// Changes that the first question found in force.
+    /// From the answer to a PATCH until a watch of our own told of it: of a load balancer, of an ExternalName.
+    told: [Vec<f64>; 2],
+    /// How long the first question took, of lb-linker and of CoreDNS.
+    first: [Vec<f64>; 2],
+    /// Changes that it found in force.
     at_once: [usize; 2],
+}
+
+impl Times {
+    fn first(&mut self, whose: usize, reached: &Reached) {
+        self.first[whose].push(reached.first.as_secs_f64() * 1e3);
+        self.at_once[whose] += usize::from(reached.at_once);
+    }
 }
 
 /// Measures it without other questions and among them.
@@ -53,10 +62,11 @@ pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
             [Load::start(linker.dns, rate, ours), Load::start(coredns.address, rate, theirs)]
         });
         let mut times = Times::default();
-        let watch = plane.access.watch("spec.type=ExternalName");
+        let watches =
+            ["LoadBalancer", "ExternalName"].map(|kind| plane.access.watch(&format!("spec.type={kind}")));
         let servers = [Asker::new(linker.dns), Asker::new(coredns.address)];
-        measure(plane, changes, &mut change, servers, &watch, &mut times);
-        drop(watch);
+        measure(plane, changes, &mut change, servers, &watches, &mut times);
+        drop(watches);
         for (name, load) in ["lb-linker", "CoreDNS"].iter().zip(load.into_iter().flatten()) {
             println!("{name} meanwhile: {}", load.stop());
         }
@@ -69,7 +79,7 @@ fn measure(
     changes: usize,
     change: &mut u64,
     [mut ours, mut theirs]: [Asker; 2],
-    watch: &Watch,
+    [balancers, names]: &[Watch; 2],
     times: &mut Times,
 ) {
     let mut api = plane.access.connect();
@@ -83,19 +93,20 @@ fn measure(
                 let patch = serde_json::json!({"spec": {"externalName": host(*change, peer)}}).to_string();
                 let answered = api.must("PATCH", &path, &patch);
                 let seen = theirs.until(&mut peer_question(peer), *change, PATIENCE);
-                let (seen, asked) = seen.expect("CoreDNS answers the new target");
-                times.coredns.push(millis(answered, seen));
-                times.at_once[1] += usize::from(asked == 1);
-                times.watch.push(millis(answered, told(&watch.seen, PEER, *change)));
+                let seen = seen.expect("CoreDNS answers the new target");
+                times.coredns.push(millis(answered, seen.at));
+                times.first(1, &seen);
+                times.told[1].push(millis(answered, told(&names.seen, PEER, *change)));
             } else {
                 // All over the links.
                 let link = number * 37 % LINKS;
                 let answered = api.must("PATCH", &status(link), &status_patch(*change, link));
                 let seen = ours.until(&mut link_question(link), *change, PATIENCE);
-                let (seen, asked) = seen.expect("lb-linker answers the new target");
-                times.ours.push(millis(answered, seen));
-                times.at_once[0] += usize::from(asked == 1);
-                times.written.push(millis(answered, told(&watch.seen, TARGETS, *change)));
+                let seen = seen.expect("lb-linker answers the new target");
+                times.ours.push(millis(answered, seen.at));
+                times.first(0, &seen);
+                times.told[0].push(millis(answered, told(&balancers.seen, &namespace(link), *change)));
+                times.written.push(millis(answered, told(&names.seen, TARGETS, *change)));
             }
             thread::sleep(PAUSE);
         }
@@ -121,11 +132,16 @@ fn told(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instant {
 
 fn report(what: &str, times: Times, verdicts: &mut Verdicts) {
     let number = times.ours.len();
+    let [balancers, names] = times.told;
+    let [first_ours, first_theirs] = times.first;
     let rows = [
         ("PATCH answered → lb-linker answers the new target", Spread::of(times.ours)),
         ("PATCH answered → CoreDNS answers the new target", Spread::of(times.coredns)),
         ("PATCH answered → ExternalName written", Spread::of(times.written)),
-        ("PATCH answered → the bench's own watch tells of it", Spread::of(times.watch)),
+        ("PATCH answered → a watch tells of the load balancer", Spread::of(balancers)),
+        ("PATCH answered → a watch tells of CoreDNS's Service", Spread::of(names)),
+        ("first question after that → lb-linker's answer", Spread::of(first_ours)),
+        ("first question after that → CoreDNS's answer", Spread::of(first_theirs)),
     ];
     let mut table = Table::new(&["milliseconds", "changes", "p50", "p90", "p99", "max"]);
     let mut spreads = HashMap::new();
@@ -135,7 +151,7 @@ fn report(what: &str, times: Times, verdicts: &mut Verdicts) {
     }
     table.print(&format!("Propagation, {LINKS} links, {what}"));
     let [ours, theirs] = times.at_once;
-    println!("  new with the first question: lb-linker {ours}, CoreDNS {theirs} of {number}\n");
+    println!("  answered by the first question: lb-linker {ours}, CoreDNS {theirs} of {number}\n");
     let at = |name: &str, share| spreads[name].at(share);
     let (ours, theirs) = (
         "PATCH answered → lb-linker answers the new target",

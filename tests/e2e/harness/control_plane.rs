@@ -102,7 +102,7 @@ impl ControlPlane {
     }
 
     fn start_etcd(&self) -> Result<(), String> {
-        let socket = self.file("etcd.sock");
+        let socket = self.etcd_socket();
         let mut etcd = Command::new(&programs().etcd);
         etcd.arg("--data-dir").arg(self.file("etcd"));
         etcd.arg(format!("--listen-client-urls=unix://{}", socket.display()));
@@ -125,7 +125,7 @@ impl ControlPlane {
         let path = |name| self.file(name).display().to_string();
         let mut command = Command::new(&programs().kube_apiserver);
         command.args([
-            format!("--etcd-servers=unix://{}", path("etcd.sock")),
+            format!("--etcd-servers=unix://{}", self.etcd_socket().display()),
             "--bind-address=127.0.0.1".to_owned(),
             "--advertise-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.port.number()),

@@ -191,7 +191,7 @@ impl Linker {
 
     /// The memory that it has in use (`VmRSS` of proc(5)), or has had at most (`VmHWM`), in KiB.
     pub fn memory(&self, field: &str) -> usize {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
         let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
