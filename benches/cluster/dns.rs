@@ -91,7 +91,8 @@ impl Asker {
         loop {
             let seen = self.ask(question);
             let at = Instant::now();
-            let (first, at_once) = (*first.get_or_insert(at), first.is_none());
+            let at_once = first.is_none();
+            let first = *first.get_or_insert(at);
             if seen == Some(change) {
                 return Some(Reached { at, first: first - begun, at_once });
             }

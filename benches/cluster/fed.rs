@@ -22,8 +22,9 @@ use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
 use crate::storm::{ASKED, Kind, paced, report, round};
 
-/// Changes a second.
+/// Changes a second, and how many at a time: to wake for each would cost more than the change.
 const CHANGES: u32 = 1000;
+const STEP: u64 = 5;
 const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus\nerrors\n}\n";
 
 /// Serves a store on threads of its own, and changes it.
@@ -70,14 +71,17 @@ pub fn run(verdicts: &mut Verdicts) {
 
 /// Gives the store one change after the other, and tells of each when it begins to.
 fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
-    paced(CHANGES, end, |number| {
-        let (link, change) = (number as usize % ASKED, first + number);
-        let (observed, question) = (observed(link, change), link_question(link));
-        let at = Instant::now();
-        store.apply(observed);
-        // Nobody follows any more: then the round is over.
-        let _ = made.send(Made { at, change, question });
-    })
+    let steps = paced(CHANGES / STEP as u32, end, |step| {
+        for number in step * STEP..(step + 1) * STEP {
+            let (link, change) = (number as usize % ASKED, first + number);
+            let (observed, question) = (observed(link, change), link_question(link));
+            let at = Instant::now();
+            store.apply(observed);
+            // Nobody follows any more: then the round is over.
+            let _ = made.send(Made { at, change, question });
+        }
+    });
+    steps * STEP
 }
 
 fn observed(link: usize, change: u64) -> Observed {

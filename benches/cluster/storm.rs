@@ -127,6 +127,7 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
         "CPU µs/query",
         "seen p50 ms",
         "p99 ms",
+        "max ms",
         "never",
     ]);
     for round in rounds {
@@ -144,6 +145,7 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
                 if round.kind == Kind::Alone { String::new() } else { two(round.cost()) },
                 two(followed.seen.at(0.5)),
                 two(followed.seen.at(0.99)),
+                two(followed.seen.at(1.0)),
                 followed.never.to_string(),
             ],
         );
