@@ -181,7 +181,8 @@ impl Packets {
 
 impl Entry {
     fn weight(&self) -> usize {
-        size_of::<Self>() + self.key.len() + self.packet.weight()
+        let adds: usize = self.bill.adds.iter().map(|(_, adds)| 24 + 16 * adds.len()).sum();
+        size_of::<Self>() + self.key.len() + self.packet.weight() + adds + 8 * self.bill.durations.len()
     }
 
     /// Counts that it is given.

@@ -136,6 +136,11 @@ async fn serve_with(
     loop {
         tokio::select! {
             () = stop.cancelled(), if !workers.is_stopped() => workers.stop(),
+            Some(ended) = fulls.join_next(), if !workers.is_stopped() => {
+                // It goes on as long as its thread does.
+                outcome = Err(ended.map_or_else(io::Error::other, |()| io::Error::other("the handler has ended")));
+                workers.stop();
+            }
             ended = ends.join_next() => match ended {
                 None => break,
                 Some(Ok(Ok(Ok(())))) => {}

@@ -94,14 +94,10 @@ impl Packet {
     /// Returns about how many bytes it takes in memory.
     #[must_use]
     pub fn weight(&self) -> usize {
-        let Repeat { links, kept, clients, charges, counts, .. } = &self.repeat;
-        let charged: usize = charges.iter().map(|charge| 16 * charge.adds.len() + 40).sum();
-        let clients = 200 * clients.len();
-        size_of::<Self>()
-            + self.bytes.len()
-            + charged
-            + clients
-            + 24 * (links.len() + kept.len() + counts.len())
+        /// A name and what is around it.
+        const CLIENTS: usize = 200;
+        let Repeat { links, kept, clients, .. } = &self.repeat;
+        size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + kept.len())
     }
 
     /// Returns whether it is for that client.
