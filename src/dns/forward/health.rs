@@ -14,6 +14,7 @@ use super::ForwardOptions;
 use super::exchange::{Endpoint, ping};
 use super::metrics::ForwardMetrics;
 use super::pool::Pool;
+use super::sockets::Sockets;
 use crate::dns::question::Question;
 
 /// How long a health check may take.
@@ -44,6 +45,7 @@ impl Default for HealthCheck {
 pub(super) struct Upstream {
     pub(super) endpoint: Endpoint,
     pub(super) pool: Pool,
+    pub(super) sockets: Sockets,
     /// How long an answer is waited for.
     pub(super) patience: Duration,
     /// What it is asked from.
@@ -62,6 +64,7 @@ impl Upstream {
         Self {
             endpoint,
             pool: Pool::new(options.keep),
+            sockets: Sockets::new(options.keep.number),
             patience: options.read_timeout,
             source: options.source,
             metrics: options.metrics.clone(),

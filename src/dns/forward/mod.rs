@@ -9,6 +9,7 @@ pub(super) mod names;
 mod policy;
 mod pool;
 mod rounds;
+mod sockets;
 pub(super) mod tls;
 mod trouble;
 
