@@ -104,6 +104,7 @@ pub(super) async fn exchange(
     let asking = Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress }.ask();
     tokio::pin!(asking);
     let answer = tokio::select! {
+        biased;
         answer = &mut asking => answer,
         () = sleep(SILENCE) => {
             upstream.suspect();
@@ -112,7 +113,7 @@ pub(super) async fn exchange(
     };
     match &answer {
         Ok(Message { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.answered(upstream.endpoint.address, metadata.response_code, begun.elapsed());
+            metrics.answered(metadata.response_code, begun.elapsed());
         }),
         Err(trouble) => {
             debug!("upstream {}: {trouble}", upstream.endpoint);
@@ -130,7 +131,7 @@ pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Ins
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let progress = &upstream.progress();
     let asking = Try { upstream, question, by_tcp, deadline, progress };
-    let bytes = asking.encode(false)?;
+    let bytes = question.encode(false);
     // The sockets for that aren't counted, and what is open may be what is broken.
     if by_tcp { asking.over_new(&bytes).await.map(drop) } else { asking.by_udp(&bytes, None).await.map(drop) }
 }
@@ -161,7 +162,7 @@ impl Upstream {
             Transport::Udp if !by_stream => "udp",
             Transport::Udp | Transport::Tcp => "tcp",
         };
-        self.metrics.iter().for_each(|metrics| metrics.socket(self.endpoint.address, protocol, was_open));
+        self.metrics.iter().for_each(|metrics| metrics.socket(protocol, was_open));
     }
 
     async fn open(&self) -> io::Result<Socket> {
@@ -204,16 +205,18 @@ impl Try<'_> {
 
     /// Asks once, with EDNS or without.
     async fn ask_once(self, edns: bool) -> Result<Message, Trouble> {
-        let bytes = self.encode(edns)?;
+        let bytes = self.question.encode(edns);
+        // Streams need much room, and seldom: it is taken only then.
+        let by_stream = || Box::pin(self.by_stream(&bytes));
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
-            return self.by_stream(&bytes).await;
+            return by_stream().await;
         }
         let idle = self.upstream.sockets.take();
         self.upstream.needed(idle.is_some(), false);
         match self.by_udp(&bytes, idle).await? {
             Reply::Answer(answer) => Ok(*answer),
             Reply::Truncated(cut) => {
-                let whole = self.by_stream(&bytes);
+                let whole = by_stream();
                 match cut.filter(|cut| !cut.answers.is_empty()) {
                     // Better than nothing, and TC says what it is.
                     Some(cut) => match timeout(STREAM_PATIENCE, whole).await {
@@ -225,11 +228,6 @@ impl Try<'_> {
             }
             Reply::Garbled | Reply::Foreign => Err(self.garbled("udp", None)),
         }
-    }
-
-    fn encode(&self, edns: bool) -> Result<Vec<u8>, Trouble> {
-        let encoded = self.question.message(edns).to_vec();
-        encoded.map_err(|error| self.upstream.dialing("udp").failed(io::Error::other(error)))
     }
 
     fn garbled(&self, network: &'static str, local: Option<SocketAddr>) -> Trouble {
