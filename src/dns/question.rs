@@ -1,9 +1,9 @@
 //! A question as somebody else is asked: an upstream, or the cache; and what makes two of them the same.
 
-use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
-use super::wire::MAX_UDP;
+use super::wire::{HEADER, OPT_LENGTH, opt};
 use crate::names;
 
 /// A question for somebody else.
@@ -87,19 +87,19 @@ impl Question {
     /// Returns the message for the upstream. Its id is random (RFC 5452 section 9.2). Nothing that belongs
     /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
     /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
-    pub(super) fn message(&self, with_edns: bool) -> Message {
-        let mut message = Message::query();
-        message.metadata.recursion_desired = self.recursion_desired;
-        message.metadata.checking_disabled = self.checking_disabled;
-        message.metadata.authentic_data = true;
-        let mut query = self.query.clone();
-        query.set_name(query.name().to_lowercase());
-        message.add_query(query);
+    pub(super) fn encode(&self, with_edns: bool) -> Vec<u8> {
+        const AUTHENTIC_DATA: u8 = 0x20;
+        let mut message = Vec::with_capacity(HEADER + OPT_LENGTH + 64);
+        message.extend(rand::random::<[u8; 2]>());
+        message.push(u8::from(self.recursion_desired));
+        message.push(AUTHENTIC_DATA | u8::from(self.checking_disabled) << 4);
+        message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
+        message.extend(wire_name(self.query.name()));
+        message.push(0);
+        message.extend(u16::from(self.query.query_type()).to_be_bytes());
+        message.extend(u16::from(self.query.query_class()).to_be_bytes());
         if with_edns {
-            let mut edns = Edns::new();
-            edns.set_max_payload(MAX_UDP);
-            edns.set_dnssec_ok(self.dnssec_ok);
-            message.set_edns(edns);
+            message.extend(opt(self.dnssec_ok));
         }
         message
     }
@@ -140,4 +140,39 @@ pub fn is_transfer(qtype: RecordType) -> bool {
 pub fn wire_name(name: &Name) -> Box<[u8]> {
     // No label of a name that could be decoded is too long.
     names::wire(name.iter()).unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Edns, Message};
+
+    use super::super::wire::MAX_UDP;
+    use super::*;
+
+    #[test]
+    fn an_upstream_is_asked_in_lower_case_with_ad_and_edns() {
+        let mut question = Question::plain(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
+        for (recursion, checking_disabled, dnssec_ok, with_edns) in
+            [(true, false, false, true), (false, true, true, true), (true, true, true, false)]
+        {
+            question.recursion_desired = recursion;
+            (question.checking_disabled, question.dnssec_ok) = (checking_disabled, dnssec_ok);
+            let bytes = question.encode(with_edns);
+            let mut expected = Message::query();
+            expected.metadata.id = u16::from_be_bytes([bytes[0], bytes[1]]);
+            expected.metadata.recursion_desired = recursion;
+            expected.metadata.checking_disabled = checking_disabled;
+            expected.metadata.authentic_data = true;
+            expected.add_query(Query::query(Name::from_ascii("a.example.").unwrap(), RecordType::AAAA));
+            if with_edns {
+                let mut edns = Edns::new();
+                edns.set_max_payload(MAX_UDP);
+                edns.set_dnssec_ok(dnssec_ok);
+                expected.set_edns(edns);
+            }
+            assert_eq!(bytes, expected.to_vec().unwrap());
+        }
+        question.query.set_name(Name::root());
+        assert_eq!(question.encode(false)[HEADER..], [0, 0, 28, 0, 1]);
+    }
 }

@@ -14,6 +14,8 @@ pub const MAX_UDP: u16 = 1232;
 
 /// The type OPT (RFC 6891 section 6.1.1).
 const OPT: [u8; 2] = 41_u16.to_be_bytes();
+/// Bytes of that record without options.
+pub(super) const OPT_LENGTH: usize = 11;
 
 /// An Extended DNS Error (RFC 8914).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,12 +112,16 @@ fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
     reply.extend_from_slice(&[0, questions, 0, 0, 0, 0, 0, additionals]);
     reply.extend_from_slice(question.unwrap_or_default());
     if let Some(dnssec_ok) = asked_edns {
-        let ([type_high, type_low], [size_high, size_low]) = (OPT, MAX_UDP.to_be_bytes());
-        // RFC 6891 section 6.1.2: the root, type, size, rcode and version 0, flags, no options.
-        let flags = u8::from(dnssec_ok) << 7;
-        reply.extend_from_slice(&[0, type_high, type_low, size_high, size_low, 0, 0, flags, 0, 0, 0]);
+        reply.extend_from_slice(&opt(dnssec_ok));
     }
     reply
+}
+
+/// RFC 6891 section 6.1.2: the root, type, size, rcode and version 0, flags, no options.
+pub(super) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
+    let ([type_high, type_low], [size_high, size_low]) = (OPT, MAX_UDP.to_be_bytes());
+    let flags = (dnssec_ok as u8) << 7;
+    [0, type_high, type_low, size_high, size_low, 0, 0, flags, 0, 0, 0]
 }
 
 /// Returns DO if the message has an OPT record, as far as that can be told without a look into any

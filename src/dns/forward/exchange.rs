@@ -21,6 +21,7 @@ use tracing::debug;
 
 use super::health::Upstream;
 use super::pool::{Connection, Stream};
+use super::sockets::Socket;
 use super::trouble::{Doing, Progress, Trouble};
 use crate::dns::question::Question;
 use crate::dns::wire::{Reply, reply_to};
@@ -103,6 +104,7 @@ pub(super) async fn exchange(
     let asking = Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress }.ask();
     tokio::pin!(asking);
     let answer = tokio::select! {
+        biased;
         answer = &mut asking => answer,
         () = sleep(SILENCE) => {
             upstream.suspect();
@@ -111,7 +113,7 @@ pub(super) async fn exchange(
     };
     match &answer {
         Ok(Message { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.answered(upstream.endpoint.address, metadata.response_code, begun.elapsed());
+            metrics.answered(metadata.response_code, begun.elapsed());
         }),
         Err(trouble) => {
             debug!("upstream {}: {trouble}", upstream.endpoint);
@@ -129,9 +131,9 @@ pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Ins
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let progress = &upstream.progress();
     let asking = Try { upstream, question, by_tcp, deadline, progress };
-    let bytes = asking.encode(false)?;
+    let bytes = question.encode(false);
     // The sockets for that aren't counted, and what is open may be what is broken.
-    if by_tcp { asking.over_new(&bytes).await.map(drop) } else { asking.by_udp(&bytes).await.map(drop) }
+    if by_tcp { asking.over_new(&bytes).await.map(drop) } else { asking.by_udp(&bytes, None).await.map(drop) }
 }
 
 impl Upstream {
@@ -160,15 +162,11 @@ impl Upstream {
             Transport::Udp if !by_stream => "udp",
             Transport::Udp | Transport::Tcp => "tcp",
         };
-        self.metrics.iter().for_each(|metrics| metrics.socket(self.endpoint.address, protocol, was_open));
+        self.metrics.iter().for_each(|metrics| metrics.socket(protocol, was_open));
     }
 
-    /// Opens a socket that leads to it alone: the port is random (RFC 5452 section 9.2), and once it is connected
-    /// the kernel drops what other addresses send.
-    async fn open(&self) -> io::Result<UdpSocket> {
-        let socket = UdpSocket::bind(self.from()).await?;
-        socket.connect(self.endpoint.address).await?;
-        Ok(socket)
+    async fn open(&self) -> io::Result<Socket> {
+        Socket::open(self.from(), self.endpoint.address).await
     }
 
     async fn connect(&self) -> io::Result<Stream> {
@@ -207,15 +205,18 @@ impl Try<'_> {
 
     /// Asks once, with EDNS or without.
     async fn ask_once(self, edns: bool) -> Result<Message, Trouble> {
-        let bytes = self.encode(edns)?;
+        let bytes = self.question.encode(edns);
+        // Streams need much room, and seldom: it is taken only then.
+        let by_stream = || Box::pin(self.by_stream(&bytes));
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
-            return self.by_stream(&bytes).await;
+            return by_stream().await;
         }
-        self.upstream.needed(false, false);
-        match self.by_udp(&bytes).await? {
+        let idle = self.upstream.sockets.take();
+        self.upstream.needed(idle.is_some(), false);
+        match self.by_udp(&bytes, idle).await? {
             Reply::Answer(answer) => Ok(*answer),
             Reply::Truncated(cut) => {
-                let whole = self.by_stream(&bytes);
+                let whole = by_stream();
                 match cut.filter(|cut| !cut.answers.is_empty()) {
                     // Better than nothing, and TC says what it is.
                     Some(cut) => match timeout(STREAM_PATIENCE, whole).await {
@@ -229,30 +230,30 @@ impl Try<'_> {
         }
     }
 
-    fn encode(&self, edns: bool) -> Result<Vec<u8>, Trouble> {
-        let encoded = self.question.message(edns).to_vec();
-        encoded.map_err(|error| self.upstream.dialing("udp").failed(io::Error::other(error)))
-    }
-
     fn garbled(&self, network: &'static str, local: Option<SocketAddr>) -> Trouble {
         let error = io::Error::other("what it answers isn't an answer to the question");
         Doing::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
-    /// Asks by UDP, again and again until somebody answers. Each time from another port and with another id:
-    /// behind one address there may be several servers, and the network keeps each port with one of them, dead or
-    /// not. Who has given up on it, and asks anew, may still be answered.
-    async fn by_udp(self, bytes: &[u8]) -> Result<Reply, Trouble> {
+    /// Asks by UDP, from a socket that is open already if there is one; again and again until somebody answers. Each
+    /// time from another port and with another id: behind one address there may be several servers, and the network
+    /// keeps each port with one of them, dead or not. Who has given up on it, and asks anew, may still be answered.
+    async fn by_udp(self, bytes: &[u8], mut idle: Option<Socket>) -> Result<Reply, Trouble> {
         let given_up = Instant::now() + self.upstream.patience;
         let mut tries = FuturesUnordered::new();
         let mut bytes = bytes.to_vec();
         let mut pause = REPEAT;
         let mut local = None;
         loop {
-            match self.upstream.open().await {
+            let was_open = idle.is_some();
+            let socket = match idle.take() {
+                Some(socket) => Ok(socket),
+                None => self.upstream.open().await,
+            };
+            match socket {
                 Ok(socket) => {
-                    local = local.or(socket.local_addr().ok());
-                    tries.push(ask_from(socket, bytes.clone()));
+                    local = local.or(socket.local);
+                    tries.push(self.ask_from(socket, bytes.clone()));
                 }
                 Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
                 // One that waits may still be answered.
@@ -263,16 +264,45 @@ impl Try<'_> {
             let next = Instant::now() + pause;
             let repeat = if next < given_up { next.min(self.deadline) } else { self.deadline };
             while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
-                // One that fails says nothing of those that wait.
-                if reply.is_ok() || tries.is_empty() {
+                // One that fails says nothing of those that wait; one that was open, nothing of new ones.
+                if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }
             }
-            if repeat == self.deadline {
+            // What others were open may lead to nobody, too.
+            self.upstream.sockets.clear();
+            if Instant::now() >= self.deadline {
                 return Err(reading.late());
             }
             pause *= 2;
             rand::rng().fill(&mut bytes[..2]);
+        }
+    }
+
+    /// Asks from a socket, which is kept for another question if all goes well.
+    async fn ask_from(self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
+        let udp = &socket.udp;
+        udp.send(&bytes).await?;
+        loop {
+            // Where nobody listens, the kernel hears of it (ICMP) and tells by an error alone: nothing becomes readable.
+            if udp.ready(Interest::READABLE | Interest::ERROR).await?.is_error() {
+                // What isn't an error after all is looked for again only when there is something new.
+                let failed =
+                    || udp.take_error().and_then(|error| error.ok_or(io::ErrorKind::WouldBlock.into()));
+                if let Ok(error) = udp.try_io(Interest::ERROR, failed) {
+                    return Err(error);
+                }
+            }
+            // What doesn't match may be forged, or late for an earlier question: the real answer may still come.
+            match receive(udp, &bytes)? {
+                None | Some(Reply::Foreign) => {}
+                Some(reply) => {
+                    if !matches!(reply, Reply::Garbled) {
+                        self.upstream.sockets.put(socket);
+                    }
+                    return Ok(reply);
+                }
+            }
         }
     }
 
@@ -322,26 +352,6 @@ impl Try<'_> {
                 Ok(*answer)
             }
             _ => Err(self.garbled("tcp", local)),
-        }
-    }
-}
-
-async fn ask_from(socket: UdpSocket, bytes: Vec<u8>) -> io::Result<Reply> {
-    socket.send(&bytes).await?;
-    loop {
-        // Where nobody listens, the kernel hears of it (ICMP) and tells by an error alone: nothing becomes readable.
-        if socket.ready(Interest::READABLE | Interest::ERROR).await?.is_error() {
-            // What isn't an error after all is looked for again only when there is something new.
-            let failed =
-                || socket.take_error().and_then(|error| error.ok_or(io::ErrorKind::WouldBlock.into()));
-            if let Ok(error) = socket.try_io(Interest::ERROR, failed) {
-                return Err(error);
-            }
-        }
-        // What doesn't match may be forged: the real answer may still come.
-        match receive(&socket, &bytes)? {
-            None | Some(Reply::Foreign) => {}
-            Some(reply) => return Ok(reply),
         }
     }
 }

@@ -12,8 +12,9 @@ use tracing::{info, warn};
 
 use super::ForwardOptions;
 use super::exchange::{Endpoint, ping};
-use super::metrics::ForwardMetrics;
+use super::metrics::Counters;
 use super::pool::Pool;
+use super::sockets::Sockets;
 use crate::dns::question::Question;
 
 /// How long a health check may take.
@@ -44,11 +45,12 @@ impl Default for HealthCheck {
 pub(super) struct Upstream {
     pub(super) endpoint: Endpoint,
     pub(super) pool: Pool,
+    pub(super) sockets: Sockets,
     /// How long an answer is waited for.
     pub(super) patience: Duration,
     /// What it is asked from.
     pub(super) source: Option<IpAddr>,
-    pub(super) metrics: Option<Arc<ForwardMetrics>>,
+    pub(super) metrics: Option<Counters>,
     /// Health checks that failed, in a row.
     fails: AtomicU32,
     max_fails: u32,
@@ -59,12 +61,14 @@ pub(super) struct Upstream {
 
 impl Upstream {
     pub(super) fn new(endpoint: Endpoint, options: &ForwardOptions) -> Self {
+        let address = endpoint.address;
         Self {
             endpoint,
             pool: Pool::new(options.keep),
+            sockets: Sockets::new(options.keep.number),
             patience: options.read_timeout,
             source: options.source,
-            metrics: options.metrics.clone(),
+            metrics: options.metrics.clone().map(|metrics| Counters::new(metrics, address)),
             fails: AtomicU32::new(0),
             max_fails: options.max_fails,
             check: options.health_check.clone(),
@@ -110,7 +114,7 @@ impl Upstream {
         } else {
             // It can't overflow: that would take a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
-            self.metrics.iter().for_each(|metrics| metrics.check_failed(self.endpoint.address));
+            self.metrics.iter().for_each(Counters::check_failed);
         }
         match (was_down, &pong) {
             (false, Err(trouble)) if self.is_down() => {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::dns::presentation::rcode_name;
 use crate::dns::report::DURATIONS;
@@ -73,21 +74,50 @@ impl Family for ForwardMetrics {
     }
 }
 
-impl ForwardMetrics {
-    pub(super) fn answered(&self, to: SocketAddr, rcode: ResponseCode, after: Duration) {
-        let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).to_string(), str::to_owned);
-        let labels = [PROXY, &to.to_string(), &rcode];
-        self.duration.with_label_values(&labels).observe(after.as_secs_f64());
+/// The counters of one upstream. What almost every question needs of them is looked up once.
+pub(super) struct Counters {
+    all: Arc<ForwardMetrics>,
+    to: String,
+    /// Sockets for UDP: those that were open, and new ones.
+    udp: OnceLock<[IntCounter; 2]>,
+    no_error: OnceLock<Histogram>,
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counters").field("to", &self.to).finish_non_exhaustive()
+    }
+}
+
+impl Counters {
+    pub(super) fn new(all: Arc<ForwardMetrics>, to: SocketAddr) -> Self {
+        Self { all, to: to.to_string(), udp: OnceLock::new(), no_error: OnceLock::new() }
     }
 
-    pub(super) fn check_failed(&self, to: SocketAddr) {
-        self.check_failures.with_label_values(&[PROXY, &to.to_string()]).inc();
+    pub(super) fn answered(&self, rcode: ResponseCode, after: Duration) {
+        let histogram = || {
+            let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).to_string(), str::to_owned);
+            self.all.duration.with_label_values(&[PROXY, &self.to, &rcode])
+        };
+        let after = after.as_secs_f64();
+        match rcode {
+            ResponseCode::NoError => self.no_error.get_or_init(histogram).observe(after),
+            _ => histogram().observe(after),
+        }
+    }
+
+    pub(super) fn check_failed(&self) {
+        self.all.check_failures.with_label_values(&[PROXY, &self.to]).inc();
     }
 
     /// Counts that a socket was needed: one was open already, or not. Both are shown from the first on.
-    pub(super) fn socket(&self, to: SocketAddr, protocol: &str, was_open: bool) {
-        let labels = [PROXY, &to.to_string(), protocol];
-        let (hits, misses) = (self.hits.with_label_values(&labels), self.misses.with_label_values(&labels));
-        if was_open { hits.inc() } else { misses.inc() }
+    pub(super) fn socket(&self, protocol: &str, was_open: bool) {
+        let labels = [PROXY, &self.to, protocol];
+        let counters = || [&self.all.hits, &self.all.misses].map(|all| all.with_label_values(&labels));
+        let count = |[hits, misses]: &[IntCounter; 2]| if was_open { hits.inc() } else { misses.inc() };
+        match protocol {
+            "udp" => count(self.udp.get_or_init(counters)),
+            _ => count(&counters()),
+        }
     }
 }

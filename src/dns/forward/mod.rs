@@ -9,6 +9,7 @@ pub(super) mod names;
 mod policy;
 mod pool;
 mod rounds;
+mod sockets;
 pub(super) mod tls;
 mod trouble;
 
@@ -199,6 +200,13 @@ impl Forward {
             if next.is_none() && !rounds.is_waiting() {
                 return poor.ok_or_else(|| ForwardError::NoAnswer(rounds.why()));
             }
+            if let Some(next) = next.filter(|next| next.at <= Instant::now()) {
+                let Waiting { number, upstream, progress, .. } = rounds.begun(next);
+                let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
+                let asking = exchange(upstream, question, by_tcp, deadline, progress);
+                tries.push(async move { (number, asking.await) });
+                continue;
+            }
             let turn = next.map_or(deadline, |next| next.at);
             tokio::select! {
                 biased;
@@ -207,12 +215,7 @@ impl Forward {
                     Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
                     _ => {}
                 },
-                () = sleep_until(turn), if next.is_some() => if let Some(next) = next {
-                    let Waiting { number, upstream, progress, .. } = rounds.begun(next);
-                    let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
-                    let asking = exchange(upstream, question, by_tcp, deadline, progress);
-                    tries.push(async move { (number, asking.await) });
-                },
+                () = sleep_until(turn), if next.is_some() => {}
                 // Each time that the tries have been seen to, for they may have come to another step.
                 () = poll_fn(|context| {
                     let due = rounds.due().unwrap_or(deadline);

@@ -29,9 +29,9 @@
 //!   *read_timeout* is taken all the same, as long as others are waited for.
 //! - An answer that was cut by UDP is asked for again by TCP, as CoreDNS does with *prefer_udp* alone, and a server
 //!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to everybody.
-//! - Each datagram goes out from a port of its own, which makes forging answers harder (RFC 5452). CoreDNS keeps
-//!   UDP sockets, and counts cache hits for them; here they are 0. What doesn't match the question isn't answered
-//!   with FORMERR, but waited past.
+//! - A UDP socket is used for 16 questions and a second at most, one at a time, and a repetition goes out from a
+//!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
+//!   What doesn't match the question isn't answered with FORMERR, but waited past.
 //! - Without *max_concurrent*, 1000 to 10,000 questions may be under way: a quarter of the files that the process
 //!   may open. CoreDNS has no bound, and dies of too many sockets. Questions that share a look-up count once;
 //!   what is behind the targets of links has the same number again for itself, a tenth of it for other types than
@@ -85,11 +85,11 @@
 //! - `force_tcp`: upstreams are asked by TCP. Without it, a question that came by UDP is asked by UDP first, and
 //!   one that came by TCP or TLS is asked by TCP.
 //! - `prefer_udp`: questions that came by TCP are asked by UDP first, too. `force_tcp` outweighs it.
-//! - `expire` **DURATION**: connections that weren't used for so long are closed. The default is 10s.
-//! - `max_age` **DURATION**: connections aren't used any more once they are so old; at least `expire`. 0, the
+//! - `expire` **DURATION**: connections by TCP that weren't used for so long are closed. The default is 10s.
+//! - `max_age` **DURATION**: these connections aren't used any more once they are so old; at least `expire`. 0, the
 //!   default, is for no such limit.
-//! - `max_idle_conns` **NUMBER**: connections that are kept for each upstream while they aren't used. 0, the default,
-//!   stands for 100.
+//! - `max_idle_conns` **NUMBER**: connections, and as many UDP sockets, that are kept for each upstream while they
+//!   aren't used. 0, the default, stands for 100.
 //! - `read_timeout` **DURATION**: how long an upstream may take to answer. The default is 2s. A connection has to be
 //!   there within 2s, whatever this says. All in all a question may take 5s, or this if it is longer.
 //! - `max_fails` **NUMBER**: health checks in a row that an upstream may fail before it is down. The default is 2.
@@ -263,7 +263,7 @@ impl Plugin for Forward {
         }
         match self.look_up(request).await {
             Ok(answer) if self.leaves(&answer) => next.serve(request).await,
-            Ok(answer) => Ok(pass_back(request, &answer)),
+            Ok(answer) => Ok(pass_back(request, answer)),
             Err(error) => Err(failure(&error)),
         }
     }
@@ -318,7 +318,9 @@ fn failure(error: &ForwardError) -> Failure {
 }
 
 /// Returns an upstream's answer as this client's.
-fn pass_back(request: &Request, answer: &Message) -> Reply {
+fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
+    // Mostly nobody else has waited for it.
+    let answer = Arc::unwrap_or_clone(answer);
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
     let mut reply = request.reply(NAME);
@@ -331,10 +333,10 @@ fn pass_back(request: &Request, answer: &Message) -> Reply {
     let understood = request.metadata.authentic_data || request.dnssec_ok();
     reply.metadata.authentic_data = authentic_data && understood;
     reply.metadata.truncation = truncation;
-    reply.answers.clone_from(&answer.answers);
-    reply.authorities.clone_from(&answer.authorities);
-    reply.additionals.clone_from(&answer.additionals);
-    reply.options = errors_of(answer);
+    reply.options = errors_of(&answer);
+    reply.answers = answer.answers;
+    reply.authorities = answer.authorities;
+    reply.additionals = answer.additionals;
     // Everybody is asked in lower case, and the answer may have been somebody else's: the client gets its
     // own spelling back (RFC 4343 section 4.1).
     let name = request.query.name();
