@@ -41,8 +41,8 @@ pub struct Packets {
     bytes: usize,
     /// This thread's cells of all counters that answers count on, by where the counters are.
     cells: HashMap<usize, (Arc<Spread>, Arc<Cells>)>,
-    /// How long an answer takes, as far as this is known.
-    took: Duration,
+    /// What an answer adds where it is counted how long one takes, as far as this is known.
+    took: [(usize, u64); 2],
 }
 
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Default for Packets {
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
             cells: HashMap::new(),
-            took: Duration::ZERO,
+            took: duration(Duration::ZERO),
         }
     }
 }
@@ -105,7 +105,7 @@ impl Packets {
             return None;
         }
         let key = self.key.as_bytes();
-        let set = &mut self.sets[self.hasher.hash_one(key) as usize % SETS];
+        let set = &mut self.sets[place_of(&self.hasher, key)];
         let place = set.iter_mut().find(|place| place.as_ref().is_some_and(|entry| *entry.key == *key))?;
         let entry = place.as_deref_mut()?;
         if !entry.packet.any_spelling && !self.key.is_spelled_so(question) {
@@ -124,20 +124,19 @@ impl Packets {
             entry.client = client;
         }
         let length = entry.packet.write(question, self.key.name_length(), now, &mut self.random, out)?;
-        entry.give(now, self.took);
+        entry.give(now, &self.took);
         Some(length)
     }
 
     /// Takes in how long each answer of late has taken.
     pub fn set_took(&mut self, took: Duration) {
-        self.took = took;
+        self.took = duration(took);
     }
 
     /// Keeps the answer to a client's question of that key, for the next time that somebody asks so.
     pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut packet: Packet, now: Instant) {
-        let hash = self.hasher.hash_one(&*key);
         let bill = self.bill(&mut packet);
-        let set = &mut self.sets[hash as usize % SETS];
+        let set = &mut self.sets[place_of(&self.hasher, &key)];
         let same = set.iter().position(|place| place.as_ref().is_some_and(|entry| entry.key == key));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
@@ -179,6 +178,12 @@ impl Packets {
     }
 }
 
+/// Returns the set that an answer may be in.
+#[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
+fn place_of(hasher: &RandomState, key: &[u8]) -> usize {
+    hasher.hash_one(key) as usize % SETS
+}
+
 impl Entry {
     fn weight(&self) -> usize {
         let adds: usize = self.bill.adds.iter().map(|(_, adds)| 24 + 16 * adds.len()).sum();
@@ -186,13 +191,13 @@ impl Entry {
     }
 
     /// Counts that it is given.
-    fn give(&mut self, now: Instant, took: Duration) {
+    fn give(&mut self, now: Instant, took: &[(usize, u64)]) {
         self.is_used = true;
         for (cells, adds) in &self.bill.adds {
             adds.iter().for_each(|(at, number)| cells.add(usize::from(*at), *number));
         }
         for cells in &self.bill.durations {
-            duration(took).iter().for_each(|(at, number)| cells.add(*at, *number));
+            took.iter().for_each(|(at, number)| cells.add(*at, *number));
         }
         let repeat = &self.packet.repeat;
         if let Some(family) = repeat.family {

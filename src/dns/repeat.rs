@@ -114,8 +114,13 @@ impl Repeat {
         self.clients.extend(other.clients.iter().cloned());
         self.charges.extend(other.charges.iter().cloned());
         self.counts.extend(other.counts.iter().cloned());
-        if other.names.is_some() {
-            self.names.clone_from(&other.names);
+        self.rest_on_names(other.names.clone());
+    }
+
+    /// Takes in which names there were at a look-up. Of several the first counts: what has changed since is noticed.
+    pub fn rest_on_names(&mut self, names: Option<Names>) {
+        if self.names.is_none() {
+            self.names = names;
         }
     }
 

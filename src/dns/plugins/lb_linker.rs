@@ -254,9 +254,7 @@ impl LbLinker {
             return;
         };
         repeat.links.extend(rests_on.link);
-        if repeat.names.is_none() {
-            repeat.names = rests_on.names;
-        }
+        repeat.rest_on_names(rests_on.names);
         let is_soa = |record: &Record| record.record_type() == RecordType::SOA;
         let place = |section, record| Serial { section, record, store: Arc::clone(&self.store) };
         repeat.replace_authority(0, None, u32::MAX);
