@@ -188,7 +188,7 @@ async fn free_one(client: &Client, bound: &Bound) -> Freed {
             404 => Freed::Deleted,
             // A missing right, in RBAC's words; admission says 403, too.
             403 if error.to_string().contains(" cannot ") => {
-                let namespace = &bound.key.namespace;
+                let namespace = &bound.key.namespace();
                 let doing = format!("patch Services in namespace {namespace}");
                 Freed::Failed {
                     reason: format!("no right to patch Services in namespace {namespace}"),

@@ -109,10 +109,11 @@ impl TargetPolicy {
     pub fn followed(&self, namespace: &str, target: Target) -> Option<Target> {
         match target {
             Target::Hostname(host) => {
-                self.check_host(namespace, &host).is_ok().then_some(Target::Hostname(host))
+                self.check_host(namespace, &host.name()).is_ok().then_some(Target::Hostname(host))
             }
-            Target::Addresses(mut ips) => {
-                ips.retain(|ip| self.check_address(*ip).is_ok());
+            Target::Addresses(ips) => {
+                let ips: Box<[IpAddr]> =
+                    ips.into_iter().filter(|ip| self.check_address(*ip).is_ok()).collect();
                 (!ips.is_empty()).then_some(Target::Addresses(ips))
             }
         }

@@ -11,7 +11,7 @@ use lb_linker::dns::ahead::{self, Servers};
 use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::udp;
-use lb_linker::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
+use lb_linker::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -88,10 +88,10 @@ fn observed(link: usize, change: u64) -> Observed {
     let hostname = Name::from_ascii(format!("{}.", host(change, link))).expect("a name");
     Observed {
         key: ServiceKey::new(&namespace(link), &format!("svc-{link}")),
-        uid: format!("uid-{link}").into(),
+        uid: format!("uid-{link}").as_str().into(),
         created: None,
         resource_version: Some(change * LINKS as u64 + link as u64),
-        ingress: Ingress { hostnames: vec![hostname], addresses: vec![] },
+        ingress: Ingress { hostnames: vec![Host::from(&hostname)], addresses: vec![] },
         ports: vec![],
         wishes: Wishes::default(),
         refused: false,

@@ -63,7 +63,7 @@ type LookUp = (Arc<Server>, Arc<LbLinker>, Query);
 fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
     let Some((from, to)) = change.retargeted() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {
-        let wire = wire_name(name);
+        let wire = wire_name(&name);
         servers.iter().for_each(|server| server.forget(Some(&wire)));
     }
     let (Some(name), Some(link)) = (hostname(to), &change.after) else { return Vec::new() };
@@ -74,7 +74,7 @@ fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
         .collect();
     let mut look_ups = Vec::new();
     // Our own names are nobody else's to know.
-    for server in servers.iter().filter(|server| !server.is_ours(name)) {
+    for server in servers.iter().filter(|server| !server.is_ours(&name)) {
         for links in server.links() {
             let queries = qtypes.iter().map(|qtype| Query::query(name.clone(), *qtype));
             look_ups.extend(queries.map(|query| (Arc::clone(server), Arc::clone(&links), query)));
@@ -83,9 +83,9 @@ fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
     look_ups
 }
 
-fn hostname(target: Option<&Target>) -> Option<&Name> {
+fn hostname(target: Option<&Target>) -> Option<Name> {
     match target? {
-        Target::Hostname(name) => Some(name),
+        Target::Hostname(host) => Some(host.name()),
         Target::Addresses(_) => None,
     }
 }

@@ -281,9 +281,10 @@ impl Zone {
             // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for
             // it by name (RFC 8482 for ANY) doesn't want what is behind it.
             Some(Target::Hostname(host)) => {
+                let host = host.name();
                 answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
                 if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
-                    answer.chase = Some(host.clone());
+                    answer.chase = Some(host);
                 }
             }
             // The names that a link asks for are hosts' names, and no more.

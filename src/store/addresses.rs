@@ -68,7 +68,7 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use crate::store::{Departed, Ingress, LastTarget, Observed, Store, Wishes, WrittenFor};
+    use crate::store::{Departed, Host, Ingress, LastTarget, Observed, Store, Wishes, WrittenFor};
 
     use super::*;
 
@@ -88,7 +88,7 @@ mod tests {
     ];
 
     fn observed(key: &ServiceKey, uid: &str, ips: &[&str], hostname: bool) -> Observed {
-        let hostnames = if hostname { vec!["a.example.".parse().unwrap()] } else { vec![] };
+        let hostnames = if hostname { vec![Host::from(&"a.example.".parse().unwrap())] } else { vec![] };
         Observed {
             key: key.clone(),
             uid: uid.into(),
@@ -149,7 +149,7 @@ mod tests {
                     7 => drop((store.delete(&key, &uid, None), store.forget(&key))),
                     8 => {
                         let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
-                        let written_for = WrittenFor::Uid(uid.into());
+                        let written_for = WrittenFor::Uid(uid.as_str().into());
                         store.set_last_target(&key, LastTarget { target, written_for });
                     }
                     _ => {

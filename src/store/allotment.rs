@@ -6,70 +6,20 @@
 //! loses the name of its external target takes the next of its candidates.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::Hash;
-use std::sync::Arc;
+
+use arcstr::ArcStr;
 
 use super::ServiceKey;
+use super::claims::{Claims, Labels, Rank, label};
 use super::extras::Extras;
+use super::ports::Ports;
 use crate::names;
-
-/// A link's place in the queue for a name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    pub(super) created: i64,
-    pub(super) key: ServiceKey,
-}
-
-/// For each name the links that want it, the oldest first: nearly always one.
-#[derive(Debug)]
-pub(super) struct Claims<N>(HashMap<N, Vec<Rank>>);
-
-impl<N> Default for Claims<N> {
-    fn default() -> Self {
-        Self(HashMap::new())
-    }
-}
-
-impl<N: Clone + Eq + Hash> Claims<N> {
-    /// Puts a link into the queue for a name.
-    pub(super) fn add(&mut self, name: &N, rank: Rank) {
-        let claimants = self.0.entry(name.clone()).or_insert_with(|| Vec::with_capacity(1));
-        if let Err(place) = claimants.binary_search(&rank) {
-            claimants.insert(place, rank);
-        }
-    }
-
-    /// Takes a link out of the queue for a name.
-    pub(super) fn remove(&mut self, name: &N, rank: &Rank) {
-        if let Some(claimants) = self.0.get_mut(name) {
-            if let Ok(place) = claimants.binary_search(rank) {
-                claimants.remove(place);
-            }
-            if claimants.is_empty() {
-                self.0.remove(name);
-            }
-        }
-    }
-
-    /// Returns who is in the queue for a name.
-    pub(super) fn claimants(&self, name: &N) -> impl Iterator<Item = &ServiceKey> {
-        self.0.get(name).into_iter().flatten().map(|rank| &rank.key)
-    }
-
-    /// Returns whose name it is: the claimant that holds it, else the first.
-    pub(super) fn winner(&self, name: &N, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
-        let claimants = self.0.get(name)?;
-        // Nearly always there is just one.
-        let holder = if claimants.len() > 1 { claimants.iter().find(|rank| holds(&rank.key)) } else { None };
-        holder.or(claimants.first()).map(|rank| &rank.key)
-    }
-}
 
 /// A link whose names have changed hands: it has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reallotted {
     /// The link has another external target's name from now on.
-    Object(ServiceKey, Box<str>),
+    Object(ServiceKey, ArcStr),
     /// The label is this link's from now on, or nobody's.
     Label(Box<[u8]>, Option<ServiceKey>),
 }
@@ -92,37 +42,22 @@ pub(super) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
 /// Which name is whose.
 #[derive(Debug, Default)]
 pub(super) struct Allotment {
-    /// Namespaces, each once: many Services are in one.
-    namespaces: HashSet<Arc<str>>,
     created: HashMap<ServiceKey, i64>,
-    objects: Claims<Box<str>>,
-    labels: Claims<Box<[u8]>>,
+    objects: Claims<ArcStr>,
+    labels: Labels,
     /// What links claim and have, where that isn't just their first choice.
-    losers: HashMap<ServiceKey, Vec<Box<str>>>,
+    losers: HashMap<ServiceKey, Vec<ArcStr>>,
     /// By object name the link that it is labelled for.
-    holders: HashMap<Box<str>, ServiceKey>,
+    holders: HashMap<ArcStr, ServiceKey>,
     /// Further names, which links ask for.
     pub(super) extras: Extras,
+    pub(super) ports: Ports,
 }
 
 impl Allotment {
-    /// Returns the same key, which shares its namespace with others.
-    pub(super) fn interned(&mut self, key: ServiceKey) -> ServiceKey {
-        let ServiceKey { namespace, name } = key;
-        // Mostly a new one is a known one.
-        let namespace = match self.namespaces.get(&namespace) {
-            Some(known) => Arc::clone(known),
-            None => {
-                self.namespaces.insert(Arc::clone(&namespace));
-                namespace
-            }
-        };
-        ServiceKey { namespace, name }
-    }
-
     /// Takes a link in that was created at that time (seconds since 1970; without one only its name
     /// counts). Returns the name of its external target, and what changed for others.
-    pub(super) fn add(&mut self, key: &ServiceKey, created: Option<i64>) -> (Box<str>, Vec<Reallotted>) {
+    pub(super) fn add(&mut self, key: &ServiceKey, created: Option<i64>) -> (ArcStr, Vec<Reallotted>) {
         let created = created.unwrap_or(i64::MIN);
         self.created.insert(key.clone(), created);
         let mut changes = Vec::new();
@@ -176,7 +111,7 @@ impl Allotment {
         let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
         let displaced = self.object_winner(object).cloned();
         match holder {
-            Some(holder) => self.holders.insert(object.into(), holder.clone()),
+            Some(holder) => self.holders.insert(self.kept(object.into()), holder.clone()),
             None => self.holders.remove(object),
         };
         let mut changes = Vec::new();
@@ -237,34 +172,42 @@ impl Allotment {
 
     /// The names of the link's external target in the order of its wishes. The name that the earlier
     /// operator cut off at 63 characters counts only where the link has it already.
-    fn candidates(&self, key: &ServiceKey) -> Vec<Box<str>> {
-        let ServiceKey { namespace, name } = key;
-        let earlier = Some(names::earlier_external_target(namespace, name).into_boxed_str())
+    fn candidates(&self, key: &ServiceKey) -> Vec<ArcStr> {
+        let (namespace, name) = key.parts();
+        let earlier = Some(ArcStr::from(names::earlier_external_target(namespace, name)))
             .filter(|earlier| self.holders.get(earlier) == Some(key));
         let hashed =
             names::HASH_DIGITS.map(|digits| names::external_target_hashed(namespace, name, digits).into());
-        earlier.into_iter().chain([first_choice(key)]).chain(hashed).collect()
+        let names = earlier.into_iter().chain([first_choice(key)]).chain(hashed);
+        names.map(|name| self.kept(name)).collect()
     }
 
     /// Returns the names that a link claims; the last one it has.
-    fn claimed(&self, key: &ServiceKey) -> Vec<Box<str>> {
+    fn claimed(&self, key: &ServiceKey) -> Vec<ArcStr> {
         let first = || {
             let first = first_choice(key);
-            let has_it =
-                self.objects.0.get(&first).is_some_and(|ranks| ranks.iter().any(|rank| rank.key == *key));
-            if has_it { vec![first] } else { Vec::new() }
+            if self.objects.claimants(&first).any(|claimant| claimant == key) {
+                vec![first]
+            } else {
+                Vec::new()
+            }
         };
         self.losers.get(key).cloned().unwrap_or_else(first)
     }
 
+    /// Returns the same name, which all who have it share.
+    fn kept(&self, name: ArcStr) -> ArcStr {
+        let holders = || self.holders.get_key_value(&name).map(|(kept, _)| kept);
+        self.objects.kept(&name).or_else(holders).unwrap_or(&name).clone()
+    }
+
     fn object_winner(&self, name: &str) -> Option<&ServiceKey> {
-        let name: Box<str> = name.into();
+        let name = ArcStr::from(name);
         self.objects.winner(&name, |key| self.holders.get(&name) == Some(key))
     }
 
     /// A label goes with the external target that bears the same name.
-    #[expect(clippy::borrowed_box, reason = "the key of a map of boxes")]
-    fn label_winner(&self, label: &Box<[u8]>) -> Option<&ServiceKey> {
+    fn label_winner(&self, label: &[u8]) -> Option<&ServiceKey> {
         self.labels.winner(label, |key| self.holders.get(&first_choice(key)) == Some(key))
     }
 
@@ -277,13 +220,9 @@ impl Allotment {
     }
 }
 
-fn first_choice(key: &ServiceKey) -> Box<str> {
-    names::external_target(&key.namespace, &key.name).into()
-}
-
-/// Returns the label `<service>-<namespace>` in wire form.
-pub(super) fn label(key: &ServiceKey) -> Option<Box<[u8]>> {
-    names::wire([names::dashed_label(&key.namespace, &key.name).as_bytes()]).map(Into::into)
+fn first_choice(key: &ServiceKey) -> ArcStr {
+    let (namespace, name) = key.parts();
+    names::external_target(namespace, name).into()
 }
 
 #[cfg(test)]
@@ -300,7 +239,7 @@ mod tests {
     /// What the store would know: each link's external target, and whose each label is.
     #[derive(Debug, Default, PartialEq)]
     struct Known {
-        objects: BTreeMap<ServiceKey, Box<str>>,
+        objects: BTreeMap<ServiceKey, ArcStr>,
         labels: BTreeMap<Box<[u8]>, ServiceKey>,
     }
 
@@ -358,7 +297,7 @@ mod tests {
             let keys = keys();
             let (mut allotment, mut known) = (Allotment::default(), Known::default());
             let mut created = HashMap::new();
-            let mut holders: HashMap<Box<str>, ServiceKey> = HashMap::new();
+            let mut holders: HashMap<ArcStr, ServiceKey> = HashMap::new();
             for step in 0..120 {
                 let key = &keys[random.random_range(0..keys.len())];
                 if random.random_bool(0.1) {

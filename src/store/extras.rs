@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::ServiceKey;
-use super::allotment::{Claims, Rank};
+use super::claims::{Claims, Rank};
 use crate::names;
 
 /// A name in wire form.
@@ -226,7 +226,7 @@ mod tests {
                 let changes = if random.random_bool(0.4) {
                     // What a link has is noted on its external target, now or later.
                     let names = extras.names_of(&key).to_vec();
-                    let object = format!("{}-ext", key.name);
+                    let object = format!("{}-ext", key.name());
                     noted.insert(object.clone(), (key.clone(), names.clone()));
                     extras.note(&object, Some((&key, &names)))
                 } else {

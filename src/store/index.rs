@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 
 use super::Link;
 use super::addresses::Addresses;
@@ -45,17 +46,13 @@ pub(super) struct Index {
 /// Names, and the domains that they stand in.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    names: DashMap<Box<[u8]>, Node>,
+    /// The names that lead to a link.
+    names: DashMap<Box<[u8]>, Arc<Link>>,
+    /// The domains that names stand in, and how many.
+    domains: DashMap<Box<[u8]>, usize>,
     /// How many names lead to a link.
     owned: AtomicUsize,
     generations: Generations,
-}
-
-#[derive(Debug, Default)]
-struct Node {
-    link: Option<Arc<Link>>,
-    /// How many names stand below this one.
-    below: usize,
 }
 
 // === impl Names ===
@@ -143,53 +140,41 @@ impl Index {
 impl Tree {
     /// Has a name lead to a link, or to nothing. Returns whether it led to none before, or does no more.
     pub(super) fn set(&self, name: Box<[u8]>, link: Option<Arc<Link>>) -> bool {
-        let is_owned = link.is_some();
-        let mut was_owned = false;
-        let change = |node: &mut Node| {
-            was_owned = node.link.is_some();
-            if was_owned != is_owned {
+        // Who looks now waits for this change: nobody is told of the new one and then again of the old one.
+        match (self.names.entry(name), link) {
+            (Entry::Occupied(mut place), Some(link)) => {
+                if !Arc::ptr_eq(place.get(), &link) {
+                    place.insert(link).set_outdated();
+                }
+                false
+            }
+            (Entry::Vacant(place), Some(link)) => {
                 self.generations.begin();
-            }
-            let before = std::mem::replace(&mut node.link, link);
-            // Who looks now waits for this change: nobody is told of the new one and then again of the old one.
-            if let Some(before) = before.filter(|before| !is_same(Some(before), node.link.as_ref())) {
-                before.set_outdated();
-            }
-        };
-        self.change(name.clone(), change);
-        match (was_owned, is_owned) {
-            (false, true) => {
+                let name = place.key().clone();
+                drop(place.insert(link));
                 self.count_below(&name, 1);
                 self.owned.fetch_add(1, Ordering::Release);
+                self.generations.end();
+                true
             }
-            (true, false) => {
+            (Entry::Occupied(place), None) => {
+                self.generations.begin();
+                place.get().set_outdated();
+                let (name, _) = place.remove_entry();
                 self.count_below(&name, -1);
                 self.owned.fetch_sub(1, Ordering::Release);
+                self.generations.end();
+                true
             }
-            _ => {}
+            (Entry::Vacant(_), None) => false,
         }
-        if was_owned != is_owned {
-            self.generations.end();
-        }
-        was_owned != is_owned
     }
 
     pub(super) fn find(&self, name: &[u8]) -> Found {
         match self.names.get(name) {
+            Some(link) => Found::Link(Arc::clone(&link)),
+            None if self.domains.contains_key(name) => Found::EmptyNonTerminal,
             None => Found::Nothing,
-            Some(node) => node.link.clone().map_or(Found::EmptyNonTerminal, Found::Link),
-        }
-    }
-
-    fn change(&self, name: Box<[u8]>, change: impl FnOnce(&mut Node)) {
-        let mut node = self.names.entry(name).or_default();
-        change(&mut node);
-        let unused = node.link.is_none() && node.below == 0;
-        let name = node.key().clone();
-        drop(node);
-        // Writers take turns: nobody has used it meanwhile.
-        if unused {
-            self.names.remove(&name);
         }
     }
 
@@ -197,14 +182,17 @@ impl Tree {
     fn count_below(&self, name: &[u8], step: isize) {
         let mut rest = name;
         while let Some(domain) = parent(rest).filter(|domain| !domain.is_empty()) {
-            self.change(domain.into(), |node| node.below = node.below.saturating_add_signed(step));
+            let mut below = self.domains.entry(domain.into()).or_default();
+            *below = below.saturating_add_signed(step);
+            let unused = *below == 0;
+            drop(below);
+            // Writers take turns: nobody has used it meanwhile.
+            if unused {
+                self.domains.remove(domain);
+            }
             rest = domain;
         }
     }
-}
-
-fn is_same(one: Option<&Arc<Link>>, other: Option<&Arc<Link>>) -> bool {
-    one.zip(other).is_some_and(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 /// Returns the domain directly above a name in wire form.

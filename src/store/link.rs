@@ -6,36 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use hickory_proto::rr::Name;
+use arcstr::ArcStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::{Host, ServiceKey, Uid};
 use crate::names;
 
-/// The namespace and name of a LoadBalancer Service. Ordered by namespace, then name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ServiceKey {
-    /// The Service's namespace.
-    pub namespace: Arc<str>,
-    /// The Service's name.
-    pub name: Arc<str>,
-}
-
-impl ServiceKey {
-    /// Returns the key of the Service `name` in `namespace`.
-    #[must_use]
-    pub fn new(namespace: &str, name: &str) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
-    }
-}
-
-impl fmt::Display for ServiceKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
 /// A port of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
     /// Its name, where it has one.
@@ -65,7 +43,7 @@ pub struct Observed {
     /// Which Service it is.
     pub key: ServiceKey,
     /// `metadata.uid`; empty where the source has none (manifests).
-    pub uid: Box<str>,
+    pub uid: Uid,
     /// `metadata.creationTimestamp` in seconds since 1970, where the source has one.
     pub created: Option<i64>,
     /// `metadata.resourceVersion`, where the source has one.
@@ -93,7 +71,16 @@ pub struct Wishes {
     pub allow_from: Box<[Box<str>]>,
 }
 
+/// What nearly every Service asks for.
+static NO_WISHES: LazyLock<Arc<Wishes>> = LazyLock::new(Arc::default);
+
 impl Wishes {
+    /// Returns the same, which takes no memory where there are none.
+    #[must_use]
+    pub(super) fn shared(self) -> Arc<Self> {
+        if self == **NO_WISHES { Arc::clone(&NO_WISHES) } else { Arc::new(self) }
+    }
+
     /// Returns whether Services of another namespace may follow this one.
     #[must_use]
     pub fn allows(&self, namespace: &str) -> bool {
@@ -105,7 +92,7 @@ impl Wishes {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
     /// Absolute host names.
-    pub hostnames: Vec<Name>,
+    pub hostnames: Vec<Host>,
     /// Distinct addresses.
     pub addresses: Vec<IpAddr>,
 }
@@ -123,7 +110,7 @@ impl Ingress {
         if let Some(name) = self.hostnames.into_iter().next() {
             return Some(Target::Hostname(name));
         }
-        (!self.addresses.is_empty()).then_some(Target::Addresses(self.addresses))
+        (!self.addresses.is_empty()).then_some(Target::Addresses(self.addresses.into()))
     }
 }
 
@@ -131,15 +118,15 @@ impl Ingress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An absolute host name.
-    Hostname(Name),
+    Hostname(Host),
     /// One or more distinct IPv4 or IPv6 addresses.
-    Addresses(Vec<IpAddr>),
+    Addresses(Box<[IpAddr]>),
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hostname(name) => f.write_str(&host_text(name)),
+            Self::Hostname(host) => host.fmt(f),
             Self::Addresses(addresses) => {
                 for (i, address) in addresses.iter().enumerate() {
                     write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
@@ -150,20 +137,15 @@ impl fmt::Display for Target {
     }
 }
 
-/// Returns a host name as Kubernetes writes it: without the trailing dot.
-#[must_use]
-pub fn host_text(name: &Name) -> String {
-    let mut text = name.to_ascii();
-    if text.len() > 1 && text.ends_with('.') {
-        text.pop();
-    }
-    text
-}
+/// When a link's addresses were last asked for. It is no part of what makes links differ.
+#[derive(Debug, Default)]
+pub struct Asked([AtomicU32; 2]);
 
-/// When a link's addresses were last asked for. It is the same for the link before and after a change, and
-/// no part of what makes them differ.
-#[derive(Clone, Debug, Default)]
-pub struct Asked(Arc<[AtomicU32; 2]>);
+impl Clone for Asked {
+    fn clone(&self) -> Self {
+        Self(self.0.each_ref().map(|last| AtomicU32::new(last.load(Ordering::Relaxed))))
+    }
+}
 
 impl PartialEq for Asked {
     fn eq(&self, _: &Self) -> bool {
@@ -229,16 +211,16 @@ pub struct Link {
     /// Which Service it is.
     pub key: ServiceKey,
     /// The Service's uid; empty where there is none.
-    pub uid: Box<str>,
+    pub uid: Uid,
     /// When the Service of this key was first created, in seconds since 1970: who came first wins
     /// a name that two links want.
     pub created: Option<i64>,
     /// What the load balancer is reached at; `None` while it is pending and once it is gone.
     pub target: Option<Target>,
     /// The Service's ports. They belong to the external target only where the target is addresses.
-    pub ports: Box<[Port]>,
+    pub ports: Arc<[Port]>,
     /// What the Service asks for in annotations.
-    pub wishes: Wishes,
+    pub wishes: Arc<Wishes>,
     /// Those of the DNS names it asks for that it has: another link may have come first.
     pub hostnames: Box<[Box<str>]>,
     /// Whether the Service names a target that isn't followed.
@@ -248,7 +230,7 @@ pub struct Link {
     /// Where the link stands.
     pub state: State,
     /// The name of the external target that belongs to this link and no other.
-    pub external_target: Box<str>,
+    pub external_target: ArcStr,
     /// When its addresses were last asked for.
     pub asked: Asked,
     /// Whether one of its names leads to another version of it by now, or to another link.
@@ -282,13 +264,13 @@ impl Link {
             uid: uid.into(),
             created: None,
             target: None,
-            ports: Box::default(),
-            wishes: Wishes::default(),
+            ports: Arc::default(),
+            wishes: Wishes::default().shared(),
             hostnames: Box::default(),
             refused: false,
             guarded: false,
             state: State::Live,
-            external_target: names::external_target(&key.namespace, &key.name).into(),
+            external_target: names::external_target(key.namespace(), key.name()).into(),
             asked: Asked::default(),
             outdated: Outdated::default(),
             key,
@@ -316,7 +298,7 @@ impl Link {
     /// those that it asks for.
     #[must_use]
     pub fn lacks_a_name(&self) -> bool {
-        let ServiceKey { namespace, name } = &self.key;
+        let (namespace, name) = self.key.parts();
         let best = [names::external_target(namespace, name), names::earlier_external_target(namespace, name)];
         !self.is_gone()
             && (!best.contains(&self.external_target.to_string())
@@ -377,10 +359,12 @@ impl fmt::Display for Change {
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::Name;
+
     use super::*;
 
-    fn host(name: &str) -> Name {
-        Name::from_ascii(name).unwrap()
+    fn host(name: &str) -> Host {
+        Host::from(&Name::from_ascii(name).unwrap())
     }
 
     #[test]
@@ -400,7 +384,7 @@ mod tests {
         let both = Ingress { hostnames: vec![host("a.example.")], addresses: vec![ip] };
         assert_eq!(both.choose(None), Some(Target::Hostname(host("a.example."))));
         let addresses = Ingress { hostnames: vec![], addresses: vec![ip] };
-        assert_eq!(addresses.choose(None), Some(Target::Addresses(vec![ip])));
+        assert_eq!(addresses.choose(None), Some(Target::Addresses([ip].into())));
         assert_eq!(Ingress::default().choose(None), None);
     }
 }

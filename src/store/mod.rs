@@ -6,10 +6,15 @@
 
 mod addresses;
 mod allotment;
+mod claims;
 mod extras;
+mod host;
 mod index;
+mod key;
 mod link;
 mod placing;
+mod ports;
+mod uid;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -17,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use arcstr::ArcStr;
 use dashmap::{DashMap, DashSet};
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -24,12 +30,13 @@ use tokio::sync::{broadcast, watch};
 
 use crate::names;
 use allotment::Allotment;
+pub use host::{Host, host_text};
 use index::Index;
 pub use index::{Found, Names};
+pub use key::ServiceKey;
 use link::Outdated;
-pub use link::{
-    Asked, Change, Family, Ingress, Link, Observed, Port, ServiceKey, State, Target, Wishes, host_text,
-};
+pub use link::{Asked, Change, Family, Ingress, Link, Observed, Port, State, Target, Wishes};
+pub use uid::Uid;
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
@@ -61,7 +68,7 @@ pub struct LastTarget {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WrittenFor {
     /// The one with this uid, as lb-linker has noted.
-    Uid(Box<str>),
+    Uid(Uid),
     /// One that was created until then, in seconds since 1970: the earlier operator made external
     /// targets after their Services, and deleted them with them.
     CreatedUntil(i64),
@@ -70,9 +77,9 @@ pub enum WrittenFor {
 }
 
 impl WrittenFor {
-    fn is(&self, uid: &str, created: Option<i64>) -> bool {
+    fn is(&self, uid: &Uid, created: Option<i64>) -> bool {
         match self {
-            Self::Uid(noted) => **noted == *uid,
+            Self::Uid(noted) => noted == uid,
             Self::CreatedUntil(until) => created.is_none_or(|created| created <= *until),
             Self::Anybody => true,
         }
@@ -180,7 +187,7 @@ impl Store {
             // Nobody could say what it was, but its external target may still be there.
             return was_unreadable.then(|| self.publish(key, None, None));
         };
-        if &*link.uid != uid || link.is_gone() {
+        if link.uid != *uid || link.is_gone() {
             return None;
         }
         self.advance_serial(resource_version);
@@ -199,7 +206,7 @@ impl Store {
         let (mut known, mut missing) = (0, HashSet::new());
         for link in self.links.iter().filter(|link| !link.is_gone()) {
             known += 1;
-            let within = namespace.is_none_or(|namespace| *link.key.namespace == *namespace);
+            let within = namespace.is_none_or(|namespace| link.key.namespace() == namespace);
             if within && !listed.contains(&link.key) {
                 missing.insert(link.key.clone());
             }
@@ -219,7 +226,7 @@ impl Store {
         kept: &HashSet<ServiceKey>,
     ) -> Vec<Change> {
         let mut allotment = self.write();
-        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace == *namespace);
+        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
         self.unreadable.retain(|key| !within(key));
         let mut listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
         for key in unreadable {
@@ -251,6 +258,8 @@ impl Store {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
+        // What an earlier process has left has been taken over, and was as much as all links are.
+        self.last_targets.shrink_to_fit();
         // What was said of names until now was only that nobody knows.
         let _writer = self.write();
         self.index.names.change();
@@ -306,7 +315,7 @@ impl Store {
     ) -> Option<Change> {
         let mut allotment = self.write();
         if let Some(link) = self.get(key) {
-            let known = !link.is_gone() || *link.uid == *uid && link.guarded == guarded;
+            let known = !link.is_gone() || link.uid == *uid && link.guarded == guarded;
             if known || uid.is_empty() {
                 return None;
             }
@@ -319,7 +328,7 @@ impl Store {
         let ghost = Link {
             created: Some(NEVER),
             guarded,
-            wishes: Wishes { hostnames: hostnames.into(), ..Default::default() },
+            wishes: Wishes { hostnames: hostnames.into(), ..Default::default() }.shared(),
             state: State::Gone(Instant::now()),
             ..Link::new(key.clone(), uid)
         };
@@ -329,7 +338,7 @@ impl Store {
     /// Takes over that our finalizer has been put on the Service of a link, or taken off.
     pub fn set_guarded(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<Change> {
         let mut allotment = self.write();
-        let link = self.get(key).filter(|link| *link.uid == *uid && link.guarded != guarded)?;
+        let link = self.get(key).filter(|link| link.uid == *uid && link.guarded != guarded)?;
         let changed = Link { guarded, ..Link::clone(&link) };
         Some(self.put(&mut allotment, Some(link), changed))
     }
@@ -352,11 +361,11 @@ impl Store {
     }
 
     fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { mut key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
+        let Observed { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
             observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
-        key = known.as_ref().map_or_else(|| allotment.interned(key), |link| link.key.clone());
+        let key = known.as_ref().map_or(key, |link| link.key.clone());
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
         let in_use = match known {
@@ -379,13 +388,13 @@ impl Store {
                 .filter(|link| link.created != Some(NEVER))
                 .map_or(created, |link| link.created),
             target,
-            ports: ports.into(),
-            wishes,
+            ports: allotment.ports.shared(ports),
+            wishes: wishes.shared(),
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
             guarded,
             state,
-            external_target: known.as_ref().map_or_else(Box::default, |link| link.external_target.clone()),
+            external_target: known.as_ref().map_or_else(ArcStr::new, |link| link.external_target.clone()),
             asked: known.as_ref().map_or_else(Asked::default, |link| link.asked.clone()),
             outdated: Outdated::default(),
             key,

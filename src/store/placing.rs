@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::allotment::{Allotment, Reallotted, label, outcome};
+use super::allotment::{Allotment, Reallotted, outcome};
+use super::claims::label;
 use super::extras::{self, Passed};
 use super::{Change, Found, Link, ServiceKey, Store};
 use crate::names;
@@ -134,8 +135,9 @@ impl Store {
 /// `<service>.<namespace>`: no two links can want the same one. A zone hides those below its own label,
 /// which may be another one in each.
 fn dotted_name(key: &ServiceKey) -> Option<Box<[u8]>> {
-    if *key.namespace == *names::DELETED {
+    let (namespace, name) = key.parts();
+    if namespace == names::DELETED {
         return None;
     }
-    names::wire([key.name.as_bytes(), key.namespace.as_bytes()]).map(Into::into)
+    names::wire([name.as_bytes(), namespace.as_bytes()]).map(Into::into)
 }

@@ -13,15 +13,16 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
         uid: uid.into(),
         created: None,
         resource_version: None,
-        ingress: Ingress {
-            hostnames: hosts.iter().map(|host| Name::from_ascii(host).unwrap()).collect(),
-            addresses: vec![],
-        },
+        ingress: Ingress { hostnames: hosts.iter().map(|name| host(name)).collect(), addresses: vec![] },
         ports: vec![],
         wishes: Wishes::default(),
         refused: false,
         guarded: false,
     }
+}
+
+fn host(name: &str) -> Host {
+    Host::from(&Name::from_ascii(name).unwrap())
 }
 
 fn find(store: &Store, labels: &[&str]) -> Found {
@@ -79,7 +80,7 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
 }
 
 fn last(host: &str, written_for: WrittenFor) -> LastTarget {
-    LastTarget { target: Target::Hostname(Name::from_ascii(host).unwrap()), written_for }
+    LastTarget { target: Target::Hostname(self::host(host)), written_for }
 }
 
 fn noted(uid: &str) -> WrittenFor {
@@ -296,7 +297,7 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
 /// What a name of the zone `lb.internal` leads to: a Service's name, `.` for an empty non-terminal, or nothing.
 fn leads(store: &Store, name: &str) -> String {
     match find(store, &name.split('.').collect::<Vec<_>>()) {
-        Found::Link(link) => link.key.name.to_string(),
+        Found::Link(link) => link.key.name().to_string(),
         Found::EmptyNonTerminal => ".".to_owned(),
         Found::Nothing => String::new(),
     }
@@ -407,7 +408,7 @@ fn check_names(store: &Store, context: &str) {
     let mut labels: HashMap<String, HashSet<ServiceKey>> = HashMap::new();
     let mut taken: HashSet<String> = HashSet::new();
     for link in &links {
-        let ServiceKey { namespace, name } = &link.key;
+        let (namespace, name) = link.key.parts();
         let (dotted, dashed) = (format!("{name}.{namespace}"), names::dashed_label(namespace, name));
         assert_eq!(owner(&dotted), Some(link.key.clone()), "{context}: {dotted}");
         taken.extend([dotted, dashed.clone()]);
@@ -449,17 +450,17 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                 0..4 => {
                     let created = Some(random.random_range(0..3));
                     let known = living.get(&key).map(|known| (known.uid.clone(), known.created));
-                    let (uid, created) = known.unwrap_or_else(|| (format!("{step}").into(), created));
+                    let (uid, created) = known.unwrap_or_else(|| (step.to_string().as_str().into(), created));
                     let host = format!("t{step}.example.");
                     let wishes = Wishes { hostnames: hostnames.into(), ..Default::default() };
                     let service =
-                        Observed { uid, created, wishes, ..seen(&key.namespace, &key.name, "", &[&host]) };
+                        Observed { uid, created, wishes, ..seen(key.namespace(), key.name(), "", &[&host]) };
                     living.insert(key, service.clone());
                     store.apply(service);
                 }
                 4..6 => {
                     if let Some(known) = living.remove(&key) {
-                        store.delete(&key, &known.uid, None);
+                        store.delete(&key, &known.uid.to_string(), None);
                     }
                 }
                 6..8 => {

@@ -78,7 +78,7 @@ impl Admission {
                     continue;
                 }
                 let outcome = if granted.len() < MAX_NAMES {
-                    self.grant(&key.namespace, &lower)
+                    self.grant(key.namespace(), &lower)
                 } else {
                     Err(format!("a Service may have {MAX_NAMES} names at most"))
                 };
@@ -107,7 +107,8 @@ impl Admission {
     /// Returns whether a Service has a name anyway, or would if nobody else had it.
     fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
         let below = |zone| name.strip_suffix(&*host_text(zone))?.strip_suffix('.');
-        let own = [format!("{}.{}", key.name, key.namespace), names::dashed_label(&key.namespace, &key.name)];
+        let own =
+            [format!("{}.{}", key.name(), key.namespace()), names::dashed_label(key.namespace(), key.name())];
         self.targets.zones.iter().filter_map(below).any(|name| own.iter().any(|own| own == name))
     }
 

@@ -277,7 +277,7 @@ mod tests {
         let kept: Vec<usize> = (0..5)
             .map(|namespace: usize| {
                 let missing = keys((0..40).filter(|i| i % 5 == namespace));
-                let listed = |key: &ServiceKey| *key.namespace == *format!("n{namespace}");
+                let listed = |key: &ServiceKey| *key.namespace() == *format!("n{namespace}");
                 doubt.keeps(40, &missing, listed, now).len()
             })
             .collect();

@@ -89,7 +89,7 @@ impl Door {
 
 fn sort(write: &Write) -> Sort {
     let namespace = match write {
-        Write::Finalizer { service, .. } => Some(service.namespace.clone()),
+        Write::Finalizer { service, .. } => Some(service.namespace().into()),
         _ => None,
     };
     (write.verb(), write.id().kind, namespace)

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::admission::HOSTNAME;
 use super::object::{Conditions, Endpoint, EndpointSlice, Object};
 use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
-use crate::store::{Link, ServiceKey, Target, host_text};
+use crate::store::{Host, Link, ServiceKey, Target};
 
 /// The field manager of every write.
 pub const FIELD_MANAGER: &str = "lb-linker";
@@ -68,7 +68,7 @@ impl Desired {
     pub fn of(link: &Link, target: &Target, ip_targets: IpTargets) -> Self {
         let alone = |service| Self { service, slices: Vec::new() };
         match (target, ip_targets) {
-            (Target::Hostname(host), _) => alone(Some(external_name(link, &host_text(host)))),
+            (Target::Hostname(host), _) => alone(Some(external_name(link, &host.to_string()))),
             (Target::Addresses(_), IpTargets::Skip) => alone(None),
             (Target::Addresses(ips), IpTargets::ExternalName) => {
                 let ipv4 = ips.iter().find(|ip| ip.is_ipv4());
@@ -155,7 +155,7 @@ fn service_metadata(link: &Link) -> ObjectMeta {
 }
 
 fn metadata(link: &Link, name: &str) -> ObjectMeta {
-    let labels = [MANAGED_BY, (ORIGINAL_NAME, &link.key.name), (ORIGINAL_NAMESPACE, &link.key.namespace)];
+    let labels = [MANAGED_BY, (ORIGINAL_NAME, link.key.name()), (ORIGINAL_NAMESPACE, link.key.namespace())];
     ObjectMeta {
         name: Some(name.to_owned()),
         labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
@@ -280,8 +280,8 @@ pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a Endpoin
     if service.spec.type_.as_deref() == Some(EXTERNAL_NAME) {
         let name = service.spec.external_name.as_deref()?;
         return Some(match name.parse() {
-            Ok(ip) => Target::Addresses(vec![ip]),
-            Err(_) => Target::Hostname(host_name(name).ok()?),
+            Ok(ip) => Target::Addresses([ip].into()),
+            Err(_) => Target::Hostname(Host::from(&host_name(name).ok()?)),
         });
     }
     // In their order: with another one they would be written again.
@@ -290,5 +290,5 @@ pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a Endpoin
         .flat_map(|endpoint| &endpoint.addresses)
         .filter_map(|address| address.parse().ok())
         .collect();
-    (!ips.is_empty()).then_some(Target::Addresses(ips))
+    (!ips.is_empty()).then_some(Target::Addresses(ips.into()))
 }

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 pub use send::Sender;
 
 use super::election::Leadership;
-use crate::store::Link;
+use crate::store::{Link, ServiceKey};
 
 /// How many Events may wait to be sent: what many changes at once cost in memory, and no more.
 const QUEUE: usize = 1000;
@@ -88,20 +88,26 @@ impl fmt::Display for Reason {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Regarding {
     /// Its namespace, which is the Event's as well.
-    pub namespace: Arc<str>,
+    pub namespace: Box<str>,
     /// Its name.
-    pub name: Arc<str>,
+    pub name: Box<str>,
     /// Its uid: without one `kubectl describe` wouldn't find the Event.
     pub uid: Box<str>,
 }
 
 impl Regarding {
+    /// Returns the Service with this key and uid.
+    #[must_use]
+    pub fn new(key: &ServiceKey, uid: &str) -> Self {
+        let (namespace, name) = key.parts();
+        Self { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+    }
+
     /// Returns the Service of a link; nothing if nobody has ever seen it.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         let Link { key, uid, .. } = link;
-        let (namespace, name) = (key.namespace.clone(), key.name.clone());
-        (!uid.is_empty()).then(|| Self { namespace, name, uid: uid.clone() })
+        (!uid.is_empty()).then(|| Self::new(key, &uid.to_string()))
     }
 }
 

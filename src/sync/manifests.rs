@@ -309,9 +309,10 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
         }
     }
     for (here, service) in &found {
-        let ServiceKey { namespace, name } = service.key();
+        let key = service.key();
+        let (namespace, name) = key.parts();
         for (field, value) in [("name", name), ("namespace", namespace)] {
-            if !names::is_label(&value) {
+            if !names::is_label(value) {
                 return Err(format!(
                     "{here}: metadata.{field} {value:?} isn't 1 to 63 lower-case letters, digits and hyphens"
                 ));

@@ -23,7 +23,9 @@ const QUIET: Duration = Duration::from_secs(60);
 #[must_use]
 pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection) -> Option<ServiceKey> {
     labelled_for(metadata).filter(|key| {
-        selection.watches(&key.namespace) && !written_by_us(metadata) && metadata.deletion_timestamp.is_none()
+        selection.watches(key.namespace())
+            && !written_by_us(metadata)
+            && metadata.deletion_timestamp.is_none()
     })
 }
 

@@ -177,7 +177,7 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
     };
     // A living Service shall carry the finalizer, one that is gone for us shall not.
     if policy.finalizer && settled && link.guarded == link.is_gone() && !link.uid.is_empty() {
-        let (service, uid, add) = (link.key.clone(), link.uid.clone(), !link.guarded);
+        let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.guarded);
         return Step::Write(Write::Finalizer { service, uid, add });
     }
     step

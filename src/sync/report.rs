@@ -256,7 +256,7 @@ impl Report {
         object: impl Fn(&str) -> Option<Arc<Object>>,
         is_news: bool,
     ) {
-        let ServiceKey { namespace, name } = &link.key;
+        let (namespace, name) = link.key.parts();
         let first = names::external_target(namespace, name);
         let has_it = *link.external_target == first
             || *link.external_target == names::earlier_external_target(namespace, name);

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::admission::{Admission, Subject, Unusable};
 pub use crate::store::Port;
-use crate::store::{Ingress, Observed, ServiceKey, Wishes};
+use crate::store::{Host, Ingress, Observed, ServiceKey, Wishes};
 use crate::targets::TargetPolicy;
 
 /// `spec.type` of a Service whose hostname lb-linker follows.
@@ -172,7 +172,7 @@ impl Service {
     pub fn observe(&self, admission: &Admission) -> (Observed, Vec<Unusable>) {
         let key = self.key();
         let (ingress, mut unusable) =
-            usable(&self.status.load_balancer.ingress, &key.namespace, &admission.targets);
+            usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets);
         let refused = !unusable.is_empty();
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
@@ -220,7 +220,7 @@ fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> 
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
                 targets.check_host(namespace, &host).map_err(|refusal| refusal.to_string())?;
-                Ok(host)
+                Ok(Host::from(&host))
             });
             match checked {
                 Ok(name) if !ingress.hostnames.contains(&name) => ingress.hostnames.push(name),
@@ -361,7 +361,7 @@ mod tests {
         let (observed, unusable) = service.observe(&Admission::default());
         assert_eq!(observed.key, ServiceKey::new("default", "web"));
         assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
-        assert_eq!(observed.ingress.hostnames, [Name::from_ascii("a.example.").unwrap()]);
+        assert_eq!(observed.ingress.hostnames, [Host::from(&Name::from_ascii("a.example.").unwrap())]);
         assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
         assert_eq!(unusable.len(), 2, "{unusable:?}");
         assert!(unusable[0].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));

@@ -214,7 +214,7 @@ impl ClusterSource {
         let namespace = scope.namespace.as_deref();
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable);
         let (known, missing) = self.store.missing_from(listed, namespace);
-        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace == *namespace);
+        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list is compared with nothing.
         let kept = if self.store.is_synced() {
             doubt.keeps(known, &missing, within, std::time::Instant::now())
@@ -264,8 +264,7 @@ impl ClusterSource {
                 Subject::Hostname => Reason::HostnameRefused,
                 Subject::Other => continue,
             };
-            let ServiceKey { namespace, name } = observed.key.clone();
-            let regarding = Regarding { namespace, name, uid: observed.uid.clone() };
+            let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
             self.news.recorder.record(regarding, reason, &unusable.to_string());
         }
         observed

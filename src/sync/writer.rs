@@ -184,10 +184,10 @@ pub(super) async fn patch_elsewhere(
     patch: &Patch<Value>,
     right: &str,
 ) -> (u16, Result<Option<Object>, WriteError>) {
-    let api: Api<Service> = Api::namespaced(client, &service.namespace);
+    let api: Api<Service> = Api::namespaced(client, service.namespace());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-    let doing = format!("patch Services in namespace {}", service.namespace);
-    match api.patch(&service.name, &params, patch).await {
+    let doing = format!("patch Services in namespace {}", service.namespace());
+    match api.patch(service.name(), &params, patch).await {
         Ok(service) => {
             outage.over();
             (200, Ok(Some(service.into())))

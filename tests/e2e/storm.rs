@@ -17,7 +17,9 @@ use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::handler::Handler;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::udp;
-use lb_linker::store::{Departed, Family, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes};
+use lb_linker::store::{
+    Departed, Family, Host, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes,
+};
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -201,7 +203,7 @@ async fn point(cluster: &Cluster, namespace: &str, link: u32, generation: u32) {
 }
 
 fn observed(link: u32, generation: u32) -> Observed {
-    let hostnames = vec![Name::from_ascii(format!("{}.", host(link, generation))).unwrap()];
+    let hostnames = vec![Host::from(&Name::from_ascii(format!("{}.", host(link, generation))).unwrap())];
     Observed {
         key: ServiceKey::new("storm", &format!("svc-{link}")),
         uid: "u".into(),

@@ -10,7 +10,7 @@ use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::handler::Handler;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::wire::MAX_UDP;
-use lb_linker::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
+use lb_linker::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
 use tokio::runtime::Runtime;
 
 /// RFC 1035 section 4.1.1.
@@ -54,7 +54,10 @@ fn handler() -> Arc<Handler> {
         uid: service.into(),
         created: None,
         resource_version: Some(1),
-        ingress: Ingress { hostnames: hostname.map(name).into_iter().collect(), addresses },
+        ingress: Ingress {
+            hostnames: hostname.map(|host| Host::from(&name(host))).into_iter().collect(),
+            addresses,
+        },
         ports: vec![],
         wishes: Wishes {
             ttl: None,

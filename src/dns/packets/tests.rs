@@ -15,7 +15,7 @@ use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::handler::Handler;
 use crate::dns::plugins::setup::Site;
-use crate::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
+use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
 
 /// What is behind targets: names with addresses, aliases that lead back, and what there isn't.
 const OTHERS: &str = "
@@ -109,7 +109,9 @@ fn question(id: u16, name: &str, qtype: RecordType, edns: Option<(u16, bool)>, f
 fn link(service: &str, target: &str, ttl: Option<u32>) -> Observed {
     let ingress = match target.parse() {
         Ok(ip) => Ingress { hostnames: vec![], addresses: vec![ip] },
-        Err(_) => Ingress { hostnames: vec![Name::from_ascii(target).unwrap()], addresses: vec![] },
+        Err(_) => {
+            Ingress { hostnames: vec![Host::from(&Name::from_ascii(target).unwrap())], addresses: vec![] }
+        }
     };
     let hostnames = if ttl.is_some() { vec!["*.more.lb.internal".into()] } else { vec![] };
     Observed {

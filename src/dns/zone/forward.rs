@@ -90,11 +90,11 @@ impl Forward {
 }
 
 fn dotted(key: &ServiceKey) -> Option<Vec<u8>> {
-    names::wire([key.name.as_bytes(), key.namespace.as_bytes()])
+    names::wire([key.name().as_bytes(), key.namespace().as_bytes()])
 }
 
 fn dashed(key: &ServiceKey) -> Option<Vec<u8>> {
-    names::wire([names::dashed_label(&key.namespace, &key.name).as_bytes()])
+    names::wire([names::dashed_label(key.namespace(), key.name()).as_bytes()])
 }
 
 /// Returns the labels of a name, the first one first.

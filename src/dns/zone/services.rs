@@ -48,9 +48,9 @@ impl Zone {
         let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
         let ttl = self.ttl_of(link);
         let end = match target {
-            Target::Hostname(host) => self.end_of_aliases(forward, asked.store, host, ttl),
+            Target::Hostname(host) => self.end_of_aliases(forward, asked.store, host.name(), ttl),
             Target::Addresses(ips) => match forward.name_of(asked.store, link) {
-                Some(name) => End { name, ips: ips.clone(), own_ttl: ttl, ttl },
+                Some(name) => End { name, ips: ips.to_vec(), own_ttl: ttl, ttl },
                 None => return,
             },
         };
@@ -70,19 +70,19 @@ impl Zone {
     }
 
     /// Returns what a hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
-    fn end_of_aliases(&self, forward: &Forward, store: &Store, host: &Name, ttl: u32) -> End {
-        let mut end = End { name: host.clone(), ips: Vec::new(), own_ttl: ttl, ttl };
+    fn end_of_aliases(&self, forward: &Forward, store: &Store, host: Name, ttl: u32) -> End {
+        let mut end = End { name: host, ips: Vec::new(), own_ttl: ttl, ttl };
         for _ in 0..MAX_ALIASES {
             let Some(relative) = self.relative(&end.name) else { break };
             let Node::Link(link) = forward.find(store, &relative) else { break };
             end.own_ttl = self.ttl_of(&link);
             match &link.target {
                 Some(Target::Hostname(next)) => {
-                    end.name = next.clone();
+                    end.name = next.name();
                     end.ttl = end.ttl.min(end.own_ttl);
                 }
                 Some(Target::Addresses(ips)) => {
-                    end.ips.clone_from(ips);
+                    end.ips = ips.to_vec();
                     break;
                 }
                 None => break,

@@ -4,7 +4,7 @@ mod services;
 use std::net::IpAddr;
 
 use super::*;
-use crate::store::{Departed, Ingress, Observed, Port, ServiceKey, Wishes};
+use crate::store::{Departed, Host, Ingress, Observed, Port, ServiceKey, Wishes};
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
@@ -25,7 +25,7 @@ fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) 
         created: None,
         resource_version: Some(42),
         ingress: Ingress {
-            hostnames: hostnames.iter().map(|host| name(host)).collect(),
+            hostnames: hostnames.iter().map(|host| Host::from(&name(host))).collect(),
             addresses: ips(addresses),
         },
         ports: vec![],

@@ -2,6 +2,7 @@
 //! targets are done with, and what follows them may be looked at only later.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use crate::store::{Change, Link, ServiceKey, Store, Target, Wishes};
 
@@ -14,7 +15,7 @@ pub(super) struct Gone {
     /// What it pointed at last.
     pub(super) target: Target,
     /// What it allowed; nothing if nobody has seen it.
-    pub(super) wishes: Option<Wishes>,
+    pub(super) wishes: Option<Arc<Wishes>>,
 }
 
 /// The load balancers that have gone since this process is there, or were gone when it came and
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn what_a_load_balancer_pointed_at_is_remembered_until_it_comes_back() {
         let (store, mut departed) = (Store::new(Policy::Kept), Departed::default());
-        let target = Target::Addresses(vec!["192.0.2.1".parse().unwrap()]);
+        let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
         let gone = || Link { state: State::Gone(Instant::now()), ..bare() };
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn no_more_than_so_many_are_remembered() {
         let mut departed = Departed::default();
-        let target = Target::Addresses(vec!["192.0.2.1".parse().unwrap()]);
+        let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         for number in 0..=MAX {
             let key = ServiceKey::new("shop", &number.to_string());
             departed.insert(&key, Gone { target: target.clone(), wishes: None });

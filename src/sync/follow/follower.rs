@@ -2,7 +2,7 @@
 
 use super::departed::Gone;
 use crate::names;
-use crate::store::{Link, ServiceKey, Target, Wishes, host_text};
+use crate::store::{Link, ServiceKey, Target, Wishes};
 use crate::sync::desired::{Precondition, SOURCE, labelled_for};
 use crate::sync::plan::{OnDelete, Policy};
 use crate::sync::service::{EXTERNAL_NAME, Service};
@@ -39,12 +39,12 @@ impl Follower {
         let text = service.annotation(SOURCE)?;
         let key = service.key();
         let external_target =
-            target_namespace == Some(&*key.namespace) && labelled_for(&service.metadata).is_some();
+            target_namespace == Some(key.namespace()) && labelled_for(&service.metadata).is_some();
         let external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
         if external_target || !external_name || service.metadata.deletion_timestamp.is_some() {
             return None;
         }
-        let (namespace, name) = text.trim().split_once('/').unwrap_or((&key.namespace, text.trim()));
+        let (namespace, name) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
         if !names::is_label(namespace) || !names::is_label(name) {
             return Some(Err(format!("annotation {SOURCE} {text:?} isn't [<namespace>/]<service>")));
         }
@@ -66,7 +66,8 @@ impl Follower {
         if !self.is_allowed(&link.wishes) {
             return Wish::Refuse(format!(
                 "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
-                self.source, self.key.namespace
+                self.source,
+                self.key.namespace()
             ));
         }
         match external_name(target) {
@@ -89,7 +90,7 @@ impl Follower {
     }
 
     fn is_allowed(&self, wishes: &Wishes) -> bool {
-        self.key.namespace == self.source.namespace || wishes.allows(&self.key.namespace)
+        self.key.namespace() == self.source.namespace() || wishes.allows(self.key.namespace())
     }
 
     fn unless_it_says(&self, wanted: String) -> Wish {
@@ -101,7 +102,7 @@ impl Follower {
 /// Returns what `spec.externalName` says of a target; nothing if there is no way to.
 fn external_name(target: &Target) -> Option<String> {
     match target {
-        Target::Hostname(host) => Some(host_text(host)),
+        Target::Hostname(host) => Some(host.to_string()),
         Target::Addresses(ips) => ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string),
     }
 }
@@ -114,7 +115,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::store::State;
+    use crate::store::{Host, State};
     use crate::sync::brakes::MaxDeletes;
     use crate::sync::desired::IpTargets;
     use crate::sync::plan::SyncMode;
@@ -146,12 +147,12 @@ mod tests {
 
     fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
         let allow_from = allow_from.iter().map(|namespace| (*namespace).into()).collect();
-        let wishes = Wishes { allow_from, ..Default::default() };
+        let wishes = Wishes { allow_from, ..Default::default() }.into();
         Link { target, wishes, ..Link::new(ServiceKey::new("shop", "web"), "u") }
     }
 
     fn host(name: &str) -> Option<Target> {
-        Some(Target::Hostname(Name::from_ascii(name).unwrap()))
+        Some(Target::Hostname(Host::from(&Name::from_ascii(name).unwrap())))
     }
 
     fn ips(ips: &[&str]) -> Option<Target> {

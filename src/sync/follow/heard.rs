@@ -127,7 +127,7 @@ impl Followers {
                 // What can't be read counts as it was.
                 listed.extend(unreadable);
                 let within = |key: &ServiceKey| {
-                    namespace.as_ref().is_none_or(|namespace| *key.namespace == **namespace)
+                    namespace.as_ref().is_none_or(|namespace| *key.namespace() == **namespace)
                 };
                 let gone: Vec<ServiceKey> =
                     self.known.keys().filter(|key| within(key) && !listed.contains(key)).cloned().collect();
@@ -194,7 +194,7 @@ impl Followers {
 
 /// Returns what an Event about a Service needs.
 pub(super) fn regarding(key: &ServiceKey, uid: &str) -> Regarding {
-    Regarding { namespace: key.namespace.clone(), name: key.name.clone(), uid: uid.into() }
+    Regarding::new(key, uid)
 }
 
 #[cfg(test)]

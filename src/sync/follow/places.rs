@@ -48,7 +48,7 @@ struct Waiting {
 impl Places {
     /// Returns whether a follower may be written now, if only as a probe; else it waits.
     pub(super) fn admit(&mut self, key: &ServiceKey) -> bool {
-        let namespace = Place::Namespace(key.namespace.clone());
+        let namespace = Place::Namespace(key.namespace().into());
         for place in [&Place::Everywhere, &namespace] {
             if let Some(closed) = self.0.get_mut(place)
                 && (closed.probe.is_some() || closed.due > Instant::now())
@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn refuse(places: &mut Places, key: &ServiceKey) {
-        places.close(Place::Namespace(key.namespace.clone()), key, None, Some((403, "refused")));
+        places.close(Place::Namespace(key.namespace().into()), key, None, Some((403, "refused")));
     }
 
     #[tokio::test(start_paused = true)]

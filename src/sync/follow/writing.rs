@@ -73,7 +73,7 @@ impl Following {
             self.settings.news.metrics.api_writes.with_label_values(&labels).inc();
         }
         self.places.probe_ended(&key);
-        let namespace = Place::Namespace(key.namespace.clone());
+        let namespace = Place::Namespace(key.namespace().into());
         if code != 0 {
             self.open(&Place::Everywhere);
             if !matches!(result, Err(WriteError::Everywhere { .. })) {

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::{Port, ServiceKey, Target};
+use crate::store::{Host, Port, ServiceKey, Target};
 use crate::sync::desired::{ORIGINAL_NAME, merge_patch};
 
 const DELAY: Duration = Duration::from_secs(600);
@@ -29,7 +29,7 @@ fn link(target: Option<Target>) -> Link {
 }
 
 fn host(name: &str) -> Link {
-    link(Some(Target::Hostname(Name::from_ascii(name).unwrap())))
+    link(Some(Target::Hostname(Host::from(&Name::from_ascii(name).unwrap()))))
 }
 
 fn ips(ips: &[&str]) -> Link {

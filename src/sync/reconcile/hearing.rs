@@ -132,7 +132,7 @@ impl Reconciler {
                 noted.push(name);
             }
         }
-        self.settings.admission.still_granted(&key.namespace, noted)
+        self.settings.admission.still_granted(key.namespace(), noted)
     }
 
     /// Tells the store what an external target points at that an earlier process has left.
@@ -150,7 +150,7 @@ impl Reconciler {
         let target = points_at(service, slices).filter(|target| !nobodys(target));
         // What isn't followed any more isn't either.
         let followed =
-            target.and_then(|target| self.settings.admission.targets.followed(&holder.namespace, target));
+            target.and_then(|target| self.settings.admission.targets.followed(holder.namespace(), target));
         if let Some(target) = followed {
             let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
                 (Some(uid), _) => WrittenFor::Uid(uid.into()),
@@ -198,7 +198,7 @@ impl Reconciler {
 
     /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
     pub(super) fn left_something(&self, key: &ServiceKey) -> bool {
-        self.settings.selection.watches(&key.namespace)
+        self.settings.selection.watches(key.namespace())
             && self.objects.of_link(key).any(|object| self.is_ours(object.meta()))
     }
 

@@ -287,7 +287,7 @@ impl Chooser {
             }
             choices.push((if SOURCE { 4 } else { 0 }, Action::AllowFrom(!balancer.followable)));
             self.number += 1;
-            let claim = format!("extra-{}.{}", self.number, key.namespace);
+            let claim = format!("extra-{}.{}", self.number, key.namespace());
             let claim = balancer.claims.is_none().then_some(claim);
             choices.push((if HOSTNAMES { 4 } else { 0 }, Action::Claim(claim)));
         }

@@ -28,7 +28,7 @@ pub struct Hands {
 impl Hands {
     pub async fn carry_out(&self, operation: &Operation) -> Outcome {
         let Operation { key, action } = operation;
-        let (cluster, namespace, name) = (&self.cluster, &*key.namespace, &*key.name);
+        let (cluster, namespace, name) = (&self.cluster, key.namespace(), key.name());
         let patch = |patch: Value| cluster.patch_service(namespace, name, patch);
         let annotate = |annotation: &str, value: Option<&str>| {
             patch(json!({"metadata": {"annotations": {annotation: value}}}))
@@ -125,7 +125,7 @@ impl Hands {
                 }
             }
             Action::Follow { source, lead } => {
-                let source = format!("{}/{}", source.namespace, source.name);
+                let source = format!("{}/{}", source.namespace(), source.name());
                 let follower = json!({"metadata": {"name": name,
                         "annotations": {"linker.hsj.com/source": source}},
                     "spec": {"type": "ExternalName", "externalName": lead}});
@@ -138,10 +138,10 @@ impl Hands {
 
     async fn create(&self, key: &ServiceKey) -> Outcome {
         let service = json!({
-            "metadata": {"name": &*key.name},
+            "metadata": {"name": key.name()},
             "spec": {"type": "LoadBalancer", "ports": [port_of(80)], "allocateLoadBalancerNodePorts": false},
         });
-        let made = self.cluster.create_service(&key.namespace, service).await;
+        let made = self.cluster.create_service(key.namespace(), service).await;
         let created = made.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
         Outcome { uid: made.uid().unwrap(), created, done: true, ..Outcome::default() }
     }
@@ -221,7 +221,7 @@ impl Hands {
 }
 
 fn names_of(key: &ServiceKey) -> [String; 2] {
-    [first_choice(key), names::external_target_hashed(&key.namespace, &key.name, names::HASH_DIGITS[0])]
+    [first_choice(key), names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])]
 }
 
 fn slice_names(key: &ServiceKey) -> Vec<String> {

@@ -175,7 +175,7 @@ impl Model {
         };
         let wanting = self.links.iter().filter(|(key, _)| wants(key));
         let first = wanting.min_by_key(|(key, link)| {
-            (!holds(key), link.created.unwrap_or(i64::MAX), key.namespace.clone(), key.name.clone())
+            (!holds(key), link.created.unwrap_or(i64::MAX), key.namespace().to_owned(), key.name().to_owned())
         });
         first.map(|(key, _)| key)
     }
@@ -263,7 +263,7 @@ impl Model {
         let mut answers = BTreeMap::new();
         let labels: BTreeSet<String> = keys.iter().map(label).collect();
         for key in keys {
-            let name = format!("{}.{}.{ZONE}.", key.name, key.namespace);
+            let name = format!("{}.{}.{ZONE}.", key.name(), key.namespace());
             answers.extend(of_name(&name, self.links.get(key), "Non-Existent Domain"));
             if let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected())
                 && let Some(claim) = &balancer.claims
@@ -274,7 +274,7 @@ impl Model {
         for name in labels {
             let owner = self.winner(|key| label(key) == name);
             // RFC 8020: a name with names below it exists.
-            let exists = self.links.keys().any(|key| *key.namespace == *name);
+            let exists = self.links.keys().any(|key| key.namespace() == name);
             let otherwise = if exists { "No Error" } else { "Non-Existent Domain" };
             answers.extend(of_name(&format!("{name}.{ZONE}."), owner.map(|key| &self.links[key]), otherwise));
         }

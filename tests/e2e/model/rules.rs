@@ -328,7 +328,7 @@ impl Model {
     /// Where a follower has to lead, if its source says so.
     pub(super) fn lead(&self, key: &ServiceKey) -> Option<String> {
         let source = &self.followers.get(key)?.source;
-        let followable = source.namespace == key.namespace
+        let followable = source.namespace() == key.namespace()
             || self.balancers.get(source).is_some_and(|balancer| balancer.followable);
         let target = self.links.get(source)?.target.as_ref().filter(|_| followable);
         target.and_then(Target::leads_a_follower_to)
@@ -337,17 +337,17 @@ impl Model {
 
 /// The name that a link's external target has unless another link has it.
 pub fn first_choice(key: &ServiceKey) -> String {
-    names::external_target(&key.namespace, &key.name)
+    names::external_target(key.namespace(), key.name())
 }
 
 /// The name that it has then.
 pub fn second_choice(key: &ServiceKey) -> String {
-    names::external_target_hashed(&key.namespace, &key.name, names::HASH_DIGITS[0])
+    names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])
 }
 
 /// The label that a link may have directly below the zone.
 pub fn label(key: &ServiceKey) -> String {
-    names::dashed_label(&key.namespace, &key.name)
+    names::dashed_label(key.namespace(), key.name())
 }
 
 /// Whether a Service is sure to have a target, whatever lb-linker has seen of it.

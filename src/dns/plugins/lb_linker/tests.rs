@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::super::testing::{Site, show};
 use crate::dns::plugin::Request;
-use crate::store::{Ingress, Observed, ServiceKey, Wishes};
+use crate::store::{Host, Ingress, Observed, ServiceKey, Wishes};
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
 
@@ -25,7 +25,7 @@ fn web() -> Observed {
         uid: "u".into(),
         created: None,
         resource_version: Some(42),
-        ingress: Ingress { hostnames: vec![name("t.example.")], addresses: Vec::new() },
+        ingress: Ingress { hostnames: vec![Host::from(&name("t.example."))], addresses: Vec::new() },
         ports: Vec::new(),
         wishes: Wishes::default(),
         refused: false,

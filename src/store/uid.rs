@@ -1,0 +1,86 @@
+//! What tells an object from another one of its name.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+/// `metadata.uid` of an object; empty where the source has none.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Uid(Form);
+
+#[derive(Clone, PartialEq, Eq, Default)]
+enum Form {
+    #[default]
+    None,
+    /// What the API server gives: a third of its text.
+    Uuid(Uuid),
+    Other(Box<str>),
+}
+
+impl Uid {
+    /// Returns whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0 == Form::None
+    }
+}
+
+impl From<&str> for Uid {
+    fn from(text: &str) -> Self {
+        if text.is_empty() {
+            return Self(Form::None);
+        }
+        // A UUID can be written in several ways, and two of them are two uids.
+        let mut again = Uuid::encode_buffer();
+        Self(match Uuid::try_parse(text) {
+            Ok(uuid) if *uuid.as_hyphenated().encode_lower(&mut again) == *text => Form::Uuid(uuid),
+            _ => Form::Other(text.into()),
+        })
+    }
+}
+
+impl PartialEq<str> for Uid {
+    fn eq(&self, text: &str) -> bool {
+        *self == Self::from(text)
+    }
+}
+
+impl fmt::Debug for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Form::None => Ok(()),
+            Form::Uuid(uuid) => fmt::Display::fmt(uuid.as_hyphenated(), f),
+            Form::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uid_is_the_text_that_it_was_made_of_and_no_other() {
+        let texts = [
+            "",
+            "u",
+            "8d5ff5e4-5a2c-4c5e-9f0e-0b5f2ad0c1f7",
+            "8D5FF5E4-5A2C-4C5E-9F0E-0B5F2AD0C1F7",
+            "8d5ff5e45a2c4c5e9f0e0b5f2ad0c1f7",
+            "{8d5ff5e4-5a2c-4c5e-9f0e-0b5f2ad0c1f7}",
+        ];
+        for (i, text) in texts.iter().enumerate() {
+            assert_eq!(Uid::from(*text).to_string(), *text);
+            assert_eq!(Uid::from(*text).is_empty(), text.is_empty());
+            for (j, other) in texts.iter().enumerate() {
+                assert_eq!(Uid::from(*text) == **other, i == j, "{text} {other}");
+            }
+        }
+    }
+}
