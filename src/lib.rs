@@ -10,6 +10,7 @@ pub mod dns;
 pub mod heap;
 pub mod metrics;
 pub mod names;
+pub mod program;
 pub mod run;
 pub mod store;
 pub mod sync;

@@ -29,6 +29,7 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
 use crate::heap;
+use crate::program;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::ClientError;
 use crate::sync::directory::DirectoryError;
@@ -137,7 +138,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let reloader = Reloader::start(origin, corefile, flags.clone(), zones, site, set_debug)?;
     info!("{greeting}");
     let mut background = JoinSet::new();
-    background.spawn(give_back(stop.clone()));
+    background.spawn(give_back(Arc::clone(&store), stop.clone()));
     background.spawn(ahead::run(Arc::clone(&store), reloader.serving.servers(), stop.clone()));
     let syncing = Syncing { flags, store, metrics, zones: reloader.zones() };
     background.spawn(syncing.run(source, stop.clone()));
@@ -150,11 +151,19 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     outcome
 }
 
-/// Gives memory back to the system: lists from the API server leave much behind.
-async fn give_back(stop: CancellationToken) {
+/// Gives memory back to the system: lists from the API server leave much behind, and so does the start.
+async fn give_back(store: Arc<Store>, stop: CancellationToken) {
     const EVERY: Duration = Duration::from_secs(10);
+    /// Between two times that the program's own pages go: those that are needed have to come back.
+    const ROUNDS: u32 = 60;
+    let mut rounds = ROUNDS - 1;
     while stop.run_until_cancelled(sleep(EVERY)).await.is_some() {
         heap::give_back();
+        rounds += u32::from(store.is_synced());
+        if rounds > ROUNDS {
+            program::give_back();
+            rounds = 0;
+        }
     }
 }
 
