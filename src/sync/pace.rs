@@ -93,6 +93,11 @@ impl<A: PartialEq + Clone> Pace<A> {
         self.failures.remove(key);
     }
 
+    /// Returns the links of which something is known.
+    pub(super) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.timer_of.keys().chain(self.failures.keys()).chain(self.repairs.keys())
+    }
+
     /// Forgets everything about a link.
     pub(super) fn forget(&mut self, key: &ServiceKey) {
         self.stop_waiting(key);
