@@ -77,8 +77,7 @@ impl Objects {
         let usual = usual.iter().filter_map(|id| self.get(id));
         let usual = usual.filter(|object| object.labelled_for().as_ref() == Some(key));
         let Some(elsewhere) = self.elsewhere.get(key) else { return usual.collect() };
-        let mut objects: Vec<&Packed> =
-            usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
+        let mut objects: Vec<&Packed> = usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
         objects.sort_by_cached_key(|object| object.id());
         objects
     }

@@ -37,6 +37,7 @@ use super::service::Service;
 use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
+use crate::heap;
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, Store};
 pub(super) use writing::OUTDATED;
@@ -46,6 +47,9 @@ use writing::Written;
 const MAX_WRITES: usize = 16;
 /// How long writes under way may take to end when lb-linker is told to stop.
 pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How many links' room a queue may keep that is empty.
+const ROOM: usize = 1024;
 
 /// What the reconciler needs.
 #[derive(Clone)]
@@ -220,7 +224,8 @@ impl Reconciler {
     fn catch_up(&mut self) {
         self.queue_all();
         let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links()).cloned();
-        let forgotten = known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
+        let forgotten =
+            known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
         for key in forgotten.collect::<Vec<_>>() {
             self.queue(&key);
         }
@@ -251,8 +256,20 @@ impl Reconciler {
             }
             self.look_at(key);
         }
+        if self.queue.is_empty() && self.queue.capacity() > ROOM {
+            self.tidy();
+        }
         self.orphans.report(&self.settings.keeper);
         self.report.remind(self.settings.policy.max_deletes);
+    }
+
+    /// Lets go of what a look at very many links has taken.
+    fn tidy(&mut self) {
+        self.queue.shrink_to_fit();
+        self.queued.shrink_to_fit();
+        self.old_news.shrink_to_fit();
+        self.report.tidy();
+        heap::give_back();
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.

@@ -321,6 +321,12 @@ impl Report {
         }
     }
 
+    /// Lets go of room that isn't needed any more.
+    pub(super) fn tidy(&mut self) {
+        self.held.shrink_to_fit();
+        self.former.shrink_to_fit();
+    }
+
     /// Returns the links of which something has been said.
     pub(super) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
         let Self { conflicts, held, names_lost, former, planned, .. } = self;

@@ -69,7 +69,8 @@ impl Reconciler {
         if !self.is_listed() {
             return;
         }
-        for object in self.objects.iter().filter(|object| object.kind() == Kind::Service).map(Packed::unpack) {
+        for object in self.objects.iter().filter(|object| object.kind() == Kind::Service).map(Packed::unpack)
+        {
             if !was_listed {
                 self.tell_last_target(&object);
             }
