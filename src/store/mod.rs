@@ -251,6 +251,8 @@ impl Store {
             self.advance_serial(None);
         }
         self.synced.send_replace(true);
+        // Most of them have been asked for by now.
+        self.last_targets.shrink_to_fit();
         // What was said of names until now was only that nobody knows.
         let _writer = self.write();
         self.index.names.change();
