@@ -126,6 +126,11 @@ impl Allotment {
         changes
     }
 
+    /// Returns the links that are in the queue for an object's name.
+    pub(super) fn wanting(&self, object: &str) -> Vec<ServiceKey> {
+        self.objects.claimants(&object.into()).cloned().collect()
+    }
+
     /// Returns whether an object is labelled for this link.
     pub(super) fn holds_something(&self, key: &ServiceKey) -> bool {
         self.holders.values().any(|holder| holder == key)

@@ -473,6 +473,14 @@ impl Store {
         self.write().holds_something(key)
     }
 
+    /// Returns the links whose external target has this name: one, if any.
+    #[must_use]
+    pub fn wanting(&self, external_target: &str) -> Vec<ServiceKey> {
+        let mut keys = self.write().wanting(external_target);
+        keys.retain(|key| self.get(key).is_some_and(|link| *link.external_target == *external_target));
+        keys
+    }
+
     /// Returns what the external target of a Service pointed at that was gone before this process could
     /// see it.
     #[must_use]

@@ -150,6 +150,24 @@ fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
 }
 
 #[test]
+fn who_wants_an_external_target_is_who_has_its_name_now() {
+    let store = Store::new(Departed::Kept);
+    let wanting = |name: &str| store.wanting(name).iter().map(ToString::to_string).collect::<Vec<_>>();
+    store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
+    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
+    let hashed = names::external_target_hashed("z", "x-y", 8);
+    assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["y-z/x".into()], vec!["z/x-y".into()]));
+    store.set_holder("x-y-z-ext", None, &[]);
+    assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["z/x-y".into()], vec![]));
+    let gone = ServiceKey::new("z", "x-y");
+    store.delete(&gone, "1", None);
+    assert_eq!(wanting("x-y-z-ext"), ["z/x-y"], "until it is forgotten");
+    store.forget(&gone);
+    assert_eq!(wanting("x-y-z-ext"), ["y-z/x"]);
+}
+
+#[test]
 fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
     let store = Store::new(Departed::Kept);
     let key = ServiceKey::new("default", "web");

@@ -1,5 +1,6 @@
 //! What a link's external target should be: a pure function of the link.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -25,9 +26,9 @@ pub const SOURCE: &str = "linker.hsj.com/source";
 /// The annotation that holds the uid of the link's Service.
 pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
 /// The label that ties an EndpointSlice to its Service.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
-const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
+pub(super) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
 /// `spec.type` and `spec.clusterIP` of a headless Service.
 pub(super) const HEADLESS: (&str, &str) = ("ClusterIP", "None");
 
@@ -263,8 +264,13 @@ pub fn merge_patch(desired: &Object, only: &Precondition) -> Value {
 #[must_use]
 pub fn labelled_for(metadata: &ObjectMeta) -> Option<ServiceKey> {
     let labels = metadata.labels.as_ref()?;
-    (labels.get(MANAGED_BY.0)? == MANAGED_BY.1)
-        .then(|| Some(ServiceKey::new(labels.get(ORIGINAL_NAMESPACE)?, labels.get(ORIGINAL_NAME)?)))
+    labels_for(|key| labels.get(key).map(Into::into))
+}
+
+/// Returns the link that an object with these labels is labelled for.
+pub(super) fn labels_for<'a>(label: impl Fn(&str) -> Option<Cow<'a, str>>) -> Option<ServiceKey> {
+    (label(MANAGED_BY.0)? == MANAGED_BY.1)
+        .then(|| Some(ServiceKey::new(&label(ORIGINAL_NAMESPACE)?, &label(ORIGINAL_NAME)?)))
         .flatten()
 }
 

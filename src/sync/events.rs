@@ -22,6 +22,8 @@ use crate::store::{Link, ServiceKey};
 
 /// How many Events may wait to be sent: what many changes at once cost in memory, and no more.
 const QUEUE: usize = 1000;
+/// How many Events' room the queue keeps when it is empty.
+const ROOM: usize = 16;
 /// The longest note that the API server takes, in bytes.
 const NOTE: usize = 1024;
 
@@ -183,7 +185,12 @@ impl Queue {
     }
 
     fn pop(&self) -> Option<Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = waiting.pop_front();
+        if waiting.is_empty() {
+            waiting.shrink_to(ROOM);
+        }
+        next
     }
 
     /// Waits for the next one. Only one task may wait.

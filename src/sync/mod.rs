@@ -16,6 +16,7 @@ pub mod objects;
 pub mod orphans;
 pub mod output;
 mod pace;
+pub mod packed;
 pub mod plan;
 pub mod reconcile;
 mod report;

@@ -1,24 +1,54 @@
 //! What is in the target namespace, as far as lb-linker has heard.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::borrow::Borrow;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{Hash, Hasher};
 
-use super::desired::labelled_for;
+use super::desired::{IPV4, IPV6, slice_name};
 use super::object::{Kind, Object, ObjectId};
+use super::packed::{Packed, id_bytes};
+use crate::names;
 use crate::store::ServiceKey;
 
 /// The objects of the target namespace, by id and by the link that they are labelled for.
 #[derive(Debug, Default)]
 pub struct Objects {
-    by_id: HashMap<ObjectId, Arc<Object>>,
-    /// In order; mostly there is one.
-    by_link: HashMap<ServiceKey, Vec<ObjectId>>,
+    all: HashSet<Kept>,
+    /// Links' objects with names that aren't their links' first choice: nearly none.
+    elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
+    /// How many links there are objects of.
+    links: usize,
     /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
     /// still be under way.
     deleted: HashMap<String, ObjectId>,
     /// Writes under way, and what has been heard meanwhile.
     under_way: HashMap<ObjectId, Meanwhile>,
 }
+
+/// An object, found by its kind and name as its first bytes have them.
+#[derive(Debug)]
+struct Kept(Packed);
+
+impl Borrow<[u8]> for Kept {
+    fn borrow(&self) -> &[u8] {
+        self.0.id_bytes()
+    }
+}
+
+impl Hash for Kept {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.id_bytes().hash(state);
+    }
+}
+
+impl PartialEq for Kept {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id_bytes() == other.0.id_bytes()
+    }
+}
+
+impl Eq for Kept {}
 
 /// What has been heard of an object while a write of it was under way.
 #[derive(Debug, Default)]
@@ -32,48 +62,62 @@ struct Meanwhile {
 impl Objects {
     /// Returns an object.
     #[must_use]
-    pub fn get(&self, id: &ObjectId) -> Option<&Arc<Object>> {
-        self.by_id.get(id)
+    pub fn get(&self, id: &ObjectId) -> Option<&Packed> {
+        self.find(id.kind, &id.name)
+    }
+
+    fn find(&self, kind: Kind, name: &str) -> Option<&Packed> {
+        self.all.get(&id_bytes(kind, name)[..]).map(|kept| &kept.0)
     }
 
     /// Returns the objects that are labelled for a link, Services first, by name.
-    pub fn of_link(&self, key: &ServiceKey) -> impl Iterator<Item = &Arc<Object>> {
-        self.by_link.get(key).into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    #[must_use]
+    pub fn of_link(&self, key: &ServiceKey) -> Vec<&Packed> {
+        let usual = object_ids(&names::external_target(key.namespace(), key.name()));
+        let usual = usual.iter().filter_map(|id| self.get(id));
+        let usual = usual.filter(|object| object.labelled_for().as_ref() == Some(key));
+        let Some(elsewhere) = self.elsewhere.get(key) else { return usual.collect() };
+        let mut objects: Vec<&Packed> = usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
+        objects.sort_by_cached_key(|object| object.id());
+        objects
     }
 
-    /// Returns the links that objects are labelled for.
-    pub fn links(&self) -> impl Iterator<Item = &ServiceKey> {
-        self.by_link.keys()
+    /// Returns the links that objects are labelled for, as often as they have objects.
+    pub fn links(&self) -> impl Iterator<Item = ServiceKey> {
+        self.iter().filter_map(Packed::labelled_for)
     }
 
     /// Returns how many links have objects here.
     #[must_use]
     pub fn number_of_links(&self) -> usize {
-        self.by_link.len()
+        self.links
     }
 
-    /// Returns the ids of all objects.
-    pub fn ids(&self) -> impl Iterator<Item = &ObjectId> {
-        self.by_id.keys()
+    /// Returns all objects.
+    pub fn iter(&self) -> impl Iterator<Item = &Packed> {
+        self.all.iter().map(|kept| &kept.0)
     }
 
     /// Replaces all objects of a kind by a complete list. An object that the answer to a write has
-    /// shown to be newer than in the list stays as it is.
-    pub fn replace(&mut self, kind: Kind, list: Vec<Object>) {
-        let before: Vec<ObjectId> = self.by_id.keys().filter(|id| id.kind == kind).cloned().collect();
-        let mut before: HashMap<ObjectId, Arc<Object>> =
-            before.into_iter().filter_map(|id| Some((id.clone(), self.take(&id)?))).collect();
+    /// shown to be newer than in the list stays as it is. Returns those that are gone.
+    pub fn replace(&mut self, kind: Kind, list: Vec<Packed>) -> Vec<ObjectId> {
         self.deleted.retain(|_, id| id.kind != kind);
-        for object in list {
-            let known = before.remove(&object.id());
-            self.insert(match known.filter(|known| is_newer(known, &object)) {
-                Some(known) => known,
-                None => Arc::new(object),
-            });
+        let list: HashSet<Kept> = list.into_iter().map(Kept).collect();
+        let is_gone = |object: &&Packed| object.kind() == kind && !list.contains(object.id_bytes());
+        let gone: Vec<ObjectId> = self.iter().filter(is_gone).map(Packed::id).collect();
+        for id in &gone {
+            self.take(id);
+        }
+        for Kept(object) in list {
+            let known = self.all.get(object.id_bytes());
+            if !known.is_some_and(|known| is_newer(&known.0, &object)) {
+                self.insert(object);
+            }
         }
         for (id, meanwhile) in self.under_way.iter_mut().filter(|(id, _)| id.kind == kind) {
-            meanwhile.unlisted |= !self.by_id.contains_key(id);
+            meanwhile.unlisted |= !self.all.contains(&id_bytes(id.kind, &id.name)[..]);
         }
+        gone
     }
 
     /// Notes that a write of an object begins.
@@ -88,10 +132,10 @@ impl Objects {
 
     /// Takes over an object from the answer to a write. The watch may have been faster, even with
     /// its end; after a complete list without it only the watch can say whether it is there.
-    pub fn answered(&mut self, object: Object) {
+    pub fn answered(&mut self, object: &Object) {
         let id = object.id();
         let outdated = self.under_way.get(&id).is_some_and(|meanwhile| {
-            let unlisted = meanwhile.unlisted && !self.by_id.contains_key(&id);
+            let unlisted = meanwhile.unlisted && self.get(&id).is_none();
             unlisted || meanwhile.gone.iter().any(|uid| uid == object.uid())
         });
         if !outdated {
@@ -100,19 +144,19 @@ impl Objects {
     }
 
     /// Takes over an object from the watch or from the answer to a write, whichever is newer.
-    pub fn apply(&mut self, object: Object) {
+    pub fn apply(&mut self, object: &Object) {
         let id = object.id();
         if self.deleted.get(object.uid()) == Some(&id) {
             return;
         }
-        if let Some(known) = self.by_id.get(&id)
+        if let Some(known) = self.get(&id)
             && known.uid() == object.uid()
             && known.version().is_some()
             && known.version() >= object.version()
         {
             return;
         }
-        self.insert(Arc::new(object));
+        self.insert(Packed::of(object));
     }
 
     /// Takes over from the watch that an object is gone.
@@ -122,7 +166,7 @@ impl Objects {
         if let Some(meanwhile) = self.under_way.get_mut(id).filter(|_| !uid.is_empty()) {
             meanwhile.gone.push(uid.to_owned());
         }
-        if self.by_id.get(id).is_some_and(|object| object.uid() == uid) {
+        if self.get(id).is_some_and(|object| object.uid() == uid) {
             self.take(id);
         }
     }
@@ -130,7 +174,7 @@ impl Objects {
     /// Takes over from the answer to a write of ours that the object with this uid is gone. Another
     /// one may have its name by now.
     pub fn removed_by_us(&mut self, id: &ObjectId, uid: &str) {
-        if self.by_id.get(id).is_some_and(|object| object.uid() == uid) {
+        if self.get(id).is_some_and(|object| object.uid() == uid) {
             self.take(id);
             if !uid.is_empty() {
                 self.deleted.insert(uid.to_owned(), id.clone());
@@ -138,34 +182,58 @@ impl Objects {
         }
     }
 
-    fn insert(&mut self, object: Arc<Object>) {
+    fn insert(&mut self, object: Packed) {
         let id = object.id();
         self.take(&id);
-        if let Some(key) = labelled_for(object.meta()) {
-            let ids = self.by_link.entry(key).or_insert_with(|| Vec::with_capacity(1));
-            if let Err(place) = ids.binary_search(&id) {
-                ids.insert(place, id.clone());
+        if let Some(key) = object.labelled_for() {
+            self.links += usize::from(self.of_link(&key).is_empty());
+            if !is_usual(&id, &key) {
+                self.elsewhere.entry(key).or_default().insert(id);
             }
         }
-        self.by_id.insert(id, object);
+        self.all.insert(Kept(object));
     }
 
-    fn take(&mut self, id: &ObjectId) -> Option<Arc<Object>> {
-        let object = self.by_id.remove(id)?;
-        if let Some(key) = labelled_for(object.meta())
-            && let Some(ids) = self.by_link.get_mut(&key)
-        {
-            ids.retain(|other| other != id);
-            if ids.is_empty() {
-                self.by_link.remove(&key);
+    fn take(&mut self, id: &ObjectId) -> Option<Packed> {
+        let object = self.all.take(&id_bytes(id.kind, &id.name)[..])?.0;
+        if let Some(key) = object.labelled_for() {
+            if let Entry::Occupied(mut ids) = self.elsewhere.entry(key.clone()) {
+                ids.get_mut().remove(id);
+                if ids.get().is_empty() {
+                    ids.remove();
+                }
             }
+            self.links -= usize::from(self.of_link(&key).is_empty());
         }
         Some(object)
     }
 }
 
+/// Returns the objects that an external target of this name may consist of.
+pub(super) fn object_ids(external_target: &str) -> [ObjectId; 3] {
+    let slice = |end| ObjectId { kind: Kind::EndpointSlice, name: slice_name(external_target, end) };
+    [ObjectId::service(external_target), slice(IPV4), slice(IPV6)]
+}
+
+/// Returns the name of the external target that an object of this id would be part of.
+pub(super) fn external_target(id: &ObjectId) -> Option<&str> {
+    match id.kind {
+        Kind::Service => Some(&id.name),
+        Kind::EndpointSlice => {
+            let family = |end| id.name.strip_suffix(end)?.strip_suffix('-');
+            family(IPV4).or_else(|| family(IPV6))
+        }
+        Kind::LoadBalancer => None,
+    }
+}
+
+/// Whether an object of a link has the name that is found by the link's own.
+fn is_usual(id: &ObjectId, key: &ServiceKey) -> bool {
+    external_target(id) == Some(&names::external_target(key.namespace(), key.name()))
+}
+
 /// Whether `known` is a later version of the same object.
-fn is_newer(known: &Object, other: &Object) -> bool {
+fn is_newer(known: &Packed, other: &Packed) -> bool {
     known.uid() == other.uid() && known.version() > other.version()
 }
 
@@ -173,6 +241,7 @@ fn is_newer(known: &Object, other: &Object) -> bool {
 mod tests {
     use super::*;
     use crate::sync::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
+    use crate::sync::object::EndpointSlice;
     use crate::sync::service::Service;
 
     fn object(name: &str, uid: &str, version: u64, service: &str) -> Object {
@@ -192,7 +261,7 @@ mod tests {
     fn the_newer_of_watch_and_write_wins() {
         let mut objects = Objects::default();
         let mut version_after = |object| {
-            objects.apply(object);
+            objects.apply(&object);
             objects.get(&id("a")).unwrap().version()
         };
         assert_eq!(version_after(object("a", "1", 5, "web")), Some(5));
@@ -204,26 +273,26 @@ mod tests {
     #[test]
     fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
         let mut objects = Objects::default();
-        objects.apply(object("a", "1", 9, "new"));
-        objects.apply(object("b", "2", 9, "gone"));
-        objects.replace(Kind::Service, vec![object("a", "1", 5, "old")]);
+        objects.apply(&object("a", "1", 9, "new"));
+        objects.apply(&object("b", "2", 9, "gone"));
+        objects.replace(Kind::Service, vec![Packed::of(&object("a", "1", 5, "old"))]);
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(9));
         assert!(objects.get(&id("b")).is_none());
         objects.replace(Kind::EndpointSlice, vec![]);
         assert!(objects.get(&id("a")).is_some(), "a list of another kind says nothing of it");
-        assert_eq!(objects.links().collect::<Vec<_>>(), [&ServiceKey::new("default", "new")]);
+        assert_eq!(objects.links().collect::<Vec<_>>(), [ServiceKey::new("default", "new")]);
     }
 
     #[test]
     fn a_late_event_doesnt_bring_back_what_we_deleted() {
         let mut objects = Objects::default();
-        objects.apply(object("a", "1", 5, "web"));
+        objects.apply(&object("a", "1", 5, "web"));
         objects.removed_by_us(&id("a"), "another");
         assert!(objects.get(&id("a")).is_some(), "it was another object");
         objects.removed_by_us(&id("a"), "1");
-        objects.apply(object("a", "1", 6, "web"));
+        objects.apply(&object("a", "1", 6, "web"));
         assert!(objects.get(&id("a")).is_none());
-        objects.apply(object("a", "2", 8, "web"));
+        objects.apply(&object("a", "2", 8, "web"));
         objects.remove(&id("a"), "1");
         assert_eq!(objects.get(&id("a")).unwrap().uid(), "2", "the end of the old one isn't the new one's");
     }
@@ -232,32 +301,71 @@ mod tests {
     fn a_late_answer_doesnt_bring_back_what_the_watch_said_is_gone() {
         let mut objects = Objects::default();
         objects.write_begins(&id("a"));
-        objects.apply(object("a", "1", 5, "web"));
+        objects.apply(&object("a", "1", 5, "web"));
         objects.remove(&id("a"), "1");
-        objects.answered(object("a", "1", 5, "web"));
+        objects.answered(&object("a", "1", 5, "web"));
         assert!(objects.get(&id("a")).is_none());
-        objects.answered(object("a", "2", 7, "web"));
+        objects.answered(&object("a", "2", 7, "web"));
         assert!(objects.get(&id("a")).is_some(), "it is another object");
         objects.write_ended(&id("a"));
 
         objects.write_begins(&id("b"));
         objects.replace(Kind::Service, vec![]);
-        objects.answered(object("b", "3", 9, "web"));
+        objects.answered(&object("b", "3", 9, "web"));
         assert!(objects.get(&id("b")).is_none(), "the watch will say whether it is there");
         objects.write_ended(&id("b"));
-        objects.answered(object("b", "3", 9, "web"));
+        objects.answered(&object("b", "3", 9, "web"));
         assert!(objects.get(&id("b")).is_some());
     }
 
     #[test]
     fn objects_are_found_by_the_link_they_are_labelled_for() {
         let mut objects = Objects::default();
-        objects.apply(object("a", "1", 5, "web"));
-        objects.apply(object("a", "1", 6, "api"));
+        objects.apply(&object("a", "1", 5, "web"));
+        objects.apply(&object("a", "1", 6, "api"));
         let names = |service| -> Vec<String> {
-            objects.of_link(&ServiceKey::new("default", service)).map(|object| object.id().name).collect()
+            let objects = objects.of_link(&ServiceKey::new("default", service));
+            objects.iter().map(|object| object.id().name).collect()
         };
         assert!(names("web").is_empty());
         assert_eq!(names("api"), ["a"]);
+    }
+
+    fn slice(name: &str, service: &str) -> Object {
+        let slice: EndpointSlice = serde_json::from_value(serde_json::json!({
+            "addressType": "IPv4", "metadata": {"name": name, "labels": {
+                MANAGED_BY.0: MANAGED_BY.1, ORIGINAL_NAME: service, ORIGINAL_NAMESPACE: "default"}},
+        }))
+        .unwrap();
+        slice.into()
+    }
+
+    #[test]
+    fn a_links_objects_are_found_whatever_their_names_and_a_link_counts_once() {
+        let mut objects = Objects::default();
+        let web = ServiceKey::new("default", "web");
+        let usual = "web-default-ext";
+        objects.apply(&slice(&format!("{usual}-ipv6"), "web"));
+        objects.apply(&object("zz", "1", 1, "web"));
+        objects.apply(&object(usual, "2", 1, "web"));
+        objects.apply(&object("aa", "3", 1, "web"));
+        objects.apply(&slice(usual, "web"));
+        objects.apply(&object("api-default-ext", "4", 1, "web"));
+        let ids = |objects: &Objects| objects.of_link(&web).iter().map(|it| it.id()).collect::<Vec<_>>();
+        let slice_id = |name: &str| ObjectId { kind: Kind::EndpointSlice, name: name.to_owned() };
+        let services = ["aa", "api-default-ext", usual, "zz"].map(id);
+        let slices = [usual, &format!("{usual}-ipv6")].map(slice_id);
+        assert_eq!(ids(&objects), [&services[..], &slices].concat());
+        assert_eq!((objects.number_of_links(), objects.links().count()), (1, 6));
+
+        objects.apply(&object(usual, "2", 2, "api"));
+        assert_eq!(objects.number_of_links(), 2, "its own name is another's now");
+        assert!(!ids(&objects).contains(&id(usual)));
+        assert_eq!(objects.replace(Kind::Service, vec![]).len(), 4);
+        assert_eq!(ids(&objects), slices);
+        assert_eq!(objects.number_of_links(), 1);
+        objects.replace(Kind::EndpointSlice, vec![]);
+        assert_eq!(objects.number_of_links(), 0);
+        assert!(objects.elsewhere.is_empty());
     }
 }

@@ -52,8 +52,8 @@ impl Orphans {
     }
 
     /// Returns the load balancers that orphans were of.
-    pub(super) fn keys(&self) -> Vec<ServiceKey> {
-        self.known.keys().cloned().collect()
+    pub(super) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.known.keys()
     }
 
     /// Takes over which orphans of a load balancer there are now.
@@ -143,7 +143,7 @@ mod tests {
         orphans.set(&key(0), vec![]);
         orphans.set(&key(0), vec!["svc-0-shop-ext".to_owned()]);
         assert_eq!(said(&mut orphans, now + 2 * QUIET), (1, 0), "it is one again");
-        for key in orphans.keys() {
+        for key in orphans.links().cloned().collect::<Vec<_>>() {
             orphans.set(&key, vec![]);
         }
         assert_eq!(orphans.metrics.orphans.get(), 0);

@@ -10,6 +10,7 @@ use tracing::warn;
 use super::desired::{FIELD_MANAGER, labelled_for};
 use super::directory::{DirectoryError, changes};
 use super::object::{EndpointSlice, Kind, Object};
+use super::packed::Packed;
 use super::plan::Write;
 use super::service::Service;
 use super::writer::{ObjectEvent, WriteError};
@@ -63,7 +64,7 @@ impl OutputDirectory {
         let changes = changes.map_err(|error| warn!("{error}")).ok();
         let lists = futures::stream::iter(changes).flatten().map(move |()| directory.list());
         lists.scan((), |(), list| std::future::ready(list.map_err(|error| warn!("{error}")).ok())).flat_map(
-            |objects: Vec<Object>| {
+            |objects: Vec<Packed>| {
                 let (services, slices) =
                     objects.into_iter().partition(|object| object.kind() == Kind::Service);
                 futures::stream::iter([
@@ -74,12 +75,12 @@ impl OutputDirectory {
         )
     }
 
-    fn list(&self) -> Result<Vec<Object>, DirectoryError> {
+    fn list(&self) -> Result<Vec<Packed>, DirectoryError> {
         let mut objects = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
             let path = entry.map_err(DirectoryError::at(&self.path))?.path();
             if path.extension().is_some_and(|end| end == EXTENSION) {
-                objects.extend(read(&path));
+                objects.extend(read(&path).map(|object| Packed::of(&object)));
             }
         }
         Ok(objects)

@@ -2,12 +2,14 @@
 //! seldom where somebody else wants it otherwise.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
+use tokio::time::Instant;
 use tokio_util::time::{DelayQueue, delay_queue};
 
 use super::Pauses;
+use super::watch::until;
 use crate::store::ServiceKey;
 
 /// The first and the longest pause after a failed write of a link.
@@ -29,6 +31,8 @@ pub(super) struct Pace<A> {
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     failures: HashMap<ServiceKey, Pauses>,
     repairs: HashMap<ServiceKey, Repairs<A>>,
+    /// When it is looked which of them may be forgotten.
+    peace: Option<Instant>,
 }
 
 /// Writes for a link as it is now.
@@ -37,8 +41,8 @@ struct Repairs<A> {
     about: A,
     number: u32,
     last: Instant,
-    pauses: Pauses,
-    due: Option<Instant>,
+    /// The pauses from now on, and when the present one ends: few links have any.
+    slowed: Option<Box<(Pauses, Instant)>>,
 }
 
 impl<A> Default for Pace<A> {
@@ -48,6 +52,7 @@ impl<A> Default for Pace<A> {
             timer_of: HashMap::new(),
             failures: HashMap::new(),
             repairs: HashMap::new(),
+            peace: None,
         }
     }
 }
@@ -55,10 +60,23 @@ impl<A> Default for Pace<A> {
 impl<A: PartialEq + Clone> Pace<A> {
     /// Waits for the next link whose time has come.
     pub(super) async fn due(&mut self) -> ServiceKey {
-        let Some(due) = self.timers.next().await else { return std::future::pending().await };
-        let key = due.into_inner();
-        self.timer_of.remove(&key);
-        key
+        loop {
+            tokio::select! {
+                Some(due) = self.timers.next() => {
+                    let key = due.into_inner();
+                    self.timer_of.remove(&key);
+                    return key;
+                }
+                () = until(self.peace) => self.forget_repairs(),
+            }
+        }
+    }
+
+    /// Forgets writes of which it has been quiet for long enough.
+    fn forget_repairs(&mut self) {
+        self.repairs.retain(|_, repairs| repairs.last.elapsed() < PEACE);
+        self.repairs.shrink_to_fit();
+        self.peace = (!self.repairs.is_empty()).then(|| Instant::now() + PEACE);
     }
 
     /// Has a link looked at after `pause`, and not at an earlier moment that was set before.
@@ -93,6 +111,11 @@ impl<A: PartialEq + Clone> Pace<A> {
         self.failures.remove(key);
     }
 
+    /// Returns the links of which something is known.
+    pub(super) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.timer_of.keys().chain(self.failures.keys()).chain(self.repairs.keys())
+    }
+
     /// Forgets everything about a link.
     pub(super) fn forget(&mut self, key: &ServiceKey) {
         self.stop_waiting(key);
@@ -113,15 +136,16 @@ impl<A: PartialEq + Clone> Pace<A> {
     /// them.
     pub(super) fn not_before(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
         let repairs = self.repairs.get(key).filter(|repairs| repairs.about == *about)?;
-        repairs.due?.checked_duration_since(Instant::now())
+        repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())
     }
 
     /// Counts a write that was made for a link as it is now. Where many follow each other, somebody
     /// else, an admission policy perhaps, undoes them: then they get ever more seldom, and the pause
     /// before the next one is returned.
     pub(super) fn made(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
+        self.peace.get_or_insert_with(|| Instant::now() + PEACE);
         let repairs = self.repairs.entry(key.clone()).or_insert_with(|| Repairs::new(about));
-        if repairs.about != *about || repairs.last.elapsed() > PEACE {
+        if repairs.about != *about || repairs.last.elapsed() >= PEACE {
             *repairs = Repairs::new(about);
         }
         repairs.number += 1;
@@ -129,15 +153,17 @@ impl<A: PartialEq + Clone> Pace<A> {
         if repairs.number <= REPAIRS {
             return None;
         }
-        let pause = repairs.pauses.next();
-        repairs.due = Some(Instant::now() + pause);
+        let now = Instant::now();
+        let (pauses, due) = &mut **repairs.slowed.get_or_insert_with(|| Box::new((Pauses::new(REPAIR), now)));
+        let pause = pauses.next();
+        *due = now + pause;
         Some(pause)
     }
 }
 
 impl<A: Clone> Repairs<A> {
     fn new(about: &A) -> Self {
-        Self { about: about.clone(), number: 0, last: Instant::now(), pauses: Pauses::new(REPAIR), due: None }
+        Self { about: about.clone(), number: 0, last: Instant::now(), slowed: None }
     }
 }
 
@@ -181,8 +207,23 @@ mod tests {
     async fn a_link_is_due_when_its_time_has_come() {
         let (mut pace, key) = (Pace::<()>::default(), key());
         pace.wait(key.clone(), Duration::from_secs(600));
-        let before = tokio::time::Instant::now();
+        let before = Instant::now();
         assert_eq!(pace.due().await, key);
         assert!(before.elapsed() >= Duration::from_secs(600));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writes_of_long_ago_are_forgotten_while_it_waits() {
+        let (mut pace, key) = (Pace::default(), key());
+        for _ in 0..=REPAIRS {
+            pace.made(&key, &"same");
+        }
+        pace.wait(key.clone(), PEACE - Duration::from_secs(1));
+        pace.due().await;
+        assert_eq!(pace.links().count(), 1, "it may go on");
+        pace.wait(key.clone(), PEACE);
+        pace.due().await;
+        assert_eq!(pace.links().count(), 0);
+        assert_eq!(pace.made(&key, &"same"), None);
     }
 }

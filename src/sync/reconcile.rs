@@ -23,12 +23,13 @@ use tracing::{error, warn};
 use super::admission::Admission;
 use super::brakes::Removals;
 use super::closed::Closed;
-use super::desired::{IPV4, IPV6, labelled_for, points_at, slice_name, written_by_us};
+use super::desired::{labelled_for, points_at, written_by_us};
 use super::election::Leadership;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
-use super::objects::Objects;
+use super::objects::{Objects, object_ids};
 use super::orphans::Orphans;
 use super::pace::Pace;
+use super::packed::Packed;
 use super::plan::{Actual, Policy, Step, SyncMode, all_writes, next_step};
 use super::report::Report;
 use super::selection::Selection;
@@ -36,6 +37,7 @@ use super::service::Service;
 use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
+use crate::heap;
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, Store};
 pub(super) use writing::OUTDATED;
@@ -45,6 +47,9 @@ use writing::Written;
 const MAX_WRITES: usize = 16;
 /// How long writes under way may take to end when lb-linker is told to stop.
 pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How many links' room a queue may keep that is empty.
+const ROOM: usize = 1024;
 
 /// What the reconciler needs.
 #[derive(Clone)]
@@ -140,8 +145,6 @@ struct Reconciler {
     in_flight: HashSet<ServiceKey>,
     writes: JoinSet<Written>,
     pace: Pace<Arc<Link>>,
-    /// Which link wants an object of a name.
-    wanted: HashMap<ObjectId, ServiceKey>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
     outdated: HashMap<ObjectId, (Option<String>, Instant)>,
@@ -168,7 +171,6 @@ impl Reconciler {
             in_flight: HashSet::new(),
             writes: JoinSet::new(),
             pace: Pace::default(),
-            wanted: HashMap::new(),
             outdated: HashMap::new(),
             report,
             closed: Closed::default(),
@@ -221,16 +223,11 @@ impl Reconciler {
     /// Looks at every link, and at those that were forgotten while nobody listened.
     fn catch_up(&mut self) {
         self.queue_all();
-        for key in self.wanted.values().cloned().collect::<Vec<_>>() {
+        let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links()).cloned();
+        let forgotten =
+            known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
+        for key in forgotten.collect::<Vec<_>>() {
             self.queue(&key);
-        }
-    }
-
-    fn no_longer_wants(&mut self, key: &ServiceKey, external_target: &str) {
-        for id in object_ids(external_target) {
-            if self.wanted.get(&id) == Some(key) {
-                self.wanted.remove(&id);
-            }
         }
     }
 
@@ -259,8 +256,20 @@ impl Reconciler {
             }
             self.look_at(key);
         }
+        if self.queue.is_empty() && self.queue.capacity() > ROOM {
+            self.tidy();
+        }
         self.orphans.report(&self.settings.keeper);
         self.report.remind(self.settings.policy.max_deletes);
+    }
+
+    /// Lets go of what a look at very many links has taken.
+    fn tidy(&mut self) {
+        self.queue.shrink_to_fit();
+        self.queued.shrink_to_fit();
+        self.old_news.shrink_to_fit();
+        self.report.tidy();
+        heap::give_back();
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.
@@ -293,12 +302,17 @@ impl Reconciler {
         };
         self.orphans.set(&key, Vec::new());
         let ids = object_ids(&link.external_target);
-        let named: Vec<Arc<Object>> = ids.iter().filter_map(|id| self.objects.get(id).cloned()).collect();
-        self.wanted.extend(ids.map(|id| (id, key.clone())));
+        let labelled: Vec<Object> = self.objects.of_link(&key).into_iter().map(Packed::unpack).collect();
+        let strange: Vec<Object> = ids
+            .iter()
+            .filter(|id| !labelled.iter().any(|object| object.id() == **id))
+            .filter_map(|id| self.objects.get(id).map(Packed::unpack))
+            .collect();
+        let named: Vec<&Object> =
+            labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
         // What a Service has left that this process never saw counts only where it is ours.
         let counts = |object: &Object| !link.was_never_seen() || self.is_ours(object.meta());
-        let objects = self.objects.of_link(&key).filter(|object| counts(object));
-        let objects: Vec<Arc<Object>> = objects.cloned().collect();
+        let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
             .iter()
@@ -308,11 +322,7 @@ impl Reconciler {
                 written_by_us(&service.metadata) || link.is_gone() && self.is_ours(&service.metadata)
             })
             .collect();
-        let strangers: Vec<&EndpointSlice> = named
-            .iter()
-            .filter_map(|object| object.as_slice())
-            .filter(|slice| labelled_for(&slice.metadata).as_ref() != Some(&key))
-            .collect();
+        let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();
         let actual = Actual {
             named: named.iter().find_map(|object| object.as_service()),
             is_orphan: named.iter().any(|object| object.kind() == Kind::Service && !counts(object)),
@@ -328,7 +338,8 @@ impl Reconciler {
             self.report.not_held(&key);
             self.pace.succeeded(&key);
         }
-        self.report.whose_name(&link, |name| self.objects.get(&ObjectId::service(name)).cloned(), is_news);
+        let holder = |name: &str| self.objects.get(&ObjectId::service(name))?.labelled_for();
+        self.report.whose_name(&link, holder, is_news);
         let result = match step {
             Step::Done => {
                 self.report.settled(&link);
@@ -345,7 +356,6 @@ impl Reconciler {
             // Whoever leads does it. All links are looked at again when this one does.
             Step::Write(_) if !self.may_write() => Reconciled::Waiting,
             Step::Forget => {
-                self.no_longer_wants(&key, &link.external_target);
                 if let Some(change) = self.settings.store.forget(&key) {
                     log_change(&self.settings.news, &change);
                 }
@@ -387,9 +397,3 @@ pub(super) fn poison(key: &ServiceKey) {
 
 #[cfg(not(debug_assertions))]
 pub(super) fn poison(_key: &ServiceKey) {}
-
-/// The objects that an external target of this name may consist of.
-fn object_ids(external_target: &str) -> [ObjectId; 3] {
-    let slice = |end| ObjectId { kind: Kind::EndpointSlice, name: slice_name(external_target, end) };
-    [ObjectId::service(external_target), slice(IPV4), slice(IPV6)]
-}

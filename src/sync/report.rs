@@ -1,14 +1,12 @@
 //! What the reconciler says to people, in the log and in metrics: each thing once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
 use super::News;
 use super::brakes::MaxDeletes;
-use super::desired::labelled_for;
 use super::events::Reason;
 use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
@@ -253,7 +251,7 @@ impl Report {
     pub(super) fn whose_name(
         &mut self,
         link: &Link,
-        object: impl Fn(&str) -> Option<Arc<Object>>,
+        holder: impl Fn(&str) -> Option<ServiceKey>,
         is_news: bool,
     ) {
         let (namespace, name) = link.key.parts();
@@ -264,7 +262,7 @@ impl Report {
             self.names_lost.remove(&link.key);
             return;
         }
-        let holder = object(&first).and_then(|object| labelled_for(object.meta()));
+        let holder = holder(&first);
         if let Some(said) = self.names_lost.get_mut(&link.key) {
             // The same holder may only become known, or its object be made again.
             let (was, is) = (said.clone(), holder.clone().or(said.take()));
@@ -321,6 +319,19 @@ impl Report {
         {
             self.news.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
         }
+    }
+
+    /// Lets go of room that isn't needed any more.
+    pub(super) fn tidy(&mut self) {
+        self.held.shrink_to_fit();
+        self.former.shrink_to_fit();
+    }
+
+    /// Returns the links of which something has been said.
+    pub(super) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
+        let Self { conflicts, held, names_lost, former, planned, .. } = self;
+        let said = conflicts.keys().chain(held).chain(names_lost.keys());
+        said.chain(former.keys()).chain(planned.keys())
     }
 
     /// Forgets what was said of a link that is gone.

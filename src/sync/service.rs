@@ -242,6 +242,9 @@ fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> 
             }
         }
     }
+    // Many wait for their list to be complete, mostly with one each.
+    ingress.hostnames.shrink_to_fit();
+    ingress.addresses.shrink_to_fit();
     (ingress, unusable)
 }
 

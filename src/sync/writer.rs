@@ -18,6 +18,7 @@ use super::earlier::is_another;
 use super::election::NotLeading;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
+use super::packed::Packed;
 use super::plan::Write;
 use super::service::{FINALIZER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause, watch_code};
@@ -36,7 +37,7 @@ const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/final
 #[derive(Debug)]
 pub enum ObjectEvent {
     /// A complete list of the objects of a kind.
-    Listed(Kind, Vec<Object>),
+    Listed(Kind, Vec<Packed>),
     /// The objects of some kind can't be seen now; the reason has been logged.
     Unseen,
     /// An object is new or changed.
@@ -315,7 +316,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 None
             }
             Event::InitApply(object) => {
-                list.extend(readable(object, &mut complaints).map(Into::into));
+                list.extend(readable(object, &mut complaints).map(|object| Packed::of(&object.into())));
                 None
             }
             Event::InitDone => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),

@@ -91,6 +91,7 @@ impl Memory {
         });
         let todo = todo.collect();
         self.0.retain(|_, sent| now.duration_since(sent.last.1) < TOGETHER);
+        self.0.shrink_to(2 * self.0.len());
         todo
     }
 

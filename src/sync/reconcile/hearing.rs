@@ -1,5 +1,6 @@
 //! What the reconciler hears: of the objects in the target namespace, and of the links.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,8 +13,9 @@ use crate::sync::admission::noted_hostnames;
 use crate::sync::desired::{SERVICE_UID, labelled_for, points_at, stepping_stone, written_by_us};
 use crate::sync::log_changes;
 use crate::sync::object::{Kind, Object, ObjectId};
-use crate::sync::objects::Objects;
+use crate::sync::objects::{Objects, external_target};
 use crate::sync::orphans::orphan_of;
+use crate::sync::packed::Packed;
 use crate::sync::plan::SyncMode;
 use crate::sync::writer::ObjectEvent;
 
@@ -35,7 +37,7 @@ impl Reconciler {
             ObjectEvent::Applied(object) => {
                 let id = object.id();
                 self.outdated.remove(&id);
-                self.change_object(&id, |objects| objects.apply(object));
+                self.change_object(&id, |objects| objects.apply(&object));
             }
             ObjectEvent::Deleted { id, uid } => {
                 self.outdated.remove(&id);
@@ -48,31 +50,31 @@ impl Reconciler {
     /// Counts that the external target of a Service that is gone was removed: perhaps by somebody who
     /// led before.
     fn note_removal(&mut self, id: &ObjectId, uid: &str) {
-        let holder = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
+        let holder = self.objects.get(id).and_then(Packed::labelled_for);
         let gone = |key: ServiceKey| self.settings.store.get(&key).is_some_and(|link| link.is_gone());
         if id.kind == Kind::Service && holder.is_some_and(gone) {
             self.removals.seen(&removal_of(&id.name, uid), Instant::now());
         }
     }
 
-    fn take_list(&mut self, kind: Kind, list: Vec<Object>) {
+    fn take_list(&mut self, kind: Kind, list: Vec<Packed>) {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
-        let before: Vec<ObjectId> = self.objects.ids().filter(|id| id.kind == kind).cloned().collect();
-        self.objects.replace(kind, list);
+        let gone = self.objects.replace(kind, list);
         self.outdated.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);
         self.listed_in_term.insert(kind);
-        for id in before.iter().filter(|id| self.objects.get(id).is_none()) {
-            self.tell_holder(id);
+        for id in &gone {
+            self.tell_holder(id, None);
         }
         if !self.is_listed() {
             return;
         }
-        for id in self.objects.ids() {
+        for object in self.objects.iter().filter(|object| object.kind() == Kind::Service).map(Packed::unpack)
+        {
             if !was_listed {
-                self.tell_last_target(id);
+                self.tell_last_target(&object);
             }
-            self.tell_holder(id);
+            self.tell_holder(&object.id(), Some(&object));
         }
         self.settings.store.set_holders_known();
         if was_listed {
@@ -92,7 +94,6 @@ impl Reconciler {
         {
             let (before, after) = (&before.external_target, &after.external_target);
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
-            self.no_longer_wants(&change.key, before);
         }
         if self.may_write() {
             self.report.heed(change);
@@ -113,21 +114,22 @@ impl Reconciler {
     }
 
     /// Tells the store whom the Service of a name is labelled for.
-    fn tell_holder(&self, id: &ObjectId) {
+    fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
         if id.kind == Kind::Service {
-            let object = self.objects.get(id).map(|object| object.meta());
-            let holder = object.and_then(labelled_for);
-            let noted = object.map(noted_hostnames).unwrap_or_default();
+            let metadata = object.map(Object::meta);
+            let holder = metadata.and_then(labelled_for);
+            let noted = metadata.map(noted_hostnames).unwrap_or_default();
             self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
         }
     }
 
     /// Returns the further names that are noted for a link and that it may still have.
     pub(super) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
-        let services = self.objects.of_link(key).filter(|object| object.kind() == Kind::Service);
+        let objects = self.objects.of_link(key).into_iter();
+        let services = objects.filter(|object| object.kind() == Kind::Service);
         let mut noted: Vec<Box<str>> = Vec::new();
         // There may be two, of which one is to take the place of the other.
-        for name in services.flat_map(|object| noted_hostnames(object.meta())) {
+        for name in services.flat_map(|object| noted_hostnames(object.unpack().meta())) {
             if !noted.contains(&name) {
                 noted.push(name);
             }
@@ -136,16 +138,16 @@ impl Reconciler {
     }
 
     /// Tells the store what an external target points at that an earlier process has left.
-    fn tell_last_target(&self, id: &ObjectId) {
-        let Some(object) = self.objects.get(id) else { return };
+    fn tell_last_target(&self, object: &Object) {
         let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) else {
             return;
         };
-        let slices = self.objects.of_link(&holder).filter_map(|object| object.as_slice());
+        let objects: Vec<Object> = self.objects.of_link(&holder).into_iter().map(Packed::unpack).collect();
+        let slices = objects.iter().filter_map(Object::as_slice);
         // Where a tombstone leads is nobody's target, nor is a step on the way to an address.
         let nobodys = |target: &Target| {
             let text = target.to_string();
-            text == self.settings.policy.tombstone || text == stepping_stone(&id.name)
+            text == self.settings.policy.tombstone || text == stepping_stone(&object.id().name)
         };
         let target = points_at(service, slices).filter(|target| !nobodys(target));
         // What isn't followed any more isn't either.
@@ -167,7 +169,7 @@ impl Reconciler {
     pub(super) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
         self.queue_concerned(id);
         change(&mut self.objects);
-        self.tell_holder(id);
+        self.tell_holder(id, self.objects.get(id).map(Packed::unpack).as_ref());
         self.queue_concerned(id);
     }
 
@@ -175,22 +177,24 @@ impl Reconciler {
         if !self.is_listed() {
             return;
         }
-        let labelled = self.objects.get(id).and_then(|object| labelled_for(object.meta()));
-        let wanted = self.wanted.get(id).cloned();
-        for key in [labelled, wanted].into_iter().flatten() {
-            self.queue(&key);
+        let labelled = self.objects.get(id).and_then(Packed::labelled_for);
+        let wanting = external_target(id).map(|name| self.settings.store.wanting(name)).unwrap_or_default();
+        for key in labelled.iter().chain(&wanting) {
+            self.queue(key);
         }
     }
 
     /// Objects of ours whose Service is gone since a time when nobody watched; and orphans, which are
     /// nobody's.
     pub(super) fn adopt_departed(&mut self) {
-        for key in self.objects.links().filter(|key| self.left_something(key)) {
+        let unknown = self.objects.links().filter(|key| !self.settings.store.knows(key));
+        let mut keys: BTreeSet<ServiceKey> = unknown.collect();
+        for key in keys.iter().filter(|key| self.left_something(key)) {
             if let Some(change) = self.settings.store.insert_gone(key, self.noted_hostnames(key)) {
                 info!("link {}: its Service is gone, its external target is still there", change.key);
             }
         }
-        let keys: Vec<ServiceKey> = self.objects.links().cloned().chain(self.orphans.keys()).collect();
+        keys.extend(self.orphans.links().cloned());
         for key in &keys {
             self.note_orphans(key);
         }
@@ -199,7 +203,7 @@ impl Reconciler {
     /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
     pub(super) fn left_something(&self, key: &ServiceKey) -> bool {
         self.settings.selection.watches(key.namespace())
-            && self.objects.of_link(key).any(|object| self.is_ours(object.meta()))
+            && self.objects.of_link(key).iter().any(|object| self.is_ours(object.unpack().meta()))
     }
 
     /// Whether an object whose Service is gone is ours to remove. What somebody else has written is
@@ -212,7 +216,8 @@ impl Reconciler {
         let Settings { store, selection, policy, .. } = &self.settings;
         let mut orphans = Vec::new();
         if policy.sync != SyncMode::Off && !store.knows(key) {
-            let services = self.objects.of_link(key).filter_map(|object| object.as_service());
+            let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
+            let services = objects.iter().filter_map(Object::as_service);
             let services = services.filter(|service| orphan_of(&service.metadata, selection).is_some());
             orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
         }

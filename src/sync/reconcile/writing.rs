@@ -1,5 +1,6 @@
 //! What the reconciler writes, and what comes of it.
 
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +9,9 @@ use futures::FutureExt;
 
 use super::Reconciler;
 use crate::store::{Link, ServiceKey};
-use crate::sync::desired::{labelled_for, written_by_us};
+use crate::sync::desired::written_by_us;
 use crate::sync::object::{Kind, Object, ObjectId};
+use crate::sync::packed::Packed;
 use crate::sync::plan::Write;
 use crate::sync::writer::WriteError;
 
@@ -79,7 +81,7 @@ impl Reconciler {
         }
         self.report.not_held(&key);
         let is_strange =
-            |before: &Arc<Object>| labelled_for(before.meta()).is_none() && !written_by_us(before.meta());
+            |before: &Packed| before.labelled_for().is_none() && !written_by_us(before.unpack().meta());
         let adopted = self.objects.get(&id).is_some_and(is_strange);
         self.in_flight.insert(key.clone());
         self.objects.write_begins(&id);
@@ -98,7 +100,7 @@ impl Reconciler {
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
-        self.objects.get(id)?.meta().resource_version.clone()
+        self.objects.get(id)?.resource_version().map(Cow::into_owned)
     }
 
     pub(super) fn written(&mut self, written: Written) {
@@ -141,7 +143,7 @@ impl Reconciler {
                     (Write::Finalizer { uid, add, .. }, _) => {
                         drop(self.settings.store.set_guarded(&key, uid, *add));
                     }
-                    (_, Some(after)) => self.change_object(&id, |objects| objects.answered(after)),
+                    (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
                 }
                 self.queue(&key);
