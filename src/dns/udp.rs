@@ -19,6 +19,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 use super::bind_with;
@@ -115,8 +116,11 @@ async fn serve_with(
         workers.sockets.push(Arc::clone(&socket));
         let (questions, asked) = mpsc::channel(QUEUE);
         let (keep, kept) = sync_channel(KEPT);
-        let full = Full::new(Arc::clone(&socket), Arc::clone(&handler), Arc::clone(&shares), keep);
-        fulls.spawn(full.serve(asked));
+        let (socket_of_full, handler_of_full) = (Arc::clone(&socket), Arc::clone(&handler));
+        let full =
+            Full { socket: socket_of_full, handler: handler_of_full, shares: Arc::clone(&shares), keep };
+        // It sees to it itself that others have their turn.
+        fulls.spawn(unconstrained(full.serve(asked)));
         let worker = Worker {
             socket,
             handler: Arc::clone(&handler),

@@ -1,24 +1,26 @@
 //! One question to one upstream, by UDP, TCP or TLS.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::select_ok;
-use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Message, ResponseCode};
 use rand::RngExt;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpSocket, UdpSocket};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 use tracing::debug;
 
+use super::few::Few;
 use super::health::Upstream;
 use super::pool::{Connection, Stream};
 use super::sockets::Socket;
@@ -28,7 +30,7 @@ use crate::dns::wire::{Reply, reply_to};
 
 /// How long an upstream may be silent before it is checked whether it lives. By then no other one has been
 /// asked: who waits for its answer drops the question to this one.
-const SILENCE: Duration = Duration::from_millis(400);
+pub(super) const SILENCE: Duration = Duration::from_millis(400);
 /// When a datagram is first sent again; then after twice as long, and so on.
 const REPEAT: Duration = Duration::from_millis(500);
 /// How long an answer is waited for where there is a part of it already.
@@ -90,23 +92,27 @@ struct Try<'a> {
     by_tcp: bool,
     deadline: Instant,
     progress: &'a Progress,
+    /// When whoever asks has a look at it at the latest: what is to be done later needs no timer until then. Nearly all
+    /// are answered before.
+    looked_at: Instant,
 }
 
-/// Asks an upstream until the deadline. One that fails, or is silent for long, is checked.
+/// Asks an upstream until the deadline. One that fails, or is silent until it is looked at, is checked.
 pub(super) async fn exchange(
     upstream: Arc<Upstream>,
     question: &Question,
     by_tcp: bool,
-    deadline: Instant,
+    (looked_at, deadline): (Instant, Instant),
     progress: Arc<Progress>,
 ) -> Result<Message, Trouble> {
     let begun = Instant::now();
-    let asking = Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress }.ask();
+    let asking =
+        Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress, looked_at }.ask();
     tokio::pin!(asking);
     let answer = tokio::select! {
         biased;
         answer = &mut asking => answer,
-        () = sleep(SILENCE) => {
+        () = sleep_until(looked_at) => {
             upstream.suspect();
             asking.await
         }
@@ -130,7 +136,7 @@ pub(super) async fn exchange(
 pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Instant) -> Result<(), Trouble> {
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let progress = &upstream.progress();
-    let asking = Try { upstream, question, by_tcp, deadline, progress };
+    let asking = Try { upstream, question, by_tcp, deadline, progress, looked_at: Instant::now() };
     let bytes = question.encode(false);
     // The sockets for that aren't counted, and what is open may be what is broken.
     if by_tcp { asking.over_new(&bytes).await.map(drop) } else { asking.by_udp(&bytes, None).await.map(drop) }
@@ -165,8 +171,9 @@ impl Upstream {
         self.metrics.iter().for_each(|metrics| metrics.socket(protocol, was_open));
     }
 
-    async fn open(&self) -> io::Result<Socket> {
-        Socket::open(self.from(), self.endpoint.address).await
+    fn open(&self) -> io::Result<Socket> {
+        let from = self.source.map(|_| self.from());
+        Socket::open(from, self.endpoint.address)
     }
 
     async fn connect(&self) -> io::Result<Stream> {
@@ -240,7 +247,7 @@ impl Try<'_> {
     /// keeps each port with one of them, dead or not. Who has given up on it, and asks anew, may still be answered.
     async fn by_udp(self, bytes: &[u8], mut idle: Option<Socket>) -> Result<Reply, Trouble> {
         let given_up = Instant::now() + self.upstream.patience;
-        let mut tries = FuturesUnordered::new();
+        let mut tries = Few::new();
         let mut bytes = bytes.to_vec();
         let mut pause = REPEAT;
         let mut local = None;
@@ -248,7 +255,7 @@ impl Try<'_> {
             let was_open = idle.is_some();
             let socket = match idle.take() {
                 Some(socket) => Ok(socket),
-                None => self.upstream.open().await,
+                None => self.upstream.open(),
             };
             match socket {
                 Ok(socket) => {
@@ -263,7 +270,7 @@ impl Try<'_> {
             self.progress.first(reading);
             let next = Instant::now() + pause;
             let repeat = if next < given_up { next.min(self.deadline) } else { self.deadline };
-            while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
+            while let Ok(Some(reply)) = timeout_late(repeat, self.looked_at, tries.next()).await {
                 // One that fails says nothing of those that wait; one that was open, nothing of new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
@@ -282,7 +289,7 @@ impl Try<'_> {
     /// Asks from a socket, which is kept for another question if all goes well.
     async fn ask_from(self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
         let udp = &socket.udp;
-        udp.send(&bytes).await?;
+        socket.send(&bytes).await?;
         loop {
             // Where nobody listens, the kernel hears of it (ICMP) and tells by an error alone: nothing becomes readable.
             if udp.ready(Interest::READABLE | Interest::ERROR).await?.is_error() {
@@ -364,6 +371,26 @@ fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Waits for something until the deadline. Before `looked_at`, by when the caller is woken anyway, no timer is set.
+async fn timeout_late<T>(
+    deadline: Instant,
+    looked_at: Instant,
+    future: impl Future<Output = T>,
+) -> Result<T, ()> {
+    let mut future = pin!(future);
+    let mut alarm = None;
+    poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Ok(output));
+        }
+        if deadline > looked_at && Instant::now() < looked_at {
+            return Poll::Pending;
+        }
+        alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
+    })
+    .await
 }
 
 /// Sends a message and reads one, each behind its length (RFC 1035 section 4.2.2).

@@ -2,6 +2,7 @@
 //! that matches it.
 
 mod exchange;
+mod few;
 pub(super) mod flights;
 mod health;
 mod metrics;
@@ -15,21 +16,20 @@ mod trouble;
 
 use std::future::poll_fn;
 use std::net::IpAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use hickory_proto::op::{Message, ResponseCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
 use super::question::Question;
-use exchange::exchange;
 pub use exchange::{Endpoint, TlsClient, Transport};
+use exchange::{SILENCE, exchange};
+use few::Few;
 pub use health::HealthCheck;
 use health::Upstream;
 pub use metrics::ForwardMetrics;
@@ -192,8 +192,10 @@ impl Forward {
         let begun = Instant::now();
         let deadline = begun + DEADLINE.max(self.options.read_timeout);
         let mut rounds = Rounds::new(upstreams, attempts);
-        let mut tries = FuturesUnordered::new();
-        let mut alarm = pin!(sleep_until(deadline));
+        let mut tries = Few::new();
+        let mut alarm = None;
+        // When the last of the tries wakes us at the latest, if it is under way: until then we need no alarm of our own.
+        let mut looked_at = None;
         let mut poor: Option<Message> = None;
         loop {
             let next = rounds.next().filter(|_| begun.elapsed() < DEADLINE);
@@ -203,22 +205,30 @@ impl Forward {
             if let Some(next) = next.filter(|next| next.at <= Instant::now()) {
                 let Waiting { number, upstream, progress, .. } = rounds.begun(next);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
-                let asking = exchange(upstream, question, by_tcp, deadline, progress);
+                let look = Instant::now() + SILENCE;
+                looked_at = Some((number, look));
+                let asking = exchange(upstream, question, by_tcp, (look, deadline), progress);
                 tries.push(async move { (number, asking.await) });
                 continue;
             }
-            let turn = next.map_or(deadline, |next| next.at);
             tokio::select! {
                 biased;
-                Some((number, outcome)) = tries.next() => match rounds.ended(number, outcome) {
-                    Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
-                    Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
-                    _ => {}
-                },
-                () = sleep_until(turn), if next.is_some() => {}
+                Some((number, outcome)) = tries.next() => {
+                    looked_at = looked_at.filter(|(last, _)| *last != number);
+                    match rounds.ended(number, outcome) {
+                        Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
+                        Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
+                        _ => {}
+                    }
+                }
                 // Each time that the tries have been seen to, for they may have come to another step.
                 () = poll_fn(|context| {
-                    let due = rounds.due().unwrap_or(deadline);
+                    let late = rounds.due().unwrap_or(deadline);
+                    let due = next.map_or(late, |next| next.at.min(late));
+                    if looked_at.is_some_and(|(_, look)| Instant::now() < look && look < due) {
+                        return Poll::Pending;
+                    }
+                    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(due)));
                     if alarm.deadline() != due {
                         alarm.as_mut().reset(due);
                     }

@@ -6,10 +6,16 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, send, socket,
+};
 use rand::RngExt;
+use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
 
@@ -30,10 +36,28 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Opens one with a random port.
-    pub(super) async fn open(from: SocketAddr, to: SocketAddr) -> io::Result<Self> {
-        let udp = UdpSocket::bind(from).await?;
-        udp.connect(to).await?;
+    pub(super) fn open(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<Self> {
+        let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let socket = socket(family, SockType::Datagram, flags, None)?;
+        if let Some(from) = from {
+            bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
+        }
+        // That chooses a port, too.
+        connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
+        let udp = UdpSocket::from_std(socket.into())?;
         Ok(Self { local: udp.local_addr().ok(), udp, opened: Instant::now(), left: QUESTIONS })
+    }
+
+    /// Sends a question. The runtime may not have heard yet that there is room, so the kernel is asked.
+    pub(super) async fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        // What can be read by now belongs to earlier questions: only what comes from now on is worth a look.
+        let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let _ = self.udp.try_io(Interest::READABLE, nothing);
+        match send(self.udp.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT) {
+            Err(Errno::EAGAIN) => self.udp.send(bytes).await.map(drop),
+            outcome => Ok(outcome.map(drop)?),
+        }
     }
 }
 
@@ -92,15 +116,15 @@ mod tests {
 
     use super::*;
 
-    async fn socket(to: &UdpSocket) -> Socket {
-        Socket::open("127.0.0.1:0".parse().unwrap(), to.local_addr().unwrap()).await.unwrap()
+    fn open(to: &UdpSocket) -> Socket {
+        Socket::open(None, to.local_addr().unwrap()).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_port_is_used_for_a_few_questions_and_a_moment() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = Sockets::new(2);
-        sockets.put(socket(&to).await);
+        sockets.put(open(&to));
         for _ in 1..QUESTIONS {
             let used = sockets.take().expect("it may be used again");
             assert!(sockets.take().is_none(), "for one question at a time");
@@ -108,7 +132,7 @@ mod tests {
         }
         assert!(sockets.take().is_none());
         for _ in 0..3 {
-            sockets.put(socket(&to).await);
+            sockets.put(open(&to));
         }
         assert_eq!(sockets.idle().len(), 2, "there is room for so many");
         advance(AGE).await;
@@ -120,8 +144,8 @@ mod tests {
     async fn any_of_them_is_taken() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = Sockets::new(2);
-        sockets.put(socket(&to).await);
-        sockets.put(socket(&to).await);
+        sockets.put(open(&to));
+        sockets.put(open(&to));
         let mut ports = HashSet::new();
         while let Some(socket) = sockets.take() {
             ports.insert(socket.local);

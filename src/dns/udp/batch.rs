@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use nix::libc;
+use socket2::SockAddr;
 
 use super::Peer;
 use crate::dns::wire::MAX_UDP;
@@ -168,23 +169,70 @@ impl Batch {
     }
 
     /// Sends the answers. One that can't be sent is lost, as UDP is: the client asks again.
-    pub(super) fn send(&mut self, socket: BorrowedFd<'_>, mut failed: impl FnMut(io::Error)) {
-        let mut done = 0;
-        while done < self.answered {
-            let left = &mut self.outgoing.headers[done..self.answered];
-            // SAFETY: as when receiving; the addresses are those that the kernel has filled in.
-            let sent = unsafe {
-                #[allow(clippy::cast_possible_truncation, reason = "there are no more than the batch has")]
-                let number = left.len() as libc::c_uint;
-                libc::sendmmsg(socket.as_raw_fd(), left.as_mut_ptr(), number, libc::MSG_DONTWAIT as _)
-            };
-            done += usize::try_from(sent).unwrap_or_else(|_| {
-                // The first of them is at fault.
-                failed(io::Error::last_os_error());
-                1
-            });
-        }
+    pub(super) fn send(&mut self, socket: BorrowedFd<'_>, failed: impl FnMut(io::Error)) {
+        // SAFETY: as when receiving; the addresses are those that the kernel has filled in.
+        unsafe { send(socket, &mut self.outgoing.headers[..self.answered], failed) };
         self.answered = 0;
+    }
+}
+
+/// An answer to one who has asked in an earlier batch.
+pub(super) struct Answer {
+    pub(super) peer: Peer,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Sends such answers, [`SIZE`] at once. One that can't be sent is lost, as UDP is.
+pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer], mut failed: impl FnMut(io::Error)) {
+    for answers in answers.chunks_mut(SIZE) {
+        let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
+        let mut controls = vec![Control([0; CONTROL]); answers.len()];
+        let mut vectors: Vec<libc::iovec> = answers
+            .iter_mut()
+            .map(|Answer { bytes, .. }| libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            })
+            .collect();
+        let parts = answers.iter().zip(&names).zip(&mut vectors).zip(&mut controls);
+        let headers = parts.map(|(((answer, name), vector), control)| {
+            // SAFETY: zero is a value of each of its fields, and there is room for either control message.
+            unsafe {
+                let mut header: libc::mmsghdr = mem::zeroed();
+                header.msg_hdr.msg_name = name.as_ptr().cast_mut().cast();
+                header.msg_hdr.msg_namelen = name.len();
+                header.msg_hdr.msg_iov = vector;
+                header.msg_hdr.msg_iovlen = 1;
+                header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+                header.msg_hdr.msg_controllen = write_asked(&mut header.msg_hdr, answer.peer.asked);
+                header
+            }
+        });
+        let mut headers: Vec<libc::mmsghdr> = headers.collect();
+        // SAFETY: they lead to what is above, with its lengths; the kernel only reads it.
+        unsafe { send(socket, &mut headers, &mut failed) };
+    }
+}
+
+/// Sends datagrams.
+///
+/// # Safety
+/// What the headers lead to has to be there, as long as they say.
+unsafe fn send(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr], mut failed: impl FnMut(io::Error)) {
+    let mut done = 0;
+    while done < headers.len() {
+        let left = &mut headers[done..];
+        // SAFETY: see above.
+        let sent = unsafe {
+            #[allow(clippy::cast_possible_truncation, reason = "there are no more than a batch has")]
+            let number = left.len() as libc::c_uint;
+            libc::sendmmsg(socket.as_raw_fd(), left.as_mut_ptr(), number, libc::MSG_DONTWAIT as _)
+        };
+        done += usize::try_from(sent).unwrap_or_else(|_| {
+            // The first of them is at fault.
+            failed(io::Error::last_os_error());
+            1
+        });
     }
 }
 

@@ -1,133 +1,98 @@
 //! The full handler's side of a socket: what no thread can answer by itself.
 
-use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::future::poll_fn;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::task::Poll;
 
-use futures::FutureExt;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use hickory_server::net::xfer::Protocol;
-use nix::libc;
-use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrIn, SockaddrIn6, sendmsg};
 use tokio::sync::mpsc::Receiver;
-use tokio::task::JoinSet;
+use tokio::task::yield_now;
 use tracing::debug;
 
+use super::batch::{Answer, SIZE, send_all};
 use super::{Keep, Peer, Question};
 use crate::dns::handler::Handler;
 use crate::dns::shares::Shares;
 use crate::dns::unmapped;
 use crate::metrics::Dropped;
 
-/// Questions that are answered in one go, before others have their turn.
-const TURN: usize = 64;
+/// Questions that are taken in one go, and answers that are sent, before others have their turn.
+const TURN: usize = SIZE;
 
 pub(super) struct Full {
-    socket: Arc<UdpSocket>,
-    handler: Arc<Handler>,
-    shares: Arc<Shares>,
-    keep: SyncSender<Keep>,
-    /// Questions that wait for an upstream, and whose they are.
-    waiting: JoinSet<()>,
+    pub(super) socket: Arc<UdpSocket>,
+    pub(super) handler: Arc<Handler>,
+    pub(super) shares: Arc<Shares>,
+    /// To the socket's thread.
+    pub(super) keep: SyncSender<Keep>,
 }
 
 impl Full {
-    pub(super) fn new(
-        socket: Arc<UdpSocket>,
-        handler: Arc<Handler>,
-        shares: Arc<Shares>,
-        keep: SyncSender<Keep>,
-    ) -> Self {
-        Self { socket, handler, shares, keep, waiting: JoinSet::new() }
+    /// Answers all questions, until there are no more. Those that wait for an upstream have no tasks of their own: an
+    /// upstream answers many at once, and so they are answered together.
+    pub(super) async fn serve(self, mut questions: Receiver<Question>) {
+        let mut under_way = FuturesUnordered::new();
+        let (mut asked, mut answers) = (Vec::with_capacity(TURN), Vec::with_capacity(TURN));
+        let (mut open, mut done) = (true, 0);
+        while open || !under_way.is_empty() {
+            tokio::select! {
+                biased;
+                Some(answer) = under_way.next() => {
+                    answers.extend(answer);
+                    done += 1;
+                }
+                number = questions.recv_many(&mut asked, TURN), if open => {
+                    open = number > 0;
+                    under_way.extend(asked.drain(..).map(|question| self.answer(question)));
+                }
+            }
+            // What is ready by now goes out together. Nothing is waited for.
+            while done < TURN
+                && let Some(Some(answer)) = under_way.next().now_or_never()
+            {
+                answers.extend(answer);
+                done += 1;
+            }
+            send_all(self.socket.as_fd(), &mut answers, |error| debug!("UDP: an answer is lost: {error}"));
+            answers.clear();
+            if done >= TURN {
+                done = 0;
+                yield_now().await;
+            }
+        }
     }
 
-    /// Answers all questions, until there are no more.
-    pub(super) async fn serve(mut self, mut questions: Receiver<Question>) {
-        let mut asked = Vec::with_capacity(TURN);
-        while questions.recv_many(&mut asked, TURN).await > 0 {
-            asked.drain(..).for_each(|question| self.take(question));
-            tokio::task::yield_now().await;
-        }
-        while self.waiting.join_next().await.is_some() {}
-    }
-
-    /// Answers a question now, or later if it has to wait for an upstream.
-    fn take(&mut self, question: Question) {
-        while self.waiting.try_join_next().is_some() {}
-        let client = unmapped(question.peer.address).ip();
-        let reply = Reply { socket: Arc::clone(&self.socket), peer: question.peer };
-        let mut answering = Box::pin(answer(Arc::clone(&self.handler), question, reply, self.keep.clone()));
-        // What we know is answered here and now; only who waits for an upstream gets a task.
-        if (&mut answering).now_or_never().is_some() {
-            return;
-        }
-        let Some(share) = self.shares.take(client, 1) else {
-            self.handler.metrics.dropped(Dropped::Busy, 1);
-            return;
-        };
-        self.waiting.spawn(async move {
-            answering.await;
-            drop(share);
+    /// Answers a question, now or later if it has to wait for an upstream; nothing where silence is right.
+    async fn answer(&self, question: Question) -> Option<Answer> {
+        let Question { message, peer, key, ticket } = question;
+        let Peer { address, asked, .. } = peer;
+        let client = unmapped(address).ip();
+        let mut answering = pin!(self.handler.answer(message, address, asked, Protocol::Udp));
+        let mut share = None;
+        let answer = poll_fn(|context| match answering.as_mut().poll(context) {
+            Poll::Pending if share.is_none() => {
+                // Only who waits for an upstream needs one.
+                share = self.shares.take(client, 1);
+                if share.is_some() {
+                    return Poll::Pending;
+                }
+                self.handler.metrics.dropped(Dropped::Busy, 1);
+                Poll::Ready(None)
+            }
+            answer => answer,
         });
-    }
-}
-
-async fn answer(handler: Arc<Handler>, question: Question, reply: Reply, keep: SyncSender<Keep>) {
-    let Question { message, peer: Peer { address, asked, .. }, key, ticket } = question;
-    if let Some(answer) = handler.answer(message, address, asked, Protocol::Udp).await {
-        reply.send(&answer.bytes);
+        let answer = answer.await?;
         if let (Some(key), Some(packet)) = (key, answer.packet) {
             // The next one of the kind will be kept where there is no room for this one.
-            let _ = keep.try_send(Keep { key, client: unmapped(address).ip(), packet });
+            let _ = self.keep.try_send(Keep { key, client, packet });
         }
-    }
-    drop(ticket);
-}
-
-/// Sends the answer back to who asked.
-#[derive(Clone, Debug)]
-struct Reply {
-    socket: Arc<UdpSocket>,
-    peer: Peer,
-}
-
-impl Reply {
-    /// An answer that can't be sent is lost, as UDP is: the client asks again.
-    fn send(&self, bytes: &[u8]) {
-        if let Err(error) = self.send_now(bytes) {
-            debug!("UDP: the answer to {} is lost: {error}", self.peer.address);
-        }
-    }
-
-    fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
-        let fd = self.socket.as_raw_fd();
-        let parts = [IoSlice::new(bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT;
-        // The interface is left to the routes, but for link-local peers: those name their own.
-        let ipv4 = |asked: std::net::Ipv4Addr| libc::in_pktinfo {
-            ipi_ifindex: 0,
-            ipi_spec_dst: libc::in_addr { s_addr: u32::from(asked).to_be() },
-            ipi_addr: libc::in_addr { s_addr: 0 },
-        };
-        let ipv6 = |asked: std::net::Ipv6Addr| libc::in6_pktinfo {
-            ipi6_addr: libc::in6_addr { s6_addr: asked.octets() },
-            ipi6_ifindex: 0,
-        };
-        match (self.peer.address, self.peer.asked) {
-            (SocketAddr::V4(to), Some(IpAddr::V4(asked))) => {
-                let info = ipv4(asked);
-                let control = [ControlMessage::Ipv4PacketInfo(&info)];
-                sendmsg(fd, &parts, &control, flags, Some(&SockaddrIn::from(to)))?
-            }
-            (SocketAddr::V6(to), Some(IpAddr::V6(asked))) => {
-                let info = ipv6(asked);
-                let control = [ControlMessage::Ipv6PacketInfo(&info)];
-                sendmsg(fd, &parts, &control, flags, Some(&SockaddrIn6::from(to)))?
-            }
-            (SocketAddr::V4(to), _) => sendmsg(fd, &parts, &[], flags, Some(&SockaddrIn::from(to)))?,
-            (SocketAddr::V6(to), _) => sendmsg(fd, &parts, &[], flags, Some(&SockaddrIn6::from(to)))?,
-        };
-        Ok(())
+        drop(ticket);
+        Some(Answer { peer, bytes: answer.bytes })
     }
 }
