@@ -92,7 +92,7 @@ fn observed(link: usize, change: u64) -> Observed {
         created: None,
         resource_version: Some(change * LINKS as u64 + link as u64),
         ingress: Ingress { hostnames: vec![Host::from(&hostname)], addresses: vec![] },
-        ports: vec![],
+        ports: [].into(),
         wishes: Wishes::default(),
         refused: false,
         guarded: false,

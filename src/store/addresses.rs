@@ -95,7 +95,7 @@ mod tests {
             created: None,
             resource_version: None,
             ingress: Ingress { hostnames, addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect() },
-            ports: vec![],
+            ports: [].into(),
             wishes: Wishes::default(),
             refused: false,
             guarded: false,

@@ -111,7 +111,7 @@ impl Allotment {
         let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
         let displaced = self.object_winner(object).cloned();
         match holder {
-            Some(holder) => self.holders.insert(self.kept(object.into()), holder.clone()),
+            Some(holder) => self.holders.insert(self.kept(object.into()), self.kept_key(holder)),
             None => self.holders.remove(object),
         };
         let mut changes = Vec::new();
@@ -204,6 +204,13 @@ impl Allotment {
     fn kept(&self, name: ArcStr) -> ArcStr {
         let holders = || self.holders.get_key_value(&name).map(|(kept, _)| kept);
         self.objects.kept(&name).or_else(holders).unwrap_or(&name).clone()
+    }
+
+    /// Returns the same key, which all who have it share.
+    pub(super) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
+        let created = self.created.get_key_value(key).map(|(kept, _)| kept);
+        let holder = || self.holders.get(&first_choice(key)).filter(|holder| *holder == key);
+        created.or_else(holder).unwrap_or(key).clone()
     }
 
     fn object_winner(&self, name: &str) -> Option<&ServiceKey> {

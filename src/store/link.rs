@@ -51,7 +51,7 @@ pub struct Observed {
     /// The usable part of `status.loadBalancer.ingress`.
     pub ingress: Ingress,
     /// `spec.ports`.
-    pub ports: Vec<Port>,
+    pub ports: Arc<[Port]>,
     /// What the Service asks for in annotations.
     pub wishes: Wishes,
     /// Whether the Service names a target that isn't followed.

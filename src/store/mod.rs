@@ -36,6 +36,7 @@ pub use index::{Found, Names};
 pub use key::ServiceKey;
 use link::Outdated;
 pub use link::{Asked, Change, Family, Ingress, Link, Observed, Port, State, Target, Wishes};
+pub(crate) use ports::Ports;
 pub use uid::Uid;
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
@@ -365,7 +366,7 @@ impl Store {
             observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
-        let key = known.as_ref().map_or(key, |link| link.key.clone());
+        let key = known.as_ref().map_or_else(|| allotment.kept_key(&key), |link| link.key.clone());
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
         let in_use = match known {

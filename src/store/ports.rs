@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use super::Port;
 
+/// A pool of lists of ports.
 #[derive(Debug, Default)]
-pub(super) struct Ports(HashSet<Arc<[Port]>>);
+pub(crate) struct Ports(HashSet<Arc<[Port]>>);
 
 impl Ports {
     /// Returns the same list, which others may have, too.
-    pub(super) fn shared(&mut self, ports: Vec<Port>) -> Arc<[Port]> {
-        if let Some(known) = self.0.get(&*ports) {
+    pub(crate) fn shared(&mut self, ports: Arc<[Port]>) -> Arc<[Port]> {
+        if let Some(known) = self.0.get(&ports) {
             return Arc::clone(known);
         }
         // Before it grows, what nobody has any more goes.
         if self.0.len() == self.0.capacity() {
             self.0.retain(|ports| Arc::strong_count(ports) > 1);
         }
-        let ports: Arc<[Port]> = ports.into();
         self.0.insert(Arc::clone(&ports));
         ports
     }
@@ -30,7 +30,8 @@ mod tests {
 
     #[test]
     fn a_list_is_kept_once_and_only_while_somebody_has_it() {
-        let list = |port| vec![Port { name: None, protocol: "TCP".to_owned(), port, app_protocol: None }];
+        let port = |port| Port { name: None, protocol: "TCP".to_owned(), port, app_protocol: None };
+        let list = |number| Arc::from([port(number)]);
         let mut ports = Ports::default();
         let one = ports.shared(list(80));
         assert!(Arc::ptr_eq(&one, &ports.shared(list(80))));

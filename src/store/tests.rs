@@ -14,7 +14,7 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
         created: None,
         resource_version: None,
         ingress: Ingress { hostnames: hosts.iter().map(|name| host(name)).collect(), addresses: vec![] },
-        ports: vec![],
+        ports: [].into(),
         wishes: Wishes::default(),
         refused: false,
         guarded: false,
@@ -518,7 +518,7 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
 
 fn with_port(port: u16, service: Observed) -> Observed {
     let http = Port { name: Some("http".into()), protocol: "TCP".into(), port, app_protocol: None };
-    Observed { ports: vec![http], ..service }
+    Observed { ports: [http].into(), ..service }
 }
 
 #[test]

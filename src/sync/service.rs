@@ -200,7 +200,7 @@ impl Service {
             created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             resource_version: self.version(),
             ingress,
-            ports: self.spec.ports.clone(),
+            ports: self.spec.ports.as_slice().into(),
             wishes,
             refused,
             guarded: self.is_guarded(),

@@ -23,7 +23,7 @@ use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
 use super::{News, Pauses, SyncError, log_changes, log_first_list};
 use crate::heap;
-use crate::store::{Change, Observed, ServiceKey, Store};
+use crate::store::{Change, Observed, Ports, ServiceKey, Store};
 
 /// Objects a page: larger ones cost memory and save next to nothing.
 const PAGE_SIZE: u32 = 100;
@@ -210,7 +210,7 @@ impl ClusterSource {
 
     /// Takes over a complete list. Of what it lacks too much isn't believed until another one agrees.
     fn take_list(&self, scope: &mut Scope, doubt: &mut Doubt, list: List) -> Vec<Change> {
-        let List { seen, unreadable, departing } = list;
+        let List { seen, unreadable, departing, .. } = list;
         let namespace = scope.namespace.as_deref();
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable);
         let (known, missing) = self.store.missing_from(listed, namespace);
@@ -289,6 +289,8 @@ impl ClusterSource {
 #[derive(Debug, Default)]
 struct List {
     seen: Vec<Observed>,
+    /// Of those, which are many: most have the same.
+    ports: Ports,
     unreadable: Vec<ServiceKey>,
     /// Services that are no links and carry our finalizer, with their uid.
     departing: Vec<(ServiceKey, Box<str>)>,
@@ -304,7 +306,9 @@ impl List {
         let key = key_of(&object);
         match readable(object, complaints) {
             Some(service) if source.selection.selects(&service) => {
-                self.seen.push(source.observe(&service, complaints))
+                let observed = source.observe(&service, complaints);
+                let ports = self.ports.shared(Arc::clone(&observed.ports));
+                self.seen.push(Observed { ports, ..observed });
             }
             Some(service) if source.guards && service.is_guarded() => {
                 self.departing.push((key, service.uid().into()));

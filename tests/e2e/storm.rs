@@ -210,7 +210,7 @@ fn observed(link: u32, generation: u32) -> Observed {
         created: None,
         resource_version: Some((generation * LINKS + link).into()),
         ingress: StoreIngress { hostnames, addresses: vec![] },
-        ports: vec![],
+        ports: [].into(),
         wishes: Wishes::default(),
         refused: false,
         guarded: false,

@@ -58,7 +58,7 @@ fn handler() -> Arc<Handler> {
             hostnames: hostname.map(|host| Host::from(&name(host))).into_iter().collect(),
             addresses,
         },
-        ports: vec![],
+        ports: [].into(),
         wishes: Wishes {
             ttl: None,
             hostnames: extra.split_whitespace().map(Into::into).collect(),

@@ -120,7 +120,7 @@ fn link(service: &str, target: &str, ttl: Option<u32>) -> Observed {
         created: None,
         resource_version: None,
         ingress,
-        ports: vec![],
+        ports: [].into(),
         wishes: Wishes { ttl, hostnames: hostnames.into(), ..Wishes::default() },
         refused: false,
         guarded: false,

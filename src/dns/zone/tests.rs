@@ -28,7 +28,7 @@ fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) 
             hostnames: hostnames.iter().map(|host| Host::from(&name(host))).collect(),
             addresses: ips(addresses),
         },
-        ports: vec![],
+        ports: [].into(),
         wishes: Wishes::default(),
         refused: false,
         guarded: false,

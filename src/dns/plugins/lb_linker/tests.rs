@@ -26,7 +26,7 @@ fn web() -> Observed {
         created: None,
         resource_version: Some(42),
         ingress: Ingress { hostnames: vec![Host::from(&name("t.example."))], addresses: Vec::new() },
-        ports: Vec::new(),
+        ports: [].into(),
         wishes: Wishes::default(),
         refused: false,
         guarded: false,
