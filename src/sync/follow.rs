@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -27,6 +26,7 @@ use tracing::{error, info};
 use super::desired::{Precondition, SOURCE};
 use super::election::Leadership;
 use super::events::Reason;
+use super::guarded::Guarded;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
 use super::reconcile::{FAREWELL, poison};
@@ -168,7 +168,7 @@ struct Following {
     unknown: HashMap<ServiceKey, Instant>,
 }
 
-type WatchEvent = kube::runtime::watcher::Result<Event<DeserializeGuard<Service>>>;
+type WatchEvent = kube::runtime::watcher::Result<Event<Guarded<Service>>>;
 type Events = futures::stream::BoxStream<'static, (usize, WatchEvent)>;
 
 impl Following {
