@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::desired::{Precondition, SOURCE};
+use super::desired::{MANAGED_BY, Precondition, SOURCE};
 use super::election::Leadership;
 use super::events::Reason;
 use super::guarded::Guarded;
@@ -198,7 +198,9 @@ impl Following {
                 Some(namespace) => Api::namespaced(client, namespace),
                 None => Api::all(client),
             };
-            let events = guarded::<Service>(api, &format!("spec.type={EXTERNAL_NAME}"), "");
+            // An external target follows nothing, and there is one for each link.
+            let others = format!("{}!={}", MANAGED_BY.0, MANAGED_BY.1);
+            let events = guarded::<Service>(api, &format!("spec.type={EXTERNAL_NAME}"), &others);
             events.map(move |event| (number, event)).boxed()
         });
         futures::stream::select_all(watches).boxed()
