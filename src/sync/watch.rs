@@ -25,8 +25,8 @@ use super::{News, Pauses, SyncError, log_changes, log_first_list};
 use crate::heap;
 use crate::store::{Change, Observed, ServiceKey, Store};
 
-/// Objects a page: larger ones cost memory and save next to nothing.
-const PAGE_SIZE: u32 = 100;
+/// Objects a page: larger ones cost memory, smaller ones the API server's time.
+const PAGE_SIZE: u32 = 250;
 /// Seconds after which the API server ends a watch. A connection that died in silence is noticed
 /// 5 s later, which keeps it below a minute.
 const WATCH_SECONDS: u32 = 50;
@@ -135,6 +135,7 @@ impl ClusterSource {
             let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
             namespaces.iter().map(scope).collect()
         };
+        self.leadership.settled().await;
         let mut term = self.leadership.term();
         let mut events = SelectAll::new();
         for (number, scope) in scopes.iter_mut().enumerate() {
