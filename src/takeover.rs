@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use kube::api::ListParams;
-use kube::core::DeserializeGuard;
 use kube::{Api, Client, ResourceExt};
 
 use crate::config::Flags;
@@ -16,6 +15,7 @@ use crate::store::ServiceKey;
 use crate::sync::client::connect;
 use crate::sync::desired::MANAGED_BY;
 use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
+use crate::sync::guarded::Guarded;
 use crate::sync::orphans::{orphan_of, removal_command};
 use crate::sync::plan::SyncMode;
 use crate::sync::selection::Selection;
@@ -268,8 +268,8 @@ async fn list(
     place: Option<&str>,
     what: &str,
     params: ListParams,
-) -> Result<Vec<DeserializeGuard<Service>>, ListError> {
-    let api: Api<DeserializeGuard<Service>> = match place {
+) -> Result<Vec<Guarded<Service>>, ListError> {
+    let api: Api<Guarded<Service>> = match place {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };

@@ -160,11 +160,17 @@ impl Source {
                 if flags.sync != SyncMode::Off {
                     let (client, outage) = (client.clone(), outage.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
-                    let ours = flags.finalizer.then(|| Arc::clone(&store));
+                    let (store, is_ours) = (Arc::clone(&store), flags.finalizer);
                     let name = "the search for finalizers";
                     tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
                         let selection = Arc::clone(&selection);
-                        let look = earlier::look(client.clone(), outage.clone(), selection, ours.clone());
+                        let look = earlier::look(
+                            client.clone(),
+                            outage.clone(),
+                            selection,
+                            Arc::clone(&store),
+                            is_ours,
+                        );
                         until_stopped(until.clone(), look)
                     }));
                 }

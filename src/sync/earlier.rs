@@ -25,6 +25,8 @@ pub(super) const MAX_LINES: usize = 20;
 const PAGE_SIZE: u32 = 100;
 /// The first and the longest pause before the Services are listed again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// How long it waits for the lists that DNS waits for: all Services are twice as many.
+const PRECEDENCE: Duration = Duration::from_secs(10);
 
 /// A Service that carries the earlier operator's finalizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,8 +179,10 @@ pub async fn look(
     client: Client,
     outage: Outage,
     selection: Arc<Selection>,
-    ours: Option<Arc<Store>>,
+    store: Arc<Store>,
+    is_ours: bool,
 ) -> Result<(), SyncError> {
+    let _ = tokio::time::timeout(PRECEDENCE, store.synced()).await;
     let mut pauses = Pauses::new(RETRY);
     let mut said = BTreeSet::new();
     let found = loop {
@@ -198,17 +202,17 @@ pub async fn look(
         }
         tokio::time::sleep(pauses.next()).await;
     };
-    let Some(store) = ours else {
+    if !is_ours {
         for line in lines(&found) {
             warn!("{line}");
         }
         return Ok(());
-    };
+    }
     store.synced().await;
     store.holders_known().await;
     // Another lb-linker with other labels may have put it on: whose external targets are elsewhere.
-    let is_ours = |bound: &Bound| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
-    for bound in found.iter().filter(|bound| is_ours(bound)) {
+    let belongs = |bound: &Bound| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
+    for bound in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_departing(&bound.key, &bound.uid, true) {
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
         }

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -24,9 +23,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::desired::{Precondition, SOURCE};
+use super::desired::{MANAGED_BY, Precondition, SOURCE};
 use super::election::Leadership;
 use super::events::Reason;
+use super::guarded::Guarded;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
 use super::reconcile::{FAREWELL, poison};
@@ -168,7 +168,7 @@ struct Following {
     unknown: HashMap<ServiceKey, Instant>,
 }
 
-type WatchEvent = kube::runtime::watcher::Result<Event<DeserializeGuard<Service>>>;
+type WatchEvent = kube::runtime::watcher::Result<Event<Guarded<Service>>>;
 type Events = futures::stream::BoxStream<'static, (usize, WatchEvent)>;
 
 impl Following {
@@ -198,7 +198,9 @@ impl Following {
                 Some(namespace) => Api::namespaced(client, namespace),
                 None => Api::all(client),
             };
-            let events = guarded::<Service>(api, &format!("spec.type={EXTERNAL_NAME}"), "");
+            // An external target follows nothing, and there is one for each link.
+            let others = format!("{}!={}", MANAGED_BY.0, MANAGED_BY.1);
+            let events = guarded::<Service>(api, &format!("spec.type={EXTERNAL_NAME}"), &others);
             events.map(move |event| (number, event)).boxed()
         });
         futures::stream::select_all(watches).boxed()

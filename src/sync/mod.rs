@@ -10,6 +10,7 @@ pub mod earlier;
 pub mod election;
 pub mod events;
 pub mod follow;
+pub mod guarded;
 pub mod manifests;
 pub mod object;
 pub mod objects;

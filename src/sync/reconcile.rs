@@ -78,6 +78,9 @@ pub struct Settings {
 /// If the objects can't be followed any more.
 pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
+    if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
+        return Ok(());
+    }
     let mut events = settings.keeper.events();
     let leadership = settings.leadership.clone();
     let mut standing = settings.leadership.clone();

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -18,6 +17,7 @@ use super::admission::{Admission, Subject, Unusable};
 use super::brakes::{Doubt, SECOND_LOOK};
 use super::election::Leadership;
 use super::events::{Reason, Regarding};
+use super::guarded::Guarded;
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
@@ -25,8 +25,8 @@ use super::{News, Pauses, SyncError, log_changes, log_first_list};
 use crate::heap;
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
 
-/// Objects a page: larger ones cost memory and save next to nothing.
-const PAGE_SIZE: u32 = 100;
+/// Objects a page: larger ones cost memory, smaller ones the API server's time.
+const PAGE_SIZE: u32 = 250;
 /// Seconds after which the API server ends a watch. A connection that died in silence is noticed
 /// 5 s later, which keeps it below a minute.
 const WATCH_SECONDS: u32 = 50;
@@ -60,14 +60,14 @@ pub struct ClusterSource {
 }
 
 /// The events of a watch, of objects that can be decoded or not.
-pub(super) type Events<K> = BoxStream<'static, watcher::Result<Event<DeserializeGuard<K>>>>;
+pub(super) type Events<K> = BoxStream<'static, watcher::Result<Event<Guarded<K>>>>;
 
 /// The events of one of several watches, with its number.
-type Tagged = BoxStream<'static, (usize, watcher::Result<Event<DeserializeGuard<Service>>>)>;
+type Tagged = BoxStream<'static, (usize, watcher::Result<Event<Guarded<Service>>>)>;
 
 /// Watches the objects that the selectors select, guarded against undecodable ones, with growing
 /// pauses after errors.
-pub(super) fn guarded<K>(api: Api<DeserializeGuard<K>>, fields: &str, labels: &str) -> Events<K>
+pub(super) fn guarded<K>(api: Api<Guarded<K>>, fields: &str, labels: &str) -> Events<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -135,6 +135,7 @@ impl ClusterSource {
             let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
             namespaces.iter().map(scope).collect()
         };
+        self.leadership.settled().await;
         let mut term = self.leadership.term();
         let mut events = SelectAll::new();
         for (number, scope) in scopes.iter_mut().enumerate() {
@@ -270,7 +271,7 @@ impl ClusterSource {
         observed
     }
 
-    fn applied(&self, object: DeserializeGuard<Service>, complaints: &mut Complaints) {
+    fn applied(&self, object: Guarded<Service>, complaints: &mut Complaints) {
         let key = key_of(&object);
         let Some(service) = readable(object, complaints) else { return self.store.set_unreadable(&key) };
         if self.selection.selects(&service) {
@@ -297,12 +298,7 @@ struct List {
 }
 
 impl List {
-    fn add(
-        &mut self,
-        source: &ClusterSource,
-        object: DeserializeGuard<Service>,
-        complaints: &mut Complaints,
-    ) {
+    fn add(&mut self, source: &ClusterSource, object: Guarded<Service>, complaints: &mut Complaints) {
         let key = key_of(&object);
         match readable(object, complaints) {
             Some(service) if source.selection.selects(&service) => {
@@ -335,7 +331,7 @@ pub(super) async fn names_settled(store: &Store) {
 }
 
 /// Returns the object, or reports it: one that can't be read must not stop the others.
-pub(super) fn readable<K: Resource>(object: DeserializeGuard<K>, complaints: &mut Complaints) -> Option<K> {
+pub(super) fn readable<K: Resource>(object: Guarded<K>, complaints: &mut Complaints) -> Option<K> {
     let key = key_of(&object);
     let complain =
         |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
@@ -355,7 +351,7 @@ pub(super) fn observe(
     (observed, if is_news { unusable } else { Vec::new() })
 }
 
-pub(super) fn key_of<K: Resource>(object: &DeserializeGuard<K>) -> ServiceKey {
+pub(super) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 
@@ -365,7 +361,7 @@ mod tests {
 
     #[test]
     fn an_object_that_cant_be_decoded_is_reported_by_name_and_stops_no_other() {
-        let list: Vec<DeserializeGuard<Service>> = serde_json::from_str(
+        let list: Vec<Guarded<Service>> = serde_json::from_str(
             r#"[{"metadata": {"namespace": "default", "name": "broken"}, "spec": {"type": 5}},
                 {"metadata": {"namespace": "default", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]"#,
         )

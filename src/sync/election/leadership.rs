@@ -3,12 +3,15 @@
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// The term of who always leads.
 const ONLY_TERM: u64 = 1;
+/// How long the first lists wait for the first look at the lease: far longer than the API server takes.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Whether this process leads, as the election says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,17 +60,26 @@ pub struct NotLeading;
 
 /// Whether this process may write. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Leadership(watch::Receiver<Standing>);
+pub struct Leadership {
+    standing: watch::Receiver<Standing>,
+    /// Whether the first look at the lease has led to something.
+    settled: watch::Receiver<bool>,
+}
 
 impl Leadership {
-    pub(super) fn new(standing: watch::Receiver<Standing>) -> Self {
-        Self(standing)
+    pub(super) fn new(standing: watch::Receiver<Standing>, settled: watch::Receiver<bool>) -> Self {
+        Self { standing, settled }
+    }
+
+    /// Returns the leadership of somebody who doesn't wait for the first look.
+    fn of(standing: watch::Receiver<Standing>) -> Self {
+        Self::new(standing, watch::channel(true).1)
     }
 
     /// Returns the leadership of somebody who has no rivals.
     #[must_use]
     pub fn always() -> Self {
-        Self(watch::channel(Standing { term: ONLY_TERM, held: Some(Span::Always) }).1)
+        Self::of(watch::channel(Standing { term: ONLY_TERM, held: Some(Span::Always) }).1)
     }
 
     /// Returns a leadership for a test, and what gives it for a term or takes it.
@@ -80,7 +92,7 @@ impl Leadership {
                 standing.held = term.map(|_| Span::Always);
             });
         };
-        (Self(receiver), lead)
+        (Self::of(receiver), lead)
     }
 
     /// Returns whether the lease is held right now: by the clock, for the process may have been
@@ -93,7 +105,7 @@ impl Leadership {
     /// Returns the lease if it is held right now.
     #[must_use]
     pub fn held(&self) -> Option<Held> {
-        let standing = *self.0.borrow();
+        let standing = *self.standing.borrow();
         let span = standing.held.filter(|span| span.is_open())?;
         let until = match span {
             Span::Until { renewed_by, .. } => Some(renewed_by),
@@ -106,7 +118,7 @@ impl Leadership {
     /// on writes, not for who makes them.
     #[must_use]
     pub fn current_term(&self) -> Option<u64> {
-        let standing = *self.0.borrow();
+        let standing = *self.standing.borrow();
         standing.held.map(|_| standing.term)
     }
 
@@ -114,20 +126,28 @@ impl Leadership {
     /// got, and is 0 for who has never had it.
     #[must_use]
     pub fn term(&self) -> u64 {
-        self.0.borrow().term
+        self.standing.borrow().term
+    }
+
+    /// Waits, for a while, until it is known for the first time whether the lease is to be had. Who gets it has
+    /// to list everything from then on: what was listed before would be in vain.
+    pub async fn settled(&self) {
+        let mut settled = self.settled.clone();
+        // Where the API server says nothing about the lease, DNS does without.
+        let _ = timeout(PATIENCE, settled.wait_for(|settled| *settled)).await;
     }
 
     /// Waits until the lease has been got or lost since the last call.
     pub async fn changed(&mut self) {
         // Without an election nothing changes; with one that has ended neither.
-        if self.0.changed().await.is_err() {
+        if self.standing.changed().await.is_err() {
             pending().await
         }
     }
 
     /// Waits for another term than this.
     pub async fn beyond(&self, term: u64) {
-        if self.0.clone().wait_for(|standing| standing.term != term).await.is_err() {
+        if self.standing.clone().wait_for(|standing| standing.term != term).await.is_err() {
             pending().await
         }
     }
@@ -138,7 +158,7 @@ impl Leadership {
     /// # Errors
     /// If the lease isn't held, in which case nothing was sent, or ends before the answer is there.
     pub async fn write<T>(&self, term: u64, request: impl Future<Output = T>) -> Result<T, NotLeading> {
-        let standing = *self.0.borrow();
+        let standing = *self.standing.borrow();
         let span = standing.held.filter(|span| standing.term == term && span.is_open()).ok_or(NotLeading)?;
         let Span::Until { end, .. } = span else { return Ok(request.await) };
         let mut request = pin!(request);
@@ -157,8 +177,6 @@ impl Leadership {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn held(term: u64, seconds: u64) -> Standing {
@@ -169,7 +187,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_clock_ends_a_lease_also_when_nobody_says_so() {
         let (_election, receiver) = watch::channel(held(3, 10));
-        let leadership = Leadership::new(receiver);
+        let leadership = Leadership::of(receiver);
         assert_eq!(leadership.held().map(|held| held.term), Some(3));
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(!leadership.holds());
@@ -180,7 +198,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_is_sent_in_its_own_term_only() {
         let (election, receiver) = watch::channel(Standing::default());
-        let leadership = Leadership::new(receiver);
+        let leadership = Leadership::of(receiver);
         assert_eq!(leadership.term(), 0);
         assert_eq!(leadership.write(0, async {}).await, Err(NotLeading));
         election.send_replace(held(1, 10));
@@ -192,7 +210,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_never_reaches_past_the_end_of_the_lease() {
         let (_election, receiver) = watch::channel(held(1, 10));
-        let leadership = Leadership::new(receiver);
+        let leadership = Leadership::of(receiver);
         let before = Instant::now();
         assert_eq!(leadership.write(1, pending::<()>()).await, Err(NotLeading));
         assert_eq!(before.elapsed(), Duration::from_secs(15));
@@ -201,7 +219,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn after_a_stop_of_the_process_the_clock_counts_before_the_request_goes_on() {
         let (_election, receiver) = watch::channel(held(1, 10));
-        let leadership = Leadership::new(receiver);
+        let leadership = Leadership::of(receiver);
         let (connected, connection) = tokio::sync::oneshot::channel::<()>();
         let request = async {
             let _ = connection.await;
@@ -219,19 +237,32 @@ mod tests {
         let mut leadership = Leadership::always();
         assert_eq!(leadership.held(), Some(Held { term: 1, until: None }));
         assert_eq!(leadership.write(1, async { 7 }).await, Ok(7));
-        let never = tokio::time::timeout(Duration::from_secs(3600), leadership.changed()).await;
+        let never = timeout(Duration::from_secs(3600), leadership.changed()).await;
         assert!(never.is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_hears_of_the_next_term() {
         let (election, receiver) = watch::channel(held(1, 10));
-        let leadership = Leadership::new(receiver);
+        let leadership = Leadership::of(receiver);
         let mut beyond = pin!(leadership.beyond(1));
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending);
         election.send_replace(Standing { term: 1, held: None });
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending, "the term is over, no other has begun");
         election.send_replace(held(2, 10));
         beyond.await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_look_at_the_lease_is_waited_for_and_not_for_ever() {
+        let ((_election, standing), (looked, settled)) =
+            (watch::channel(Standing::default()), watch::channel(false));
+        let (leadership, before) = (Leadership::new(standing, settled), Instant::now());
+        leadership.settled().await;
+        assert_eq!(before.elapsed(), PATIENCE);
+        looked.send_replace(true);
+        leadership.settled().await;
+        Leadership::always().settled().await;
+        assert_eq!(before.elapsed(), PATIENCE);
     }
 }

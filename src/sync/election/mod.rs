@@ -58,6 +58,8 @@ pub struct Election {
     /// The identity and a random end: two processes are never the same holder.
     holder: String,
     standing: watch::Sender<Standing>,
+    /// Whether the first look at the Lease has led to something.
+    settled: watch::Sender<bool>,
 }
 
 impl Election {
@@ -66,13 +68,14 @@ impl Election {
     pub fn new(client: Client, outage: Outage, metrics: Arc<Metrics>, candidacy: Candidacy) -> Self {
         let holder = format!("{}_{:08x}", candidacy.identity, rand::random::<u32>());
         let standing = watch::Sender::new(Standing::default());
-        Self { client, outage, metrics, candidacy, holder, standing }
+        let settled = watch::Sender::new(false);
+        Self { client, outage, metrics, candidacy, holder, standing, settled }
     }
 
     /// Returns what writers ask whether they may.
     #[must_use]
     pub fn leadership(&self) -> Leadership {
-        Leadership::new(self.standing.subscribe())
+        Leadership::new(self.standing.subscribe(), self.settled.subscribe())
     }
 
     /// Takes part until `stop`; then gives the lease back. Whoever writes has to have ended by then.
@@ -87,6 +90,10 @@ impl Election {
         loop {
             let step = elector.next(Instant::now());
             self.publish(&mut elector);
+            // It leads, somebody else does, or nobody can say yet.
+            if matches!(step, Step::Wait(_)) {
+                self.settled.send_replace(true);
+            }
             if stop.run_until_cancelled(talk.carry_out(&mut elector, step)).await.is_none() {
                 break;
             }

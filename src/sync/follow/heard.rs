@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Event, Result};
 
 use super::follower::Follower;
 use crate::store::ServiceKey;
 use crate::sync::desired::SOURCE;
 use crate::sync::events::Regarding;
+use crate::sync::guarded::Guarded;
 use crate::sync::selection::Selection;
 use crate::sync::service::Service;
 use crate::sync::trouble::{Complaints, Outage, WatchTrouble};
@@ -97,7 +97,7 @@ impl Followers {
     pub(super) fn heed(
         &mut self,
         number: usize,
-        event: Result<Event<DeserializeGuard<Service>>>,
+        event: Result<Event<Guarded<Service>>>,
         complaints: &mut Complaints,
     ) -> Vec<Heard> {
         let scope = &mut self.scopes[number];
@@ -213,8 +213,8 @@ mod tests {
             "spec": {"type": "ExternalName", "externalName": "old.example"}})
     }
 
-    fn object(service: Value) -> DeserializeGuard<Service> {
-        serde_json::from_value(service).unwrap()
+    fn object(service: Value) -> Guarded<Service> {
+        serde_json::from_str(&service.to_string()).unwrap()
     }
 
     fn list(followers: &mut Followers, number: usize, services: Vec<Value>) -> Vec<Heard> {
