@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::desired::{MANAGED_BY, Precondition, SOURCE};
+use super::desired::{Precondition, SOURCE};
 use super::election::Leadership;
 use super::events::Reason;
 use super::guarded::Guarded;
@@ -31,7 +31,7 @@ use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
 use super::reconcile::{FAREWELL, poison};
 use super::selection::Selection;
-use super::service::{EXTERNAL_NAME, Service};
+use super::service::Service;
 use super::trouble::{Complaints, Outage};
 use super::watch::guarded;
 use super::{News, SyncError};
@@ -192,15 +192,14 @@ impl Following {
     }
 
     fn watch(&self) -> Events {
-        let watches = self.followers.namespaces().map(|(number, namespace)| {
+        let watches = self.followers.scopes().map(|(number, within)| {
             let client = self.settings.client.clone();
-            let api = match namespace {
+            let api = match within.namespace() {
                 Some(namespace) => Api::namespaced(client, namespace),
                 None => Api::all(client),
             };
-            // An external target follows nothing, and there is one for each link.
-            let others = format!("{}!={}", MANAGED_BY.0, MANAGED_BY.1);
-            let events = guarded::<Service>(api, &format!("spec.type={EXTERNAL_NAME}"), &others);
+            let (fields, labels) = within.selectors();
+            let events = guarded::<Service>(api, &fields, &labels);
             events.map(move |event| (number, event)).boxed()
         });
         futures::stream::select_all(watches).boxed()

@@ -1,16 +1,17 @@
 //! What the watches say: which Services follow what.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 
 use kube::runtime::watcher::{Event, Result};
 
 use super::follower::Follower;
 use crate::store::ServiceKey;
-use crate::sync::desired::SOURCE;
+use crate::sync::desired::{MANAGED_BY, SOURCE};
 use crate::sync::events::Regarding;
 use crate::sync::guarded::Guarded;
 use crate::sync::selection::Selection;
-use crate::sync::service::Service;
+use crate::sync::service::{EXTERNAL_NAME, Service};
 use crate::sync::trouble::{Complaints, Outage, WatchTrouble};
 use crate::sync::watch::{key_of, readable};
 
@@ -27,9 +28,70 @@ pub(super) enum Heard {
     Answer,
 }
 
-/// A namespace that is looked at, or all.
+/// Where a watch looks. External targets follow nothing, and there is one for each link: where they are is looked at
+/// apart, without them.
+#[derive(Clone, Debug)]
+pub(super) enum Within {
+    All,
+    AllBut(String),
+    /// A namespace, and whether external targets are kept there.
+    Only(String, bool),
+}
+
+impl Within {
+    /// Returns where the Services stand that may follow a load balancer.
+    fn of(selection: &Selection) -> Vec<Self> {
+        let target = selection.target_namespace.as_ref();
+        let only = |namespace: &String| Self::Only(namespace.clone(), target == Some(namespace));
+        match target {
+            _ if !selection.namespaces.is_empty() => selection.namespaces.iter().map(only).collect(),
+            Some(target) => vec![Self::AllBut(target.clone()), only(target)],
+            None => vec![Self::All],
+        }
+    }
+
+    /// Returns the namespace to watch; without one it is all.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::All | Self::AllBut(_) => None,
+            Self::Only(namespace, _) => Some(namespace),
+        }
+    }
+
+    /// Returns the selectors of fields and of labels.
+    pub(super) fn selectors(&self) -> (String, String) {
+        let mut fields = format!("spec.type={EXTERNAL_NAME}");
+        if let Self::AllBut(namespace) = self {
+            fields.push_str(&format!(",metadata.namespace!={namespace}"));
+        }
+        let (label, ours) = MANAGED_BY;
+        let labels =
+            if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
+        (fields, labels)
+    }
+
+    fn contains(&self, key: &ServiceKey) -> bool {
+        match self {
+            Self::All => true,
+            Self::AllBut(namespace) => key.namespace() != namespace,
+            Self::Only(namespace, _) => key.namespace() == namespace,
+        }
+    }
+}
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all namespaces"),
+            Self::AllBut(namespace) => write!(f, "all namespaces but {namespace}"),
+            Self::Only(namespace, _) => write!(f, "namespace {namespace}"),
+        }
+    }
+}
+
+/// What is looked at.
 struct Scope {
-    namespace: Option<String>,
+    within: Within,
     trouble: WatchTrouble,
     /// The list as it comes in, and the Services in it that can't be read.
     list: Vec<Service>,
@@ -47,28 +109,23 @@ pub(super) struct Followers {
 
 impl Followers {
     pub(super) fn new(selection: &Selection, outage: &Outage) -> Self {
-        let namespaces = &selection.namespaces;
-        let all: Vec<Option<String>> =
-            if namespaces.is_empty() { vec![None] } else { namespaces.iter().cloned().map(Some).collect() };
-        let scope = |namespace: Option<String>| {
-            let place =
-                namespace.as_ref().map_or("all namespaces".to_owned(), |one| format!("namespace {one}"));
-            let what = format!("ExternalName Services in {place}");
+        let scope = |within: Within| {
+            let what = format!("ExternalName Services in {within}");
             let hint = "lb-linker needs the ClusterRole of deploy/";
             let trouble = WatchTrouble::new(outage.clone(), what, hint);
-            Scope { namespace, trouble, list: Vec::new(), unreadable: HashSet::new(), listed: false }
+            Scope { within, trouble, list: Vec::new(), unreadable: HashSet::new(), listed: false }
         };
         Self {
             target_namespace: selection.target_namespace.clone(),
-            scopes: all.into_iter().map(scope).collect(),
+            scopes: Within::of(selection).into_iter().map(scope).collect(),
             known: HashMap::new(),
             by_source: HashMap::new(),
         }
     }
 
-    /// Returns the namespaces to watch, by number; `None` is all.
-    pub(super) fn namespaces(&self) -> impl Iterator<Item = (usize, Option<&str>)> {
-        self.scopes.iter().map(|scope| scope.namespace.as_deref()).enumerate()
+    /// Returns what to watch, by number.
+    pub(super) fn scopes(&self) -> impl Iterator<Item = (usize, &Within)> {
+        self.scopes.iter().map(|scope| &scope.within).enumerate()
     }
 
     /// Returns whether a complete list has come from everywhere.
@@ -122,20 +179,17 @@ impl Followers {
                 scope.listed = true;
                 let (list, unreadable) =
                     (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
-                let namespace = scope.namespace.clone();
+                let within = scope.within.clone();
                 let mut listed: HashSet<ServiceKey> = list.iter().map(Service::key).collect();
                 // What can't be read counts as it was.
                 listed.extend(unreadable);
-                let within = |key: &ServiceKey| {
-                    namespace.as_ref().is_none_or(|namespace| *key.namespace() == **namespace)
-                };
-                let gone: Vec<ServiceKey> =
-                    self.known.keys().filter(|key| within(key) && !listed.contains(key)).cloned().collect();
+                let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
+                let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
                 for key in gone {
                     self.forget(&key);
                     heard.push(Heard::NoFollower(key));
                 }
-                complaints.retain(|key| !within(key) || listed.contains(key));
+                complaints.retain(|key| !within.contains(key) || listed.contains(key));
                 for service in list {
                     self.seen(&service, &mut heard);
                 }
