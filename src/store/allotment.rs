@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 
 use arcstr::ArcStr;
 
-use super::ServiceKey;
 use super::claims::{Claims, Labels, Rank, label};
 use super::extras::Extras;
 use super::ports::Ports;
+use super::{Change, ServiceKey};
 use crate::names;
 
 /// A link whose names have changed hands: it has to be stored again.
@@ -52,6 +52,8 @@ pub(super) struct Allotment {
     /// Further names, which links ask for.
     pub(super) extras: Extras,
     pub(super) ports: Ports,
+    /// Changes that are told later, all at once: each one wakes whoever listens.
+    pub(super) untold: Option<Vec<Change>>,
 }
 
 impl Allotment {
@@ -150,7 +152,7 @@ impl Allotment {
             let claimed = self.claimed(&key);
             let had = claimed.last().cloned();
             let mut claims = Vec::new();
-            for candidate in self.candidates(&key) {
+            while let Some(candidate) = self.candidate(&key, claims.len()) {
                 let before = self.object_winner(&candidate).cloned();
                 self.objects.add(&candidate, rank.clone());
                 claims.push(candidate.clone());
@@ -175,16 +177,21 @@ impl Allotment {
         }
     }
 
-    /// The names of the link's external target in the order of its wishes. The name that the earlier
-    /// operator cut off at 63 characters counts only where the link has it already.
-    fn candidates(&self, key: &ServiceKey) -> Vec<ArcStr> {
+    /// Returns the name of the link's external target that stands at this place in the order of its wishes. The name
+    /// that the earlier operator cut off at 63 characters counts only where the link has it already.
+    fn candidate(&self, key: &ServiceKey, place: usize) -> Option<ArcStr> {
         let (namespace, name) = key.parts();
         let earlier = Some(ArcStr::from(names::earlier_external_target(namespace, name)))
             .filter(|earlier| self.holders.get(earlier) == Some(key));
-        let hashed =
-            names::HASH_DIGITS.map(|digits| names::external_target_hashed(namespace, name, digits).into());
-        let names = earlier.into_iter().chain([first_choice(key)]).chain(hashed);
-        names.map(|name| self.kept(name)).collect()
+        let candidate = match (place.checked_sub(usize::from(earlier.is_some())), earlier) {
+            (None, earlier) => earlier?,
+            (Some(0), _) => first_choice(key),
+            (Some(place), _) => {
+                let digits = names::HASH_DIGITS.get(place - 1)?;
+                names::external_target_hashed(namespace, name, *digits).into()
+            }
+        };
+        Some(self.kept(candidate))
     }
 
     /// Returns the names that a link claims; the last one it has.
@@ -214,8 +221,7 @@ impl Allotment {
     }
 
     fn object_winner(&self, name: &str) -> Option<&ServiceKey> {
-        let name = ArcStr::from(name);
-        self.objects.winner(&name, |key| self.holders.get(&name) == Some(key))
+        self.objects.winner(name, |key| self.holders.get(name) == Some(key))
     }
 
     /// A label goes with the external target that bears the same name.

@@ -1,5 +1,6 @@
 //! Who is in the queue for a name.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::slice;
@@ -130,7 +131,14 @@ impl<N: Clone + Eq + Hash> Claims<N> {
     }
 
     /// Returns whose name it is: the claimant that holds it, else the first.
-    pub(super) fn winner(&self, name: &N, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
+    pub(super) fn winner<Q: Eq + Hash + ?Sized>(
+        &self,
+        name: &Q,
+        holds: impl Fn(&ServiceKey) -> bool,
+    ) -> Option<&ServiceKey>
+    where
+        N: Borrow<Q>,
+    {
         self.0.get(name)?.winner(holds)
     }
 

@@ -186,7 +186,7 @@ impl Store {
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
             // Nobody could say what it was, but its external target may still be there.
-            return was_unreadable.then(|| self.publish(key, None, None));
+            return was_unreadable.then(|| self.publish(&mut allotment, key, None, None));
         };
         if link.uid != *uid || link.is_gone() {
             return None;
@@ -242,12 +242,14 @@ impl Store {
             .map(|link| Arc::clone(&link))
             .collect();
         let mut changes = Vec::new();
+        allotment.untold = Some(Vec::new());
         for observed in list {
             changes.extend(self.apply_one(&mut allotment, observed));
         }
         for link in absent {
             changes.push(self.depart(&mut allotment, &link));
         }
+        allotment.untold.take().into_iter().flatten().for_each(|change| self.tell(change));
         changes
     }
 
@@ -428,12 +430,25 @@ impl Store {
         }
     }
 
-    fn publish(&self, key: &ServiceKey, before: Option<Arc<Link>>, after: Option<Arc<Link>>) -> Change {
+    fn publish(
+        &self,
+        allotment: &mut Allotment,
+        key: &ServiceKey,
+        before: Option<Arc<Link>>,
+        after: Option<Arc<Link>>,
+    ) -> Change {
         let change = Change { key: key.clone(), before, after };
         self.advance_serial(None);
-        // Without a subscriber nobody needs to know.
-        let _ = self.feed.send(change.clone());
+        match &mut allotment.untold {
+            Some(untold) => untold.push(change.clone()),
+            None => self.tell(change.clone()),
+        }
         change
+    }
+
+    fn tell(&self, change: Change) {
+        // Without a subscriber nobody needs to know.
+        let _ = self.feed.send(change);
     }
 
     /// The zone's serial is the newest resourceVersion applied, alike on all replicas; a source
@@ -455,7 +470,10 @@ impl Store {
 
     fn write(&self) -> MutexGuard<'_, Allotment> {
         // A panic of another writer leaves claims and maps usable: each step stands for itself.
-        self.allotment.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut allotment = self.allotment.lock().unwrap_or_else(PoisonError::into_inner);
+        // What it had not told yet is told now.
+        allotment.untold.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allotment
     }
 }
 

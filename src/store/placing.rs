@@ -27,7 +27,7 @@ impl Store {
         link.hostnames = self.hostnames_of(allotment, &link.key);
         let link = Arc::new(link);
         self.show(allotment, &link);
-        let change = self.publish(&Arc::clone(&link).key, before, Some(link));
+        let change = self.publish(allotment, &Arc::clone(&link).key, before, Some(link));
         self.carry_out(allotment, reallotted);
         self.pass_on(allotment, passed);
         change
@@ -63,7 +63,7 @@ impl Store {
             self.index.addresses.remove(&before, None);
         }
         self.pass_on(allotment, passed);
-        self.publish(&link.key, Some(Arc::clone(link)), None)
+        self.publish(allotment, &link.key, Some(Arc::clone(link)), None)
     }
 
     /// Gives names that have changed hands to their new owners. Nobody sees what is so in between only.
