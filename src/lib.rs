@@ -7,11 +7,11 @@
 pub mod check;
 pub mod config;
 pub mod dns;
-pub mod heap;
 pub mod metrics;
 pub mod names;
 pub mod program;
 pub mod run;
+pub mod slices;
 pub mod store;
 pub mod sync;
 pub mod takeover;

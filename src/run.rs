@@ -28,7 +28,6 @@ use crate::dns::ahead;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
-use crate::heap;
 use crate::program;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::ClientError;
@@ -151,20 +150,20 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     outcome
 }
 
-/// Gives memory back to the system: lists from the API server leave much behind, and so does the start.
+/// Gives back pages of the program that only the start, or something else that is rare, has needed.
 async fn give_back(store: Arc<Store>, stop: CancellationToken) {
-    const EVERY: Duration = Duration::from_secs(10);
-    /// Between two times that the program's own pages go: those that are needed have to come back.
-    const ROUNDS: u32 = 60;
-    let mut rounds = ROUNDS - 1;
-    while stop.run_until_cancelled(sleep(EVERY)).await.is_some() {
-        heap::give_back();
-        rounds += u32::from(store.is_synced());
-        if rounds > ROUNDS {
+    const SETTLE: Duration = Duration::from_secs(15);
+    // Those that are needed all the time have to come back.
+    const EVERY: Duration = Duration::from_secs(600);
+    let rare = async {
+        store.synced().await;
+        sleep(SETTLE).await;
+        loop {
             program::give_back();
-            rounds = 0;
+            sleep(EVERY).await;
         }
-    }
+    };
+    stop.run_until_cancelled(rare).await;
 }
 
 fn store_for(flags: &Flags, source: &Source) -> Store {

@@ -28,6 +28,8 @@ const WAYS: usize = 4;
 const SETS: usize = 4096;
 /// How many bytes all answers may take, as far as they can be counted.
 const BYTES: usize = 8 << 20;
+/// How many sets are looked through for one answer that needs room.
+const LOOKS: usize = 64;
 /// How often it is told how popular an answer is.
 const NOTED: Duration = Duration::from_secs(1);
 
@@ -39,6 +41,8 @@ pub struct Packets {
     key: Key,
     random: SmallRng,
     bytes: usize,
+    /// The set that is looked through next where room is short.
+    hand: usize,
     /// This thread's cells of all counters that answers count on, by where the counters are.
     cells: HashMap<usize, (Arc<Spread>, Arc<Cells>)>,
     /// What an answer adds where it is counted how long one takes, as far as this is known.
@@ -79,6 +83,7 @@ impl Default for Packets {
             key: Key::default(),
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
+            hand: 0,
             cells: HashMap::new(),
             took: duration(Duration::ZERO),
         }
@@ -136,8 +141,11 @@ impl Packets {
     /// Keeps the answer to a client's question of that key, for the next time that somebody asks so.
     pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut packet: Packet, now: Instant) {
         let bill = self.bill(&mut packet);
-        let set = &mut self.sets[place_of(&self.hasher, &key)];
-        let same = set.iter().position(|place| place.as_ref().is_some_and(|entry| entry.key == key));
+        let entry = Entry { key, packet, bill, is_used: false, client, unnoted: 0, noted: now };
+        let weight = entry.weight();
+        self.make_room(weight, now);
+        let set = &mut self.sets[place_of(&self.hasher, &entry.key)];
+        let same = set.iter().position(|place| place.as_ref().is_some_and(|other| other.key == entry.key));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
             // Not given since the last time; or else the first one.
@@ -145,14 +153,33 @@ impl Packets {
             set.iter_mut().flatten().for_each(|entry| entry.is_used = false);
             unused.unwrap_or_default()
         });
-        let entry = Entry { key, packet, bill, is_used: false, client, unnoted: 0, noted: now };
-        let weight = entry.weight();
         let before = set[at].as_ref().map_or(0, |entry| entry.weight());
         if self.bytes - before + weight > BYTES {
             return;
         }
         self.bytes = self.bytes - before + weight;
         set[at] = Some(Box::new(entry));
+    }
+
+    /// Has answers go that hold no more, or that nobody was given since this came by last, until there is room.
+    fn make_room(&mut self, weight: usize, now: Instant) {
+        for _ in 0..LOOKS {
+            if self.bytes + weight <= BYTES {
+                return;
+            }
+            let set = &mut self.sets[self.hand];
+            self.hand = (self.hand + 1) % SETS;
+            for place in set {
+                let Some(entry) = place else { continue };
+                if entry.is_used && entry.packet.repeat.holds(now) {
+                    entry.is_used = false;
+                    continue;
+                }
+                entry.note(now);
+                self.bytes -= entry.weight();
+                *place = None;
+            }
+        }
     }
 
     fn bill(&mut self, packet: &mut Packet) -> Bill {

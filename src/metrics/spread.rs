@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::iter;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use prometheus::Registry;
@@ -78,6 +78,8 @@ impl Spread {
         own.retain(|cells| {
             let in_use = Arc::strong_count(cells) > 1;
             if !in_use {
+                // What the thread has counted before it let go of them.
+                fence(Ordering::Acquire);
                 (0..cells.len()).for_each(|at| self.add(at, cells.get(at)));
             }
             in_use

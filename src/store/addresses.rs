@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{LazyLock, PoisonError, RwLock};
 
 use ipnet::IpNet;
 
@@ -38,14 +38,14 @@ impl Addresses {
     /// Returns the links that have this address, ordered by namespace and name.
     pub(super) fn of(&self, ip: IpAddr) -> Vec<ServiceKey> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let from = all.range((ip, first_key())..);
+        let from = all.range((ip, FIRST.clone())..);
         from.take_while(|(other, _)| *other == ip).map(|(_, key)| key.clone()).collect()
     }
 
     /// Returns whether any link has an address in this network.
     pub(super) fn any_in(&self, net: IpNet) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        all.range((net.network(), first_key())..).next().is_some_and(|(ip, _)| *ip <= net.broadcast())
+        all.range((net.network(), FIRST.clone())..).next().is_some_and(|(ip, _)| *ip <= net.broadcast())
     }
 }
 
@@ -56,10 +56,8 @@ fn addresses(link: &Link) -> &[IpAddr] {
     }
 }
 
-/// The key that stands before all others. It costs no memory.
-fn first_key() -> ServiceKey {
-    ServiceKey::new("", "")
-}
+/// The key that stands before all others.
+static FIRST: LazyLock<ServiceKey> = LazyLock::new(|| ServiceKey::new("", ""));
 
 #[cfg(test)]
 mod tests {

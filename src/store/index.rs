@@ -31,6 +31,10 @@ pub struct Names {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Generations(Arc<AtomicU64>);
 
+/// A change that is under way.
+#[derive(Debug)]
+struct Changing<'a>(&'a Generations);
+
 /// The names of all links, in wire form, and their addresses.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -78,12 +82,16 @@ impl Generations {
         self.0.fetch_add(2, Ordering::AcqRel);
     }
 
-    fn begin(&self) {
+    /// Begins a change, which lasts as long as what this returns: a panic ends it, too.
+    fn begin(&self) -> Changing<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
+        Changing(self)
     }
+}
 
-    fn end(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -149,21 +157,19 @@ impl Tree {
                 false
             }
             (Entry::Vacant(place), Some(link)) => {
-                self.generations.begin();
+                let _changing = self.generations.begin();
                 let name = place.key().clone();
                 drop(place.insert(link));
                 self.count_below(&name, 1);
                 self.owned.fetch_add(1, Ordering::Release);
-                self.generations.end();
                 true
             }
             (Entry::Occupied(place), None) => {
-                self.generations.begin();
+                let _changing = self.generations.begin();
                 place.get().set_outdated();
                 let (name, _) = place.remove_entry();
                 self.count_below(&name, -1);
                 self.owned.fetch_sub(1, Ordering::Release);
-                self.generations.end();
                 true
             }
             (Entry::Vacant(_), None) => false,

@@ -37,7 +37,6 @@ use super::service::Service;
 use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
-use crate::heap;
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, Store};
 pub(super) use writing::OUTDATED;
@@ -272,7 +271,6 @@ impl Reconciler {
         self.queued.shrink_to_fit();
         self.old_news.shrink_to_fit();
         self.report.tidy();
-        heap::give_back();
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.

@@ -22,7 +22,6 @@ use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
 use super::{News, Pauses, SyncError, log_changes, log_first_list};
-use crate::heap;
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
 
 /// Objects a page: larger ones cost memory, smaller ones the API server's time.
@@ -181,7 +180,6 @@ impl ClusterSource {
                     complaints.retain(|key| self.store.get(key).is_some());
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
-                    heap::give_back();
                     if complete {
                         self.listed.send_replace(term);
                     }

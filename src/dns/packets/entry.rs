@@ -87,6 +87,10 @@ impl Packet {
             // RFC 1035 section 3.3.13: five numbers of 32 bits are the end of an SOA record.
             Some((place.end - 20, serial.store))
         });
+        // Those that there was no room for have their turn, too.
+        if repeat.shuffled && layout.sections[0].len() < reply.answers.len() {
+            return None;
+        }
         let addresses = if repeat.shuffled { Some(Addresses::of(bytes, &layout.sections[0])?) } else { None };
         Some(Self { bytes: bytes.into(), repeat, server, any_spelling, ttls: ttls.into(), serial, addresses })
     }

@@ -360,3 +360,24 @@ async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
     let counted: usize = served.packets.sets.iter().flatten().flatten().map(|entry| entry.weight()).sum();
     assert_eq!(served.packets.bytes, counted);
 }
+
+#[tokio::test]
+async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
+    let mut served = Served::new("", "");
+    let from = client("10.0.0.1");
+    for number in 0..3 * SETS * WAYS {
+        let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
+        served.ask(&flood, from).await;
+    }
+    let mut lost = 0;
+    for number in 0..100 {
+        // From the first of these on, no answer of the flood holds any more.
+        served.store.apply(link(&format!("web{number}"), "192.0.2.1", None));
+        let wanted = question(7, &format!("web{number}.default.lb.internal."), RecordType::A, None, 0);
+        for _ in 0..10 {
+            served.ask(&wanted, from).await;
+        }
+        lost += u32::from(served.again(&wanted, from).is_none());
+    }
+    assert_eq!(lost, 0, "of 100");
+}

@@ -1,7 +1,6 @@
 //! Many datagrams in one system call, in and out: recvmmsg(2), sendmmsg(2).
 //!
-//! No crate offers both with a control message for each datagram, so the kernel's structures are filled in here. This
-//! is the only unsafe code of lb-linker.
+//! No crate offers both with a control message for each datagram, so the kernel's structures are filled in here.
 #![expect(unsafe_code, reason = "the kernel is given pointers into the buffers of a batch")]
 
 use std::io;
