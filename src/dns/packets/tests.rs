@@ -381,3 +381,17 @@ async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
     }
     assert_eq!(lost, 0, "of 100");
 }
+
+#[tokio::test]
+async fn of_more_addresses_than_there_is_room_for_others_are_given_each_time() {
+    let mut served = Served::new("loadbalance", "");
+    let addresses = (1..=60).map(|last| [192, 0, 2, last].into()).collect();
+    let web = link("web", "192.0.2.1", None);
+    served.store.apply(Observed { ingress: Ingress { hostnames: vec![], addresses }, ..web });
+    let from = client("10.0.0.1");
+    for (room, is_again) in [(None, false), (Some((1232, false)), true)] {
+        let asked = question(7, "web.default.lb.internal.", RecordType::A, room, 0);
+        served.ask(&asked, from).await;
+        assert_eq!(served.again(&asked, from).is_some(), is_again, "{room:?}");
+    }
+}
