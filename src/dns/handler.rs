@@ -95,30 +95,10 @@ async fn answer_question(
     (client, local): (SocketAddr, SocketAddr),
     protocol: Protocol,
 ) -> Option<Answer> {
-    let decoded = match Message::from_bytes(message.to_vec(), client, protocol) {
-        Ok(decoded) => decoded,
-        Err(error) => {
-            debug!("a message from {client} can't be decoded: {error}");
-            return Some(Answer::once(format_error(message)));
-        }
+    let Some(mut request) = decode(server, message, (client, local), protocol) else {
+        return Some(Answer::once(format_error(message)));
     };
-    let [query] = decoded.queries.queries() else { return Some(Answer::once(format_error(message))) };
-    let query = query.original().clone();
-    let mut request = Request {
-        tally: server.dropped(),
-        zone: Name::root(),
-        server,
-        query: query.clone(),
-        client,
-        local,
-        protocol,
-        size: message.len(),
-        metadata: decoded.metadata,
-        edns: decoded.edns.clone(),
-        purpose: Purpose::Client,
-        depth: 0,
-        max_udp: MAX_UDP,
-    };
+    let query = request.query.clone();
     let reply = Server::serve(&mut request).await?;
     let edns = request.edns.as_ref().map(|asked| response_edns(asked, &reply));
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
@@ -131,6 +111,34 @@ async fn answer_question(
     };
     let packet = Packet::new(reply, query.name(), (&bytes, &layout), request.server.number());
     Some(Answer { bytes, packet: packet.map(Box::new) })
+}
+
+/// Returns what a message asks, unless that can't be understood.
+fn decode(
+    server: Arc<Server>,
+    message: &[u8],
+    (client, local): (SocketAddr, SocketAddr),
+    protocol: Protocol,
+) -> Option<Request> {
+    let decoded = Message::from_bytes(message.to_vec(), client, protocol);
+    let decoded =
+        decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
+    let [query] = decoded.queries.queries() else { return None };
+    Some(Request {
+        tally: server.dropped(),
+        zone: Name::root(),
+        server,
+        query: query.original().clone(),
+        client,
+        local,
+        protocol,
+        size: message.len(),
+        metadata: decoded.metadata,
+        edns: decoded.edns.clone(),
+        purpose: Purpose::Client,
+        depth: 0,
+        max_udp: MAX_UDP,
+    })
 }
 
 /// RFC 6891 section 7: who sends OPT gets OPT.

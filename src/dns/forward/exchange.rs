@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use futures::future::select_ok;
 use hickory_proto::op::{Message, ResponseCode};
-use rand::RngExt;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpSocket, UdpSocket};
@@ -205,7 +204,8 @@ impl Try<'_> {
         let rcode = answer.metadata.response_code;
         // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
         if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
-            return self.ask_once(false).await;
+            drop(answer);
+            return Box::pin(self.ask_once(false)).await;
         }
         Ok(answer)
     }
@@ -248,7 +248,7 @@ impl Try<'_> {
     async fn by_udp(self, bytes: &[u8], mut idle: Option<Socket>) -> Result<Reply, Trouble> {
         let given_up = Instant::now() + self.upstream.patience;
         let mut tries = Few::new();
-        let mut bytes = bytes.to_vec();
+        let mut id = [bytes[0], bytes[1]];
         let mut pause = REPEAT;
         let mut local = None;
         loop {
@@ -260,7 +260,9 @@ impl Try<'_> {
             match socket {
                 Ok(socket) => {
                     local = local.or(socket.local);
-                    tries.push(self.ask_from(socket, bytes.clone()));
+                    let mut bytes = bytes.to_vec();
+                    bytes[..2].copy_from_slice(&id);
+                    tries.push(self.ask_from(socket, bytes));
                 }
                 Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
                 // One that waits may still be answered.
@@ -282,7 +284,7 @@ impl Try<'_> {
                 return Err(reading.late());
             }
             pause *= 2;
-            rand::rng().fill(&mut bytes[..2]);
+            id = rand::random();
         }
     }
 
