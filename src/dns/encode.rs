@@ -173,7 +173,7 @@ pub const OPT: usize = 11;
 /// many the client takes, and without OPT. A record that can't be encoded counts for nothing.
 #[must_use]
 pub fn wire_length(reply: &Reply, question: &Query) -> usize {
-    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
+    let mut bytes = Vec::new();
     let mut length = |part: &dyn BinEncodable| {
         bytes.clear();
         let mut encoder = BinEncoder::new(&mut bytes);

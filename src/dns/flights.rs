@@ -107,11 +107,10 @@ where
         let look_up = look_up()?;
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let place = Place { flying: Arc::clone(&self.flying), key: Some(key.clone()), number };
-        let looking = async move {
-            let landing = look_up.await;
+        let looking = look_up.map(|landing| {
             place.leave(|| take(&landing));
             landing
-        };
+        });
         let landing = AssertUnwindSafe(looking)
             .catch_unwind()
             .map(|landing| landing.inspect_err(|_| error!("a look-up panicked")).ok());

@@ -64,7 +64,8 @@ impl Handler {
         let server = self.server.load_full();
         let debug = server.is_debugged();
         // One message that hits a defect of ours, or of the decoder, must not end the listener.
-        let answering = screen_and_answer(server, &message, (unmapped(client), unmapped(local)), protocol);
+        let ends = (unmapped(client), unmapped(local));
+        let answering = screen_and_answer(server, &message, &ends, protocol);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
             error!("answering a message of {client} panicked: {message:02x?}");
             if debug {
@@ -79,47 +80,22 @@ impl Handler {
 async fn screen_and_answer(
     server: Arc<Server>,
     message: &[u8],
-    ends: (SocketAddr, SocketAddr),
+    ends: &(SocketAddr, SocketAddr),
     protocol: Protocol,
 ) -> Option<Answer> {
     match screen(message) {
         Screened::Silence => None,
         Screened::Reply(bytes) => Some(Answer::once(bytes)),
-        Screened::Question => answer_question(server, message, ends, protocol).await,
+        Screened::Question => match decode(server, message, *ends, protocol) {
+            Some(mut request) => answer_question(&mut request, message).await,
+            None => Some(Answer::once(format_error(message))),
+        },
     }
 }
 
-async fn answer_question(
-    server: Arc<Server>,
-    message: &[u8],
-    (client, local): (SocketAddr, SocketAddr),
-    protocol: Protocol,
-) -> Option<Answer> {
-    let decoded = match Message::from_bytes(message.to_vec(), client, protocol) {
-        Ok(decoded) => decoded,
-        Err(error) => {
-            debug!("a message from {client} can't be decoded: {error}");
-            return Some(Answer::once(format_error(message)));
-        }
-    };
-    let [query] = decoded.queries.queries() else { return Some(Answer::once(format_error(message))) };
-    let query = query.original().clone();
-    let mut request = Request {
-        tally: server.dropped(),
-        zone: Name::root(),
-        server,
-        query: query.clone(),
-        client,
-        local,
-        protocol,
-        size: message.len(),
-        metadata: decoded.metadata,
-        edns: decoded.edns.clone(),
-        purpose: Purpose::Client,
-        depth: 0,
-        max_udp: MAX_UDP,
-    };
-    let reply = Server::serve(&mut request).await?;
+async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer> {
+    let query = request.query.clone();
+    let reply = Server::serve(request).await?;
     let edns = request.edns.as_ref().map(|asked| response_edns(asked, &reply));
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
     let (bytes, layout) = match encoded {
@@ -131,6 +107,34 @@ async fn answer_question(
     };
     let packet = Packet::new(reply, query.name(), (&bytes, &layout), request.server.number());
     Some(Answer { bytes, packet: packet.map(Box::new) })
+}
+
+/// Returns what a message asks, unless that can't be understood.
+fn decode(
+    server: Arc<Server>,
+    message: &[u8],
+    (client, local): (SocketAddr, SocketAddr),
+    protocol: Protocol,
+) -> Option<Request> {
+    let decoded = Message::from_bytes(message.to_vec(), client, protocol);
+    let decoded =
+        decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
+    let [query] = decoded.queries.queries() else { return None };
+    Some(Request {
+        tally: server.dropped(),
+        zone: Name::root(),
+        server,
+        query: query.original().clone(),
+        client,
+        local,
+        protocol,
+        size: message.len(),
+        metadata: decoded.metadata,
+        edns: decoded.edns.clone(),
+        purpose: Purpose::Client,
+        depth: 0,
+        max_udp: MAX_UDP,
+    })
 }
 
 /// RFC 6891 section 7: who sends OPT gets OPT.

@@ -179,7 +179,8 @@ impl Tally {
         let qtype = TYPES.iter().position(|known| *known == request.query.query_type());
         let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());
         let response = self.response((reply.metadata.response_code, reply.plugin));
-        let mut adds = vec![(REQUESTS + place, 1)];
+        let mut adds = Vec::with_capacity(7);
+        adds.push((REQUESTS + place, 1));
         if request.dnssec_ok() {
             adds.push((WITH_DO, 1));
         }

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use futures::future::select_ok;
 use hickory_proto::op::{Message, ResponseCode};
-use rand::RngExt;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpSocket, UdpSocket};
@@ -85,7 +84,6 @@ impl fmt::Display for Endpoint {
 }
 
 /// One question on its way to one upstream.
-#[derive(Clone, Copy)]
 struct Try<'a> {
     upstream: &'a Upstream,
     question: &'a Question,
@@ -106,9 +104,8 @@ pub(super) async fn exchange(
     progress: Arc<Progress>,
 ) -> Result<Message, Trouble> {
     let begun = Instant::now();
-    let asking =
-        Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress, looked_at }.ask();
-    tokio::pin!(asking);
+    let asking = Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress, looked_at };
+    let mut asking = pin!(asking.ask());
     let answer = tokio::select! {
         biased;
         answer = &mut asking => answer,
@@ -200,18 +197,19 @@ impl Upstream {
 }
 
 impl Try<'_> {
-    async fn ask(self) -> Result<Message, Trouble> {
+    async fn ask(&self) -> Result<Message, Trouble> {
         let answer = self.ask_once(true).await?;
         let rcode = answer.metadata.response_code;
         // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
         if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
-            return self.ask_once(false).await;
+            drop(answer);
+            return Box::pin(self.ask_once(false)).await;
         }
         Ok(answer)
     }
 
     /// Asks once, with EDNS or without.
-    async fn ask_once(self, edns: bool) -> Result<Message, Trouble> {
+    async fn ask_once(&self, edns: bool) -> Result<Message, Trouble> {
         let bytes = self.question.encode(edns);
         // Streams need much room, and seldom: it is taken only then.
         let by_stream = || Box::pin(self.by_stream(&bytes));
@@ -245,10 +243,10 @@ impl Try<'_> {
     /// Asks by UDP, from a socket that is open already if there is one; again and again until somebody answers. Each
     /// time from another port and with another id: behind one address there may be several servers, and the network
     /// keeps each port with one of them, dead or not. Who has given up on it, and asks anew, may still be answered.
-    async fn by_udp(self, bytes: &[u8], mut idle: Option<Socket>) -> Result<Reply, Trouble> {
+    async fn by_udp(&self, bytes: &[u8], mut idle: Option<Socket>) -> Result<Reply, Trouble> {
         let given_up = Instant::now() + self.upstream.patience;
         let mut tries = Few::new();
-        let mut bytes = bytes.to_vec();
+        let mut id = [bytes[0], bytes[1]];
         let mut pause = REPEAT;
         let mut local = None;
         loop {
@@ -260,7 +258,9 @@ impl Try<'_> {
             match socket {
                 Ok(socket) => {
                     local = local.or(socket.local);
-                    tries.push(self.ask_from(socket, bytes.clone()));
+                    let mut bytes = bytes.to_vec();
+                    bytes[..2].copy_from_slice(&id);
+                    tries.push(self.ask_from(socket, bytes));
                 }
                 Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
                 // One that waits may still be answered.
@@ -282,12 +282,12 @@ impl Try<'_> {
                 return Err(reading.late());
             }
             pause *= 2;
-            rand::rng().fill(&mut bytes[..2]);
+            id = rand::random();
         }
     }
 
     /// Asks from a socket, which is kept for another question if all goes well.
-    async fn ask_from(self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
+    async fn ask_from(&self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
         let udp = &socket.udp;
         socket.send(&bytes).await?;
         loop {
@@ -314,7 +314,7 @@ impl Try<'_> {
     }
 
     /// Asks over a connection that is open already, if there is one, else over a new one.
-    async fn by_stream(self, bytes: &[u8]) -> Result<Message, Trouble> {
+    async fn by_stream(&self, bytes: &[u8]) -> Result<Message, Trouble> {
         let pooled = self.upstream.pool.take();
         self.upstream.needed(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.over_new(bytes).await };
@@ -334,7 +334,7 @@ impl Try<'_> {
         }
     }
 
-    async fn over_new(self, bytes: &[u8]) -> Result<Message, Trouble> {
+    async fn over_new(&self, bytes: &[u8]) -> Result<Message, Trouble> {
         let dialing = self.upstream.dialing("tcp");
         self.progress.now(dialing);
         let stream = match timeout_at(self.deadline, self.upstream.connect()).await {
@@ -345,7 +345,7 @@ impl Try<'_> {
     }
 
     /// Asks over a connection, which is kept for the next question if all goes well.
-    async fn over(self, mut connection: Connection, bytes: &[u8]) -> Result<Message, Trouble> {
+    async fn over(&self, mut connection: Connection, bytes: &[u8]) -> Result<Message, Trouble> {
         let local = connection.local();
         let reading = Doing::read("tcp", local, self.upstream.endpoint.address);
         self.progress.now(reading);

@@ -65,7 +65,7 @@ impl Upstream {
         Self {
             endpoint,
             pool: Pool::new(options.keep),
-            sockets: Sockets::new(options.keep.number),
+            sockets: Sockets::new(options.keep.sockets),
             patience: options.read_timeout,
             source: options.source,
             metrics: options.metrics.clone().map(|metrics| Counters::new(metrics, address)),

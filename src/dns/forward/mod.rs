@@ -207,8 +207,11 @@ impl Forward {
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
                 let look = Instant::now() + SILENCE;
                 looked_at = Some((number, look));
-                let asking = exchange(upstream, question, by_tcp, (look, deadline), progress);
-                tries.push(async move { (number, asking.await) });
+                let times = (look, deadline);
+                // Made in there: what is moved into a future that waits for it has its place twice.
+                tries.push(
+                    async move { (number, exchange(upstream, question, by_tcp, times, progress).await) },
+                );
                 continue;
             }
             tokio::select! {

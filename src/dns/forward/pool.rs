@@ -38,12 +38,14 @@ pub struct Keep {
     pub age: Option<Duration>,
     /// How many are kept that aren't used.
     pub number: usize,
+    /// How many UDP sockets are, for a moment.
+    pub sockets: usize,
 }
 
 impl Default for Keep {
     /// As CoreDNS, but bounded: more than these are needed at once only in a storm.
     fn default() -> Self {
-        Self { idle: Duration::from_secs(10), age: None, number: 100 }
+        Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
     }
 }
 
@@ -99,7 +101,8 @@ mod tests {
     async fn connections_are_kept_so_long_and_so_many() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
-        let pool = Pool::new(Keep { idle: seconds(10), age: Some(seconds(15)), number: 1 });
+        let pool =
+            Pool::new(Keep { idle: seconds(10), age: Some(seconds(15)), number: 1, ..Keep::default() });
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;
         pool.put(second);

@@ -2,12 +2,13 @@
 //!
 //! A new one for each question costs more than all else about it. But who forges answers must not get to know the
 //! port (RFC 5452 section 9.2): each is used for a few questions, never two at once, and only for a moment. So with
-//! little traffic each question has a port of its own.
+//! little traffic each question has a port of its own, and with much of it any of many: who has seen which ones are
+//! open knows as little as more of them are.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -17,7 +18,7 @@ use nix::sys::socket::{
 use rand::RngExt;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 /// Questions that are asked from a port.
 const QUESTIONS: u8 = 16;
@@ -51,41 +52,60 @@ impl Socket {
 
     /// Sends a question. The runtime may not have heard yet that there is room, so the kernel is asked.
     pub(super) async fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        // What can be read by now belongs to earlier questions: only what comes from now on is worth a look.
-        let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-        let _ = self.udp.try_io(Interest::READABLE, nothing);
+        // What can be read by now isn't the answer.
+        self.has_been_read();
         match send(self.udp.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT) {
             Err(Errno::EAGAIN) => self.udp.send(bytes).await.map(drop),
             outcome => Ok(outcome.map(drop)?),
         }
+    }
+
+    fn is_young(&self, now: Instant) -> bool {
+        now.duration_since(self.opened) < AGE
+    }
+
+    /// Returns whether something has come since its last answer.
+    fn is_spoken_to(&self) -> bool {
+        self.udp.try_recv(&mut [0]).is_ok()
+    }
+
+    /// Has only what comes from now on count as something to read.
+    fn has_been_read(&self) {
+        let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let _ = self.udp.try_io(Interest::READABLE, nothing);
     }
 }
 
 /// The idle sockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
-    idle: Mutex<Vec<Socket>>,
+    idle: Arc<Mutex<Idle>>,
     /// How many are kept.
     number: usize,
 }
 
+#[derive(Debug, Default)]
+struct Idle {
+    sockets: Vec<Socket>,
+    /// Whether a task closes those that get too old.
+    is_swept: bool,
+}
+
 impl Sockets {
     pub(super) fn new(number: usize) -> Self {
-        Self { idle: Mutex::default(), number }
+        Self { idle: Arc::default(), number }
     }
 
-    /// Takes any of them that is young still.
+    /// Takes any of them that is young still, and that nobody who guesses has found.
     pub(super) fn take(&self) -> Option<Socket> {
         let now = Instant::now();
-        let mut idle = self.idle();
-        while !idle.is_empty() {
-            let any = rand::rng().random_range(..idle.len());
-            let socket = idle.swap_remove(any);
-            if now.duration_since(socket.opened) < AGE {
+        let sockets = &mut lock(&self.idle).sockets;
+        while !sockets.is_empty() {
+            let any = rand::rng().random_range(..sockets.len());
+            let socket = sockets.swap_remove(any);
+            if socket.is_young(now) && !socket.is_spoken_to() {
                 return Some(socket);
             }
-            // After a pause it is most likely all of them.
-            idle.retain(|socket| now.duration_since(socket.opened) < AGE);
         }
         None
     }
@@ -93,24 +113,50 @@ impl Sockets {
     /// Takes one back that was answered.
     pub(super) fn put(&self, mut socket: Socket) {
         socket.left -= 1;
-        let mut idle = self.idle();
-        if socket.left > 0 && idle.len() < self.number {
-            idle.push(socket);
+        socket.has_been_read();
+        let mut idle = lock(&self.idle);
+        if socket.left == 0 || idle.sockets.len() >= self.number {
+            return;
+        }
+        idle.sockets.push(socket);
+        if !idle.is_swept {
+            idle.is_swept = true;
+            tokio::spawn(sweep(Arc::downgrade(&self.idle)));
         }
     }
 
     pub(super) fn clear(&self) {
-        self.idle().clear();
+        lock(&self.idle).sockets.clear();
     }
+}
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Socket>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+/// Closes what gets too old, until there is nothing left: after a storm that may be many.
+async fn sweep(idle: Weak<Mutex<Idle>>) {
+    loop {
+        sleep(AGE).await;
+        let Some(idle) = idle.upgrade() else { return };
+        let mut idle = lock(&idle);
+        let now = Instant::now();
+        let old: Vec<Socket> = idle.sockets.extract_if(.., |socket| !socket.is_young(now)).collect();
+        idle.is_swept = !idle.sockets.is_empty();
+        let is_done = !idle.is_swept;
+        // Who needs one isn't to wait until they are closed.
+        drop(idle);
+        drop(old);
+        if is_done {
+            return;
+        }
     }
+}
+
+fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::future::poll_fn;
 
     use tokio::time::advance;
 
@@ -134,10 +180,10 @@ mod tests {
         for _ in 0..3 {
             sockets.put(open(&to));
         }
-        assert_eq!(sockets.idle().len(), 2, "there is room for so many");
+        assert_eq!(lock(&sockets.idle).sockets.len(), 2, "there is room for so many");
         advance(AGE).await;
         assert!(sockets.take().is_none(), "they are too old");
-        assert!(sockets.idle().is_empty());
+        assert!(lock(&sockets.idle).sockets.is_empty());
     }
 
     #[tokio::test]
@@ -152,5 +198,27 @@ mod tests {
             sockets.put(socket);
         }
         assert_eq!(ports.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn one_that_somebody_has_guessed_is_closed() {
+        let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (sockets, socket) = (Sockets::new(1), open(&to));
+        let local = socket.local.unwrap();
+        sockets.put(socket);
+        to.send_to(b"forged", local).await.unwrap();
+        poll_fn(|context| lock(&sockets.idle).sockets[0].udp.poll_recv_ready(context)).await.unwrap();
+        assert!(sockets.take().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_nobody_needs_any_more_are_closed() {
+        let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let sockets = Sockets::new(1);
+        for _ in 0..2 {
+            sockets.put(open(&to));
+            sleep(AGE * 2).await;
+            assert!(lock(&sockets.idle).sockets.is_empty());
+        }
     }
 }

@@ -35,7 +35,8 @@
 //! - Without *max_concurrent*, 1000 to 10,000 questions may be under way: a quarter of the files that the process
 //!   may open. CoreDNS has no bound, and dies of too many sockets. Questions that share a look-up count once;
 //!   what is behind the targets of links has the same number again for itself, a tenth of it for other types than
-//!   addresses. An upstream keeps 100 idle connections at most unless *max_idle_conns* says otherwise.
+//!   addresses. An upstream keeps 100 idle connections at most, and 1000 UDP sockets, unless *max_idle_conns* says
+//!   otherwise.
 //! - Names behind **TO** are looked up while lb-linker answers already, until that succeeds, and not before it
 //!   starts; and the answers to targets of links are taken from the upstream that gives the best one, as if
 //!   *failover* named every error.
@@ -89,7 +90,8 @@
 //! - `max_age` **DURATION**: these connections aren't used any more once they are so old; at least `expire`. 0, the
 //!   default, is for no such limit.
 //! - `max_idle_conns` **NUMBER**: connections, and as many UDP sockets, that are kept for each upstream while they
-//!   aren't used. 0, the default, stands for 100.
+//!   aren't used. 0, the default, stands for 100 connections and 1000 sockets. A socket that isn't used is closed
+//!   within two seconds.
 //! - `read_timeout` **DURATION**: how long an upstream may take to answer. The default is 2s. A connection has to be
 //!   there within 2s, whatever this says. All in all a question may take 5s, or this if it is longer.
 //! - `max_fails` **NUMBER**: health checks in a row that an upstream may fail before it is down. The default is 2.

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
-use std::thread::{sleep, yield_now};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::Sender;
@@ -110,7 +110,7 @@ impl Worker {
             packets.keep(key, client, *packet, now);
         }
         let server = self.handler.server.load().number();
-        let (mut answered, mut passed_on) = (0, 0);
+        let mut answered = 0;
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
             if peer.lost != *lost && peer.lost != 0 {
@@ -129,17 +129,12 @@ impl Worker {
                 None => {
                     let key = if is_cut { None } else { packets.last_key() };
                     self.pass_on(question, peer, key);
-                    passed_on += 1;
                 }
             }
         }
         if answered > 0 {
             packets.set_took(now.elapsed() / answered);
             batch.send(self.socket.as_fd(), |error| debug!("UDP: an answer is lost: {error}"));
-        }
-        if passed_on > 0 {
-            // Where the full handler shares our core, it is its turn: else the two would change places for each question.
-            yield_now();
         }
     }
 

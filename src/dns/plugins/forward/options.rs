@@ -200,8 +200,9 @@ impl Braces {
             "expire" => options.keep.idle = duration(line)?,
             "max_age" => options.keep.age = Some(duration(line)?).filter(|age| !age.is_zero()),
             "max_idle_conns" => {
-                let number: usize = number(line)?;
-                options.keep.number = if number == 0 { Keep::default().number } else { number };
+                let (number, default) = (number(line)?, Keep::default());
+                (options.keep.number, options.keep.sockets) =
+                    if number == 0 { (default.number, default.sockets) } else { (number, number) };
             }
             "read_timeout" => {
                 options.read_timeout = duration(line)?;
