@@ -1,8 +1,9 @@
 //! What a server costs, and what else its core did meanwhile.
 
-use std::fs;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
@@ -10,6 +11,22 @@ use nix::unistd::Pid;
 pub const SERVER: usize = 0;
 /// The core of all that asks them, and of all that they ask.
 pub const LOAD: usize = 1;
+
+/// Has this thread, or a thread with that id, and what it starts run on one core.
+pub fn pin(thread: Pid, core: usize) -> nix::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core)?;
+    sched_setaffinity(thread, &set)
+}
+
+/// Has all threads of a process run on one core: Knot moves its own elsewhere once it is started.
+pub fn pin_threads(pid: u32, core: usize) -> io::Result<()> {
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let id = thread?.file_name().to_string_lossy().parse().map_err(io::Error::other)?;
+        pin(Pid::from_raw(id), core)?;
+    }
+    Ok(())
+}
 
 /// Microseconds that a process and those that it has started have computed so far, in user and system mode. The
 /// clock counts in nanoseconds, and threads that have ended are part of it.

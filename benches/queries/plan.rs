@@ -5,7 +5,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::client::Client;
@@ -154,9 +153,7 @@ fn capture(stage: &Stage, set: Set) -> Result<(), String> {
 
 /// All that isn't pinned elsewhere runs on the core of the load: this process and what it starts.
 fn pin() -> Result<(), String> {
-    let mut set = CpuSet::new();
-    set.set(cpu::LOAD).expect("a small number");
-    sched_setaffinity(Pid::from_raw(0), &set)
+    cpu::pin(Pid::from_raw(0), cpu::LOAD)
         .map_err(|error| format!("two cores are needed, one for the servers and one for the load: {error}"))
 }
 
@@ -197,6 +194,7 @@ fn upstream_of(
     let client = Client::new(address).map_err(|error| error.to_string())?;
     let question = &Set::Cached.questions(Names::Linked)[0];
     client.wait_for(question, &mut || process.ended().is_some()).map_err(|error| format!("Knot: {error}"))?;
+    cpu::pin_threads(process.id(), cpu::LOAD).map_err(|error| format!("Knot: {error}"))?;
     Ok(Some(process))
 }
 

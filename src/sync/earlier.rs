@@ -76,11 +76,11 @@ fn removal() -> Value {
 /// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`] if another one has
 /// its name.
 pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectMeta<Service>> {
-    let api: Api<Service> = Api::namespaced(client.clone(), &bound.key.namespace());
+    let api: Api<Service> = Api::namespaced(client.clone(), bound.key.namespace());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     let mut patch = removal();
     patch["metadata"]["uid"] = bound.uid.as_str().into();
-    api.patch_metadata(&bound.key.name(), &params, &Patch::Strategic(patch)).await
+    api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
 /// Returns whether the Service of that name has another uid: a field that can't be changed.
