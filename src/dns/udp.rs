@@ -116,9 +116,12 @@ async fn serve_with(
         workers.sockets.push(Arc::clone(&socket));
         let (questions, asked) = mpsc::channel(QUEUE);
         let (keep, kept) = sync_channel(KEPT);
-        let (socket_of_full, handler_of_full) = (Arc::clone(&socket), Arc::clone(&handler));
-        let full =
-            Full { socket: socket_of_full, handler: handler_of_full, shares: Arc::clone(&shares), keep };
+        let full = Full {
+            socket: Arc::clone(&socket),
+            handler: Arc::clone(&handler),
+            shares: Arc::clone(&shares),
+            keep,
+        };
         // It sees to it itself that others have their turn.
         fulls.spawn(unconstrained(full.serve(asked)));
         let worker = Worker {

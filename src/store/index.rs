@@ -146,15 +146,16 @@ impl Index {
 // === impl Tree ===
 
 impl Tree {
-    /// Has a name lead to a link, or to nothing. Returns whether it led to none before, or does no more.
-    pub(super) fn set(&self, name: Box<[u8]>, link: Option<Arc<Link>>) -> bool {
+    /// Has a name lead to a link, or to nothing. Returns what it led to before.
+    pub(super) fn set(&self, name: Box<[u8]>, link: Option<Arc<Link>>) -> Option<Arc<Link>> {
         // Who looks now waits for this change: nobody is told of the new one and then again of the old one.
         match (self.names.entry(name), link) {
             (Entry::Occupied(mut place), Some(link)) => {
-                if !Arc::ptr_eq(place.get(), &link) {
-                    place.insert(link).set_outdated();
+                let before = place.insert(Arc::clone(&link));
+                if !Arc::ptr_eq(&before, &link) {
+                    before.set_outdated();
                 }
-                false
+                Some(before)
             }
             (Entry::Vacant(place), Some(link)) => {
                 let _changing = self.generations.begin();
@@ -162,17 +163,17 @@ impl Tree {
                 drop(place.insert(link));
                 self.count_below(&name, 1);
                 self.owned.fetch_add(1, Ordering::Release);
-                true
+                None
             }
             (Entry::Occupied(place), None) => {
                 let _changing = self.generations.begin();
                 place.get().set_outdated();
-                let (name, _) = place.remove_entry();
+                let (name, before) = place.remove_entry();
                 self.count_below(&name, -1);
                 self.owned.fetch_sub(1, Ordering::Release);
-                true
+                Some(before)
             }
-            (Entry::Vacant(_), None) => false,
+            (Entry::Vacant(_), None) => None,
         }
     }
 

@@ -38,6 +38,7 @@ use link::Outdated;
 pub use link::{Asked, Change, Family, Ingress, Link, Observed, Port, State, Target, Wishes};
 pub(crate) use ports::Ports;
 pub use uid::Uid;
+pub(crate) use uid::uuid;
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.

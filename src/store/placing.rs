@@ -102,16 +102,16 @@ impl Store {
     /// name has to do without it, or gets it.
     fn set_own(&self, allotment: &mut Allotment, name: Box<[u8]>, link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
-        let before = self.index.own.find(&name);
-        let is_new = self.index.own.set(name.clone(), link);
+        let before = self.index.own.set(name.clone(), link);
+        let is_changed = before.is_some() != owner.is_some();
         // Whoever has lost it is shown anew under the names that it has still.
-        if let (Found::Link(loser), Some(owner)) = (before, owner)
+        if let (Some(loser), Some(owner)) = (before, owner)
             && loser.key != owner
             && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))
         {
             self.show(allotment, &Arc::new(Link::clone(&loser)));
         }
-        if !is_new {
+        if !is_changed {
             return;
         }
         for zone in &*self.zones() {

@@ -25,17 +25,19 @@ impl Uid {
     }
 }
 
+/// Returns the UUID that is written so, as Kubernetes writes them: it can be in several ways, and two of them are two
+/// uids.
+pub(crate) fn uuid(text: &str) -> Option<Uuid> {
+    let uuid = Uuid::try_parse(text).ok()?;
+    (*uuid.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *text).then_some(uuid)
+}
+
 impl From<&str> for Uid {
     fn from(text: &str) -> Self {
         if text.is_empty() {
             return Self(Form::None);
         }
-        // A UUID can be written in several ways, and two of them are two uids.
-        let mut again = Uuid::encode_buffer();
-        Self(match Uuid::try_parse(text) {
-            Ok(uuid) if *uuid.as_hyphenated().encode_lower(&mut again) == *text => Form::Uuid(uuid),
-            _ => Form::Other(text.into()),
-        })
+        Self(uuid(text).map_or_else(|| Form::Other(text.into()), Form::Uuid))
     }
 }
 

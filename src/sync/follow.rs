@@ -25,7 +25,7 @@ use tracing::{error, info};
 
 use super::desired::{Precondition, SOURCE};
 use super::election::Leadership;
-use super::events::Reason;
+use super::events::{Reason, Regarding};
 use super::guarded::Guarded;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
@@ -38,7 +38,7 @@ use super::{News, SyncError};
 use crate::store::{Change, ServiceKey, Store};
 use departed::Departed;
 use follower::{Follower, Wish};
-use heard::{Followers, Heard, regarding};
+use heard::{Followers, Heard};
 use places::{Place, Places};
 use writing::Written;
 
@@ -357,7 +357,7 @@ impl Following {
 
     fn complain(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
         if self.memory.complaints.set(key, Some(why.to_owned())) && is_news {
-            self.settings.news.recorder.record(regarding(key, uid), Reason::TargetRefused, why);
+            self.settings.news.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
         }
     }
 }

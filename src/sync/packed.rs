@@ -168,20 +168,5 @@ pub(super) fn id_bytes(kind: Kind, name: &str) -> Vec<u8> {
     packer.bytes
 }
 
-/// Returns the number of a UUID in the form that Kubernetes writes.
-fn uuid(text: &str) -> Option<u128> {
-    if text.len() != 36 {
-        return None;
-    }
-    let number = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
-    (uuid_text(number) == text).then_some(number)
-}
-
-fn uuid_text(number: u128) -> String {
-    let digits = format!("{number:032x}");
-    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
-    parts.join("-")
-}
-
 #[cfg(test)]
 mod tests;

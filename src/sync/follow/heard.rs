@@ -8,7 +8,6 @@ use kube::runtime::watcher::{Event, Result};
 use super::follower::Follower;
 use crate::store::ServiceKey;
 use crate::sync::desired::{MANAGED_BY, SOURCE};
-use crate::sync::events::Regarding;
 use crate::sync::guarded::Guarded;
 use crate::sync::selection::Selection;
 use crate::sync::service::{EXTERNAL_NAME, Service};
@@ -244,11 +243,6 @@ impl Followers {
             }
         }
     }
-}
-
-/// Returns what an Event about a Service needs.
-pub(super) fn regarding(key: &ServiceKey, uid: &str) -> Regarding {
-    Regarding::new(key, uid)
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
+use uuid::Uuid;
 
 use super::{
     ANNOTATIONS, COMMON, CREATED, DELETED, FINALIZERS_OR_OWNERS, LABELS, LONG_TEXT, MANAGERS, MORE, NAMELESS,
-    NONE, NUMBER, PART_OF_NAME, TEXT, UUID, uuid_text,
+    NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
 use crate::sync::object::{Conditions, Endpoint, EndpointSlice};
 use crate::sync::service::{IngressEntry, LoadBalancerStatus, Port, Service, Spec, Status};
@@ -121,7 +122,7 @@ impl<'a> Unpacker<'a> {
                 let (start, length) = (self.length(), self.length());
                 self.name.get(start..start.saturating_add(length)).unwrap_or_default().into()
             }
-            UUID => uuid_text(self.take(16).try_into().map_or(0, u128::from_be_bytes)).into(),
+            UUID => Uuid::from_slice(self.take(16)).unwrap_or_default().to_string().into(),
             NUMBER => self.number().to_string().into(),
             LONG_TEXT => {
                 let length = self.length();

@@ -59,7 +59,7 @@ impl Any {
                 (0..length).map(|_| char::from(self.0.random_range(b' '..=b'~'))).collect()
             }
             4 => self.0.random::<u64>().to_string(),
-            _ => uuid_text(self.0.random()),
+            _ => uuid::Uuid::from_u128(self.0.random()).to_string(),
         }
     }
 

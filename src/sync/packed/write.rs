@@ -6,8 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use super::{
     ANNOTATIONS, COMMON, CREATED, DELETED, FINALIZERS_OR_OWNERS, LABELS, LONG_TEXT, MANAGERS, MORE, NAMELESS,
-    NONE, NUMBER, PART_OF_NAME, TEXT, UUID, uuid,
+    NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
+use crate::store::uuid;
 use crate::sync::object::EndpointSlice;
 use crate::sync::service::{Port, Service, Spec};
 
@@ -125,7 +126,7 @@ impl Packer<'_> {
             self.bytes.push(number as u8);
         } else if let Some(uuid) = uuid(text) {
             self.bytes.push(UUID);
-            self.bytes.extend(uuid.to_be_bytes());
+            self.bytes.extend(uuid.as_bytes());
         } else if let Some(number) = text.parse::<u64>().ok().filter(|number| number.to_string() == text) {
             self.bytes.push(NUMBER);
             self.number(number);
