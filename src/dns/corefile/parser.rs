@@ -149,6 +149,12 @@ impl Parser<'_> {
             if another.is_some() && matches!(&*word.text, "" | "," | "{" | "}") {
                 return Err(word.place.error("a comma has to stand right behind an address"));
             }
+            // CoreDNS takes it for a zone, which nobody means.
+            if word.text == "import" {
+                return Err(word
+                    .place
+                    .error("an import has to begin its line; a zone of that name is written import."));
+            }
             if !word.text.is_empty() {
                 addresses.push(word);
             }

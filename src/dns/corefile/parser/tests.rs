@@ -129,6 +129,14 @@ fn what_is_wrong_is_named_with_its_place() {
         ("a , b {\n}", "dir/Corefile:1:3: a comma has to stand right behind an address"),
         ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
         (
+            ". {\n} import none\n",
+            "dir/Corefile:2:3: an import has to begin its line; a zone of that name is written import.",
+        ),
+        (
+            "a, import {\n}",
+            "dir/Corefile:1:4: an import has to begin its line; a zone of that name is written import.",
+        ),
+        (
             ". {\n import\n}",
             "dir/Corefile:2:2: import needs the name of a snippet, a file, or a pattern of files",
         ),
