@@ -149,6 +149,9 @@ impl Parser<'_> {
             if another.is_some() && matches!(&*word.text, "" | "," | "{" | "}") {
                 return Err(word.place.error("a comma has to stand right behind an address"));
             }
+            if another.is_some() && word.text.ends_with(',') {
+                return Err(word.place.error("one comma is enough behind an address"));
+            }
             // CoreDNS takes it for a zone, which nobody means.
             if word.text == "import" {
                 return Err(word

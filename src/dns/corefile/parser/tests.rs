@@ -127,6 +127,7 @@ fn what_is_wrong_is_named_with_its_place() {
         (". {\n errors }\n", "dir/Corefile:2:9: } has to stand at the beginning of a line"),
         ("a, {\n}", "dir/Corefile:1:1: another address has to follow the comma"),
         ("a , b {\n}", "dir/Corefile:1:3: a comma has to stand right behind an address"),
+        ("a,, b {\n}", "dir/Corefile:1:1: one comma is enough behind an address"),
         ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
         (
             ". {\n} import none\n",
