@@ -14,6 +14,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpSocket, UdpSocket};
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
@@ -83,16 +84,24 @@ impl fmt::Display for Endpoint {
     }
 }
 
+/// When a question is asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// Since then.
+    pub(super) begun: Instant,
+    /// When whoever asks has a look at it at the latest: what is to be done later needs no timer until then. Nearly all
+    /// are answered before.
+    pub(super) looked_at: Instant,
+    pub(super) deadline: Instant,
+}
+
 /// One question on its way to one upstream.
 struct Try<'a> {
     upstream: &'a Upstream,
     question: &'a Question,
     by_tcp: bool,
-    deadline: Instant,
+    times: Times,
     progress: &'a Progress,
-    /// When whoever asks has a look at it at the latest: what is to be done later needs no timer until then. Nearly all
-    /// are answered before.
-    looked_at: Instant,
 }
 
 /// Asks an upstream until the deadline. One that fails, or is silent until it is looked at, is checked.
@@ -100,23 +109,22 @@ pub(super) async fn exchange(
     upstream: Arc<Upstream>,
     question: &Question,
     by_tcp: bool,
-    (looked_at, deadline): (Instant, Instant),
+    times: Times,
     progress: Arc<Progress>,
 ) -> Result<Message, Trouble> {
-    let begun = Instant::now();
-    let asking = Try { upstream: &upstream, question, by_tcp, deadline, progress: &progress, looked_at };
+    let asking = Try { upstream: &upstream, question, by_tcp, times, progress: &progress };
     let mut asking = pin!(asking.ask());
     let answer = tokio::select! {
         biased;
         answer = &mut asking => answer,
-        () = sleep_until(looked_at) => {
+        () = sleep_until(times.looked_at) => {
             upstream.suspect();
             asking.await
         }
     };
     match &answer {
         Ok(Message { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.answered(metadata.response_code, begun.elapsed());
+            metrics.answered(metadata.response_code, times.begun.elapsed());
         }),
         Err(trouble) => {
             debug!("upstream {}: {trouble}", upstream.endpoint);
@@ -133,10 +141,16 @@ pub(super) async fn exchange(
 pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Instant) -> Result<(), Trouble> {
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let progress = &upstream.progress();
-    let asking = Try { upstream, question, by_tcp, deadline, progress, looked_at: Instant::now() };
+    let now = Instant::now();
+    let times = Times { begun: now, looked_at: now, deadline };
+    let asking = Try { upstream, question, by_tcp, times, progress };
     let bytes = question.encode(false);
     // The sockets for that aren't counted, and what is open may be what is broken.
-    if by_tcp { asking.over_new(&bytes).await.map(drop) } else { asking.by_udp(&bytes, None).await.map(drop) }
+    if by_tcp {
+        asking.over_new(&bytes).await.map(drop)
+    } else {
+        asking.by_udp(&bytes, None, now).await.map(drop)
+    }
 }
 
 impl Upstream {
@@ -216,9 +230,10 @@ impl Try<'_> {
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
-        let idle = self.upstream.sockets.take();
+        let now = Instant::now();
+        let idle = self.upstream.sockets.take(now);
         self.upstream.needed(idle.is_some(), false);
-        match self.by_udp(&bytes, idle).await? {
+        match self.by_udp(&bytes, idle, now).await? {
             Reply::Answer(answer) => Ok(*answer),
             Reply::Truncated(cut) => {
                 let whole = by_stream();
@@ -243,8 +258,13 @@ impl Try<'_> {
     /// Asks by UDP, from a socket that is open already if there is one; again and again until somebody answers. Each
     /// time from another port and with another id: behind one address there may be several servers, and the network
     /// keeps each port with one of them, dead or not. Who has given up on it, and asks anew, may still be answered.
-    async fn by_udp(&self, bytes: &[u8], mut idle: Option<Socket>) -> Result<Reply, Trouble> {
-        let given_up = Instant::now() + self.upstream.patience;
+    async fn by_udp(
+        &self,
+        bytes: &[u8],
+        mut idle: Option<Socket>,
+        mut now: Instant,
+    ) -> Result<Reply, Trouble> {
+        let given_up = now + self.upstream.patience;
         let mut tries = Few::new();
         let mut id = [bytes[0], bytes[1]];
         let mut pause = REPEAT;
@@ -268,9 +288,9 @@ impl Try<'_> {
             }
             let reading = Doing::read("udp", local, self.upstream.endpoint.address);
             self.progress.first(reading);
-            let next = Instant::now() + pause;
-            let repeat = if next < given_up { next.min(self.deadline) } else { self.deadline };
-            while let Ok(Some(reply)) = timeout_late(repeat, self.looked_at, tries.next()).await {
+            let next = now + pause;
+            let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
+            while let Ok(Some(reply)) = timeout_late(repeat, self.times.looked_at, now, tries.next()).await {
                 // One that fails says nothing of those that wait; one that was open, nothing of new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
@@ -278,10 +298,14 @@ impl Try<'_> {
             }
             // What others were open may lead to nobody, too.
             self.upstream.sockets.clear();
-            if Instant::now() >= self.deadline {
+            now = Instant::now();
+            if now >= self.times.deadline {
                 return Err(reading.late());
             }
-            pause *= 2;
+            // What follows at once on one that has failed is no repetition.
+            if now >= next {
+                pause *= 2;
+            }
             id = rand::random();
         }
     }
@@ -289,6 +313,8 @@ impl Try<'_> {
     /// Asks from a socket, which is kept for another question if all goes well.
     async fn ask_from(&self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
         let udp = &socket.udp;
+        // Those that are asked together are sent together: the upstream is woken once for all of them.
+        yield_now().await;
         socket.send(&bytes).await?;
         loop {
             // Where nobody listens, the kernel hears of it (ICMP) and tells by an error alone: nothing becomes readable.
@@ -337,7 +363,7 @@ impl Try<'_> {
     async fn over_new(&self, bytes: &[u8]) -> Result<Message, Trouble> {
         let dialing = self.upstream.dialing("tcp");
         self.progress.now(dialing);
-        let stream = match timeout_at(self.deadline, self.upstream.connect()).await {
+        let stream = match timeout_at(self.times.deadline, self.upstream.connect()).await {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
@@ -349,7 +375,7 @@ impl Try<'_> {
         let local = connection.local();
         let reading = Doing::read("tcp", local, self.upstream.endpoint.address);
         self.progress.now(reading);
-        let answer = match timeout_at(self.deadline, converse(&mut connection.stream, bytes)).await {
+        let answer = match timeout_at(self.times.deadline, converse(&mut connection.stream, bytes)).await {
             Ok(answer) => answer.map_err(|error| reading.failed(error))?,
             Err(_) => return Err(reading.late()),
         };
@@ -377,15 +403,17 @@ fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
 async fn timeout_late<T>(
     deadline: Instant,
     looked_at: Instant,
+    now: Instant,
     future: impl Future<Output = T>,
 ) -> Result<T, ()> {
     let mut future = pin!(future);
     let mut alarm = None;
+    let mut now = Some(now);
     poll_fn(|context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {
             return Poll::Ready(Ok(output));
         }
-        if deadline > looked_at && Instant::now() < looked_at {
+        if deadline > looked_at && now.take().unwrap_or_else(Instant::now) < looked_at {
             return Poll::Pending;
         }
         alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
@@ -401,4 +429,51 @@ async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut answer = vec![0; usize::from(stream.read_u16().await?)];
     stream.read_exact(&mut answer).await?;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::os::fd::AsFd;
+
+    use hickory_proto::rr::{Name, RecordType};
+    use socket2::SockRef;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::dns::forward::ForwardOptions;
+    use crate::dns::wire::HEADER;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_is_repeated_after_half_a_second_though_the_socket_kept_for_it_has_failed() {
+        advance(Duration::from_secs(1)).await;
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
+        let broken = upstream.open().unwrap();
+        SockRef::from(&broken.udp.as_fd()).shutdown(Shutdown::Write).unwrap();
+        upstream.sockets.put(broken);
+        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A);
+        let begun = Instant::now();
+        let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
+        let progress = Arc::new(upstream.progress());
+        let asking = exchange(Arc::clone(&upstream), &question, false, times, progress);
+        let heard = async || {
+            let mut message = [0; 512];
+            // Checks of whether it lives ask for the root.
+            while message[HEADER] == 0 {
+                silent.recv(&mut message).await.unwrap();
+            }
+            Instant::now()
+        };
+        let hearing = async {
+            let first = heard().await;
+            heard().await - first
+        };
+        let pause = tokio::select! {
+            pause = hearing => pause,
+            answer = asking => panic!("{answer:?}"),
+        };
+        assert!(pause < 2 * REPEAT, "{pause:?}");
+    }
 }

@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::question::Question;
 pub use exchange::{Endpoint, TlsClient, Transport};
-use exchange::{SILENCE, exchange};
+use exchange::{SILENCE, Times, exchange};
 use few::Few;
 pub use health::HealthCheck;
 use health::Upstream;
@@ -191,34 +191,37 @@ impl Forward {
         let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + DEADLINE.max(self.options.read_timeout);
-        let mut rounds = Rounds::new(upstreams, attempts);
+        let mut rounds = Rounds::new(upstreams, attempts, begun);
         let mut tries = Few::new();
         let mut alarm = None;
         // When the last of the tries wakes us at the latest, if it is under way: until then we need no alarm of our own.
         let mut looked_at = None;
         let mut poor: Option<Message> = None;
+        // The clock is read when time has passed, for it takes its time, too.
+        let mut now = begun;
         loop {
-            let next = rounds.next().filter(|_| begun.elapsed() < DEADLINE);
+            let next = rounds.next().filter(|_| now.duration_since(begun) < DEADLINE);
             if next.is_none() && !rounds.is_waiting() {
                 return poor.ok_or_else(|| ForwardError::NoAnswer(rounds.why()));
             }
-            if let Some(next) = next.filter(|next| next.at <= Instant::now()) {
-                let Waiting { number, upstream, progress, .. } = rounds.begun(next);
+            if let Some(next) = next.filter(|next| next.at <= now) {
+                let Waiting { number, upstream, progress, .. } = rounds.begun(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
-                let look = Instant::now() + SILENCE;
-                looked_at = Some((number, look));
-                let times = (look, deadline);
+                let times = Times { begun: now, looked_at: now + SILENCE, deadline };
+                looked_at = Some((number, times.looked_at));
                 // Made in there: what is moved into a future that waits for it has its place twice.
                 tries.push(
                     async move { (number, exchange(upstream, question, by_tcp, times, progress).await) },
                 );
                 continue;
             }
+            let mut just_now = Some(now);
             tokio::select! {
                 biased;
                 Some((number, outcome)) = tries.next() => {
                     looked_at = looked_at.filter(|(last, _)| *last != number);
-                    match rounds.ended(number, outcome) {
+                    now = Instant::now();
+                    match rounds.ended(number, outcome, now) {
                         Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
                         Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
                         _ => {}
@@ -228,7 +231,8 @@ impl Forward {
                 () = poll_fn(|context| {
                     let late = rounds.due().unwrap_or(deadline);
                     let due = next.map_or(late, |next| next.at.min(late));
-                    if looked_at.is_some_and(|(_, look)| Instant::now() < look && look < due) {
+                    let now = just_now.take().unwrap_or_else(Instant::now);
+                    if looked_at.is_some_and(|(_, look)| now < look && look < due) {
                         return Poll::Pending;
                     }
                     let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(due)));
@@ -236,7 +240,10 @@ impl Forward {
                         alarm.as_mut().reset(due);
                     }
                     alarm.as_mut().poll(context)
-                }) => rounds.give_up_on_late(),
+                }) => {
+                    now = Instant::now();
+                    rounds.give_up_on_late(now);
+                }
             }
         }
     }

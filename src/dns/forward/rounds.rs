@@ -62,8 +62,7 @@ pub(super) struct Turn {
 }
 
 impl Rounds {
-    pub(super) fn new(upstreams: Vec<Arc<Upstream>>, attempts: usize) -> Self {
-        let now = Instant::now();
+    pub(super) fn new(upstreams: Vec<Arc<Upstream>>, attempts: usize, now: Instant) -> Self {
         Self {
             upstreams: upstreams.into_iter().map(|upstream| (upstream, State::Free)).collect(),
             turn: 0,
@@ -91,8 +90,7 @@ impl Rounds {
     }
 
     /// Takes in that one is asked from now on.
-    pub(super) fn begun(&mut self, Turn { turn, begins_round, .. }: Turn) -> &Waiting {
-        let now = Instant::now();
+    pub(super) fn begun(&mut self, Turn { turn, begins_round, .. }: Turn, now: Instant) -> &Waiting {
         let index = turn % self.upstreams.len();
         self.turn = turn + 1;
         self.next = now + PATIENCE;
@@ -108,12 +106,17 @@ impl Rounds {
     }
 
     /// Takes in what has become of a try, and returns the answer if it is one. Of those that are late, too.
-    pub(super) fn ended(&mut self, number: usize, outcome: Result<Message, Trouble>) -> Option<Message> {
+    pub(super) fn ended(
+        &mut self,
+        number: usize,
+        outcome: Result<Message, Trouble>,
+        now: Instant,
+    ) -> Option<Message> {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.number == number) {
             let index = self.waiting.swap_remove(at).index;
             self.upstreams[index].1 = if outcome.is_ok() { State::Answered } else { State::Free };
             self.failed += usize::from(outcome.is_err());
-            self.next = Instant::now();
+            self.next = now;
         }
         outcome.map_err(|trouble| self.why = Some(trouble)).ok()
     }
@@ -125,8 +128,7 @@ impl Rounds {
 
     /// Goes on as if those that are late had failed. Their answers are taken all the same if they come while
     /// others are waited for.
-    pub(super) fn give_up_on_late(&mut self) {
-        let now = Instant::now();
+    pub(super) fn give_up_on_late(&mut self, now: Instant) {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
             let late = self.waiting.swap_remove(at);
             late.upstream.suspect();
@@ -168,7 +170,7 @@ mod tests {
             let endpoint = Endpoint { address: ([127, 0, 0, 1], port).into(), transport: Transport::Udp };
             Arc::new(Upstream::new(endpoint, &ForwardOptions { max_fails: 0, ..ForwardOptions::default() }))
         };
-        Rounds::new((1..=upstreams).map(upstream).collect(), attempts)
+        Rounds::new((1..=upstreams).map(upstream).collect(), attempts, Instant::now())
     }
 
     fn trouble() -> Result<Message, Trouble> {
@@ -179,7 +181,7 @@ mod tests {
     fn begin(rounds: &mut Rounds) -> (usize, usize, u128) {
         let turn = rounds.next().unwrap();
         let after = turn.at.saturating_duration_since(Instant::now()).as_millis();
-        let Waiting { number, index, .. } = rounds.begun(turn);
+        let Waiting { number, index, .. } = rounds.begun(turn, Instant::now());
         (*number, *index, after)
     }
 
@@ -189,7 +191,7 @@ mod tests {
         for expected in [(1, 0, 0), (2, 1, 0), (3, 0, 100), (4, 1, 0)] {
             let begun = begin(&mut rounds);
             assert_eq!(begun, expected);
-            assert!(rounds.ended(begun.0, trouble()).is_none());
+            assert!(rounds.ended(begun.0, trouble(), Instant::now()).is_none());
         }
         assert_eq!(rounds.next(), None);
         assert!(!rounds.is_waiting());
@@ -200,11 +202,11 @@ mod tests {
         let mut rounds = rounds(2, usize::MAX);
         assert_eq!(begin(&mut rounds), (1, 0, 0));
         assert_eq!(begin(&mut rounds), (2, 1, 500), "the first one is silent");
-        rounds.ended(2, trouble());
+        rounds.ended(2, trouble(), Instant::now());
         assert_eq!(rounds.next(), None, "it's the first one's turn");
-        assert!(rounds.ended(1, Ok(Message::query())).is_some());
+        assert!(rounds.ended(1, Ok(Message::query()), Instant::now()).is_some());
         assert_eq!(begin(&mut rounds), (3, 1, 100));
-        rounds.ended(3, Ok(Message::query()));
+        rounds.ended(3, Ok(Message::query()), Instant::now());
         assert_eq!(rounds.next(), None);
     }
 
@@ -212,13 +214,13 @@ mod tests {
     async fn who_is_late_has_failed_and_may_answer_still() {
         let mut rounds = rounds(1, 2);
         begin(&mut rounds);
-        rounds.give_up_on_late();
+        rounds.give_up_on_late(Instant::now());
         assert_eq!(rounds.next(), None, "it isn't late yet");
         advance(rounds.due().unwrap().saturating_duration_since(Instant::now())).await;
-        rounds.give_up_on_late();
+        rounds.give_up_on_late(Instant::now());
         assert!(rounds.why().ends_with("i/o timeout"), "{}", rounds.why());
         assert_eq!(begin(&mut rounds), (2, 0, 0));
-        assert!(rounds.ended(1, Ok(Message::query())).is_some());
+        assert!(rounds.ended(1, Ok(Message::query()), Instant::now()).is_some());
         assert!(rounds.is_waiting(), "the second try goes on");
     }
 }

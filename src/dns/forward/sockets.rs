@@ -97,8 +97,7 @@ impl Sockets {
     }
 
     /// Takes any of them that is young still, and that nobody who guesses has found.
-    pub(super) fn take(&self) -> Option<Socket> {
-        let now = Instant::now();
+    pub(super) fn take(&self, now: Instant) -> Option<Socket> {
         let sockets = &mut lock(&self.idle).sockets;
         while !sockets.is_empty() {
             let any = rand::rng().random_range(..sockets.len());
@@ -172,17 +171,17 @@ mod tests {
         let sockets = Sockets::new(2);
         sockets.put(open(&to));
         for _ in 1..QUESTIONS {
-            let used = sockets.take().expect("it may be used again");
-            assert!(sockets.take().is_none(), "for one question at a time");
+            let used = sockets.take(Instant::now()).expect("it may be used again");
+            assert!(sockets.take(Instant::now()).is_none(), "for one question at a time");
             sockets.put(used);
         }
-        assert!(sockets.take().is_none());
+        assert!(sockets.take(Instant::now()).is_none());
         for _ in 0..3 {
             sockets.put(open(&to));
         }
         assert_eq!(lock(&sockets.idle).sockets.len(), 2, "there is room for so many");
         advance(AGE).await;
-        assert!(sockets.take().is_none(), "they are too old");
+        assert!(sockets.take(Instant::now()).is_none(), "they are too old");
         assert!(lock(&sockets.idle).sockets.is_empty());
     }
 
@@ -193,7 +192,7 @@ mod tests {
         sockets.put(open(&to));
         sockets.put(open(&to));
         let mut ports = HashSet::new();
-        while let Some(socket) = sockets.take() {
+        while let Some(socket) = sockets.take(Instant::now()) {
             ports.insert(socket.local);
             sockets.put(socket);
         }
@@ -208,7 +207,7 @@ mod tests {
         sockets.put(socket);
         to.send_to(b"forged", local).await.unwrap();
         poll_fn(|context| lock(&sockets.idle).sockets[0].udp.poll_recv_ready(context)).await.unwrap();
-        assert!(sockets.take().is_none());
+        assert!(sockets.take(Instant::now()).is_none());
     }
 
     #[tokio::test(start_paused = true)]
