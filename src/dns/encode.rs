@@ -62,7 +62,7 @@ pub fn encode(
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     let mut encoder = BinEncoder::new(&mut bytes);
     let place = encoder.place::<Header>()?;
-    question.emit(&mut encoder)?;
+    emit_question(question, is_pointed_at(response, question.name()), &mut encoder)?;
     let end = encoder.offset();
     let room = usize::from(limit).saturating_sub(opt.len());
     let mut writer = Writer { encoder, room, end, full: false, owner: Some((question.name(), HEADER)) };
@@ -82,6 +82,32 @@ pub fn encode(
     bytes.truncate(end);
     bytes.extend(opt);
     Ok((bytes, layout))
+}
+
+/// Writes the question. Names that others may point at the encoder keeps, which takes it longer than all else here.
+fn emit_question(
+    question: &Query,
+    is_pointed_at: bool,
+    encoder: &mut BinEncoder<'_>,
+) -> Result<(), ProtoError> {
+    if is_pointed_at {
+        return question.emit(encoder);
+    }
+    for label in question.name() {
+        encoder.emit_character_data(label)?;
+    }
+    encoder.emit(0)?;
+    encoder.emit_u16(question.query_type().into())?;
+    encoder.emit_u16(question.query_class().into())
+}
+
+/// Returns whether some name may point at a part of the question's: owners that are the same needn't be looked for.
+fn is_pointed_at(response: &Reply, name: &Name) -> bool {
+    let records = [&response.answers, &response.authorities, &response.additionals];
+    records
+        .into_iter()
+        .flatten()
+        .any(|record| !matches!(record.data, RData::A(_) | RData::AAAA(_)) || !record.name.eq_case(name))
 }
 
 /// Writes records while there is room.
@@ -136,8 +162,20 @@ impl<'n> Writer<'_, 'n> {
         match self.owner {
             Some((name, place)) if place <= MAX_POINTER && name.eq_case(&record.name) => {
                 #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
-                let place = place as u16;
-                self.encoder.emit_u16(POINTER | place)?;
+                let pointer = POINTER | place as u16;
+                // What most answers are, at once.
+                if let RData::A(address) = &record.data {
+                    let mut bytes = [0; 16];
+                    bytes[..2].copy_from_slice(&pointer.to_be_bytes());
+                    bytes[2..4].copy_from_slice(&u16::from(record.record_type()).to_be_bytes());
+                    bytes[4..6].copy_from_slice(&u16::from(record.dns_class).to_be_bytes());
+                    bytes[6..10].copy_from_slice(&record.ttl.to_be_bytes());
+                    bytes[11] = 4;
+                    bytes[12..].copy_from_slice(&address.octets());
+                    self.encoder.emit_vec(&bytes)?;
+                    return Ok(Place { start, ttl: start + 6, end: start + bytes.len() });
+                }
+                self.encoder.emit_u16(pointer)?;
             }
             _ => {
                 record.name.emit(&mut self.encoder)?;
@@ -250,6 +288,28 @@ mod tests {
         let response = Reply { answers: vec![record], ..Reply::new(metadata, "") };
         let bytes = encode(&response, &question, None, 512).unwrap().0;
         assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
+    }
+
+    #[test]
+    fn addresses_are_written_as_hickory_writes_them() {
+        for name in ["A.example.", ".", "a.b.c.d.e.f.g.example."] {
+            let name = Name::from_ascii(name).unwrap();
+            for addresses in 0..3 {
+                let address =
+                    |i: u8| Record::from_rdata(name.clone(), 0x0102_0304, RData::A(A::new(192, 0, 2, i)));
+                let response = responding((0..addresses).map(address).collect());
+                let mut message = Message::response(1, OpCode::Query);
+                message.metadata = response.metadata;
+                message.add_query(question(&name));
+                message.add_answers(response.answers.clone());
+                let bytes = encode(&response, &question(&name), None, 512).unwrap().0;
+                // The root has no shorter form than itself, but hickory doesn't point at it.
+                if !name.is_root() {
+                    assert_eq!(bytes, message.to_vec().unwrap(), "{name} {addresses}");
+                }
+                assert_eq!(Message::from_vec(&bytes).unwrap(), message, "{name} {addresses}");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! A question as somebody else is asked: an upstream, or the cache; and what makes two of them the same.
 
+use std::sync::Arc;
+
 use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
 use super::wire::{HEADER, OPT_LENGTH, opt};
-use crate::names;
 
 /// A question for somebody else.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub fn room(bytes: u16) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// The name in wire form, in lower case.
-    pub name: Box<[u8]>,
+    pub name: Arc<[u8]>,
     qtype: RecordType,
     class: DNSClass,
     recursion_desired: bool,
@@ -64,7 +65,7 @@ impl Question {
     #[must_use]
     pub fn key(&self) -> Key {
         Key {
-            name: wire_name(self.query.name()),
+            name: wire_name(self.query.name()).into(),
             qtype: self.query.query_type(),
             class: self.query.query_class(),
             recursion_desired: self.recursion_desired,
@@ -94,7 +95,7 @@ impl Question {
         message.push(u8::from(self.recursion_desired));
         message.push(AUTHENTIC_DATA | u8::from(self.checking_disabled) << 4);
         message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
-        message.extend(wire_name(self.query.name()));
+        write_name(self.query.name(), &mut message);
         message.push(0);
         message.extend(u16::from(self.query.query_type()).to_be_bytes());
         message.extend(u16::from(self.query.query_class()).to_be_bytes());
@@ -138,8 +139,21 @@ pub fn is_transfer(qtype: RecordType) -> bool {
 /// Returns a name in wire form, in lower case.
 #[must_use]
 pub fn wire_name(name: &Name) -> Box<[u8]> {
-    // No label of a name that could be decoded is too long.
-    names::wire(name.iter()).unwrap_or_default().into()
+    // Exactly as much as there will be: what is too much would have to be given back.
+    let mut wire = Vec::with_capacity(if name.is_root() { 0 } else { name.len() });
+    write_name(name, &mut wire);
+    wire.into()
+}
+
+/// Writes a name in wire form, in lower case.
+fn write_name(name: &Name, to: &mut Vec<u8>) {
+    for label in name {
+        // No label of a name that could be decoded is too long.
+        to.push(u8::try_from(label.len()).unwrap_or_default());
+        let start = to.len();
+        to.extend_from_slice(label);
+        to[start..].make_ascii_lowercase();
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct Server {
     pub view: String,
     /// By zone, in wire form and lower case.
     blocks: HashMap<Box<[u8]>, Served>,
+    /// How long the longest of the zones is.
+    longest: usize,
     /// Whether classes other than IN are let through: somebody can answer them.
     other_classes: bool,
     /// Whether a panic ends the process.
@@ -78,8 +80,9 @@ impl Server {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let dropped = report.tally(&label, "dropped");
-        let blocks = blocks.iter().map(serve).collect();
-        Self { view: label.clone(), label, blocks, other_classes, debug, number, dropped }
+        let blocks: HashMap<Box<[u8]>, Served> = blocks.iter().map(serve).collect();
+        let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
+        Self { view: label.clone(), label, blocks, longest, other_classes, debug, number, dropped }
     }
 
     /// Has it share what it knows with others that have this view.
@@ -222,7 +225,9 @@ impl Server {
         let mut rest = &*wire;
         let mut own = None;
         loop {
-            if let Some(served) = self.blocks.get(rest) {
+            if rest.len() <= self.longest
+                && let Some(served) = self.blocks.get(rest)
+            {
                 // RFC 4035 section 3.1.4.1: the DS of a zone is its parent's to answer for.
                 if qtype != RecordType::DS || own.is_some() {
                     return Some(served);

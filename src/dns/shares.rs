@@ -2,6 +2,7 @@
 //! left for others.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -58,15 +59,18 @@ impl Share {
             return true;
         }
         let mut taken = self.shares.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = taken.clients.get(&self.client).copied().unwrap_or_default();
+        let Taken { all, clients } = &mut *taken;
+        let entry = clients.entry(self.client);
+        let own = if let Entry::Occupied(own) = &entry { *own.get() } else { 0 };
         let more = size.saturating_sub(self.size);
-        if more > 0 && own + taken.all + 2 * more > self.shares.limit {
+        if more > 0 && own + *all + 2 * more > self.shares.limit {
             return false;
         }
-        taken.all = taken.all - self.size + size;
-        match own - self.size + size {
-            0 => drop(taken.clients.remove(&self.client)),
-            own => drop(taken.clients.insert(self.client, own)),
+        *all = *all - self.size + size;
+        match (own - self.size + size, entry) {
+            (0, Entry::Occupied(own)) => drop(own.remove()),
+            (0, Entry::Vacant(_)) => {}
+            (own, entry) => drop(entry.insert_entry(own)),
         }
         self.size = size;
         true

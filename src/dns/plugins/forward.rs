@@ -282,7 +282,7 @@ impl Plugin for Forward {
 impl Forward {
     fn is_for(&self, name: &Name) -> bool {
         // As in CoreDNS the name of the zone itself can't be left out.
-        self.from.zone_of(name) && (self.from == *name || !self.except.hold(name))
+        (self.from.is_root() || self.from.zone_of(name)) && (!self.except.hold(name) || self.from == *name)
     }
 
     async fn look_up(&self, request: &Request) -> Result<Arc<Message>, ForwardError> {
