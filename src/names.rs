@@ -62,6 +62,29 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
     cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
 }
 
+/// Returns whether that is the label that [`dashed_label`] returns, without making it.
+#[must_use]
+pub fn is_dashed_label(label: &[u8], namespace: &str, service: &str) -> bool {
+    if service.len() + 1 + namespace.len() > MAX_LABEL {
+        return *label == *dashed_label(namespace, service).as_bytes();
+    }
+    let Some((start, rest)) = label.split_at_checked(service.len()) else { return false };
+    let end = rest.strip_prefix(b"-");
+    start.eq_ignore_ascii_case(service.as_bytes())
+        && end.is_some_and(|end| end.eq_ignore_ascii_case(namespace.as_bytes()))
+}
+
+/// Returns whether that is the name that [`external_target`] returns, mostly without making it.
+#[must_use]
+pub fn is_external_target(name: &str, namespace: &str, service: &str) -> bool {
+    let joined = name.strip_suffix("-ext").and_then(|rest| rest.strip_suffix(namespace)?.strip_suffix('-'));
+    // Where nothing of it needs another form, it is what it is made of.
+    if joined == Some(service) && is_label(name) {
+        return true;
+    }
+    name == external_target(namespace, service)
+}
+
 /// Returns whether `text` is a label as Kubernetes wants one (RFC 1123): 1 to 63 lower-case letters,
 /// digits and hyphens, no hyphen at either end.
 #[must_use]
@@ -94,6 +117,19 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
         name.extend(label.iter().map(u8::to_ascii_lowercase));
     }
     Some(name)
+}
+
+/// Returns whether [`wire`] returns that name for these labels, which are none that it refuses.
+#[must_use]
+pub fn is_wire<'a>(name: &[u8], labels: impl IntoIterator<Item = &'a [u8]>) -> bool {
+    let mut rest = name;
+    let all = labels.into_iter().all(|label| {
+        let Some((length, after)) = rest.split_first() else { return false };
+        let Some((start, after)) = after.split_at_checked(label.len()) else { return false };
+        rest = after;
+        usize::from(*length) == label.len() && start.eq_ignore_ascii_case(label)
+    });
+    all && rest.is_empty()
 }
 
 fn sanitize(name: &str) -> String {

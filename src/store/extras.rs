@@ -16,7 +16,7 @@ type Wire = Box<[u8]>;
 /// Which further name is whose.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
-    claims: Claims<Wire>,
+    claims: Claims,
     asked: HashMap<ServiceKey, Asked>,
     /// By external target: the link that it is labelled for, and the names that are noted on it.
     noted: HashMap<Box<str>, (ServiceKey, Vec<Wire>)>,
@@ -112,12 +112,12 @@ impl Extras {
 
     /// Returns the links that ask for a name.
     pub(super) fn askers(&self, name: &Wire) -> Vec<ServiceKey> {
-        self.claims.claimants(name).cloned().collect()
+        self.claims.ranks(name).iter().map(|rank| rank.key.clone()).collect()
     }
 
     fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
-        self.claims
-            .winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains_key(key)))
+        let holds = |key: &ServiceKey| self.holders.get(name).is_some_and(|holders| holders.contains_key(key));
+        self.claims.winner(name, holds).map(|rank| &rank.key)
     }
 
     /// Carries out a change, and returns what it means for these names.

@@ -1,5 +1,6 @@
 //! What lb-linker knows of one LoadBalancer Service.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -229,8 +230,8 @@ pub struct Link {
     pub guarded: bool,
     /// Where the link stands.
     pub state: State,
-    /// The name of the external target that belongs to this link and no other.
-    pub external_target: ArcStr,
+    /// The name of its external target, where it isn't the one that it likes best.
+    pub(crate) renamed: Option<ArcStr>,
     /// When its addresses were last asked for.
     pub asked: Asked,
     /// Whether one of its names leads to another version of it by now, or to another link.
@@ -270,11 +271,22 @@ impl Link {
             refused: false,
             guarded: false,
             state: State::Live,
-            external_target: names::external_target(key.namespace(), key.name()).into(),
+            renamed: None,
             asked: Asked::default(),
             outdated: Outdated::default(),
             key,
         }
+    }
+
+    /// Returns the name of the external target that belongs to this link and no other.
+    #[must_use]
+    pub fn external_target(&self) -> Cow<'_, str> {
+        self.renamed.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
+    }
+
+    pub(super) fn rename(&mut self, external_target: ArcStr) {
+        let is_first = self.key.is_external_target(external_target.as_bytes());
+        self.renamed = (!is_first).then_some(external_target);
     }
 
     /// Returns whether what is known of it here isn't what its names lead to any more, or was so before a look-up
@@ -301,7 +313,7 @@ impl Link {
         let (namespace, name) = self.key.parts();
         let best = [names::external_target(namespace, name), names::earlier_external_target(namespace, name)];
         !self.is_gone()
-            && (!best.contains(&self.external_target.to_string())
+            && (!best.iter().any(|best| *best == self.external_target())
                 || self.hostnames.len() < self.wishes.hostnames.len())
     }
 
