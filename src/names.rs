@@ -47,7 +47,7 @@ pub fn earlier_external_target(namespace: &str, service: &str) -> String {
 }
 
 fn external_target_uncut(namespace: &str, service: &str) -> String {
-    sanitize(&format!("{service}-{namespace}-ext"))
+    sanitize(format!("{service}-{namespace}-ext"))
 }
 
 /// Returns the label that a link has directly below a zone: `<service>-<namespace>`.
@@ -132,7 +132,12 @@ pub fn is_wire<'a>(name: &[u8], labels: impl IntoIterator<Item = &'a [u8]>) -> b
     all && rest.is_empty()
 }
 
-fn sanitize(name: &str) -> String {
+fn sanitize(name: String) -> String {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    // Mostly nothing has to be done.
+    if name.bytes().all(allowed) && !name.starts_with('-') && !name.ends_with('-') {
+        return name;
+    }
     let name: String = name
         .to_ascii_lowercase()
         .chars()
@@ -213,5 +218,41 @@ mod tests {
             assert!(is_reserved(label.as_bytes(), b"dns"));
         }
         assert!(!is_reserved(b"default", b"dns"));
+    }
+
+    #[test]
+    fn whether_a_name_is_a_links_is_known_without_making_it() {
+        let long = "l".repeat(40);
+        let parts = ["a", "a-a", "-a", "a-", "A", "a.b", "", "a/b", &long];
+        let pairs =
+            || parts.iter().flat_map(|namespace| parts.iter().map(move |service| (*namespace, *service)));
+        for (namespace, service) in pairs() {
+            for (other_namespace, other) in pairs() {
+                let made = external_target(other_namespace, other);
+                let is_it = made == external_target(namespace, service);
+                assert_eq!(
+                    is_external_target(&made, namespace, service),
+                    is_it,
+                    "{made} {namespace}/{service}"
+                );
+
+                let made = dashed_label(other_namespace, other);
+                let is_it = made == dashed_label(namespace, service);
+                assert_eq!(
+                    is_dashed_label(made.as_bytes(), namespace, service),
+                    is_it,
+                    "{made} {namespace}/{service}"
+                );
+
+                let labels = [service.as_bytes(), namespace.as_bytes()];
+                if let Some(made) = wire([other.as_bytes(), other_namespace.as_bytes()]) {
+                    assert_eq!(
+                        is_wire(&made, labels),
+                        wire(labels) == Some(made.clone()),
+                        "{made:?} {labels:?}"
+                    );
+                }
+            }
+        }
     }
 }

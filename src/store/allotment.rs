@@ -71,10 +71,10 @@ impl Default for Allotment {
 }
 
 impl Allotment {
-    /// Takes a link in that was created at that time (seconds since 1970; without one only its name
-    /// counts). Returns the name of its external target, and what changed for others.
-    pub(super) fn add(&mut self, key: &ServiceKey, created: Option<i64>) -> (ArcStr, Vec<Reallotted>) {
-        let rank = Rank { created: created.unwrap_or(i64::MIN), key: key.clone() };
+    /// Takes a link in that was created at that time (seconds since 1970). Returns the name of its external
+    /// target, and what changed for others.
+    pub(super) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reallotted>) {
+        let rank = Rank { created, key: key.clone() };
         let mut changes = Vec::new();
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
@@ -278,7 +278,7 @@ mod tests {
         }
 
         fn add(&mut self, allotment: &mut Allotment, key: &ServiceKey, created: i64) {
-            let (name, changes) = allotment.add(key, Some(created));
+            let (name, changes) = allotment.add(key, created);
             self.objects.insert(key.clone(), name);
             self.take(changes);
         }
@@ -394,7 +394,7 @@ mod tests {
         let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
         let mut allotment = Allotment::default();
         allotment.set_holder(&earlier, Some(&key));
-        assert_eq!(&*allotment.add(&key, None).0, earlier);
+        assert_eq!(&*allotment.add(&key, 0).0, earlier);
         // It is deleted by hand: from here on the link has the name that it would have had.
         let changes = allotment.set_holder(&earlier, None);
         assert_eq!(changes, [Reallotted::Object(key.clone(), first_choice(&key))]);

@@ -49,6 +49,9 @@ const FEED_CAPACITY: usize = 1024;
 /// The rank of a link whose Service was never seen: the last.
 const NEVER: i64 = i64::MAX;
 
+/// The rank of a link whose Service doesn't say when it was created: only its name counts.
+const UNKNOWN: i64 = i64::MIN;
+
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departed {
@@ -331,7 +334,7 @@ impl Store {
             return None;
         }
         let ghost = Link {
-            created: Some(NEVER),
+            created: NEVER,
             guarded,
             wishes: Wishes { hostnames: hostnames.into(), ..Default::default() }.shared(),
             state: State::Gone(Instant::now()),
@@ -390,8 +393,8 @@ impl Store {
             // A load balancer that is deleted and recreated keeps its place for its names.
             created: known
                 .as_ref()
-                .filter(|link| link.created != Some(NEVER))
-                .map_or(created, |link| link.created),
+                .filter(|link| link.created != NEVER)
+                .map_or(created.unwrap_or(UNKNOWN), |link| link.created),
             target,
             ports: allotment.ports.shared(ports),
             wishes: wishes.shared(),

@@ -55,7 +55,7 @@ impl Store {
     pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
         let reallotted = allotment.remove(&link.key);
         self.carry_out(allotment, reallotted);
-        let passed = allotment.extras.ask(&link.key, None, &[]);
+        let passed = allotment.extras.ask(&link.key, link.created, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
             self.set_own(allotment, &dotted, None);
         }
@@ -75,7 +75,8 @@ impl Store {
                     self.set_own(allotment, &label, owner);
                 }
                 Reallotted::Object(key, external_target) => {
-                    if let Some(link) = self.get(&key).filter(|link| link.external_target() != *external_target)
+                    if let Some(link) =
+                        self.get(&key).filter(|link| link.external_target() != *external_target)
                     {
                         let mut renamed = Link::clone(&link);
                         renamed.rename(external_target);

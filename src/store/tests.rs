@@ -253,8 +253,9 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
         }
         assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
         assert_eq!(owner(&store, &["x", "y-z"]).as_deref(), Some("y-z/x"));
-        let name =
-            |ns: &str, svc: &str| store.get(&ServiceKey::new(ns, svc)).unwrap().external_target().into_owned();
+        let name = |ns: &str, svc: &str| {
+            store.get(&ServiceKey::new(ns, svc)).unwrap().external_target().into_owned()
+        };
         assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
         assert_eq!(*name("y-z", "x"), *names::external_target_hashed("y-z", "x", 8));
 

@@ -152,7 +152,10 @@ fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid = (!link.uid.is_empty()).then(|| (SERVICE_UID.to_owned(), link.uid.to_string()));
     let noted: BTreeMap<String, String> = hostnames.into_iter().chain(uid).collect();
-    ObjectMeta { annotations: (!noted.is_empty()).then_some(noted), ..metadata(link, &link.external_target()) }
+    ObjectMeta {
+        annotations: (!noted.is_empty()).then_some(noted),
+        ..metadata(link, &link.external_target())
+    }
 }
 
 fn metadata(link: &Link, name: &str) -> ObjectMeta {
