@@ -114,7 +114,6 @@ impl<P: Place> Table<P> {
         all
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "a few bits are wanted")]
     fn shard(&self, name: &[u8]) -> (u64, &Shard<P>) {
         let hash = self.hasher.hash_one(name);
         // Within a part the lowest bits and the highest ones tell places apart.
