@@ -47,7 +47,7 @@ pub fn earlier_external_target(namespace: &str, service: &str) -> String {
 }
 
 fn external_target_uncut(namespace: &str, service: &str) -> String {
-    sanitize(&format!("{service}-{namespace}-ext"))
+    sanitize(format!("{service}-{namespace}-ext"))
 }
 
 /// Returns the label that a link has directly below a zone: `<service>-<namespace>`.
@@ -60,6 +60,29 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
         return label;
     }
     cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
+}
+
+/// Returns whether that is the label that [`dashed_label`] returns, without making it.
+#[must_use]
+pub fn is_dashed_label(label: &[u8], namespace: &str, service: &str) -> bool {
+    if service.len() + 1 + namespace.len() > MAX_LABEL {
+        return *label == *dashed_label(namespace, service).as_bytes();
+    }
+    let Some((start, rest)) = label.split_at_checked(service.len()) else { return false };
+    let end = rest.strip_prefix(b"-");
+    start.eq_ignore_ascii_case(service.as_bytes())
+        && end.is_some_and(|end| end.eq_ignore_ascii_case(namespace.as_bytes()))
+}
+
+/// Returns whether that is the name that [`external_target`] returns, mostly without making it.
+#[must_use]
+pub fn is_external_target(name: &str, namespace: &str, service: &str) -> bool {
+    let joined = name.strip_suffix("-ext").and_then(|rest| rest.strip_suffix(namespace)?.strip_suffix('-'));
+    // Where nothing of it needs another form, it is what it is made of.
+    if joined == Some(service) && is_label(name) {
+        return true;
+    }
+    name == external_target(namespace, service)
 }
 
 /// Returns whether `text` is a label as Kubernetes wants one (RFC 1123): 1 to 63 lower-case letters,
@@ -96,7 +119,25 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
-fn sanitize(name: &str) -> String {
+/// Returns whether [`wire`] returns that name for these labels, which are none that it refuses.
+#[must_use]
+pub fn is_wire<'a>(name: &[u8], labels: impl IntoIterator<Item = &'a [u8]>) -> bool {
+    let mut rest = name;
+    let all = labels.into_iter().all(|label| {
+        let Some((length, after)) = rest.split_first() else { return false };
+        let Some((start, after)) = after.split_at_checked(label.len()) else { return false };
+        rest = after;
+        usize::from(*length) == label.len() && start.eq_ignore_ascii_case(label)
+    });
+    all && rest.is_empty()
+}
+
+fn sanitize(name: String) -> String {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    // Mostly nothing has to be done.
+    if name.bytes().all(allowed) && !name.starts_with('-') && !name.ends_with('-') {
+        return name;
+    }
     let name: String = name
         .to_ascii_lowercase()
         .chars()
@@ -177,5 +218,41 @@ mod tests {
             assert!(is_reserved(label.as_bytes(), b"dns"));
         }
         assert!(!is_reserved(b"default", b"dns"));
+    }
+
+    #[test]
+    fn whether_a_name_is_a_links_is_known_without_making_it() {
+        let long = "l".repeat(40);
+        let parts = ["a", "a-a", "-a", "a-", "A", "a.b", "", "a/b", &long];
+        let pairs =
+            || parts.iter().flat_map(|namespace| parts.iter().map(move |service| (*namespace, *service)));
+        for (namespace, service) in pairs() {
+            for (other_namespace, other) in pairs() {
+                let made = external_target(other_namespace, other);
+                let is_it = made == external_target(namespace, service);
+                assert_eq!(
+                    is_external_target(&made, namespace, service),
+                    is_it,
+                    "{made} {namespace}/{service}"
+                );
+
+                let made = dashed_label(other_namespace, other);
+                let is_it = made == dashed_label(namespace, service);
+                assert_eq!(
+                    is_dashed_label(made.as_bytes(), namespace, service),
+                    is_it,
+                    "{made} {namespace}/{service}"
+                );
+
+                let labels = [service.as_bytes(), namespace.as_bytes()];
+                if let Some(made) = wire([other.as_bytes(), other_namespace.as_bytes()]) {
+                    assert_eq!(
+                        is_wire(&made, labels),
+                        wire(labels) == Some(made.clone()),
+                        "{made:?} {labels:?}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -9,8 +9,9 @@ use std::collections::{HashMap, HashSet};
 
 use arcstr::ArcStr;
 
-use super::claims::{Claims, Labels, Rank, label};
+use super::claims::{Claims, Kind, Rank};
 use super::extras::Extras;
+use super::holders::Holders;
 use super::ports::Ports;
 use super::{Change, ServiceKey};
 use crate::names;
@@ -40,15 +41,14 @@ pub(super) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
 }
 
 /// Which name is whose.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Allotment {
-    created: HashMap<ServiceKey, i64>,
-    objects: Claims<ArcStr>,
-    labels: Labels,
+    /// Every link has a claim here.
+    objects: Claims,
+    labels: Claims,
     /// What links claim and have, where that isn't just their first choice.
     losers: HashMap<ServiceKey, Vec<ArcStr>>,
-    /// By object name the link that it is labelled for.
-    holders: HashMap<ArcStr, ServiceKey>,
+    holders: Holders,
     /// Further names, which links ask for.
     pub(super) extras: Extras,
     pub(super) ports: Ports,
@@ -56,19 +56,32 @@ pub(super) struct Allotment {
     pub(super) untold: Option<Vec<Change>>,
 }
 
+impl Default for Allotment {
+    fn default() -> Self {
+        Self {
+            objects: Claims::of(Kind::ExternalTarget),
+            labels: Claims::of(Kind::Label),
+            losers: HashMap::new(),
+            holders: Holders::default(),
+            extras: Extras::default(),
+            ports: Ports::default(),
+            untold: None,
+        }
+    }
+}
+
 impl Allotment {
-    /// Takes a link in that was created at that time (seconds since 1970; without one only its name
-    /// counts). Returns the name of its external target, and what changed for others.
-    pub(super) fn add(&mut self, key: &ServiceKey, created: Option<i64>) -> (ArcStr, Vec<Reallotted>) {
-        let created = created.unwrap_or(i64::MIN);
-        self.created.insert(key.clone(), created);
+    /// Takes a link in that was created at that time (seconds since 1970). Returns the name of its external
+    /// target, and what changed for others.
+    pub(super) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reallotted>) {
+        let rank = Rank { created, key: key.clone() };
         let mut changes = Vec::new();
-        if let Some(label) = label(key) {
+        if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
-            self.labels.add(&label, Rank { created, key: key.clone() });
+            self.labels.add(&label, rank.clone());
             self.note_label(label, before.as_ref(), &mut changes);
         }
-        self.settle(vec![key.clone()], &mut changes);
+        self.settle(vec![rank], &mut changes);
         let mut own = first_choice(key);
         changes.retain(|change| match change {
             Reallotted::Object(whose, name) if whose == key => {
@@ -84,9 +97,8 @@ impl Allotment {
     pub(super) fn remove(&mut self, key: &ServiceKey) -> Vec<Reallotted> {
         let mut changes = Vec::new();
         let claimed = self.claimed(key);
-        let Some(created) = self.created.remove(key) else { return changes };
-        let rank = Rank { created, key: key.clone() };
-        if let Some(label) = label(key) {
+        let Some(rank) = self.rank(key).cloned() else { return changes };
+        if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
             self.labels.remove(&label, &rank);
             self.note_label(label, before.as_ref(), &mut changes);
@@ -94,7 +106,7 @@ impl Allotment {
         self.losers.remove(key);
         let mut next = Vec::new();
         for name in claimed {
-            self.objects.remove(&name, &rank);
+            self.objects.remove(name.as_bytes(), &rank);
             next.extend(self.object_winner(&name).cloned());
         }
         self.settle(next, &mut changes);
@@ -109,70 +121,65 @@ impl Allotment {
             return Vec::new();
         }
         let concerned: Vec<ServiceKey> = [before.as_ref(), holder].into_iter().flatten().cloned().collect();
-        let labels: Vec<Box<[u8]>> = concerned.iter().filter_map(label).collect();
+        let labels: Vec<Vec<u8>> = concerned.iter().filter_map(ServiceKey::label).collect();
         let owners: Vec<_> = labels.iter().map(|label| self.label_winner(label).cloned()).collect();
         let displaced = self.object_winner(object).cloned();
-        match holder {
-            Some(holder) => self.holders.insert(self.kept(object.into()), self.kept_key(holder)),
-            None => self.holders.remove(object),
-        };
+        self.holders.set(object, holder.map(|holder| self.kept_key(holder)));
         let mut changes = Vec::new();
         for (label, owner) in labels.into_iter().zip(owners) {
             self.note_label(label, owner.as_ref(), &mut changes);
         }
-        let mut dirty = concerned;
+        let mut dirty: Vec<Rank> = concerned.iter().filter_map(|key| self.rank(key)).cloned().collect();
         dirty.extend(self.object_winner(object).cloned());
         dirty.extend(displaced);
-        dirty.retain(|key| self.created.contains_key(key));
         self.settle(dirty, &mut changes);
         changes
     }
 
     /// Returns the links that are in the queue for an object's name.
     pub(super) fn wanting(&self, object: &str) -> Vec<ServiceKey> {
-        self.objects.claimants(&object.into()).cloned().collect()
+        self.objects.ranks(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
     }
 
     /// Returns whether an object is labelled for this link.
     pub(super) fn holds_something(&self, key: &ServiceKey) -> bool {
-        self.holders.values().any(|holder| holder == key)
+        self.holders.contains(key)
     }
 
     /// Returns whether a label is this link's.
     pub(super) fn has_label(&self, key: &ServiceKey) -> bool {
-        label(key).is_some_and(|label| self.label_winner(&label) == Some(key))
+        key.label().is_some_and(|label| self.label_winner(&label) == Some(key))
     }
 
     /// Gives each of these links the first of its candidates that it wins, and everybody whom that
     /// concerns another look.
-    fn settle(&mut self, mut dirty: Vec<ServiceKey>, changes: &mut Vec<Reallotted>) {
-        while let Some(key) = dirty.pop() {
-            let Some(created) = self.created.get(&key).copied() else { continue };
-            let rank = Rank { created, key: key.clone() };
-            let claimed = self.claimed(&key);
+    fn settle(&mut self, mut dirty: Vec<Rank>, changes: &mut Vec<Reallotted>) {
+        while let Some(rank) = dirty.pop() {
+            let key = &rank.key;
+            let claimed = self.claimed(key);
             let had = claimed.last().cloned();
             let mut claims = Vec::new();
-            while let Some(candidate) = self.candidate(&key, claims.len()) {
+            while let Some(candidate) = self.candidate(key, claims.len()) {
                 let before = self.object_winner(&candidate).cloned();
-                self.objects.add(&candidate, rank.clone());
+                self.objects.add(candidate.as_bytes(), rank.clone());
                 claims.push(candidate.clone());
-                if self.object_winner(&candidate) == Some(&key) {
-                    dirty.extend(before.filter(|before| *before != key));
+                if self.object_winner(&candidate) == Some(&rank) {
+                    dirty.extend(before.filter(|before| *before != rank));
                     break;
                 }
             }
             for name in claimed.iter().filter(|name| !claims.contains(name)) {
-                self.objects.remove(name, &rank);
+                self.objects.remove(name.as_bytes(), &rank);
                 dirty.extend(self.object_winner(name).cloned());
             }
             let has = claims.last().cloned();
-            if claims.len() == 1 && has.as_deref() == Some(&*first_choice(&key)) {
-                self.losers.remove(&key);
+            if claims.len() == 1 && has.as_ref().is_some_and(|has| key.is_external_target(has.as_bytes())) {
+                self.losers.remove(key);
             } else {
                 self.losers.insert(key.clone(), claims);
             }
             if let Some(has) = has.filter(|has| Some(has) != had.as_ref()) {
-                changes.push(Reallotted::Object(key, has));
+                changes.push(Reallotted::Object(rank.key, has));
             }
         }
     }
@@ -183,22 +190,21 @@ impl Allotment {
         let (namespace, name) = key.parts();
         let earlier = Some(ArcStr::from(names::earlier_external_target(namespace, name)))
             .filter(|earlier| self.holders.get(earlier) == Some(key));
-        let candidate = match (place.checked_sub(usize::from(earlier.is_some())), earlier) {
-            (None, earlier) => earlier?,
-            (Some(0), _) => first_choice(key),
+        match (place.checked_sub(usize::from(earlier.is_some())), earlier) {
+            (None, earlier) => earlier,
+            (Some(0), _) => Some(first_choice(key)),
             (Some(place), _) => {
                 let digits = names::HASH_DIGITS.get(place - 1)?;
-                names::external_target_hashed(namespace, name, *digits).into()
+                Some(names::external_target_hashed(namespace, name, *digits).into())
             }
-        };
-        Some(self.kept(candidate))
+        }
     }
 
     /// Returns the names that a link claims; the last one it has.
     fn claimed(&self, key: &ServiceKey) -> Vec<ArcStr> {
         let first = || {
             let first = first_choice(key);
-            if self.objects.claimants(&first).any(|claimant| claimant == key) {
+            if self.objects.ranks(first.as_bytes()).iter().any(|rank| rank.key == *key) {
                 vec![first]
             } else {
                 Vec::new()
@@ -207,40 +213,39 @@ impl Allotment {
         self.losers.get(key).cloned().unwrap_or_else(first)
     }
 
-    /// Returns the same name, which all who have it share.
-    fn kept(&self, name: ArcStr) -> ArcStr {
-        let holders = || self.holders.get_key_value(&name).map(|(kept, _)| kept);
-        self.objects.kept(&name).or_else(holders).unwrap_or(&name).clone()
+    /// Returns the link's place in queues, if there is such a link.
+    fn rank(&self, key: &ServiceKey) -> Option<&Rank> {
+        let first = || key.external_target().into();
+        let claim = self.losers.get(key).and_then(|claims| claims.first()).cloned().unwrap_or_else(first);
+        self.objects.ranks(claim.as_bytes()).iter().find(|rank| rank.key == *key)
     }
 
     /// Returns the same key, which all who have it share.
     pub(super) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
-        let created = self.created.get_key_value(key).map(|(kept, _)| kept);
-        let holder = || self.holders.get(&first_choice(key)).filter(|holder| *holder == key);
-        created.or_else(holder).unwrap_or(key).clone()
+        let holder = || self.holders.usual(key);
+        self.rank(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
     }
 
-    fn object_winner(&self, name: &str) -> Option<&ServiceKey> {
-        self.objects.winner(name, |key| self.holders.get(name) == Some(key))
+    fn object_winner(&self, name: &str) -> Option<&Rank> {
+        self.objects.winner(name.as_bytes(), |key| self.holders.get(name) == Some(key))
     }
 
     /// A label goes with the external target that bears the same name.
     fn label_winner(&self, label: &[u8]) -> Option<&ServiceKey> {
-        self.labels.winner(label, |key| self.holders.get(&first_choice(key)) == Some(key))
+        self.labels.winner(label, |key| self.holders.usual(key).is_some()).map(|rank| &rank.key)
     }
 
-    fn note_label(&self, label: Box<[u8]>, before: Option<&ServiceKey>, changes: &mut Vec<Reallotted>) {
+    fn note_label(&self, label: Vec<u8>, before: Option<&ServiceKey>, changes: &mut Vec<Reallotted>) {
         let now = self.label_winner(&label);
         if now != before {
             let now = now.cloned();
-            changes.push(Reallotted::Label(label, now));
+            changes.push(Reallotted::Label(label.into(), now));
         }
     }
 }
 
 fn first_choice(key: &ServiceKey) -> ArcStr {
-    let (namespace, name) = key.parts();
-    names::external_target(namespace, name).into()
+    key.external_target().into()
 }
 
 #[cfg(test)]
@@ -273,7 +278,7 @@ mod tests {
         }
 
         fn add(&mut self, allotment: &mut Allotment, key: &ServiceKey, created: i64) {
-            let (name, changes) = allotment.add(key, Some(created));
+            let (name, changes) = allotment.add(key, created);
             self.objects.insert(key.clone(), name);
             self.take(changes);
         }
@@ -303,8 +308,8 @@ mod tests {
             assert!(allotment.has_label(key), "seed {seed}");
         }
         for key in known.objects.keys() {
-            let label = label(key).unwrap();
-            assert!(known.labels.contains_key(&label), "seed {seed}: nobody has {label:?}");
+            let label = key.label().unwrap();
+            assert!(known.labels.contains_key(&*label), "seed {seed}: nobody has {label:?}");
         }
     }
 
@@ -389,7 +394,7 @@ mod tests {
         let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
         let mut allotment = Allotment::default();
         allotment.set_holder(&earlier, Some(&key));
-        assert_eq!(&*allotment.add(&key, None).0, earlier);
+        assert_eq!(&*allotment.add(&key, 0).0, earlier);
         // It is deleted by hand: from here on the link has the name that it would have had.
         let changes = allotment.set_holder(&earlier, None);
         assert_eq!(changes, [Reallotted::Object(key.clone(), first_choice(&key))]);
@@ -405,7 +410,7 @@ mod tests {
         let squatter = ServiceKey::new("q", "q");
         allotment.set_holder(&taken, Some(&squatter));
         known.add(&mut allotment, &squatter, 3);
-        allotment.objects.add(&taken.clone().into(), Rank { created: 0, key: squatter });
+        allotment.objects.add(taken.as_bytes(), Rank { created: 0, key: squatter });
         known.add(&mut allotment, &loser, 2);
         assert_eq!(*known.objects[&loser], *names::external_target_hashed("y-z", "x", 16));
     }

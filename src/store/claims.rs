@@ -1,15 +1,12 @@
 //! Who is in the queue for a name.
 
-use std::borrow::Borrow;
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::slice;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use super::ServiceKey;
-use crate::names;
 
 /// A link's place in the queue for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,167 +15,147 @@ pub(super) struct Rank {
     pub(super) key: ServiceKey,
 }
 
-/// The links that want a name, the oldest first: nearly always one.
+/// Which names there are queues for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Kind {
+    /// Labels `<service>-<namespace>`, in wire form.
+    Label,
+    /// Names of external targets.
+    ExternalTarget,
+    /// Names that links ask for, in wire form.
+    #[default]
+    Extra,
+}
+
+/// The links that want a name, the oldest first.
 #[derive(Debug)]
-enum Claimants {
-    One(Rank),
-    Many(Vec<Rank>),
+enum Queue {
+    /// Nearly always one, which tells the name itself: it is the one that it likes best.
+    Usual(Rank),
+    Other(Box<Named>),
+}
+
+#[derive(Debug)]
+struct Named {
+    name: Box<[u8]>,
+    ranks: Vec<Rank>,
 }
 
 /// For each name the links that want it.
-#[derive(Debug)]
-pub(super) struct Claims<N>(HashMap<N, Claimants>);
-
-/// For each label `<service>-<namespace>` in wire form the links whose own it is. It isn't kept: a link tells it.
 #[derive(Debug, Default)]
-pub(super) struct Labels {
-    claims: HashTable<Claimants>,
+pub(super) struct Claims {
+    kind: Kind,
+    queues: HashTable<Queue>,
     hasher: RandomState,
 }
 
-/// Returns the label `<service>-<namespace>` in wire form.
-pub(super) fn label(key: &ServiceKey) -> Option<Box<[u8]>> {
-    let (namespace, name) = key.parts();
-    names::wire([names::dashed_label(namespace, name).as_bytes()]).map(Into::into)
-}
+// === impl Kind ===
 
-// === impl Claimants ===
-
-impl Claimants {
-    fn add(&mut self, rank: Rank) {
+impl Kind {
+    /// Returns whether a link likes that name best.
+    fn is_first(self, name: &[u8], key: &ServiceKey) -> bool {
         match self {
-            Self::One(only) if *only == rank => {}
-            Self::One(only) => {
-                let mut both = vec![only.clone(), rank];
-                both.sort();
-                *self = Self::Many(both);
-            }
-            Self::Many(ranks) => {
-                if let Err(place) = ranks.binary_search(&rank) {
-                    ranks.insert(place, rank);
-                }
-            }
+            Self::Label => key.is_label(name),
+            Self::ExternalTarget => key.is_external_target(name),
+            Self::Extra => false,
         }
     }
 
-    /// Takes a link out. Returns whether it was the last one.
-    fn remove(&mut self, rank: &Rank) -> bool {
+    /// Returns the queue of these links, if there are any.
+    fn queue(self, name: &[u8], mut ranks: Vec<Rank>) -> Option<Queue> {
+        if let [only] = &ranks[..]
+            && self.is_first(name, &only.key)
+        {
+            return ranks.pop().map(Queue::Usual);
+        }
+        (!ranks.is_empty()).then(|| Queue::Other(Box::new(Named { name: name.into(), ranks })))
+    }
+
+    /// Returns the name that a link likes best.
+    fn first(self, key: &ServiceKey) -> Vec<u8> {
         match self {
-            Self::One(only) => only == rank,
-            Self::Many(ranks) => {
-                if let Ok(place) = ranks.binary_search(rank) {
-                    ranks.remove(place);
-                }
-                match &ranks[..] {
-                    [] => true,
-                    [only] => {
-                        *self = Self::One(only.clone());
-                        false
-                    }
-                    _ => false,
-                }
-            }
+            Self::Label => key.label().unwrap_or_default(),
+            Self::ExternalTarget => key.external_target().into(),
+            Self::Extra => Vec::new(),
+        }
+    }
+}
+
+// === impl Queue ===
+
+impl Queue {
+    fn is_for(&self, name: &[u8], kind: Kind) -> bool {
+        match self {
+            Self::Usual(only) => kind.is_first(name, &only.key),
+            Self::Other(other) => *other.name == *name,
         }
     }
 
     fn ranks(&self) -> &[Rank] {
         match self {
-            Self::One(only) => slice::from_ref(only),
-            Self::Many(ranks) => ranks,
+            Self::Usual(only) => slice::from_ref(only),
+            Self::Other(other) => &other.ranks,
         }
-    }
-
-    /// Returns whose name it is: the claimant that holds it, else the first.
-    fn winner(&self, holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
-        let ranks = self.ranks();
-        // Nearly always there is just one.
-        let holder = if ranks.len() > 1 { ranks.iter().find(|rank| holds(&rank.key)) } else { None };
-        holder.or(ranks.first()).map(|rank| &rank.key)
-    }
-
-    fn label(&self) -> Option<Box<[u8]>> {
-        label(&self.ranks().first()?.key)
     }
 }
 
 // === impl Claims ===
 
-impl<N> Default for Claims<N> {
-    fn default() -> Self {
-        Self(HashMap::new())
+impl Claims {
+    pub(super) fn of(kind: Kind) -> Self {
+        Self { kind, ..Self::default() }
     }
-}
 
-impl<N: Clone + Eq + Hash> Claims<N> {
     /// Puts a link into the queue for a name.
-    pub(super) fn add(&mut self, name: &N, rank: Rank) {
-        match self.0.get_mut(name) {
-            Some(claimants) => claimants.add(rank),
-            None => drop(self.0.insert(name.clone(), Claimants::One(rank))),
-        }
+    pub(super) fn add(&mut self, name: &[u8], rank: Rank) {
+        self.change(name, |ranks| {
+            if let Err(place) = ranks.binary_search(&rank) {
+                ranks.insert(place, rank);
+            }
+        });
     }
 
     /// Takes a link out of the queue for a name.
-    pub(super) fn remove(&mut self, name: &N, rank: &Rank) {
-        if self.0.get_mut(name).is_some_and(|claimants| claimants.remove(rank)) {
-            self.0.remove(name);
-        }
+    pub(super) fn remove(&mut self, name: &[u8], rank: &Rank) {
+        self.change(name, |ranks| ranks.retain(|other| other != rank));
     }
 
     /// Returns who is in the queue for a name.
-    pub(super) fn claimants(&self, name: &N) -> impl Iterator<Item = &ServiceKey> {
-        self.0.get(name).into_iter().flat_map(Claimants::ranks).map(|rank| &rank.key)
+    pub(super) fn ranks(&self, name: &[u8]) -> &[Rank] {
+        let queue = self.queues.find(self.hasher.hash_one(name), |queue| queue.is_for(name, self.kind));
+        queue.map(Queue::ranks).unwrap_or_default()
     }
 
     /// Returns whose name it is: the claimant that holds it, else the first.
-    pub(super) fn winner<Q: Eq + Hash + ?Sized>(
-        &self,
-        name: &Q,
-        holds: impl Fn(&ServiceKey) -> bool,
-    ) -> Option<&ServiceKey>
-    where
-        N: Borrow<Q>,
-    {
-        self.0.get(name)?.winner(holds)
+    pub(super) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Rank> {
+        let ranks = self.ranks(name);
+        // Nearly always there is just one.
+        let holder = if ranks.len() > 1 { ranks.iter().find(|rank| holds(&rank.key)) } else { None };
+        holder.or(ranks.first())
     }
 
-    /// Returns the name that is kept here, if it is wanted.
-    pub(super) fn kept(&self, name: &N) -> Option<&N> {
-        self.0.get_key_value(name).map(|(kept, _)| kept)
-    }
-}
-
-// === impl Labels ===
-
-impl Labels {
-    /// Puts a link into the queue for its label.
-    pub(super) fn add(&mut self, label: &[u8], rank: Rank) {
-        let Self { claims, hasher } = self;
-        let is_it = |claimants: &Claimants| claimants.label().as_deref() == Some(label);
-        let hash = |claimants: &Claimants| hash_of(hasher, claimants.label().as_deref().unwrap_or_default());
-        match claims.entry(hash_of(hasher, label), is_it, hash) {
-            Entry::Occupied(mut claimants) => claimants.get_mut().add(rank),
-            Entry::Vacant(place) => drop(place.insert(Claimants::One(rank))),
+    fn change(&mut self, name: &[u8], change: impl FnOnce(&mut Vec<Rank>)) {
+        let Self { kind, queues, hasher } = self;
+        let hash = |queue: &Queue| match queue {
+            Queue::Usual(only) => hasher.hash_one(&*kind.first(&only.key)),
+            Queue::Other(other) => hasher.hash_one(&*other.name),
+        };
+        match queues.entry(hasher.hash_one(name), |queue| queue.is_for(name, *kind), hash) {
+            Entry::Occupied(mut queue) => {
+                let mut ranks = queue.get().ranks().to_vec();
+                change(&mut ranks);
+                match kind.queue(name, ranks) {
+                    Some(changed) => *queue.get_mut() = changed,
+                    None => drop(queue.remove()),
+                }
+            }
+            Entry::Vacant(place) => {
+                let mut ranks = Vec::new();
+                change(&mut ranks);
+                if let Some(queue) = kind.queue(name, ranks) {
+                    place.insert(queue);
+                }
+            }
         }
     }
-
-    /// Takes a link out of the queue for its label.
-    pub(super) fn remove(&mut self, label: &[u8], rank: &Rank) {
-        let is_it = |claimants: &Claimants| claimants.label().as_deref() == Some(label);
-        if let Ok(mut claimants) = self.claims.find_entry(hash_of(&self.hasher, label), is_it)
-            && claimants.get_mut().remove(rank)
-        {
-            claimants.remove();
-        }
-    }
-
-    /// Returns whose label it is: the claimant that holds it, else the first.
-    pub(super) fn winner(&self, label: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
-        let is_it = |claimants: &Claimants| claimants.label().as_deref() == Some(label);
-        self.claims.find(hash_of(&self.hasher, label), is_it)?.winner(holds)
-    }
-}
-
-fn hash_of(hasher: &RandomState, label: &[u8]) -> u64 {
-    hasher.hash_one(label)
 }

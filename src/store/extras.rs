@@ -16,7 +16,7 @@ type Wire = Box<[u8]>;
 /// Which further name is whose.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
-    claims: Claims<Wire>,
+    claims: Claims,
     asked: HashMap<ServiceKey, Asked>,
     /// By external target: the link that it is labelled for, and the names that are noted on it.
     noted: HashMap<Box<str>, (ServiceKey, Vec<Wire>)>,
@@ -45,8 +45,7 @@ pub(super) struct Passed {
 
 impl Extras {
     /// Takes over which names a link asks for; none when it is gone. Returns what changed.
-    pub(super) fn ask(&mut self, key: &ServiceKey, created: Option<i64>, names: &[Box<str>]) -> Vec<Passed> {
-        let created = created.unwrap_or(i64::MIN);
+    pub(super) fn ask(&mut self, key: &ServiceKey, created: i64, names: &[Box<str>]) -> Vec<Passed> {
         let before = self.asked.remove(key);
         if before.is_none() && names.is_empty() {
             return Vec::new();
@@ -112,12 +111,13 @@ impl Extras {
 
     /// Returns the links that ask for a name.
     pub(super) fn askers(&self, name: &Wire) -> Vec<ServiceKey> {
-        self.claims.claimants(name).cloned().collect()
+        self.claims.ranks(name).iter().map(|rank| rank.key.clone()).collect()
     }
 
     fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
-        self.claims
-            .winner(name, |key| self.holders.get(name).is_some_and(|holders| holders.contains_key(key)))
+        let holds =
+            |key: &ServiceKey| self.holders.get(name).is_some_and(|holders| holders.contains_key(key));
+        self.claims.winner(name, holds).map(|rank| &rank.key)
     }
 
     /// Carries out a change, and returns what it means for these names.
@@ -170,11 +170,8 @@ mod tests {
     fn the_oldest_has_a_name_until_it_asks_no_more() {
         let mut extras = Extras::default();
         let shop = names(&["shop.example", "b.example"]);
-        assert_eq!(
-            extras.ask(&key("young"), Some(2), &shop[..1]),
-            [passed("shop.example", None, Some("young"))]
-        );
-        let changes = extras.ask(&key("old"), Some(1), &shop);
+        assert_eq!(extras.ask(&key("young"), 2, &shop[..1]), [passed("shop.example", None, Some("young"))]);
+        let changes = extras.ask(&key("old"), 1, &shop);
         assert_eq!(
             changes,
             [passed("b.example", None, Some("old")), passed("shop.example", Some("young"), Some("old"))]
@@ -182,10 +179,10 @@ mod tests {
         assert_eq!(*extras.names_of(&key("old")), *shop);
         assert!(extras.names_of(&key("young")).is_empty());
         assert_eq!(
-            extras.ask(&key("old"), Some(1), &shop[1..]),
+            extras.ask(&key("old"), 1, &shop[1..]),
             [passed("shop.example", Some("old"), Some("young"))]
         );
-        assert_eq!(extras.ask(&key("young"), Some(2), &[]), [passed("shop.example", Some("young"), None)]);
+        assert_eq!(extras.ask(&key("young"), 2, &[]), [passed("shop.example", Some("young"), None)]);
     }
 
     #[test]
@@ -194,8 +191,8 @@ mod tests {
         let shop = names(&["shop.example"]);
         assert!(extras.note("young-ext", Some((&key("young"), &shop))).is_empty());
         assert!(extras.names_of(&key("young")).is_empty());
-        extras.ask(&key("young"), Some(2), &shop);
-        assert!(extras.ask(&key("old"), Some(1), &shop).is_empty());
+        extras.ask(&key("young"), 2, &shop);
+        assert!(extras.ask(&key("old"), 1, &shop).is_empty());
         assert_eq!(*extras.names_of(&key("young")), *shop);
         assert_eq!(extras.note("young-ext", None), [passed("shop.example", Some("young"), Some("old"))]);
     }
@@ -204,9 +201,9 @@ mod tests {
     fn a_name_stays_held_while_one_external_target_takes_the_place_of_another() {
         let mut extras = Extras::default();
         let shop = names(&["shop.example"]);
-        extras.ask(&key("young"), Some(2), &shop);
+        extras.ask(&key("young"), 2, &shop);
         extras.note("hashed-ext", Some((&key("young"), &shop)));
-        extras.ask(&key("old"), Some(1), &shop);
+        extras.ask(&key("old"), 1, &shop);
         extras.note("young-ext", Some((&key("young"), &shop)));
         assert!(extras.note("hashed-ext", None).is_empty());
         assert_eq!(*extras.names_of(&key("young")), *shop);
@@ -233,7 +230,7 @@ mod tests {
                     let names: Vec<_> = all.iter().filter(|_| random.random_bool(0.5)).cloned().collect();
                     let created = asked.get(&key).map_or(random.random_range(0..3), |(created, _)| *created);
                     asked.insert(key.clone(), (created, names.clone()));
-                    extras.ask(&key, Some(created), &names)
+                    extras.ask(&key, created, &names)
                 };
                 for Passed { name, from, to } in changes {
                     assert_eq!(owners.get(&name), from.as_ref(), "seed {seed}");
@@ -253,7 +250,7 @@ mod tests {
                 let mut order: Vec<_> = asked.iter().collect();
                 order.shuffle(&mut random);
                 for (key, (created, names)) in order {
-                    fresh.ask(key, Some(*created), names);
+                    fresh.ask(key, *created, names);
                 }
                 for (object, (key, names)) in &noted {
                     fresh.note(object, Some((key, names)));

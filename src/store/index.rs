@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
+use hashbrown::hash_table::Entry;
 
 use super::Link;
 use super::addresses::Addresses;
+use super::table::{Dashed, Dotted, Extra, Place, Table};
 
 /// What the index knows of a DNS name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,20 +39,22 @@ struct Changing<'a>(&'a Generations);
 /// The names of all links, in wire form, and their addresses.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// The names that every link has, relative to the zone.
-    pub(super) own: Tree,
+    /// The names `<service>.<namespace>`, relative to the zone.
+    dotted: Tree<Dotted>,
+    /// The labels `<service>-<namespace>`, relative to the zone.
+    labels: Tree<Dashed>,
     /// The further names that links ask for: absolute ones.
-    pub(super) extras: Tree,
+    extras: Tree<Extra>,
     /// The addresses of their targets.
     pub(super) addresses: Addresses,
     pub(super) names: Generations,
 }
 
 /// Names, and the domains that they stand in.
-#[derive(Debug, Default)]
-pub(super) struct Tree {
+#[derive(Debug)]
+struct Tree<P> {
     /// The names that lead to a link.
-    names: DashMap<Box<[u8]>, Arc<Link>>,
+    names: Table<P>,
     /// The domains that names stand in, and how many.
     domains: DashMap<Box<[u8]>, usize>,
     /// How many names lead to a link.
@@ -100,8 +103,13 @@ impl Drop for Changing<'_> {
 impl Default for Index {
     fn default() -> Self {
         let names = Generations::default();
-        let tree = || Tree { generations: names.clone(), ..Tree::default() };
-        Self { own: tree(), extras: tree(), addresses: Addresses::default(), names }
+        Self {
+            dotted: Tree::new(&names),
+            labels: Tree::new(&names),
+            extras: Tree::new(&names),
+            addresses: Addresses::default(),
+            names,
+        }
     }
 }
 
@@ -109,7 +117,7 @@ impl Index {
     /// Looks up a name: the part below its zone, and the zone's origin. A link's own names come before
     /// those that are asked for.
     pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Found {
-        let own = self.own.find(name);
+        let own = self.find_own(name);
         // Mostly nobody asks for names, and then nobody needs to look.
         if matches!(own, Found::Link(_)) || self.extras.owned.load(Ordering::Acquire) == 0 {
             return own;
@@ -119,6 +127,26 @@ impl Index {
             Found::Nothing => own,
             found => found,
         }
+    }
+
+    /// Looks up one of the names that every link has, relative to the zone.
+    pub(super) fn find_own(&self, name: &[u8]) -> Found {
+        let label = if is_label(name) { self.labels.names.get(name) } else { None };
+        label.map_or_else(|| self.dotted.find(name), Found::Link)
+    }
+
+    /// Has one of the names that every link has lead to a link, or to nothing. Returns what it led to before.
+    pub(super) fn set_own(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
+        if is_label(name) {
+            self.labels.set(name, link.map(Dashed))
+        } else {
+            self.dotted.set(name, link.map(Dotted))
+        }
+    }
+
+    /// Has a further name lead to a link, or to nothing.
+    pub(super) fn set_extra(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
+        self.extras.set(&name.clone(), link.map(|link| Extra { name, link }));
     }
 
     /// Looks for the wildcard that stands directly below the closest name that exists (RFC 4592
@@ -134,7 +162,7 @@ impl Index {
             if let Found::Link(link) = self.extras.find(&[b"\x01*", &*absolute].concat()) {
                 return Found::Link(link);
             }
-            if self.own.find(parent) != Found::Nothing || self.extras.find(&absolute) != Found::Nothing {
+            if self.find_own(parent) != Found::Nothing || self.extras.find(&absolute) != Found::Nothing {
                 return Found::Nothing;
             }
             rest = parent;
@@ -145,41 +173,52 @@ impl Index {
 
 // === impl Tree ===
 
-impl Tree {
+impl<P: Place> Tree<P> {
+    fn new(generations: &Generations) -> Self {
+        let (names, domains) = (Table::default(), DashMap::new());
+        Self { names, domains, owned: AtomicUsize::new(0), generations: generations.clone() }
+    }
+
     /// Has a name lead to a link, or to nothing. Returns what it led to before.
-    pub(super) fn set(&self, name: Box<[u8]>, link: Option<Arc<Link>>) -> Option<Arc<Link>> {
+    fn set(&self, name: &[u8], place: Option<P>) -> Option<Arc<Link>> {
+        let mut changing = None;
         // Who looks now waits for this change: nobody is told of the new one and then again of the old one.
-        match (self.names.entry(name), link) {
-            (Entry::Occupied(mut place), Some(link)) => {
-                let before = place.insert(Arc::clone(&link));
-                if !Arc::ptr_eq(&before, &link) {
+        let before = self.names.change(name, |entry| match (entry, place) {
+            (Entry::Occupied(mut known), Some(place)) => {
+                let before = Arc::clone(known.get().link());
+                if !Arc::ptr_eq(&before, place.link()) {
                     before.set_outdated();
                 }
+                *known.get_mut() = place;
                 Some(before)
             }
-            (Entry::Vacant(place), Some(link)) => {
-                let _changing = self.generations.begin();
-                let name = place.key().clone();
-                drop(place.insert(link));
-                self.count_below(&name, 1);
-                self.owned.fetch_add(1, Ordering::Release);
+            (Entry::Vacant(free), Some(place)) => {
+                changing = Some(self.generations.begin());
+                free.insert(place);
                 None
             }
-            (Entry::Occupied(place), None) => {
-                let _changing = self.generations.begin();
-                place.get().set_outdated();
-                let (name, before) = place.remove_entry();
-                self.count_below(&name, -1);
-                self.owned.fetch_sub(1, Ordering::Release);
+            (Entry::Occupied(known), None) => {
+                changing = Some(self.generations.begin());
+                let before = Arc::clone(known.get().link());
+                before.set_outdated();
+                known.remove();
                 Some(before)
             }
             (Entry::Vacant(_), None) => None,
+        });
+        if changing.is_some() {
+            let step = if before.is_none() { 1 } else { -1 };
+            self.count_below(name, step);
+            // Writers take turns.
+            let owned = self.owned.load(Ordering::Relaxed).saturating_add_signed(step);
+            self.owned.store(owned, Ordering::Release);
         }
+        before
     }
 
-    pub(super) fn find(&self, name: &[u8]) -> Found {
+    fn find(&self, name: &[u8]) -> Found {
         match self.names.get(name) {
-            Some(link) => Found::Link(Arc::clone(&link)),
+            Some(link) => Found::Link(link),
             None if self.domains.contains_key(name) => Found::EmptyNonTerminal,
             None => Found::Nothing,
         }
@@ -200,6 +239,11 @@ impl Tree {
             rest = domain;
         }
     }
+}
+
+/// Returns whether a name in wire form is a single label.
+fn is_label(name: &[u8]) -> bool {
+    parent(name).is_some_and(<[u8]>::is_empty)
 }
 
 /// Returns the domain directly above a name in wire form.

@@ -1,5 +1,6 @@
 //! What lb-linker knows of one LoadBalancer Service.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -206,36 +207,44 @@ pub enum State {
 }
 
 /// What lb-linker knows of one LoadBalancer Service. Immutable: a change makes a new one.
+///
+/// It stays as small as it is: with the counts of its [`Arc`] it takes 160 bytes, and the next larger piece of memory
+/// has 192. The fields are in the order that they have here, as whoever looks for a link reads its key first and then
+/// counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Link {
     /// Which Service it is.
     pub key: ServiceKey,
-    /// The Service's uid; empty where there is none.
-    pub uid: Uid,
-    /// When the Service of this key was first created, in seconds since 1970: who came first wins
-    /// a name that two links want.
-    pub created: Option<i64>,
     /// What the load balancer is reached at; `None` while it is pending and once it is gone.
     pub target: Option<Target>,
-    /// The Service's ports. They belong to the external target only where the target is addresses.
-    pub ports: Arc<[Port]>,
     /// What the Service asks for in annotations.
     pub wishes: Arc<Wishes>,
-    /// Those of the DNS names it asks for that it has: another link may have come first.
-    pub hostnames: Box<[Box<str>]>,
+    /// When its addresses were last asked for.
+    pub asked: Asked,
     /// Whether the Service names a target that isn't followed.
     pub refused: bool,
     /// Whether the Service carries our finalizer, which keeps it until its external target is gone.
     pub guarded: bool,
-    /// Where the link stands.
-    pub state: State,
-    /// The name of the external target that belongs to this link and no other.
-    pub external_target: ArcStr,
-    /// When its addresses were last asked for.
-    pub asked: Asked,
     /// Whether one of its names leads to another version of it by now, or to another link.
     pub(crate) outdated: Outdated,
+    /// Where the link stands.
+    pub state: State,
+    /// The Service's ports. They belong to the external target only where the target is addresses.
+    pub ports: Arc<[Port]>,
+    /// Those of the DNS names it asks for that it has: another link may have come first.
+    pub hostnames: Box<[Box<str>]>,
+    /// The Service's uid; empty where there is none.
+    pub uid: Uid,
+    /// When the Service of this key was first created, in seconds since 1970, as far as anybody knows: who came first
+    /// wins a name that two links want.
+    pub created: i64,
+    /// The name of its external target, where it isn't the one that it likes best.
+    pub(crate) renamed: Option<ArcStr>,
 }
+
+/// What a link is allocated with: it doesn't grow by chance.
+const _: () = assert!(size_of::<Link>() + 2 * size_of::<usize>() <= 160);
 
 /// Whether something is shown no more. A copy is shown anew.
 #[derive(Debug, Default)]
@@ -262,7 +271,7 @@ impl Link {
     pub fn new(key: ServiceKey, uid: &str) -> Self {
         Self {
             uid: uid.into(),
-            created: None,
+            created: super::UNKNOWN,
             target: None,
             ports: Arc::default(),
             wishes: Wishes::default().shared(),
@@ -270,11 +279,22 @@ impl Link {
             refused: false,
             guarded: false,
             state: State::Live,
-            external_target: names::external_target(key.namespace(), key.name()).into(),
+            renamed: None,
             asked: Asked::default(),
             outdated: Outdated::default(),
             key,
         }
+    }
+
+    /// Returns the name of the external target that belongs to this link and no other.
+    #[must_use]
+    pub fn external_target(&self) -> Cow<'_, str> {
+        self.renamed.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
+    }
+
+    pub(super) fn rename(&mut self, external_target: ArcStr) {
+        let is_first = self.key.is_external_target(external_target.as_bytes());
+        self.renamed = (!is_first).then_some(external_target);
     }
 
     /// Returns whether what is known of it here isn't what its names lead to any more, or was so before a look-up
@@ -301,14 +321,14 @@ impl Link {
         let (namespace, name) = self.key.parts();
         let best = [names::external_target(namespace, name), names::earlier_external_target(namespace, name)];
         !self.is_gone()
-            && (!best.contains(&self.external_target.to_string())
+            && (!best.iter().any(|best| *best == self.external_target())
                 || self.hostnames.len() < self.wishes.hostnames.len())
     }
 
     /// Returns whether this process has never seen the Service: only what it left behind.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {
-        self.created == Some(super::NEVER)
+        self.created == super::NEVER
     }
 }
 

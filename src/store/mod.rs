@@ -8,12 +8,14 @@ mod addresses;
 mod allotment;
 mod claims;
 mod extras;
+mod holders;
 mod host;
 mod index;
 mod key;
 mod link;
 mod placing;
 mod ports;
+mod table;
 mod uid;
 
 use std::collections::HashSet;
@@ -22,7 +24,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use arcstr::ArcStr;
 use dashmap::{DashMap, DashSet};
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -37,6 +38,7 @@ pub use key::ServiceKey;
 use link::Outdated;
 pub use link::{Asked, Change, Family, Ingress, Link, Observed, Port, State, Target, Wishes};
 pub(crate) use ports::Ports;
+use table::{Keyed, Table};
 pub use uid::Uid;
 pub(crate) use uid::uuid;
 
@@ -46,6 +48,9 @@ const FEED_CAPACITY: usize = 1024;
 
 /// The rank of a link whose Service was never seen: the last.
 const NEVER: i64 = i64::MAX;
+
+/// The rank of a link whose Service doesn't say when it was created: only its name counts.
+const UNKNOWN: i64 = i64::MIN;
 
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +96,7 @@ impl WrittenFor {
 /// The links and the index of their names.
 #[derive(Debug)]
 pub struct Store {
-    links: DashMap<ServiceKey, Arc<Link>>,
+    links: Table<Keyed>,
     index: Index,
     /// Who has which name; whoever writes holds it.
     allotment: Mutex<Allotment>,
@@ -125,7 +130,7 @@ impl Store {
     #[must_use]
     pub fn new(departed: Departed) -> Self {
         Self {
-            links: DashMap::new(),
+            links: Table::default(),
             index: Index::default(),
             allotment: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
@@ -206,7 +211,7 @@ impl Store {
     ) -> (usize, HashSet<ServiceKey>) {
         let listed: HashSet<&ServiceKey> = list.collect();
         let (mut known, mut missing) = (0, HashSet::new());
-        for link in self.links.iter().filter(|link| !link.is_gone()) {
+        for link in self.links().iter().filter(|link| !link.is_gone()) {
             known += 1;
             let within = namespace.is_none_or(|namespace| link.key.namespace() == namespace);
             if within && !listed.contains(&link.key) {
@@ -236,11 +241,10 @@ impl Store {
             listed.insert(key);
         }
         let absent: Vec<Arc<Link>> = self
-            .links
-            .iter()
+            .links()
+            .into_iter()
             .filter(|link| within(&link.key))
             .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key) && !link.is_gone())
-            .map(|link| Arc::clone(&link))
             .collect();
         let mut changes = Vec::new();
         allotment.untold = Some(Vec::new());
@@ -330,7 +334,7 @@ impl Store {
             return None;
         }
         let ghost = Link {
-            created: Some(NEVER),
+            created: NEVER,
             guarded,
             wishes: Wishes { hostnames: hostnames.into(), ..Default::default() }.shared(),
             state: State::Gone(Instant::now()),
@@ -389,8 +393,8 @@ impl Store {
             // A load balancer that is deleted and recreated keeps its place for its names.
             created: known
                 .as_ref()
-                .filter(|link| link.created != Some(NEVER))
-                .map_or(created, |link| link.created),
+                .filter(|link| link.created != NEVER)
+                .map_or(created.unwrap_or(UNKNOWN), |link| link.created),
             target,
             ports: allotment.ports.shared(ports),
             wishes: wishes.shared(),
@@ -398,7 +402,7 @@ impl Store {
             refused,
             guarded,
             state,
-            external_target: known.as_ref().map_or_else(ArcStr::new, |link| link.external_target.clone()),
+            renamed: known.as_ref().and_then(|link| link.renamed.clone()),
             asked: known.as_ref().map_or_else(Asked::default, |link| link.asked.clone()),
             outdated: Outdated::default(),
             key,
@@ -484,7 +488,7 @@ impl Store {
     /// Returns the link of a Service.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<Arc<Link>> {
-        self.links.get(key).map(|link| Arc::clone(&link))
+        self.links.get(key.bytes())
     }
 
     /// Returns whether an external target is labelled for this Service.
@@ -497,7 +501,7 @@ impl Store {
     #[must_use]
     pub fn wanting(&self, external_target: &str) -> Vec<ServiceKey> {
         let mut keys = self.write().wanting(external_target);
-        keys.retain(|key| self.get(key).is_some_and(|link| *link.external_target == *external_target));
+        keys.retain(|key| self.get(key).is_some_and(|link| link.external_target() == external_target));
         keys
     }
 
@@ -511,13 +515,13 @@ impl Store {
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.
     #[must_use]
     pub fn knows(&self, key: &ServiceKey) -> bool {
-        self.links.contains_key(key) || self.unreadable.contains(key)
+        self.links.contains(key.bytes()) || self.unreadable.contains(key)
     }
 
     /// Returns all links, in no order.
     #[must_use]
     pub fn links(&self) -> Vec<Arc<Link>> {
-        self.links.iter().map(|link| Arc::clone(&link)).collect()
+        self.links.all()
     }
 
     /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`names::wire`]

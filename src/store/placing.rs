@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::allotment::{Allotment, Reallotted, outcome};
-use super::claims::label;
 use super::extras::{self, Passed};
+use super::table::Keyed;
 use super::{Change, Found, Link, ServiceKey, Store};
 use crate::names;
 
@@ -16,7 +16,7 @@ impl Store {
         if before.as_ref().is_none_or(|before| before.created != link.created) {
             reallotted = allotment.remove(&link.key);
             let (own, changes) = allotment.add(&link.key, link.created);
-            link.external_target = own;
+            link.rename(own);
             reallotted.extend(changes);
         }
         let asks = |link: &Link| (link.created, link.wishes.hostnames.clone());
@@ -37,17 +37,17 @@ impl Store {
     pub(super) fn show(&self, allotment: &mut Allotment, link: &Arc<Link>) {
         // Who looks up an address believes the link: it has to be found under each that it has.
         self.index.addresses.add(link);
-        if let Some(before) = self.links.insert(link.key.clone(), Arc::clone(link)) {
-            self.index.addresses.remove(&before, Some(link));
+        if let Some(before) = self.links.insert(Keyed(Arc::clone(link))) {
+            self.index.addresses.remove(&before.0, Some(link));
         }
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_own(allotment, dotted, Some(Arc::clone(link)));
+            self.set_own(allotment, &dotted, Some(Arc::clone(link)));
         }
-        if let Some(label) = label(&link.key).filter(|_| allotment.has_label(&link.key)) {
-            self.set_own(allotment, label, Some(Arc::clone(link)));
+        if let Some(label) = link.key.label().filter(|_| allotment.has_label(&link.key)) {
+            self.set_own(allotment, &label, Some(Arc::clone(link)));
         }
         for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
-            self.index.extras.set(name, Some(Arc::clone(link)));
+            self.index.set_extra(name, Some(Arc::clone(link)));
         }
     }
 
@@ -55,12 +55,12 @@ impl Store {
     pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
         let reallotted = allotment.remove(&link.key);
         self.carry_out(allotment, reallotted);
-        let passed = allotment.extras.ask(&link.key, None, &[]);
+        let passed = allotment.extras.ask(&link.key, link.created, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_own(allotment, dotted, None);
+            self.set_own(allotment, &dotted, None);
         }
-        if let Some((_, before)) = self.links.remove(&link.key) {
-            self.index.addresses.remove(&before, None);
+        if let Some(before) = self.links.remove(link.key.bytes()) {
+            self.index.addresses.remove(&before.0, None);
         }
         self.pass_on(allotment, passed);
         self.publish(allotment, &link.key, Some(Arc::clone(link)), None)
@@ -72,12 +72,14 @@ impl Store {
             match change {
                 Reallotted::Label(label, owner) => {
                     let owner = owner.and_then(|key| self.get(&key));
-                    self.set_own(allotment, label, owner);
+                    self.set_own(allotment, &label, owner);
                 }
                 Reallotted::Object(key, external_target) => {
-                    if let Some(link) = self.get(&key).filter(|link| link.external_target != external_target)
+                    if let Some(link) =
+                        self.get(&key).filter(|link| link.external_target() != *external_target)
                     {
-                        let renamed = Link { external_target, ..Link::clone(&link) };
+                        let mut renamed = Link::clone(&link);
+                        renamed.rename(external_target);
                         self.put(allotment, Some(link), renamed);
                     }
                 }
@@ -89,7 +91,7 @@ impl Store {
     pub(super) fn pass_on(&self, allotment: &mut Allotment, passed: Vec<Passed>) {
         for Passed { name, from, to } in passed {
             if to.is_none() {
-                self.index.extras.set(name, None);
+                self.index.set_extra(name, None);
             }
             // Who has got it first: nobody shall find it missing.
             for key in [to, from].into_iter().flatten() {
@@ -100,9 +102,9 @@ impl Store {
 
     /// Has one of the names that every link has lead to a link, or to nothing. Who has asked for that
     /// name has to do without it, or gets it.
-    fn set_own(&self, allotment: &mut Allotment, name: Box<[u8]>, link: Option<Arc<Link>>) {
+    fn set_own(&self, allotment: &mut Allotment, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
-        let before = self.index.own.set(name.clone(), link);
+        let before = self.index.set_own(name, link);
         let is_changed = before.is_some() != owner.is_some();
         // Whoever has lost it is shown anew under the names that it has still.
         if let (Some(loser), Some(owner)) = (before, owner)
@@ -115,7 +117,7 @@ impl Store {
             return;
         }
         for zone in &*self.zones() {
-            for key in allotment.extras.askers(&[&*name, &**zone].concat().into()) {
+            for key in allotment.extras.askers(&[name, &**zone].concat().into()) {
                 self.see_hostnames(allotment, &key);
             }
         }
@@ -136,18 +138,13 @@ impl Store {
         let free = |name: &str| {
             let Some(name) = extras::wire(name) else { return false };
             let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
-            !own.any(|name| matches!(self.index.own.find(name), Found::Link(_)))
+            !own.any(|name| matches!(self.index.find_own(name), Found::Link(_)))
         };
         allotment.extras.names_of(key).into_iter().filter(|name| free(name)).collect()
     }
 }
 
-/// `<service>.<namespace>`: no two links can want the same one. A zone hides those below its own label,
-/// which may be another one in each.
-fn dotted_name(key: &ServiceKey) -> Option<Box<[u8]>> {
-    let (namespace, name) = key.parts();
-    if namespace == names::DELETED {
-        return None;
-    }
-    names::wire([name.as_bytes(), namespace.as_bytes()]).map(Into::into)
+/// `<service>.<namespace>`. A zone hides those below its own label, which may be another one in each.
+fn dotted_name(key: &ServiceKey) -> Option<Vec<u8>> {
+    key.dotted().filter(|_| key.namespace() != names::DELETED)
 }

@@ -142,7 +142,7 @@ fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
     store.set_holder("x-y-z-ext", None, &[]);
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     let mut renamed: Vec<String> = std::iter::from_fn(|| feed.try_recv().ok())
-        .map(|change| format!("{} {}", change.key, change.after.unwrap().external_target))
+        .map(|change| format!("{} {}", change.key, change.after.unwrap().external_target()))
         .collect();
     renamed.sort();
     let hashed = names::external_target_hashed("y-z", "x", 8);
@@ -186,7 +186,7 @@ fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
 fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
     let store = Store::new(Departed::Kept);
     let ghost = ServiceKey::new("z", "x-y");
-    let object = |key: &ServiceKey| store.get(key).unwrap().external_target.clone();
+    let object = |key: &ServiceKey| store.get(key).unwrap().external_target().into_owned();
     store.apply(Observed { created: Some(5), ..seen("y-z", "x", "1", &["a.example."]) });
     store.insert_gone(&ghost, vec![]).unwrap();
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
@@ -253,8 +253,9 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
         }
         assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
         assert_eq!(owner(&store, &["x", "y-z"]).as_deref(), Some("y-z/x"));
-        let name =
-            |ns: &str, svc: &str| store.get(&ServiceKey::new(ns, svc)).unwrap().external_target.clone();
+        let name = |ns: &str, svc: &str| {
+            store.get(&ServiceKey::new(ns, svc)).unwrap().external_target().into_owned()
+        };
         assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
         assert_eq!(*name("y-z", "x"), *names::external_target_hashed("y-z", "x", 8));
 
@@ -417,7 +418,7 @@ fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Box<str>>) {
 /// Asks for every name that any link could have, and checks whose it is.
 fn check_names(store: &Store, context: &str) {
     let links = store.links();
-    let objects: HashSet<&str> = links.iter().map(|link| &*link.external_target).collect();
+    let objects: HashSet<_> = links.iter().map(|link| link.external_target()).collect();
     assert_eq!(objects.len(), links.len(), "{context}: two links share an external target");
     let owner = |name: &str| match find(store, &name.split('.').collect::<Vec<_>>()) {
         Found::Link(link) => Some(link.key.clone()),
@@ -485,8 +486,8 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     // Its external target is written, under the name that it has.
                     if let Some(link) = link.filter(|link| !link.is_gone()) {
                         let noted = (key.clone(), link.hostnames.to_vec());
-                        store.set_holder(&link.external_target, Some(&key), &noted.1);
-                        written.insert(link.external_target.to_string(), noted);
+                        store.set_holder(&link.external_target(), Some(&key), &noted.1);
+                        written.insert(link.external_target().to_string(), noted);
                     }
                 }
                 8 => {

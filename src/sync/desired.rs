@@ -129,9 +129,9 @@ fn slice<'a>(
     address_type: &str,
     ips: impl Iterator<Item = &'a IpAddr>,
 ) -> EndpointSlice {
-    let mut metadata = metadata(link, &slice_name(&link.external_target, end));
+    let mut metadata = metadata(link, &slice_name(&link.external_target(), end));
     let labels = metadata.labels.get_or_insert_default();
-    labels.insert(SERVICE_NAME.into(), link.external_target.to_string());
+    labels.insert(SERVICE_NAME.into(), link.external_target().to_string());
     labels.insert(SLICE_MANAGED_BY.0.into(), SLICE_MANAGED_BY.1.into());
     let endpoint = |ip: &IpAddr| Endpoint {
         addresses: vec![ip.to_string()],
@@ -152,7 +152,10 @@ fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid = (!link.uid.is_empty()).then(|| (SERVICE_UID.to_owned(), link.uid.to_string()));
     let noted: BTreeMap<String, String> = hostnames.into_iter().chain(uid).collect();
-    ObjectMeta { annotations: (!noted.is_empty()).then_some(noted), ..metadata(link, &link.external_target) }
+    ObjectMeta {
+        annotations: (!noted.is_empty()).then_some(noted),
+        ..metadata(link, &link.external_target())
+    }
 }
 
 fn metadata(link: &Link, name: &str) -> ObjectMeta {

@@ -223,7 +223,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
         // stranger's gets none of ours.
         let theirs = |slice: &&&EndpointSlice| {
             let name = slice.metadata.name.as_deref();
-            [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target, end)))
+            [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target(), end)))
         };
         let slice = actual.slices.iter().find(theirs);
         return slice.map_or(conflict, |slice| remove(Kind::EndpointSlice, &slice.metadata));
@@ -309,7 +309,7 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
         (Some(ours), _) => ours,
         (None, None) => object,
         (None, Some(why)) => {
-            return Step::Conflict { object: ObjectId::service(&link.external_target), why };
+            return Step::Conflict { object: ObjectId::service(&link.external_target()), why };
         }
     };
     if ours.metadata.deletion_timestamp.is_some() || !service_differs(ours, desired) {
@@ -323,7 +323,7 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
         // An address that was allocated can't become `None`: only by way of ExternalName.
         desired.spec = Spec {
             type_: Some(EXTERNAL_NAME.into()),
-            external_name: Some(stepping_stone(&link.external_target)),
+            external_name: Some(stepping_stone(&link.external_target())),
             ..Default::default()
         };
     }

@@ -256,8 +256,8 @@ impl Report {
     ) {
         let (namespace, name) = link.key.parts();
         let first = names::external_target(namespace, name);
-        let has_it = *link.external_target == first
-            || *link.external_target == names::earlier_external_target(namespace, name);
+        let has_it = link.external_target() == first
+            || link.external_target() == names::earlier_external_target(namespace, name);
         if has_it || link.is_gone() {
             self.names_lost.remove(&link.key);
             return;
@@ -276,7 +276,7 @@ impl Report {
                 Some(holder) => format!("link {holder} has it"),
                 None => "another load balancer has it".to_owned(),
             };
-            let (first, own) = (self.keeper.describe(&first), self.keeper.describe(&link.external_target));
+            let (first, own) = (self.keeper.describe(&first), self.keeper.describe(&link.external_target()));
             warn!("link {}: its external target is {own}, not {first}: {whose}", link.key);
             let note = format!("the external target is {own}, not {first}: {whose}");
             self.news.recorder.about(link, Reason::Conflict, &note);

@@ -38,7 +38,7 @@ impl Reconciler {
     /// name now.
     pub(super) fn removal(link: &Link, write: &Write) -> Option<String> {
         let Write::Delete { id, .. } = write else { return None };
-        let leftover = !link.is_gone() && id.name != *link.external_target;
+        let leftover = !link.is_gone() && id.name != link.external_target();
         (id.kind == Kind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 

@@ -1,0 +1,53 @@
+//! Which link an external target is labelled for.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+
+use super::ServiceKey;
+
+/// By external target the link that it is labelled for.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    /// Those that hold the name that they like best. It isn't kept: the link tells it.
+    usual: HashTable<ServiceKey>,
+    others: HashMap<Box<str>, ServiceKey>,
+    hasher: RandomState,
+}
+
+impl Holders {
+    /// Returns the link that an external target is labelled for.
+    pub(super) fn get(&self, object: &str) -> Option<&ServiceKey> {
+        let is_it = |holder: &ServiceKey| holder.is_external_target(object.as_bytes());
+        self.usual.find(self.hasher.hash_one(object), is_it).or_else(|| self.others.get(object))
+    }
+
+    /// Returns the same key, if it holds the name that it likes best.
+    pub(super) fn usual(&self, key: &ServiceKey) -> Option<&ServiceKey> {
+        self.usual.find(self.hasher.hash_one(&*key.external_target()), |holder| holder == key)
+    }
+
+    /// Returns whether a link holds any name.
+    pub(super) fn contains(&self, key: &ServiceKey) -> bool {
+        self.usual(key).is_some() || self.others.values().any(|holder| holder == key)
+    }
+
+    /// Takes over which link an external target is labelled for, if for any.
+    pub(super) fn set(&mut self, object: &str, holder: Option<ServiceKey>) {
+        let Self { usual, others, hasher } = self;
+        let hash = hasher.hash_one(object);
+        if let Ok(before) = usual.find_entry(hash, |holder| holder.is_external_target(object.as_bytes())) {
+            before.remove();
+        } else {
+            others.remove(object);
+        }
+        match holder {
+            Some(holder) if holder.is_external_target(object.as_bytes()) => {
+                usual.insert_unique(hash, holder, |holder| hasher.hash_one(&*holder.external_target()));
+            }
+            Some(holder) => drop(others.insert(object.into(), holder)),
+            None => {}
+        }
+    }
+}
