@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
 use super::Findings;
+use crate::sync::service::{EXTERNAL_NAME, Service, Spec};
 
 /// How long the API server, and who it asks, may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -16,12 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) async fn try_one(findings: &mut Findings, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };
-    let spec = ServiceSpec {
-        type_: Some("ExternalName".to_owned()),
+    let spec = Spec {
+        type_: Some(EXTERNAL_NAME.to_owned()),
         external_name: Some("check.lb-linker.invalid".to_owned()),
         ..Default::default()
     };
-    let service = Service { metadata, spec: Some(spec), ..Default::default() };
+    let service = Service { metadata, spec, ..Service::default() };
     let dry_run = PostParams { dry_run: true, ..Default::default() };
     let Ok(answer) = tokio::time::timeout(PATIENCE, api.create(&dry_run, &service)).await else {
         findings.lines.push(format!("no answer within {PATIENCE:?} to a dry run in namespace {namespace}"));

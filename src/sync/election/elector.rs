@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
+use kube::core::{NotUsed, Object};
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::leadership::{Span, Standing};
@@ -32,6 +33,16 @@ impl Timing {
         renew: Duration::from_secs(10),
         retry: Duration::from_secs(2),
     };
+}
+
+/// A Pod, as far as it counts here: to read all of it would take the program half a megabyte.
+pub(super) type Pod = Object<NotUsed, PodStatus>;
+
+/// `status` of a Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PodStatus {
+    /// `phase`.
+    pub(super) phase: Option<String>,
 }
 
 /// What to do next.

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use k8s_openapi::api::core::v1;
+use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -25,7 +25,7 @@ use super::desired::FIELD_MANAGER;
 use super::trouble::{Outage, Trouble, explain, retry_after, root_cause};
 use super::{Pauses, SyncError};
 use crate::metrics::Metrics;
-use elector::{Elector, News, Step, Timing};
+use elector::{Elector, News, Pod, Step, Timing};
 use leadership::Standing;
 pub use leadership::{Held, Leadership, NotLeading};
 use lease::Owner;
@@ -146,7 +146,11 @@ impl<'a> Talk<'a> {
         Self {
             election,
             leases: Api::namespaced(election.client.clone(), namespace),
-            pods: Api::namespaced(election.client.clone(), namespace),
+            pods: Api::namespaced_with(
+                election.client.clone(),
+                namespace,
+                &ApiResource::erase::<v1::Pod>(&()),
+            ),
             trouble: Trouble::default(),
             pauses: Pauses::new(RETRY),
             failed: false,

@@ -29,8 +29,15 @@ fn owned(holder: &str, version: u64, pod: &str, uid: &str) -> Lease {
 }
 
 fn pod(uid: &str, phase: &str) -> Pod {
-    serde_json::from_value(json!({"metadata": {"name": "p", "uid": uid}, "status": {"phase": phase}}))
-        .unwrap()
+    let spec = json!({"nodeName": "n", "containers": []});
+    serde_json::from_value(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "uid": uid},
+        "spec": spec,
+        "status": {"phase": phase, "podIP": "10.0.0.1"},
+    }))
+    .unwrap()
 }
 
 fn candidate(now: Instant) -> Elector {
