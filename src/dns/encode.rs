@@ -62,10 +62,12 @@ pub fn encode(
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     let mut encoder = BinEncoder::new(&mut bytes);
     let place = encoder.place::<Header>()?;
-    emit_question(question, is_pointed_at(response, question.name()), &mut encoder)?;
+    let alike = are_alike(response, question.name());
+    emit_question(question, alike, &mut encoder)?;
     let end = encoder.offset();
     let room = usize::from(limit).saturating_sub(opt.len());
-    let mut writer = Writer { encoder, room, end, full: false, owner: Some((question.name(), HEADER)) };
+    let owner = Some((question.name(), HEADER));
+    let mut writer = Writer { encoder, room, end, full: false, owner, alike };
     let mut layout = Layout::default();
     let mut metadata = response.metadata;
     let answers = writer.section(&response.answers, &mut layout.sections[0])?;
@@ -84,13 +86,10 @@ pub fn encode(
     Ok((bytes, layout))
 }
 
-/// Writes the question. Names that others may point at the encoder keeps, which takes it longer than all else here.
-fn emit_question(
-    question: &Query,
-    is_pointed_at: bool,
-    encoder: &mut BinEncoder<'_>,
-) -> Result<(), ProtoError> {
-    if is_pointed_at {
+/// Writes the question. Names that others may point at the encoder keeps, which takes it longer than all else here:
+/// where records are alike, none does.
+fn emit_question(question: &Query, alike: bool, encoder: &mut BinEncoder<'_>) -> Result<(), ProtoError> {
+    if !alike {
         return question.emit(encoder);
     }
     for label in question.name() {
@@ -101,13 +100,13 @@ fn emit_question(
     encoder.emit_u16(question.query_class().into())
 }
 
-/// Returns whether some name may point at a part of the question's: owners that are the same needn't be looked for.
-fn is_pointed_at(response: &Reply, name: &Name) -> bool {
+/// Returns whether all records are addresses of this name, as those of most answers are.
+fn are_alike(response: &Reply, name: &Name) -> bool {
     let records = [&response.answers, &response.authorities, &response.additionals];
     records
         .into_iter()
         .flatten()
-        .any(|record| !matches!(record.data, RData::A(_) | RData::AAAA(_)) || !record.name.eq_case(name))
+        .all(|record| matches!(record.data, RData::A(_) | RData::AAAA(_)) && record.name.eq_case(name))
 }
 
 /// Writes records while there is room.
@@ -119,6 +118,8 @@ struct Writer<'a, 'n> {
     full: bool,
     /// The owner of the record before, and where its name stands.
     owner: Option<(&'n Name, usize)>,
+    /// Whether that is the owner of all others.
+    alike: bool,
 }
 
 impl<'n> Writer<'_, 'n> {
@@ -160,7 +161,7 @@ impl<'n> Writer<'_, 'n> {
     fn record(&mut self, record: &'n Record) -> Result<Place, ProtoError> {
         let start = self.encoder.offset();
         match self.owner {
-            Some((name, place)) if place <= MAX_POINTER && name.eq_case(&record.name) => {
+            Some((name, place)) if self.alike || place <= MAX_POINTER && name.eq_case(&record.name) => {
                 #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
                 let pointer = POINTER | place as u16;
                 // What most answers are, at once.

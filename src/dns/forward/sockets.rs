@@ -20,8 +20,9 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep};
 
-/// Questions that are asked from a port.
-const QUESTIONS: u8 = 16;
+/// Questions that are asked from a port. Another one costs as much as a question does: with 64 that is little, and who
+/// guesses has a second in any case.
+const QUESTIONS: u8 = 64;
 /// How long a port is used.
 const AGE: Duration = Duration::from_secs(1);
 

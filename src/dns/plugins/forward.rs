@@ -29,7 +29,7 @@
 //!   *read_timeout* is taken all the same, as long as others are waited for.
 //! - An answer that was cut by UDP is asked for again by TCP, as CoreDNS does with *prefer_udp* alone, and a server
 //!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to everybody.
-//! - A UDP socket is used for 16 questions and a second at most, one at a time, and a repetition goes out from a
+//! - A UDP socket is used for 64 questions and a second at most, one at a time, and a repetition goes out from a
 //!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
 //!   What doesn't match the question isn't answered with FORMERR, but waited past.
 //! - Without *max_concurrent*, 1000 to 10,000 questions may be under way: a quarter of the files that the process
