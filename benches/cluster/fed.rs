@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dns::host;
 use crate::figures::Verdicts;
-use crate::follow::Made;
+use crate::load::Made;
 use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
 use crate::storm::{ASKED, Kind, paced, report, round};
@@ -56,7 +56,7 @@ pub fn run(verdicts: &mut Verdicts) {
         eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
         // All of this process but for the one who asks.
         let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
-        rounds.push(round(server, kind, CHANGES, cpu, |made, end| {
+        rounds.push(round(server, kind, cpu, |made, end| {
             let store = Arc::clone(&store);
             let (sender, fed) = channel();
             let feed = move || sender.send(feed(&store, first, &made, end)).expect("somebody waits");
