@@ -39,7 +39,8 @@ pub fn run(verdicts: &mut Verdicts) {
     let runtime = runtime.expect("a runtime");
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
     let stop = CancellationToken::new();
-    runtime.spawn(ahead::run(Arc::clone(&store), servers, stop.clone()));
+    let ahead = ahead::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone());
+    runtime.spawn(ahead);
     let server = runtime.block_on(async {
         let sockets = udp::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a socket");
         let server = sockets[0].local_addr().expect("its address");
