@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_host_is_the_name_that_it_was_made_of_in_lower_case() {
         let long = format!("{}.{}.example.", "x".repeat(63), "y".repeat(63));
-        let odd = [r"a\.b.example.", "*.example.", "_a.b_c.example.", r"\195\164.example.", "."];
+        let odd = [r"a\.b.example.", "*.example.", "_a.b_c.example.", "."];
         for text in ["a.example.", "xn--bcher-kva.example.", &long].into_iter().chain(odd) {
             let name = Name::from_ascii(text).unwrap();
             assert_eq!(Host::from(&name).name(), name);
