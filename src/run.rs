@@ -11,6 +11,7 @@ mod serving;
 mod sockets;
 mod source;
 mod syncing;
+mod thread;
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -36,6 +38,7 @@ use corefile::Origin;
 use reload::Reloader;
 use source::Source;
 use syncing::Syncing;
+use thread::SyncThread;
 
 /// Why lb-linker doesn't run.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +78,9 @@ pub enum RunError {
     /// There is no thread for the lines of `log` and `errors`.
     #[error("there is no thread for the query log: {0}")]
     Lines(io::Error),
+    /// There is no thread for sync.
+    #[error("there is no thread for the work with load balancers: {0}")]
+    Thread(io::Error),
     /// A signal can't be waited for.
     #[error("signals can't be waited for: {0}")]
     Signal(io::Error),
@@ -95,7 +101,10 @@ impl RunError {
     /// Returns whether what the user wrote is at fault, rather than what happened later.
     #[must_use]
     pub fn is_input(&self) -> bool {
-        !matches!(self, Self::Dead { .. } | Self::Metrics(_) | Self::Signal(_) | Self::Lines(_))
+        !matches!(
+            self,
+            Self::Dead { .. } | Self::Metrics(_) | Self::Signal(_) | Self::Lines(_) | Self::Thread(_)
+        )
     }
 }
 
@@ -125,7 +134,8 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let zones = corefile.link_zones()?;
     flags.set_zones(&zones)?;
     raise_file_limit();
-    let source = Source::open(&flags).await?;
+    let sync = SyncThread::start().map_err(RunError::Thread)?;
+    let (source, flags) = sync.open(flags).await?;
     let store = Arc::new(store_for(&flags, &source));
     let (mut site, queue) = Site::new(Arc::clone(&store), flags.log_format)?;
     site.targets = Arc::new(flags.admission().targets);
@@ -138,9 +148,11 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     info!("{greeting}");
     let mut background = JoinSet::new();
     background.spawn(give_back(Arc::clone(&store), stop.clone()));
-    background.spawn(ahead::run(Arc::clone(&store), reloader.serving.servers(), stop.clone()));
+    let ahead = ahead::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
+    // Each change wakes it, and few of them lead to a look-up.
+    background.spawn_on(ahead, sync.runtime());
     let syncing = Syncing { flags, store, metrics, zones: reloader.zones() };
-    background.spawn(syncing.run(source, stop.clone()));
+    background.spawn_on(syncing.run(source, stop.clone()), sync.runtime());
     let outcome = reloader.run(&stop).await;
     stop.cancel();
     while background.join_next().await.is_some() {}

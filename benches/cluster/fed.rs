@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dns::host;
 use crate::figures::Verdicts;
-use crate::follow::Made;
+use crate::load::Made;
 use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
 use crate::storm::{ASKED, Kind, paced, report, round};
@@ -39,7 +39,8 @@ pub fn run(verdicts: &mut Verdicts) {
     let runtime = runtime.expect("a runtime");
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
     let stop = CancellationToken::new();
-    runtime.spawn(ahead::run(Arc::clone(&store), servers, stop.clone()));
+    let ahead = ahead::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone());
+    runtime.spawn(ahead);
     let server = runtime.block_on(async {
         let sockets = udp::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a socket");
         let server = sockets[0].local_addr().expect("its address");
@@ -56,7 +57,7 @@ pub fn run(verdicts: &mut Verdicts) {
         eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
         // All of this process but for the one who asks.
         let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
-        rounds.push(round(server, kind, CHANGES, cpu, |made, end| {
+        rounds.push(round(server, kind, cpu, |made, end| {
             let store = Arc::clone(&store);
             let (sender, fed) = channel();
             let feed = move || sender.send(feed(&store, first, &made, end)).expect("somebody waits");

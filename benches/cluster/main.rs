@@ -10,7 +10,6 @@ mod copies;
 mod dns;
 mod fed;
 mod figures;
-mod follow;
 // The tests use the rest of it.
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]

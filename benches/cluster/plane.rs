@@ -35,6 +35,7 @@ pub struct Plane {
     pub access: Access,
     kubeconfig: PathBuf,
     links: usize,
+    peers: usize,
 }
 
 /// Where something of a namespace is.
@@ -80,7 +81,7 @@ impl Plane {
             access.connect().must("POST", "/api/v1/namespaces", &namespace);
         }
         let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
-        Self { plane, access, kubeconfig, links: 0 }
+        Self { plane, access, kubeconfig, links: 0, peers: 0 }
     }
 
     /// Sees to it that there are so many load balancers with a hostname.
@@ -115,15 +116,21 @@ impl Plane {
         self.links = links;
     }
 
-    /// Makes ExternalName Services for CoreDNS.
-    pub fn peers(&self, number: usize) {
-        self.each(number, "ExternalName Services made", |connection, at| {
+    /// Sees to it that there are so many ExternalName Services for CoreDNS.
+    pub fn grow_peers(&mut self, peers: usize) {
+        let first = self.peers;
+        if peers <= first {
+            return;
+        }
+        self.each(peers - first, "ExternalName Services made", |connection, at| {
+            let peer = first + at;
             let service = json!({
-                "metadata": {"name": format!("ext-{at}")},
-                "spec": {"type": "ExternalName", "externalName": host(0, at)},
+                "metadata": {"name": format!("ext-{peer}")},
+                "spec": {"type": "ExternalName", "externalName": host(0, peer)},
             });
             connection.must("POST", &services(PEER), &service.to_string());
         });
+        self.peers = peers;
     }
 
     /// Does something so many times, over several connections.

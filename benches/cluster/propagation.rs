@@ -49,7 +49,7 @@ impl Times {
 /// Measures it without other questions and among them.
 pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
-    plane.peers(PEERS);
+    plane.grow_peers(PEERS);
     let linker = plane.synced_linker();
     let coredns = plane.coredns();
     let mut change = 0;

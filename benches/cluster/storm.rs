@@ -2,13 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, Builder};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::dns::change_of;
 use crate::figures::{Spread, Table, Verdicts};
-use crate::follow::{Followed, Follower, Made};
-use crate::load::{Load, Outcome};
+use crate::load::{Load, Made, Outcome};
 use crate::plane::{LINKS, Plane, link_question, status, status_patch};
 use crate::process::Cpu;
 
@@ -29,7 +28,7 @@ const CHANGERS: u32 = 8;
 pub enum Kind {
     Quiet,
     Changes,
-    /// Changes, and no questions but those that look for them.
+    /// Changes, and no questions at all.
     Alone,
 }
 
@@ -55,42 +54,33 @@ pub struct Round {
     /// Of the server, by threads.
     cpu: Cpu,
     changes: u64,
-    followed: Followed,
 }
 
 impl Round {
     /// Microseconds of the processor for each answer.
     fn cost(&self) -> f64 {
-        self.cpu.total() * 1e6 / (self.load.answered + self.followed.answers) as f64
+        self.cpu.total() * 1e6 / self.load.answered as f64
     }
 }
 
-/// Asks for a round's time, while `change` makes so many changes a second and tells of each until that time is
-/// over; returns how many it made. In a quiet round as many questions look for changes that have been seen long ago,
-/// so that both differ in the changes alone.
+/// Asks for a round's time, while `change` makes changes and tells of each until that time is over; returns how many
+/// it made.
 pub fn round(
     server: SocketAddr,
     kind: Kind,
-    changes: u32,
     cpu: impl Fn() -> Cpu,
     change: impl FnOnce(Sender<Made>, Instant) -> u64,
 ) -> Round {
-    let rate = if kind == Kind::Alone { 0 } else { QUERIES };
-    let load = Load::start(server, rate, (0..ASKED).map(link_question).collect());
     let (sender, made) = channel();
-    let follower = Follower::start(server, made);
+    let questions = (0..ASKED).map(link_question).collect();
+    // With nobody who asks, nobody sees a change either.
+    let (rate, made) = if kind == Kind::Alone { (0, channel().1) } else { (QUERIES, made) };
+    let load = Load::following(server, rate, questions, made);
     let (before, end) = (cpu(), Instant::now() + ROUND);
-    let changes = if kind == Kind::Quiet {
-        let look = move || look(changes, &sender, end);
-        let looking = Builder::new().name("bench-look".to_owned()).spawn(look).expect("a thread");
-        looking.join().expect("it doesn't panic");
-        0
-    } else {
-        change(sender, end)
-    };
+    let changes = if kind == Kind::Quiet { 0 } else { change(sender, end) };
     thread::sleep(end.saturating_duration_since(Instant::now()));
     let cpu = cpu().since(&before);
-    Round { kind, load: load.stop(), cpu, changes, followed: follower.finish() }
+    Round { kind, load: load.stop(), cpu, changes }
 }
 
 /// Does something so many times a second until `end`, and returns how often.
@@ -105,14 +95,6 @@ pub fn paced(rate: u32, end: Instant, mut work: impl FnMut(u64)) -> u64 {
         work(number);
     }
     0
-}
-
-fn look(rate: u32, sender: &Sender<Made>, end: Instant) {
-    paced(rate, end, |number| {
-        let question = link_question(number as usize % ASKED);
-        // Nobody follows any more: then the round is over.
-        let _ = sender.send(Made { at: Instant::now(), change: 0, question });
-    });
 }
 
 /// Prints the rounds, and what the bounds say of them.
@@ -131,22 +113,22 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
         "never",
     ]);
     for round in rounds {
-        let Round { load, followed, .. } = round;
+        let Round { load, .. } = round;
         let rate = |count: u64| format!("{:.0}", count as f64 / ROUND.as_secs_f64());
         let two = |value: f64| if value.is_nan() { String::new() } else { format!("{value:.2}") };
         table.row(
             round.kind.name(),
             [
                 rate(round.changes),
-                rate(load.answered + followed.answers),
+                rate(load.answered),
                 load.sent.saturating_sub(load.answered).to_string(),
                 two(load.latency.at(0.5)),
                 two(load.latency.at(0.99)),
                 if round.kind == Kind::Alone { String::new() } else { two(round.cost()) },
-                two(followed.seen.at(0.5)),
-                two(followed.seen.at(0.99)),
-                two(followed.seen.at(1.0)),
-                followed.never.to_string(),
+                two(load.seen.at(0.5)),
+                two(load.seen.at(0.99)),
+                two(load.seen.at(1.0)),
+                load.never.to_string(),
             ],
         );
     }
@@ -154,16 +136,18 @@ pub fn report(title: &str, rounds: &[Round], verdicts: &mut Verdicts) {
     print_threads(rounds);
     let of = |kind: Kind| rounds.iter().filter(move |round| round.kind == kind);
     let cost = |kind: Kind| Spread::of(of(kind).map(Round::cost).collect()).mean();
-    let seen = |kind: Kind| Spread::pool(of(kind).map(|round| &round.followed.seen)).at(0.99);
+    let p99 = |kind, spread: fn(&Outcome) -> &Spread| {
+        Spread::pool(of(kind).map(|round| spread(&round.load))).at(0.99)
+    };
     verdicts.at_most(
         &format!("{title}: CPU per query, to the quiet one's"),
         cost(Kind::Changes) / cost(Kind::Quiet),
         1.2,
         "×",
     );
-    let alone = seen(Kind::Quiet);
+    let alone = p99(Kind::Quiet, |load| &load.latency);
     let what = format!("{title}: change → answered, p99 (a question in quiet rounds: {alone:.2} ms)");
-    verdicts.at_most(&what, seen(Kind::Changes), 20.0, "ms");
+    verdicts.at_most(&what, p99(Kind::Changes, |load| &load.seen), 20.0, "ms");
 }
 
 /// Which threads the processor worked for.
@@ -191,6 +175,7 @@ fn print_threads(rounds: &[Round]) {
 /// Changes through the API server.
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
+    plane.grow_peers(1);
     let linker = plane.synced_linker();
     // Whatever came before has had its consequences.
     thread::sleep(Duration::from_secs(5));
@@ -198,12 +183,31 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     // Beyond whatever other parts have counted to.
     let mut first = 1_000_000;
     for kind in Kind::all() {
+        // While nobody asks, it is no matter who else is there.
+        let coredns = (kind == Kind::Alone).then(|| plane.coredns());
+        if coredns.is_some() {
+            thread::sleep(Duration::from_secs(5));
+        }
         eprintln!("storm through the API server, a round of 30 s: {}", kind.name());
         let writes = linker.writes();
+        let theirs = || coredns.as_ref().map_or_else(Cpu::default, |coredns| Cpu::of(coredns.id()));
+        let before = theirs();
         let cpu = || Cpu::of(linker.id());
-        rounds.push(round(linker.dns, kind, CHANGES, cpu, |made, end| change(plane, first, &made, end)));
+        let round = round(linker.dns, kind, cpu, |made, end| change(plane, first, &made, end));
+        let writes = linker.writes() - writes;
+        eprintln!("lb-linker made {writes:.0} writes meanwhile");
+        if coredns.is_some() {
+            let each = |cpu: Cpu| format!("{:.0}", cpu.total() * 1e6 / round.changes as f64);
+            let mut table = Table::new(&["CPU µs a change, while nobody asks", ""]);
+            table.row(&format!("lb-linker, {writes:.0} writes beside the Events"), [each(round.cpu.clone())]);
+            table.row(
+                "CoreDNS, which hears of load balancers and ExternalNames",
+                [each(theirs().since(&before))],
+            );
+            table.print(&format!("{} changes", round.changes));
+        }
+        rounds.push(round);
         first += 1_000_000;
-        eprintln!("lb-linker made {:.0} writes meanwhile", linker.writes() - writes);
     }
     report("200 changes a second through the API server", &rounds, verdicts);
 }

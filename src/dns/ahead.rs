@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
+use tokio::runtime::Handle;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -25,8 +26,9 @@ const MAX_LOOKUPS: usize = 64;
 pub type Servers = Arc<[Arc<Server>]>;
 
 /// Follows the changes of the store until `stop`. What was cached about the old and the new name is
-/// forgotten: a cloud's new name is often looked up before it exists.
-pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, stop: CancellationToken) {
+/// forgotten: a cloud's new name is often looked up before it exists. Look-ups are made in the runtime
+/// `dns`.
+pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
     let mut changes = store.subscribe();
     let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
     let mut look_ups = JoinSet::new();
@@ -41,10 +43,11 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, stop: Can
             Ok(change) => {
                 for (server, links, query) in heed(&change, &servers) {
                     let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-                    look_ups.spawn(async move {
+                    let look_up = async move {
                         links.look_ahead(&server, query).await;
                         drop(place);
-                    });
+                    };
+                    look_ups.spawn_on(look_up, &dns);
                 }
             }
             Err(RecvError::Lagged(missed)) => {

@@ -17,15 +17,27 @@ impl Host {
     /// Returns it as answers need it.
     #[must_use]
     pub fn name(&self) -> Name {
+        // It was made of a name: no label of it is refused.
+        Name::from_labels(self.labels()).unwrap_or_default()
+    }
+
+    fn labels(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &*self.0;
-        let labels = std::iter::from_fn(|| {
+        std::iter::from_fn(move || {
             let (length, label) = rest.split_first()?;
             let (label, others) = label.split_at_checked(usize::from(*length))?;
             rest = others;
             Some(label)
-        });
-        // It was made of a name: no label of it is refused.
-        Name::from_labels(labels).unwrap_or_default()
+        })
+    }
+
+    /// Whether nothing of it has to be escaped (RFC 1035 section 5.1).
+    fn is_plain(&self) -> bool {
+        let plain = |label: &[u8]| {
+            let letters = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'-';
+            label.iter().all(letters) && label.first() != Some(&b'-')
+        };
+        !self.0.is_empty() && self.labels().all(plain)
     }
 }
 
@@ -45,7 +57,14 @@ impl fmt::Debug for Host {
 impl fmt::Display for Host {
     /// As Kubernetes writes it: without the trailing dot.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&host_text(&self.name()))
+        if !self.is_plain() {
+            return f.write_str(&host_text(&self.name()));
+        }
+        for (place, label) in self.labels().enumerate() {
+            f.write_str(if place == 0 { "" } else { "." })?;
+            f.write_str(str::from_utf8(label).unwrap_or_default())?;
+        }
+        Ok(())
     }
 }
 
@@ -66,7 +85,8 @@ mod tests {
     #[test]
     fn a_host_is_the_name_that_it_was_made_of_in_lower_case() {
         let long = format!("{}.{}.example.", "x".repeat(63), "y".repeat(63));
-        for text in ["a.example.", "xn--bcher-kva.example.", r"a\.b.example.", "*.example.", &long] {
+        let odd = [r"a\.b.example.", "*.example.", "_a.b_c.example.", "."];
+        for text in ["a.example.", "xn--bcher-kva.example.", &long].into_iter().chain(odd) {
             let name = Name::from_ascii(text).unwrap();
             assert_eq!(Host::from(&name).name(), name);
             assert!(Host::from(&name).name().is_fqdn());

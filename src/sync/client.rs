@@ -12,6 +12,7 @@ use kube::{Client, Config};
 
 use super::trouble::located;
 use tower::timeout::TimeoutLayer;
+use tower_http::timeout::ResponseBodyTimeoutLayer;
 
 /// How long a request waits for its answer to begin.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,11 +83,12 @@ pub async fn connect(kubeconfig: Option<PathBuf>, context: Option<String>) -> Re
     };
     // Retries are the reconciler's: they look at the desired state again.
     config.default_retry = false;
-    config.read_timeout = Some(READ_TIMEOUT);
-    config.reset_reader_on_write = true;
+    // Of kube's `read_timeout` each read that has waited sets a timer to now, which wakes a thread for nothing.
+    config.read_timeout = None;
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(concat!("lb-linker/", env!("CARGO_PKG_VERSION")))));
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
+    let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
     Ok(builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build())
 }

@@ -145,18 +145,21 @@ impl Objects {
 
     /// Takes over an object from the watch or from the answer to a write, whichever is newer.
     pub fn apply(&mut self, object: &Object) {
+        if self.is_news(object) {
+            self.insert(Packed::of(object));
+        }
+    }
+
+    /// Returns whether nothing as new has been heard of an object.
+    #[must_use]
+    pub fn is_news(&self, object: &Object) -> bool {
         let id = object.id();
         if self.deleted.get(object.uid()) == Some(&id) {
-            return;
+            return false;
         }
-        if let Some(known) = self.get(&id)
-            && known.uid() == object.uid()
-            && known.version().is_some()
-            && known.version() >= object.version()
-        {
-            return;
-        }
-        self.insert(Packed::of(object));
+        !self.get(&id).is_some_and(|known| {
+            known.uid() == object.uid() && known.version().is_some() && known.version() >= object.version()
+        })
     }
 
     /// Takes over from the watch that an object is gone.

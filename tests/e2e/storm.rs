@@ -21,6 +21,7 @@ use lb_linker::store::{
     Departed, Family, Host, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes,
 };
 use tokio::net::UdpSocket;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -239,7 +240,7 @@ fn follow(
     stop: &CancellationToken,
 ) -> impl Future<Output = ()> + use<> {
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
-    ahead::run(Arc::clone(store), servers, stop.clone())
+    ahead::run(Arc::clone(store), servers, Handle::current(), stop.clone())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

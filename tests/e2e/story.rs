@@ -280,5 +280,6 @@ async fn a_load_balancer_says_how_long_its_records_live() {
     annotate("soon").await;
     let line = linker.line(&format!("Service {namespace}/web: annotation linker.hsj.com/ttl \"soon\"")).await;
     assert!(line.contains("not a number of seconds from 0 to 3600"), "{line}");
+    // The line comes first.
     eventually("the zone's TTL again", || async { (ttl().await == Some(5)).then_some(()) }).await;
 }

@@ -36,8 +36,11 @@ impl Reconciler {
             }
             ObjectEvent::Applied(object) => {
                 let id = object.id();
-                self.outdated.remove(&id);
-                self.change_object(&id, |objects| objects.apply(&object));
+                let was_outdated = self.outdated.remove(&id).is_some();
+                // What the answer to a write of ours has said needs no other look.
+                if was_outdated || self.objects.is_news(&object) {
+                    self.change_object(&id, |objects| objects.apply(&object));
+                }
             }
             ObjectEvent::Deleted { id, uid } => {
                 self.outdated.remove(&id);

@@ -137,7 +137,7 @@ pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
 
 /// A real CoreDNS.
 pub struct CoreDns {
-    _process: Process,
+    process: Process,
     _directory: TempDir,
     _port: ReservedPort,
     /// Where it answers.
@@ -162,7 +162,12 @@ impl CoreDns {
         let process = Process::spawn(command).unwrap();
         let address: SocketAddr = ([127, 0, 0, 1], port.number()).into();
         eventually("CoreDNS", || async { TcpStream::connect(address).await.ok() }).await;
-        Self { _process: process, _directory: directory, _port: port, address }
+        Self { process, _directory: directory, _port: port, address }
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Starts CoreDNS as the resolver that knows the cloud's names.
