@@ -147,7 +147,8 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let reloader = Reloader::start(origin, corefile, flags.clone(), zones, site, set_debug)?;
     info!("{greeting}");
     let mut background = JoinSet::new();
-    background.spawn(give_back(Arc::clone(&store), stop.clone()));
+    // It takes its time, and those who answer have none.
+    background.spawn_on(give_back(Arc::clone(&store), stop.clone()), sync.runtime());
     let ahead = ahead::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
     // Each change wakes it, and few of them lead to a look-up.
     background.spawn_on(ahead, sync.runtime());

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use tokio::task::JoinError;
 use tracing::warn;
 
 use super::desired::{FIELD_MANAGER, labelled_for};
@@ -62,17 +63,25 @@ impl OutputDirectory {
         let directory = self.clone();
         let changes = self.prepare().and_then(|()| changes(&self.path));
         let changes = changes.map_err(|error| warn!("{error}")).ok();
-        let lists = futures::stream::iter(changes).flatten().map(move |()| directory.list());
-        lists.scan((), |(), list| std::future::ready(list.map_err(|error| warn!("{error}")).ok())).flat_map(
-            |objects: Vec<Packed>| {
-                let (services, slices) =
-                    objects.into_iter().partition(|object| object.kind() == Kind::Service);
-                futures::stream::iter([
-                    ObjectEvent::Listed(Kind::Service, services),
-                    ObjectEvent::Listed(Kind::EndpointSlice, slices),
-                ])
-            },
-        )
+        // A file system that doesn't answer is to hold nobody else up.
+        let lists = futures::stream::iter(changes).flatten().then(move |()| {
+            let directory = directory.clone();
+            tokio::task::spawn_blocking(move || directory.list())
+        });
+        let told = |list: Result<Result<_, DirectoryError>, JoinError>| match list {
+            Ok(list) => list.map_err(|error| warn!("{error}")).ok(),
+            Err(error) => {
+                warn!("{error}");
+                None
+            }
+        };
+        lists.scan((), move |(), list| std::future::ready(told(list))).flat_map(|objects: Vec<Packed>| {
+            let (services, slices) = objects.into_iter().partition(|object| object.kind() == Kind::Service);
+            futures::stream::iter([
+                ObjectEvent::Listed(Kind::Service, services),
+                ObjectEvent::Listed(Kind::EndpointSlice, slices),
+            ])
+        })
     }
 
     fn list(&self) -> Result<Vec<Packed>, DirectoryError> {

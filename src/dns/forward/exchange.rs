@@ -119,6 +119,8 @@ pub(super) async fn exchange(
         answer = &mut asking => answer,
         () = sleep_until(times.looked_at) => {
             upstream.suspect();
+            // That it is late by now is news for whoever has set no timer so far.
+            yield_now().await;
             asking.await
         }
     };
