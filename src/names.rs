@@ -113,10 +113,17 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
         if label.is_empty() || label.len() > MAX_LABEL {
             return None;
         }
-        name.push(u8::try_from(label.len()).ok()?);
-        name.extend(label.iter().map(u8::to_ascii_lowercase));
+        push_label(label, &mut name);
     }
     Some(name)
+}
+
+/// Writes a label of a DNS name in wire form, in lower case: no such label is longer than its length has room for.
+pub fn push_label(label: &[u8], to: &mut Vec<u8>) {
+    to.push(u8::try_from(label.len()).unwrap_or_default());
+    let start = to.len();
+    to.extend_from_slice(label);
+    to[start..].make_ascii_lowercase();
 }
 
 /// Returns whether [`wire`] returns that name for these labels, which are none that it refuses.

@@ -6,6 +6,7 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
 use super::wire::{HEADER, OPT_LENGTH, opt};
+use crate::names;
 
 /// A question for somebody else.
 #[derive(Clone, Debug)]
@@ -148,11 +149,7 @@ pub fn wire_name(name: &Name) -> Box<[u8]> {
 /// Writes a name in wire form, in lower case.
 fn write_name(name: &Name, to: &mut Vec<u8>) {
     for label in name {
-        // No label of a name that could be decoded is too long.
-        to.push(u8::try_from(label.len()).unwrap_or_default());
-        let start = to.len();
-        to.extend_from_slice(label);
-        to[start..].make_ascii_lowercase();
+        names::push_label(label, to);
     }
 }
 

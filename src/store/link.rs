@@ -318,11 +318,16 @@ impl Link {
     /// those that it asks for.
     #[must_use]
     pub fn lacks_a_name(&self) -> bool {
-        let (namespace, name) = self.key.parts();
-        let best = [names::external_target(namespace, name), names::earlier_external_target(namespace, name)];
         !self.is_gone()
-            && (!best.iter().any(|best| *best == self.external_target())
-                || self.hostnames.len() < self.wishes.hostnames.len())
+            && (self.lacks_its_external_target() || self.hostnames.len() < self.wishes.hostnames.len())
+    }
+
+    /// Returns whether its external target has neither the name that it would have nor the one that the earlier
+    /// operator gave it.
+    #[must_use]
+    pub fn lacks_its_external_target(&self) -> bool {
+        let (namespace, name) = self.key.parts();
+        self.renamed.as_ref().is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
     }
 
     /// Returns whether this process has never seen the Service: only what it left behind.

@@ -129,9 +129,10 @@ fn slice<'a>(
     address_type: &str,
     ips: impl Iterator<Item = &'a IpAddr>,
 ) -> EndpointSlice {
-    let mut metadata = metadata(link, &slice_name(&link.external_target(), end));
+    let external_target = link.external_target();
+    let mut metadata = metadata(link, &slice_name(&external_target, end));
     let labels = metadata.labels.get_or_insert_default();
-    labels.insert(SERVICE_NAME.into(), link.external_target().to_string());
+    labels.insert(SERVICE_NAME.into(), external_target.into_owned());
     labels.insert(SLICE_MANAGED_BY.0.into(), SLICE_MANAGED_BY.1.into());
     let endpoint = |ip: &IpAddr| Endpoint {
         addresses: vec![ip.to_string()],

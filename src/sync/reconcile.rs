@@ -302,7 +302,8 @@ impl Reconciler {
             return self.note_orphans(&key);
         };
         self.orphans.set(&key, Vec::new());
-        let ids = object_ids(&link.external_target());
+        let external_target = link.external_target();
+        let ids = object_ids(&external_target);
         let labelled: Vec<Object> = self.objects.of_link(&key).into_iter().map(Packed::unpack).collect();
         let strange: Vec<Object> = ids
             .iter()
@@ -318,7 +319,7 @@ impl Reconciler {
         let others: Vec<&Service> = objects
             .iter()
             .filter_map(|object| object.as_service())
-            .filter(|service| service.metadata.name.as_deref() != Some(&link.external_target()))
+            .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
             .filter(|service| {
                 written_by_us(&service.metadata) || link.is_gone() && self.is_ours(&service.metadata)
             })

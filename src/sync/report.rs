@@ -254,14 +254,12 @@ impl Report {
         holder: impl Fn(&str) -> Option<ServiceKey>,
         is_news: bool,
     ) {
-        let (namespace, name) = link.key.parts();
-        let first = names::external_target(namespace, name);
-        let has_it = link.external_target() == first
-            || link.external_target() == names::earlier_external_target(namespace, name);
-        if has_it || link.is_gone() {
+        if link.is_gone() || !link.lacks_its_external_target() {
             self.names_lost.remove(&link.key);
             return;
         }
+        let (namespace, name) = link.key.parts();
+        let first = names::external_target(namespace, name);
         let holder = holder(&first);
         if let Some(said) = self.names_lost.get_mut(&link.key) {
             // The same holder may only become known, or its object be made again.

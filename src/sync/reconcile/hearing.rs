@@ -93,7 +93,7 @@ impl Reconciler {
     /// Takes over what the store says of a link.
     pub(super) fn heed(&mut self, change: &Change) {
         if let (Some(before), Some(after)) = (&change.before, &change.after)
-            && before.external_target() != after.external_target()
+            && before.renamed != after.renamed
         {
             let (before, after) = (&before.external_target(), &after.external_target());
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
