@@ -25,18 +25,25 @@ use key::Key;
 
 /// How many answers there may be in a set: where all are popular, one of them has to go.
 const WAYS: usize = 4;
-const SETS: usize = 4096;
-/// How many bytes all answers may take, as far as they can be counted.
-const BYTES: usize = 8 << 20;
 /// How many sets are looked through for one answer that needs room.
 const LOOKS: usize = 64;
 /// How often it is told how popular an answer is.
 const NOTED: Duration = Duration::from_secs(1);
 
+/// How many answers are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// So many sets of four, a power of two.
+    pub sets: usize,
+    /// And so many bytes, as far as they can be counted.
+    pub bytes: usize,
+}
+
 /// The answers of one thread.
 #[derive(Debug)]
 pub struct Packets {
     sets: Box<[[Option<Box<Entry>>; WAYS]]>,
+    max_bytes: usize,
     hasher: RandomState,
     key: Key,
     random: SmallRng,
@@ -75,10 +82,13 @@ struct Bill {
     durations: Box<[Arc<Cells>]>,
 }
 
-impl Default for Packets {
-    fn default() -> Self {
+impl Packets {
+    /// Returns room for answers, with none in it.
+    #[must_use]
+    pub fn new(room: Room) -> Self {
         Self {
-            sets: std::iter::repeat_with(Default::default).take(SETS).collect(),
+            sets: std::iter::repeat_with(Default::default).take(room.sets).collect(),
+            max_bytes: room.bytes,
             hasher: RandomState::new(),
             key: Key::default(),
             random: SmallRng::from_rng(&mut rand::rng()),
@@ -88,9 +98,7 @@ impl Default for Packets {
             took: duration(Duration::ZERO),
         }
     }
-}
 
-impl Packets {
     /// Returns what makes the last question the same as another; nothing if its answer isn't one to keep.
     #[must_use]
     pub fn last_key(&self) -> Option<&[u8]> {
@@ -98,6 +106,7 @@ impl Packets {
     }
 
     /// Writes the answer to a question, if it is known what a server would say to that client. Returns its length.
+    /// Several servers may share the answers of a thread, if their clients ask by the same transport.
     pub fn answer(
         &mut self,
         question: &[u8],
@@ -110,13 +119,14 @@ impl Packets {
             return None;
         }
         let key = self.key.as_bytes();
-        let set = &mut self.sets[place_of(&self.hasher, key)];
-        let place = set.iter_mut().find(|place| place.as_ref().is_some_and(|entry| *entry.key == *key))?;
+        let set = &mut self.sets[place_of(&self.hasher, key, self.sets.len())];
+        let place =
+            set.iter_mut().find(|place| place.as_ref().is_some_and(|entry| entry.is_of(key, server)))?;
         let entry = place.as_deref_mut()?;
         if !entry.packet.any_spelling && !self.key.is_spelled_so(question) {
             return None;
         }
-        if entry.packet.server != server || !entry.packet.repeat.holds(now) {
+        if !entry.packet.repeat.holds(now) {
             entry.note(now);
             self.bytes -= entry.weight();
             *place = None;
@@ -144,8 +154,10 @@ impl Packets {
         let entry = Entry { key, packet, bill, is_used: false, client, unnoted: 0, noted: now };
         let weight = entry.weight();
         self.make_room(weight, now);
-        let set = &mut self.sets[place_of(&self.hasher, &entry.key)];
-        let same = set.iter().position(|place| place.as_ref().is_some_and(|other| other.key == entry.key));
+        let place = place_of(&self.hasher, &entry.key, self.sets.len());
+        let set = &mut self.sets[place];
+        let is_same = |other: &Entry| other.is_of(&entry.key, entry.packet.server);
+        let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
             // Not given since the last time; or else the first one.
@@ -154,7 +166,7 @@ impl Packets {
             unused.unwrap_or_default()
         });
         let before = set[at].as_ref().map_or(0, |entry| entry.weight());
-        if self.bytes - before + weight > BYTES {
+        if self.bytes - before + weight > self.max_bytes {
             return;
         }
         self.bytes = self.bytes - before + weight;
@@ -164,12 +176,12 @@ impl Packets {
     /// Has answers go that hold no more, or that nobody was given since this came by last, until there is room.
     fn make_room(&mut self, weight: usize, now: Instant) {
         for _ in 0..LOOKS {
-            if self.bytes + weight <= BYTES {
+            if self.bytes + weight <= self.max_bytes {
                 return;
             }
-            let set = &mut self.sets[self.hand];
-            self.hand = (self.hand + 1) % SETS;
-            for place in set {
+            let hand = self.hand;
+            self.hand = (hand + 1) % self.sets.len();
+            for place in &mut self.sets[hand] {
                 let Some(entry) = place else { continue };
                 if entry.is_used && entry.packet.repeat.holds(now) {
                     entry.is_used = false;
@@ -207,11 +219,15 @@ impl Packets {
 
 /// Returns the set that an answer may be in.
 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-fn place_of(hasher: &RandomState, key: &[u8]) -> usize {
-    hasher.hash_one(key) as usize % SETS
+fn place_of(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
+    hasher.hash_one(key) as usize & (sets - 1)
 }
 
 impl Entry {
+    fn is_of(&self, key: &[u8], server: u64) -> bool {
+        *self.key == *key && self.packet.server == server
+    }
+
     fn weight(&self) -> usize {
         let adds: usize = self.bill.adds.iter().map(|(_, adds)| 24 + 16 * adds.len()).sum();
         size_of::<Self>() + self.key.len() + self.packet.weight() + adds + 8 * self.bill.durations.len()

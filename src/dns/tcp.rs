@@ -2,6 +2,7 @@
 
 mod connection;
 mod frames;
+mod kept;
 pub mod places;
 
 use std::io;

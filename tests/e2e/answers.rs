@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use crate::harness::dns::{
-    CoreDns, FaultyUpstream, address, ask_tcp, ask_udp, ede, error, query, read_message, send_udp, short,
-    show, without_foreign_ttls, write_message,
+    CoreDns, FaultyUpstream, address, ask_repeatedly, ask_tcp, ask_udp, ede, error, query, read_message,
+    send_udp, short, show, without_foreign_ttls, write_message,
 };
 use crate::harness::linker::Linker;
 
@@ -166,10 +166,7 @@ async fn every_question_has_its_answer_by_udp_and_by_tcp() {
         ("lb.internal. AXFR", "Query Refused rd |  |  | ".into()),
     ];
     for (question, expected) in table {
-        for answer in [
-            ask_udp(fixture.linker.dns, &query(question)).await,
-            ask_tcp(fixture.linker.dns, &query(question)).await,
-        ] {
+        for answer in ask_repeatedly(fixture.linker.dns, &query(question)).await {
             assert_eq!(without_foreign_ttls(&without_serial(&show(&answer))), expected, "{question}");
             assert_eq!(answer.queries, query(question).queries, "the question is repeated");
             assert!(answer.edns.is_some(), "RFC 6891 section 6.1.1: OPT for OPT");
@@ -191,10 +188,7 @@ async fn other_names_are_forwarded_as_the_upstream_answers_them() {
         "broken.example.com. A",
     ] {
         let direct = ask_udp(upstream.address, &query(question)).await;
-        for answer in [
-            ask_udp(fixture.linker.dns, &query(question)).await,
-            ask_tcp(fixture.linker.dns, &query(question)).await,
-        ] {
+        for answer in ask_repeatedly(fixture.linker.dns, &query(question)).await {
             assert_eq!(records(&answer), records(&direct), "{question}");
         }
     }

@@ -7,7 +7,7 @@ use hickory_proto::op::Message;
 
 use crate::answers::{SOA, serving, without_serial};
 use crate::harness::PATIENCE;
-use crate::harness::dns::{CoreDns, answers, ask_tcp, ask_udp, query, send_udp, short, show};
+use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ask_tcp, ask_udp, query, send_udp, short, show};
 
 /// A load balancer with these ingress entries and ports.
 fn service(name: &str, ingress: &str, ports: &str) -> String {
@@ -94,10 +94,7 @@ async fn services_have_their_answers_by_udp_and_by_tcp() {
         ),
     ];
     for (question, expected) in table {
-        for answer in [
-            ask_udp(fixture.linker.dns, &query(question)).await,
-            ask_tcp(fixture.linker.dns, &query(question)).await,
-        ] {
+        for answer in ask_repeatedly(fixture.linker.dns, &query(question)).await {
             assert_eq!(without_serial(&show(&answer)), expected, "{question}");
             assert_eq!(answer.queries, query(question).queries, "the question is repeated");
         }

@@ -1,4 +1,4 @@
-//! What makes two questions by UDP get the same answer, but for its id and how its name is spelled.
+//! What makes two questions by one transport get the same answer, but for its id and how its name is spelled.
 
 use crate::dns::wire::{HEADER, MAX_UDP, MIN_UDP};
 

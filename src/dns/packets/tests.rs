@@ -45,7 +45,10 @@ struct Served {
     handler: Arc<Handler>,
     packets: Packets,
     site: Site,
+    protocol: Protocol,
 }
+
+const ROOM: Room = Room { sets: 256, bytes: 512 << 10 };
 
 impl Served {
     fn new(first: &str, others: &str) -> Self {
@@ -57,12 +60,12 @@ impl Served {
         let text =
             format!("lb.internal {{\nprometheus\n{first}\nlb_linker\n}}\n. {{\nprometheus\n{others}\n}}\n");
         let handler = first_handler(&text, &site).unwrap();
-        Self { store, handler, packets: Packets::default(), site }
+        Self { store, handler, packets: Packets::new(ROOM), site, protocol: Protocol::Udp }
     }
 
     /// What the full handler says, which is kept.
     async fn ask(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
-        let answer = self.handler.answer(question.to_vec(), client, None, Protocol::Udp).await.unwrap();
+        let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
         let mut key = Key::default();
         if let (Some(packet), true) = (answer.packet, key.read(question, client.is_ipv6())) {
             self.packets.keep(key.as_bytes().into(), client.ip(), *packet, Instant::now());
@@ -72,7 +75,7 @@ impl Served {
 
     /// What is given again.
     fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
-        let mut out = [0; 1232];
+        let mut out = [0; 4096];
         let server = self.handler.server.load().number();
         let length = self.packets.answer(question, client.ip(), server, Instant::now(), &mut out)?;
         Some(out[..length].to_vec())
@@ -185,6 +188,7 @@ async fn whatever_happens_what_is_given_again_is_what_the_full_handler_says_now(
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
         let mut served = Served::new("errors", OTHERS);
+        served.protocol = [Protocol::Udp, Protocol::Tcp][random.random_range(0..2)];
         let mut asked: Vec<(Vec<u8>, SocketAddr)> = Vec::new();
         for step in 0..250 {
             match random.random_range(0..12) {
@@ -290,24 +294,27 @@ async fn what_is_given_again_is_counted_as_what_the_full_handler_says() {
         ("gone.example.", RecordType::AAAA),
     ] {
         let question = question(7, name, qtype, Some((1232, true)), 0);
-        let mut pages = Vec::new();
-        for repeats in [true, false] {
-            let mut served = Served::new("", OTHERS);
-            served.store.apply(link("web", "a.example.", None));
-            for from in ["10.0.0.1", "2001:db8::1"].map(client) {
-                served.ask(&question, from).await;
-                served.ask(&question, from).await;
-                for _ in 0..5 {
-                    if repeats {
-                        served.again(&question, from).unwrap();
-                    } else {
-                        served.ask(&question, from).await;
+        for protocol in [Protocol::Udp, Protocol::Tcp, Protocol::Tls] {
+            let mut pages = Vec::new();
+            for repeats in [true, false] {
+                let mut served = Served::new("", OTHERS);
+                served.protocol = protocol;
+                served.store.apply(link("web", "a.example.", None));
+                for from in ["10.0.0.1", "2001:db8::1"].map(client) {
+                    served.ask(&question, from).await;
+                    served.ask(&question, from).await;
+                    for _ in 0..5 {
+                        if repeats {
+                            served.again(&question, from).unwrap();
+                        } else {
+                            served.ask(&question, from).await;
+                        }
                     }
                 }
+                pages.push(served.counted());
             }
-            pages.push(served.counted());
+            assert_eq!(pages[0], pages[1], "{name} {qtype} {protocol}");
         }
-        assert_eq!(pages[0], pages[1], "{name} {qtype}");
     }
 }
 
@@ -323,6 +330,25 @@ async fn who_may_not_ask_gets_nothing_that_was_for_another() {
     let refused = Message::from_vec(&served.ask(&question, stranger).await).unwrap();
     assert_eq!(refused.metadata.response_code, hickory_proto::op::ResponseCode::Refused);
     assert!(served.again(&question, friend).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_server_of_a_thread_gives_its_own_answers() {
+    let [mut one, mut other] = ["192.0.2.1", "192.0.2.2"].map(|target| {
+        let served = Served::new("", "");
+        served.store.apply(link("web", target, None));
+        served
+    });
+    let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
+    let from = client("10.0.0.1");
+    let first = one.ask(&question, from).await;
+    std::mem::swap(&mut one.packets, &mut other.packets);
+    assert_eq!(other.again(&question, from), None);
+    let second = other.ask(&question, from).await;
+    assert_ne!(first, second);
+    assert_eq!(other.again(&question, from), Some(second));
+    std::mem::swap(&mut one.packets, &mut other.packets);
+    assert_eq!(one.again(&question, from), Some(first));
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,12 +377,12 @@ async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
     let from = client("10.0.0.1");
     let wanted = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
     served.ask(&wanted, from).await;
-    for number in 0..3 * SETS * WAYS {
+    for number in 0..3 * ROOM.sets * WAYS {
         let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
         served.ask(&flood, from).await;
         assert!(served.again(&wanted, from).is_some(), "{number}");
     }
-    assert!(served.packets.bytes <= BYTES);
+    assert!(served.packets.bytes <= ROOM.bytes);
     let counted: usize = served.packets.sets.iter().flatten().flatten().map(|entry| entry.weight()).sum();
     assert_eq!(served.packets.bytes, counted);
 }
@@ -365,7 +391,7 @@ async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
 async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
     let mut served = Served::new("", "");
     let from = client("10.0.0.1");
-    for number in 0..3 * SETS * WAYS {
+    for number in 0..3 * ROOM.sets * WAYS {
         let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
         served.ask(&flood, from).await;
     }

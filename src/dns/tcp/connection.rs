@@ -18,8 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::Limits;
 use super::frames::{Input, Output};
-use super::places::{Answer, Place};
+use super::kept::{Desk, with_desk};
+use super::places::{Answer, Place, SMALL};
 use crate::dns::handler::Handler;
+use crate::dns::unmapped;
 use crate::dns::wire::server_failure;
 
 /// Questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more than
@@ -83,6 +85,13 @@ struct Session {
     left: u64,
     /// When the last question was done with. What needs no answer isn't one.
     rested: Instant,
+}
+
+/// A question for the full handler.
+struct Unanswered {
+    message: Vec<u8>,
+    /// What makes it the same as another, if its answer may be one to keep.
+    key: Option<Box<[u8]>>,
 }
 
 impl Session {
@@ -155,18 +164,23 @@ impl Session {
 
     /// Takes questions while there are any, and the client reads the answers.
     async fn take_questions(&mut self) -> io::Result<()> {
-        while self.may_take()
-            && let Some(message) = self.input.take()?
-        {
-            self.left -= 1;
-            self.open &= self.left > 0;
+        while self.may_take() {
+            let Some(Unanswered { message, key }) = self.repeat()? else { break };
             let failure = self.is_busy().then(|| server_failure(&message));
             let Connection { client, local, ref handler, .. } = self.connection;
             let (handler, protocol) = (Arc::clone(handler), self.protocol);
             let places = Arc::clone(self.connection.place.places());
             let mut answering = Box::pin(async move {
-                let answer = handler.answer(message, client, local, protocol).await;
-                answer.map(|answer| places.hold(client, answer.bytes)).transpose()
+                let Some(answer) = handler.answer(message, client, local, protocol).await else {
+                    return Ok(None);
+                };
+                if let (Some(key), Some(packet)) = (key, answer.packet)
+                    && answer.bytes.len() <= SMALL
+                {
+                    let client = unmapped(client).ip();
+                    with_desk(|desk| desk.packets.keep(key, client, *packet, Instant::now()));
+                }
+                places.hold(client, answer.bytes).map(Some)
             });
             // What we know is answered here and now, whatever this task has done before.
             match (futures::poll!(unconstrained(&mut answering)), failure) {
@@ -188,6 +202,40 @@ impl Session {
         Ok(())
     }
 
+    /// Answers questions as this thread has answered them before. Returns the first one that it hasn't, if there is one.
+    fn repeat(&mut self) -> io::Result<Option<Unanswered>> {
+        let client = unmapped(self.connection.client).ip();
+        let server = self.connection.handler.server.load().number();
+        let now = Instant::now();
+        let mut answered = 0;
+        let other = with_desk(|Desk { packets, out }| {
+            while self.may_take() {
+                let Some(message) = self.input.first()? else { break };
+                let length = packets.answer(message, client, server, now, out);
+                let other = length.is_none().then(|| Unanswered {
+                    message: message.to_vec(),
+                    key: packets.last_key().map(Box::from),
+                });
+                self.input.advance(now);
+                self.left -= 1;
+                self.open &= self.left > 0;
+                if other.is_some() {
+                    return Ok(other);
+                }
+                self.output.push(&out[..length.unwrap_or_default()], None);
+                answered += 1;
+            }
+            if answered > 0 {
+                packets.set_took(now.elapsed() / answered);
+            }
+            Ok(None)
+        });
+        if answered > 0 {
+            self.answered(None);
+        }
+        other
+    }
+
     /// Whether there is a question to take, and room for its answer.
     fn may_take(&self) -> bool {
         self.left > 0 && self.input.is_whole() && !self.output.is_full()
@@ -199,8 +247,8 @@ impl Session {
     }
 
     fn answered(&mut self, answer: Option<Answer>) {
-        if let Some(answer) = answer {
-            self.output.push(answer);
+        if let Some(Answer { bytes, held }) = answer {
+            self.output.push(&bytes, held);
         }
         if self.waiting.is_empty() {
             self.rested = Instant::now();

@@ -9,7 +9,6 @@ use std::pin::Pin;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Instant;
 
-use super::places::Answer;
 use crate::dns::shares::Share;
 
 /// The longest question that is taken.
@@ -48,19 +47,27 @@ impl Input {
         Ok(read)
     }
 
-    /// Takes a message, if there is a whole one.
-    pub fn take(&mut self) -> io::Result<Option<Vec<u8>>> {
+    /// Returns the first message, if there is a whole one.
+    ///
+    /// # Errors
+    /// If it is longer than any that is taken.
+    pub fn first(&self) -> io::Result<Option<&[u8]>> {
         let Some((rest, length)) = self.length() else { return Ok(None) };
         if length > MAX_QUESTION {
             return Err(io::Error::other(format!("a question of {length} bytes")));
         }
-        let Some(message) = rest.get(..length).map(<[u8]>::to_vec) else { return Ok(None) };
+        Ok(rest.get(..length))
+    }
+
+    /// Goes on to the next message, if there is one.
+    pub fn advance(&mut self, now: Instant) {
+        let Some((_, length)) = self.length() else { return };
         self.taken += 2 + length;
-        self.since = (self.taken < self.bytes.len()).then(Instant::now);
-        if self.since.is_none() {
+        if self.taken >= self.bytes.len() {
             *self = Self::default();
+        } else {
+            self.since = Some(now);
         }
-        Ok(Some(message))
     }
 
     /// Whether there is a message to take, or what can't become one.
@@ -100,18 +107,18 @@ struct Batch {
 }
 
 impl Output {
-    /// Adds an answer. There is none that doesn't fit.
-    pub fn push(&mut self, answer: Answer) {
-        let Ok(length) = u16::try_from(answer.bytes.len()) else { return };
+    /// Adds an answer, which may have a share of what may be unread. There is none that doesn't fit.
+    pub fn push(&mut self, answer: &[u8], held: Option<Share>) {
+        let Ok(length) = u16::try_from(answer.len()) else { return };
         if self.next.back().is_none_or(|last| last.bytes.len() >= FULL) {
             self.next.push_back(Batch::default());
         }
         if let Some(last) = self.next.back_mut() {
             last.bytes.extend_from_slice(&length.to_be_bytes());
-            last.bytes.extend_from_slice(&answer.bytes);
-            last.held.extend(answer.held);
+            last.bytes.extend_from_slice(answer);
+            last.held.extend(held);
         }
-        self.size += 2 + answer.bytes.len();
+        self.size += 2 + answer.len();
     }
 
     /// Writes what comes first, which [`Output::since`] is about. Nothing is lost or written twice when
@@ -160,8 +167,8 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_kept_once_all_is_written() {
         let mut output = Output::default();
-        output.push(Answer { bytes: vec![0; 9000], held: None });
-        output.push(Answer { bytes: vec![0; 20], held: None });
+        output.push(&[0; 9000], None);
+        output.push(&[0; 20], None);
         assert!(output.is_full());
         assert_eq!(output.next.len(), 2);
         while !output.is_empty() {

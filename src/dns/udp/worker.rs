@@ -16,10 +16,12 @@ use tracing::{debug, error};
 use super::batch::Batch;
 use super::{Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
 use crate::dns::handler::Handler;
-use crate::dns::packets::Packets;
+use crate::dns::packets::{Packets, Room};
 use crate::dns::{REST, is_fatal, is_shortage, unmapped};
 use crate::metrics::Dropped;
 
+/// The answers that a thread keeps.
+const ROOM: Room = Room { sets: 4096, bytes: 8 << 20 };
 /// How long a thread rests at the end between two looks at its socket.
 const GLANCE: Duration = Duration::from_millis(2);
 
@@ -52,7 +54,7 @@ impl Worker {
     /// If the socket is broken.
     pub(super) fn run(mut self) -> io::Result<()> {
         loop {
-            let mut desk = Desk { batch: Batch::new(), packets: Packets::default(), lost: 0 };
+            let mut desk = Desk { batch: Batch::new(), packets: Packets::new(ROOM), lost: 0 };
             let serving = AssertUnwindSafe(|| self.serve(&mut desk));
             // One message that hits a defect of ours must not end the listener.
             match catch_unwind(serving) {

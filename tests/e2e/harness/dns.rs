@@ -44,9 +44,10 @@ pub async fn send_udp(server: SocketAddr, bytes: &[u8], patience: Duration) -> O
     Some(answer)
 }
 
-/// Asks by UDP.
+/// Asks by UDP. No answer at all is another failure than one that [`answers`] has waited for in vain.
 pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
-    let bytes = send_udp(server, &message.to_vec().unwrap(), PATIENCE).await.expect("an answer by UDP");
+    let bytes = send_udp(server, &message.to_vec().unwrap(), PATIENCE / 4).await;
+    let bytes = bytes.unwrap_or_else(|| panic!("no answer by UDP: {:?}", message.queries));
     let answer = Message::from_vec(&bytes).unwrap();
     assert_eq!(answer.metadata.id, message.metadata.id);
     answer
@@ -58,6 +59,15 @@ pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
     write_message(&mut stream, &message.to_vec().unwrap()).await;
     let answer = timeout(PATIENCE, read_message(&mut stream)).await.expect("an answer by TCP").unwrap();
     Message::from_vec(&answer).unwrap()
+}
+
+/// Asks by UDP and by TCP, each several times: an answer that was given before may come from elsewhere than a first one.
+pub async fn ask_repeatedly(server: SocketAddr, message: &Message) -> Vec<Message> {
+    let mut answers = Vec::new();
+    for _ in 0..3 {
+        answers.extend([ask_udp(server, message).await, ask_tcp(server, message).await]);
+    }
+    answers
 }
 
 /// Writes one message as TCP frames it (RFC 1035 section 4.2.2).

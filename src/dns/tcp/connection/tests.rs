@@ -10,7 +10,7 @@ use super::super::places::Places;
 use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::plugins::setup::Site;
-use crate::store::{Departed, Store};
+use crate::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
 
 const IDLE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -79,6 +79,50 @@ async fn an_idle_connection_is_closed_after_30_seconds() {
     serving.await.unwrap().unwrap();
     assert_eq!(start.elapsed().as_secs(), IDLE.as_secs());
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn what_is_asked_again_is_answered_by_this_thread_as_it_is_now() {
+    let origin = Name::from_ascii("lb.internal.").unwrap();
+    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+    store.set_synced();
+    let site = Site::silent(Arc::clone(&store)).unwrap();
+    let handler = first_handler("lb.internal {\nlb_linker\n}\n", &site).unwrap();
+    let server = handler.server.load().number();
+    let (mut client, serving) = duplex(4096);
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(Connection { handler, ..connection(&stop) }.serve(serving));
+    for target in [[192, 0, 2, 1], [192, 0, 2, 2]] {
+        store.apply(Observed {
+            key: ServiceKey::new("default", "web"),
+            uid: "u".into(),
+            created: None,
+            resource_version: None,
+            ingress: Ingress { hostnames: vec![], addresses: vec![target.into()] },
+            ports: [].into(),
+            wishes: Wishes::default(),
+            refused: false,
+            guarded: false,
+        });
+        let questions = (0..3).map(|id| framed_question("web.default.lb.internal.", id)).collect::<Vec<_>>();
+        for pipelined in [&questions[..1], &questions[1..]] {
+            client.write_all(&pipelined.concat()).await.unwrap();
+            for question in pipelined {
+                let again = with_desk(|Desk { packets, out }| {
+                    let length = packets.answer(&question[2..], CLIENT.ip(), server, Instant::now(), out);
+                    length.map(|length| out[..length].to_vec())
+                });
+                let answer = read_answer(&mut client).await;
+                let is_first = question[..] == questions[0];
+                assert_eq!(again.as_deref(), (!is_first).then_some(&*answer));
+                let answer = Message::from_vec(&answer).unwrap();
+                assert_eq!(answer.metadata.id.to_be_bytes(), question[2..4]);
+                assert_eq!(answer.answers[0].data.ip_addr(), Some(target.into()));
+            }
+        }
+    }
+    drop(client);
+    serving.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,7 +344,7 @@ async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
     let (mut client, server) = duplex(64);
     let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
     for size in sizes {
-        session.output.push(Answer { bytes: vec![0; *size], held: None });
+        session.output.push(&vec![0; *size], None);
     }
     let mut rest: usize = sizes.iter().map(|size| size + 2).sum();
     let read = async move {
