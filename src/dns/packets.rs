@@ -56,6 +56,16 @@ pub struct Packets {
     took: [(usize, u64); 2],
 }
 
+/// Why a question isn't answered again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// Nothing is known that would be its answer.
+    Unknown,
+    /// Its answer was known, and the links that it rested on have changed since: mostly the full handler has another one
+    /// at once.
+    Outdated,
+}
+
 #[derive(Debug)]
 struct Entry {
     key: Box<[u8]>,
@@ -107,6 +117,9 @@ impl Packets {
 
     /// Writes the answer to a question, if it is known what a server would say to that client. Returns its length.
     /// Several servers may share the answers of a thread, if their clients ask by the same transport.
+    ///
+    /// # Errors
+    /// If the full handler has to be asked.
     pub fn answer(
         &mut self,
         question: &[u8],
@@ -114,33 +127,35 @@ impl Packets {
         server: u64,
         now: Instant,
         out: &mut [u8],
-    ) -> Option<usize> {
+    ) -> Result<usize, Miss> {
         if !self.key.read(question, client.is_ipv6()) {
-            return None;
+            return Err(Miss::Unknown);
         }
         let key = self.key.as_bytes();
         let set = &mut self.sets[place_of(&self.hasher, key, self.sets.len())];
-        let place =
-            set.iter_mut().find(|place| place.as_ref().is_some_and(|entry| entry.is_of(key, server)))?;
-        let entry = place.as_deref_mut()?;
+        let is_it = |place: &&mut Option<Box<Entry>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
+        let Some(place) = set.iter_mut().find(is_it) else { return Err(Miss::Unknown) };
+        let Some(entry) = place.as_deref_mut() else { return Err(Miss::Unknown) };
         if !entry.packet.any_spelling && !self.key.is_spelled_so(question) {
-            return None;
+            return Err(Miss::Unknown);
         }
         if !entry.packet.repeat.holds(now) {
+            let miss = if entry.packet.repeat.is_outdated() { Miss::Outdated } else { Miss::Unknown };
             entry.note(now);
             self.bytes -= entry.weight();
             *place = None;
-            return None;
+            return Err(miss);
         }
         if entry.client != client {
             if !entry.packet.is_for(client) {
-                return None;
+                return Err(Miss::Unknown);
             }
             entry.client = client;
         }
-        let length = entry.packet.write(question, self.key.name_length(), now, &mut self.random, out)?;
+        let written = entry.packet.write(question, self.key.name_length(), now, &mut self.random, out);
+        let length = written.ok_or(Miss::Unknown)?;
         entry.give(now, &self.took);
-        Some(length)
+        Ok(length)
     }
 
     /// Takes in how long each answer of late has taken.

@@ -155,8 +155,14 @@ impl Repeat {
     #[must_use]
     pub fn holds(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)
-            && !self.links.iter().any(|link| link.is_outdated())
-            && self.names.as_ref().is_none_or(Names::are_the_same)
+            && !self.is_outdated()
             && self.kept.iter().all(Kept::is_there)
+    }
+
+    /// Returns whether links have changed that it rests on, or which names there are.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        self.links.iter().any(|link| link.is_outdated())
+            || !self.names.as_ref().is_none_or(Names::are_the_same)
     }
 }

@@ -15,15 +15,17 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 use super::bind_with;
-use super::handler::Handler;
+use super::handler::{Answer, Handler};
 use super::packets::entry::Packet;
 use super::shares::Shares;
 use full::Full;
@@ -131,6 +133,7 @@ async fn serve_with(
             kept,
             pending: Arc::clone(&pending),
             stop: Arc::clone(&workers.stop),
+            runtime: Handle::current(),
         };
         let (end, ended) = oneshot::channel();
         thread::Builder::new().name("dns-udp".to_owned()).spawn(move || {
@@ -200,11 +203,19 @@ struct Peer {
 
 /// A question for the full handler.
 struct Question {
-    message: Vec<u8>,
+    asking: Asking,
     peer: Peer,
     /// What makes it the same as another, if its answer may be one to keep.
     key: Option<Box<[u8]>>,
     ticket: Ticket,
+}
+
+/// How far a question has come.
+enum Asking {
+    /// It is as it came.
+    Message(Vec<u8>),
+    /// The full handler has begun to answer it, and waits for something.
+    UnderWay(BoxFuture<'static, Option<Answer>>),
 }
 
 /// An answer to keep.

@@ -15,7 +15,8 @@ use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::handler::Handler;
 use crate::dns::plugins::setup::Site;
-use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+use crate::dns::plugins::testing;
+use crate::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
 
 /// What is behind targets: names with addresses, aliases that lead back, and what there isn't.
 const OTHERS: &str = "
@@ -77,7 +78,7 @@ impl Served {
     fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
         let mut out = [0; 4096];
         let server = self.handler.server.load().number();
-        let length = self.packets.answer(question, client.ip(), server, Instant::now(), &mut out)?;
+        let length = self.packets.answer(question, client.ip(), server, Instant::now(), &mut out).ok()?;
         Some(out[..length].to_vec())
     }
 
@@ -109,25 +110,11 @@ fn question(id: u16, name: &str, qtype: RecordType, edns: Option<(u16, bool)>, f
     message.to_vec().unwrap()
 }
 
+/// A link with records of that TTL, and a name for everything below `more`, if one is said.
 fn link(service: &str, target: &str, ttl: Option<u32>) -> Observed {
-    let ingress = match target.parse() {
-        Ok(ip) => Ingress { hostnames: vec![], addresses: vec![ip] },
-        Err(_) => {
-            Ingress { hostnames: vec![Host::from(&Name::from_ascii(target).unwrap())], addresses: vec![] }
-        }
-    };
     let hostnames = if ttl.is_some() { vec!["*.more.lb.internal".into()] } else { vec![] };
-    Observed {
-        key: ServiceKey::new("default", service),
-        uid: "u".into(),
-        created: None,
-        resource_version: None,
-        ingress,
-        ports: [].into(),
-        wishes: Wishes { ttl, hostnames: hostnames.into(), ..Wishes::default() },
-        refused: false,
-        guarded: false,
-    }
+    let wishes = Wishes { ttl, hostnames: hostnames.into(), ..Wishes::default() };
+    Observed { wishes, ..testing::link(service, target) }
 }
 
 const NAMES: [&str; 16] = [

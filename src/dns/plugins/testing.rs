@@ -22,7 +22,27 @@ use crate::dns::lines::Queue;
 use crate::dns::plugin::{Reply, Request};
 use crate::dns::presentation::rcode_text;
 use crate::dns::server::Server;
-use crate::store::{Departed, Store};
+use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+
+/// A Service in `default` whose load balancer is at that address, or has that name.
+pub(crate) fn link(service: &str, target: &str) -> Observed {
+    let hostname = || Host::from(&Name::from_ascii(target).unwrap());
+    let ingress = match target.parse() {
+        Ok(ip) => Ingress { hostnames: vec![], addresses: vec![ip] },
+        Err(_) => Ingress { hostnames: vec![hostname()], addresses: vec![] },
+    };
+    Observed {
+        key: ServiceKey::new("default", service),
+        uid: "u".into(),
+        created: None,
+        resource_version: None,
+        ingress,
+        ports: [].into(),
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}
 
 /// The blocks of a Corefile, and somebody who asks them: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
 #[derive(Clone, Debug)]

@@ -211,7 +211,7 @@ impl Session {
         let other = with_desk(|Desk { packets, out }| {
             while self.may_take() {
                 let Some(message) = self.input.first()? else { break };
-                let length = packets.answer(message, client, server, now, out);
+                let length = packets.answer(message, client, server, now, out).ok();
                 let other = length.is_none().then(|| Unanswered {
                     message: message.to_vec(),
                     key: packets.last_key().map(Box::from),

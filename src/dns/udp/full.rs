@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::task::Poll;
 
+use futures::future::Either;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use hickory_server::net::xfer::Protocol;
@@ -16,7 +17,7 @@ use tokio::task::yield_now;
 use tracing::debug;
 
 use super::batch::{Answer, SIZE, send_all};
-use super::{Keep, Peer, Question};
+use super::{Asking, Keep, Peer, Question};
 use crate::dns::handler::Handler;
 use crate::dns::shares::Shares;
 use crate::dns::unmapped;
@@ -70,10 +71,15 @@ impl Full {
 
     /// Answers a question, now or later if it has to wait for an upstream; nothing where silence is right.
     async fn answer(&self, question: Question) -> Option<Answer> {
-        let Question { message, peer, key, ticket } = question;
+        let Question { asking, peer, key, ticket } = question;
         let Peer { address, asked, .. } = peer;
         let client = unmapped(address).ip();
-        let mut answering = pin!(self.handler.answer(message, address, asked, Protocol::Udp));
+        let mut answering = pin!(match asking {
+            Asking::Message(message) => {
+                Either::Left(self.handler.answer(message, address, asked, Protocol::Udp))
+            }
+            Asking::UnderWay(answering) => Either::Right(answering),
+        });
         let mut share = None;
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {

@@ -1,7 +1,8 @@
 use std::net::Ipv4Addr;
 
 use hickory_proto::op::{Message, Query};
-use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -9,6 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::plugins::setup::Site;
+use crate::dns::plugins::testing::link;
 use crate::store::{Departed, Store};
 
 const KNOWN: &str = "web.lb.internal.";
@@ -16,8 +18,12 @@ const SLOW: &str = "slow.example.";
 
 /// What answers, with an upstream that doesn't.
 async fn handler() -> (Arc<Handler>, UdpSocket) {
+    handler_of(Arc::new(Store::new(Departed::Kept))).await
+}
+
+async fn handler_of(store: Arc<Store>) -> (Arc<Handler>, UdpSocket) {
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let site = Site::silent(store).unwrap();
     let upstream = silent.local_addr().unwrap();
     let text = format!("lb.internal {{\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
     (first_handler(&text, &site).unwrap(), silent)
@@ -29,16 +35,23 @@ async fn client(last: u8, server: SocketAddr) -> UdpSocket {
     socket
 }
 
-async fn ask(socket: &UdpSocket, name: &str) {
+fn question(name: &str) -> Vec<u8> {
     let mut message = Message::query();
     message.metadata.recursion_desired = true;
     message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
-    socket.send(&message.to_vec().unwrap()).await.unwrap();
+    message.to_vec().unwrap()
 }
 
-async fn answered(socket: &UdpSocket) {
-    let answer = timeout(Duration::from_secs(60), socket.recv(&mut [0; 1232])).await;
-    answer.expect("an answer").unwrap();
+async fn ask(socket: &UdpSocket, name: &str) {
+    socket.send(&question(name)).await.unwrap();
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn answered(socket: &UdpSocket) -> Message {
+    let mut answer = [0; 1232];
+    let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+    Message::from_vec(&answer[..length]).unwrap()
 }
 
 fn busy(handler: &Handler) -> f64 {
@@ -109,6 +122,49 @@ async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
             (most, all) = (most.max(answered), all + answered);
         }
     };
-    timeout(Duration::from_secs(60), all).await.expect("all answers");
+    timeout(PATIENCE, all).await.expect("all answers");
     assert!(most <= 128, "{most} at once");
+}
+
+#[tokio::test]
+async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else_as_soon_as_it_can_be() {
+    const NAME: &str = "web.default.lb.internal.";
+    let origin = Name::from_ascii("lb.internal.").unwrap();
+    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+    store.apply(link("web", "192.0.2.1"));
+    store.set_synced();
+    let (handler, upstream) = handler_of(Arc::clone(&store)).await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    let client = client(1, sockets[0].local_addr().unwrap()).await;
+    let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, CancellationToken::new())));
+    for _ in 0..2 {
+        ask(&client, NAME).await;
+        answered(&client).await;
+    }
+    let client = client.into_std().unwrap();
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    for last in 2..5 {
+        let target = format!("192.0.2.{last}");
+        store.apply(link("web", &target));
+        client.send(&question(NAME)).unwrap();
+        // The one thread of the runtime waits here, and can't have any part in it.
+        let mut answer = [0; 1232];
+        let length = client.recv(&mut answer).expect("an answer");
+        let answer = Message::from_vec(&answer[..length]).unwrap();
+        assert_eq!(answer.answers[0].data.ip_addr(), target.parse().ok());
+    }
+    client.set_nonblocking(true).unwrap();
+    let client = UdpSocket::from_std(client).unwrap();
+    store.apply(link("web", "t.example."));
+    ask(&client, NAME).await;
+    let mut asked = [0; 1232];
+    let (length, from) =
+        timeout(PATIENCE, upstream.recv_from(&mut asked)).await.expect("a question").unwrap();
+    let asked = Message::from_vec(&asked[..length]).unwrap();
+    let mut reply = asked.clone().into_response();
+    reply.add_answer(Record::from_rdata(asked.queries[0].name().clone(), 60, RData::A(A::new(192, 0, 2, 9))));
+    upstream.send_to(&reply.to_vec().unwrap(), from).await.unwrap();
+    let answer = answered(&client).await;
+    assert_eq!(answer.answers[1].data.ip_addr(), "192.0.2.9".parse().ok());
 }

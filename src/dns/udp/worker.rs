@@ -8,15 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use futures::FutureExt;
+use hickory_server::net::xfer::Protocol;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
+use tokio::time::Instant;
 use tracing::{debug, error};
 
 use super::batch::Batch;
-use super::{Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
-use crate::dns::handler::Handler;
-use crate::dns::packets::{Packets, Room};
+use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
+use crate::dns::handler::{Answer, Handler};
+use crate::dns::packets::{Miss, Packets, Room};
 use crate::dns::{REST, is_fatal, is_shortage, unmapped};
 use crate::metrics::Dropped;
 
@@ -36,6 +40,8 @@ pub(super) struct Worker {
     /// Questions of the listener that the full handler has.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
+    /// That of the full handler.
+    pub(super) runtime: Handle,
 }
 
 /// What a worker has at hand.
@@ -53,6 +59,8 @@ impl Worker {
     /// # Errors
     /// If the socket is broken.
     pub(super) fn run(mut self) -> io::Result<()> {
+        let runtime = self.runtime.clone();
+        let _context = runtime.enter();
         loop {
             let mut desk = Desk { batch: Batch::new(), packets: Packets::new(ROOM), lost: 0 };
             let serving = AssertUnwindSafe(|| self.serve(&mut desk));
@@ -107,7 +115,7 @@ impl Worker {
     /// Answers so many datagrams, or passes them on.
     fn take(&mut self, desk: &mut Desk, number: usize) {
         let Desk { batch, packets, lost } = desk;
-        let now = tokio::time::Instant::now();
+        let now = Instant::now();
         for Keep { key, client, packet } in self.kept.try_iter() {
             packets.keep(key, client, *packet, now);
         }
@@ -121,17 +129,22 @@ impl Worker {
             }
             let is_cut = batch.is_cut(at);
             let (question, out) = batch.exchange(at);
-            let client = unmapped(peer.address).ip();
-            let length = if is_cut { None } else { packets.answer(question, client, server, now, out) };
-            match length {
-                Some(length) => {
-                    batch.answer(at, peer.asked, length);
-                    answered += 1;
+            if is_cut {
+                self.pass_on(Asking::Message(question.to_vec()), peer, None);
+                continue;
+            }
+            let length = match packets.answer(question, unmapped(peer.address).ip(), server, now, out) {
+                Ok(length) => Some(length),
+                Err(Miss::Outdated) => self.answer_anew(question, peer, packets, out),
+                Err(Miss::Unknown) => {
+                    let key = packets.last_key().map(Box::from);
+                    self.pass_on(Asking::Message(question.to_vec()), peer, key);
+                    None
                 }
-                None => {
-                    let key = if is_cut { None } else { packets.last_key() };
-                    self.pass_on(question, peer, key);
-                }
+            };
+            if let Some(length) = length {
+                batch.answer(at, peer.asked, length);
+                answered += 1;
             }
         }
         if answered > 0 {
@@ -140,10 +153,36 @@ impl Worker {
         }
     }
 
+    /// Has the full handler answer here and now, which takes less than to wake another thread for it. Returns the length
+    /// of the answer, which is kept; or passes on what has to wait for something.
+    fn answer_anew(
+        &self,
+        question: &[u8],
+        peer: Peer,
+        packets: &mut Packets,
+        out: &mut [u8],
+    ) -> Option<usize> {
+        let key: Option<Box<[u8]>> = packets.last_key().map(Box::from);
+        let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
+        let answering = async move { handler.answer(message, peer.address, peer.asked, Protocol::Udp).await };
+        let mut answering = answering.boxed();
+        // Who takes it over asks it again.
+        let Some(answer) = answering.as_mut().now_or_never() else {
+            self.pass_on(Asking::UnderWay(answering), peer, key);
+            return None;
+        };
+        let Answer { bytes, packet } = answer?;
+        out.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+        if let (Some(key), Some(packet)) = (key, packet) {
+            packets.keep(key, unmapped(peer.address).ip(), *packet, Instant::now());
+        }
+        Some(bytes.len())
+    }
+
     /// Has the full handler answer, if it has room for one more.
-    fn pass_on(&self, message: &[u8], peer: Peer, key: Option<&[u8]>) {
-        let (key, ticket) = (key.map(Box::from), Ticket::new(&self.pending));
-        if self.questions.try_send(Question { message: message.to_vec(), peer, key, ticket }).is_err() {
+    fn pass_on(&self, asking: Asking, peer: Peer, key: Option<Box<[u8]>>) {
+        let ticket = Ticket::new(&self.pending);
+        if self.questions.try_send(Question { asking, peer, key, ticket }).is_err() {
             self.handler.metrics.dropped(Dropped::Busy, 1);
         }
     }

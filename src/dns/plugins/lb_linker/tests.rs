@@ -8,9 +8,9 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::testing::{Site, show};
+use super::super::testing::{Site, link, show};
 use crate::dns::plugin::Request;
-use crate::store::{Host, Ingress, Observed, ServiceKey, Wishes};
+use crate::store::{Observed, ServiceKey};
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
 
@@ -20,17 +20,7 @@ fn name(text: &str) -> Name {
 
 /// A Service `web` in `default`, whose load balancer is `t.example`.
 fn web() -> Observed {
-    Observed {
-        key: ServiceKey::new("default", "web"),
-        uid: "u".into(),
-        created: None,
-        resource_version: Some(42),
-        ingress: Ingress { hostnames: vec![Host::from(&name("t.example."))], addresses: Vec::new() },
-        ports: [].into(),
-        wishes: Wishes::default(),
-        refused: false,
-        guarded: false,
-    }
+    Observed { resource_version: Some(42), ..link("web", "t.example.") }
 }
 
 /// The listeners of a Corefile, with one link.
