@@ -342,7 +342,8 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     // Everybody is asked in lower case, and the answer may have been somebody else's: the client gets its
     // own spelling back (RFC 4343 section 4.1).
     let name = request.query.name();
-    for record in reply.answers.iter_mut().filter(|record| record.name == *name) {
+    for record in reply.answers.iter_mut().filter(|record| !record.name.eq_case(name) && record.name == *name)
+    {
         record.name.clone_from(name);
     }
     reply

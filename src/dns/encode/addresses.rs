@@ -1,0 +1,100 @@
+//! What most answers are, addresses of the name that was asked, without an encoder: looking after names that others might
+//! point at takes one longer than everything else.
+
+use hickory_proto::op::{Metadata, Query};
+use hickory_proto::rr::{Name, RData, Record};
+
+use super::{FIXED, Layout, POINTER, Place};
+use crate::dns::plugin::Reply;
+use crate::dns::wire::{HEADER, MIN_UDP};
+
+/// What every record begins with: a pointer to the name of the question.
+#[expect(clippy::cast_possible_truncation, reason = "the name is behind the header")]
+const OWNER: u16 = POINTER | HEADER as u16;
+
+/// Returns whether all records of a response are addresses of this name.
+pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
+    let records = [&response.answers, &response.authorities, &response.additionals];
+    records
+        .into_iter()
+        .flatten()
+        .all(|record| matches!(record.data, RData::A(_) | RData::AAAA(_)) && record.name.eq_case(name))
+}
+
+/// Encodes a response of such records in so many bytes, but for its OPT record, which `opt` has.
+pub(super) fn encode(response: &Reply, question: &Query, opt: &[u8], room: usize) -> (Vec<u8>, Layout) {
+    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
+    bytes.extend([0; HEADER]);
+    for label in question.name() {
+        bytes.push(u8::try_from(label.len()).unwrap_or_default());
+        bytes.extend(label);
+    }
+    bytes.push(0);
+    bytes.extend(u16::from(question.query_type()).to_be_bytes());
+    bytes.extend(u16::from(question.query_class()).to_be_bytes());
+    let mut layout = Layout::default();
+    let mut counts = [0_u16; 3];
+    let mut metadata = response.metadata;
+    let sections = [&response.answers, &response.authorities, &response.additionals];
+    'sections: for (number, records) in sections.into_iter().enumerate() {
+        for record in records {
+            let Some(place) = write(record, room, &mut bytes) else {
+                // RFC 2181 section 9: beside an answer the others may be missing.
+                metadata.truncation |= number == 0 || number == 1 && counts[0] == 0;
+                break 'sections;
+            };
+            layout.sections[number].push(place);
+            counts[number] += 1;
+        }
+    }
+    counts[2] += u16::from(!opt.is_empty());
+    bytes[..HEADER].copy_from_slice(&header(&metadata, counts));
+    bytes.extend(opt);
+    (bytes, layout)
+}
+
+/// Writes a record, if there is room for it.
+fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
+    match &record.data {
+        RData::A(address) => write_address(record, &address.octets(), room, bytes),
+        RData::AAAA(address) => write_address(record, &address.octets(), room, bytes),
+        _ => None,
+    }
+}
+
+fn write_address(record: &Record, address: &[u8], room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
+    let start = bytes.len();
+    let end = start + 2 + FIXED + address.len();
+    if end > room {
+        return None;
+    }
+    bytes.extend(OWNER.to_be_bytes());
+    bytes.extend(u16::from(record.record_type()).to_be_bytes());
+    bytes.extend(u16::from(record.dns_class).to_be_bytes());
+    let ttl = bytes.len();
+    bytes.extend(record.ttl.to_be_bytes());
+    bytes.extend([0, u8::try_from(address.len()).unwrap_or_default()]);
+    bytes.extend(address);
+    Some(Place { start, ttl, end })
+}
+
+/// RFC 1035 section 4.1.1, and AD and CD of RFC 4035 section 3.2.
+fn header(metadata: &Metadata, [answers, authorities, additionals]: [u16; 3]) -> [u8; HEADER] {
+    const RESPONSE: u8 = 0x80;
+    let flag = |is_set, bit: u8| u8::from(is_set) << bit;
+    let mut header = [0; HEADER];
+    header[..2].copy_from_slice(&metadata.id.to_be_bytes());
+    header[2] = RESPONSE
+        | u8::from(metadata.op_code) << 3
+        | flag(metadata.authoritative, 2)
+        | flag(metadata.truncation, 1)
+        | flag(metadata.recursion_desired, 0);
+    header[3] = flag(metadata.recursion_available, 7)
+        | flag(metadata.authentic_data, 5)
+        | flag(metadata.checking_disabled, 4)
+        | metadata.response_code.low();
+    for (place, count) in header[4..].chunks_exact_mut(2).zip([1, answers, authorities, additionals]) {
+        place.copy_from_slice(&count.to_be_bytes());
+    }
+    header
+}
