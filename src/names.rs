@@ -115,15 +115,22 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
         }
         push_label(label, &mut name);
     }
+    name.make_ascii_lowercase();
     Some(name)
 }
 
-/// Writes a label of a DNS name in wire form, in lower case: no such label is longer than its length has room for.
-pub fn push_label(label: &[u8], to: &mut Vec<u8>) {
-    to.push(u8::try_from(label.len()).unwrap_or_default());
+/// Writes the labels of a DNS name in wire form, in lower case: none is longer than its length has room for.
+pub fn push_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>, to: &mut Vec<u8>) {
     let start = to.len();
-    to.extend_from_slice(label);
+    labels.into_iter().for_each(|label| push_label(label, to));
+    // Lengths are up to 63, and so no letters.
     to[start..].make_ascii_lowercase();
+}
+
+fn push_label(label: &[u8], to: &mut Vec<u8>) {
+    to.reserve(1 + label.len());
+    to.push(u8::try_from(label.len()).unwrap_or_default());
+    to.extend_from_slice(label);
 }
 
 /// Returns whether [`wire`] returns that name for these labels, which are none that it refuses.

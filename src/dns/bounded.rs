@@ -50,13 +50,13 @@ impl<V: Clone> Bounded<V> {
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<V> {
-        self.shard(&key.name).values.get(key).map(|(value, _)| value.clone())
+        self.shard(key.name()).values.get(key).map(|(value, _)| value.clone())
     }
 
     /// Puts a value in that takes so many bytes, unless that is too much for one. Returns how many others had
     /// to go.
     pub(super) fn put(&self, key: Key, value: V, bytes: usize) -> usize {
-        let mut shard = self.shard(&key.name);
+        let mut shard = self.shard(key.name());
         self.change(&mut shard, |shard| {
             shard.remove(&key);
             if bytes > self.bytes {
@@ -81,13 +81,13 @@ impl<V: Clone> Bounded<V> {
     }
 
     pub(super) fn remove(&self, key: &Key) {
-        self.change(&mut self.shard(&key.name), |shard| shard.remove(key));
+        self.change(&mut self.shard(key.name()), |shard| shard.remove(key));
     }
 
     /// Removes everything about a name.
     pub(super) fn remove_name(&self, name: &[u8]) {
         self.change(&mut self.shard(name), |shard| {
-            shard.values.retain(|key, _| *key.name != *name);
+            shard.values.retain(|key, _| *key.name() != *name);
             shard.bytes = shard.values.values().map(|(_, bytes)| bytes).sum();
         });
     }
@@ -170,7 +170,7 @@ mod tests {
             }
         }
         assert_eq!(map.get(&key("A.Example.", RecordType::A)), Some("a.example."));
-        map.remove_name(&key("A.example.", RecordType::TXT).name);
+        map.remove_name(key("A.example.", RecordType::TXT).name());
         assert_eq!(map.get(&key("a.example.", RecordType::AAAA)), None);
         assert_eq!(map.len(), 4);
         map.remove(&key("b.example.", RecordType::A));
@@ -187,7 +187,7 @@ mod tests {
             map.put(key(&format!("{i}.example."), RecordType::A), i, i % 700);
             map.put(key(&format!("{}.example.", i / 2), RecordType::A), i, 100);
             map.remove(&key(&format!("{}.example.", i / 3), RecordType::A));
-            map.remove_name(&key(&format!("{}.example.", i / 4), RecordType::A).name);
+            map.remove_name(key(&format!("{}.example.", i / 4), RecordType::A).name());
             assert!(bytes(&map) <= 64_000);
         }
         assert!(bytes(&map) > 32_000, "{}", bytes(&map));

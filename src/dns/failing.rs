@@ -91,7 +91,7 @@ impl Failing {
     pub(super) fn forget(&self, name: &[u8]) {
         let mut state = self.state();
         if !state.failing.is_empty() {
-            state.failing.retain(|key, _| *key.name != *name);
+            state.failing.retain(|key, _| *key.name() != *name);
             self.count(&mut state);
         }
     }
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(lines(), (LINES, 10));
         failing.well(&question(1).key(), &question(1));
         failing.well(&question(1).key(), &question(1));
-        failing.forget(&question(2).key().name);
+        failing.forget(question(2).key().name());
         assert_eq!(number.get(), 28);
         assert_eq!(lines(), (LINES, 11));
         tokio::time::advance(MINUTE).await;

@@ -1,8 +1,8 @@
 //! What clients share, and who gets how much of it: nobody may take so much that there is nothing
 //! left for others.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +16,8 @@ pub struct Shares {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    clients: HashMap<IpAddr, usize>,
+    /// Mostly a few.
+    clients: BTreeMap<IpAddr, usize>,
 }
 
 impl Shares {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures::future::select_ok;
 use hickory_proto::op::{Message, ResponseCode};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::{TcpSocket, UdpSocket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -37,8 +37,6 @@ const REPEAT: Duration = Duration::from_millis(500);
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a connection that was idle may be silent before a new one is tried: its other end may be gone.
 const POOLED_PATIENCE: Duration = Duration::from_millis(300);
-/// The longest datagram that is taken; we ask for less.
-const MAX_DATAGRAM: usize = 4096;
 
 /// Where an upstream is, and how it is spoken to.
 #[derive(Clone, Debug)]
@@ -142,8 +140,8 @@ pub(super) async fn exchange(
 /// Asks an upstream just to see whether it answers.
 pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Instant) -> Result<(), Trouble> {
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
-    let progress = &upstream.progress();
     let now = Instant::now();
+    let progress = &upstream.progress(now);
     let times = Times { begun: now, looked_at: now, deadline };
     let asking = Try { upstream, question, by_tcp, times, progress };
     let bytes = question.encode(false);
@@ -157,8 +155,8 @@ pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Ins
 
 impl Upstream {
     /// Returns the progress of a question that is about to be sent.
-    pub(super) fn progress(&self) -> Progress {
-        Progress::new(self.dialing("udp"))
+    pub(super) fn progress(&self, now: Instant) -> Progress {
+        Progress::new(self.dialing("udp"), now)
     }
 
     fn dialing(&self, network: &'static str) -> Doing {
@@ -214,25 +212,24 @@ impl Upstream {
 
 impl Try<'_> {
     async fn ask(&self) -> Result<Message, Trouble> {
-        let answer = self.ask_once(true).await?;
+        let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
         // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
         if matches!(rcode, ResponseCode::FormErr | ResponseCode::NotImp | ResponseCode::BADVERS) {
             drop(answer);
-            return Box::pin(self.ask_once(false)).await;
+            return Box::pin(self.ask_once(false, Instant::now())).await;
         }
         Ok(answer)
     }
 
     /// Asks once, with EDNS or without.
-    async fn ask_once(&self, edns: bool) -> Result<Message, Trouble> {
+    async fn ask_once(&self, edns: bool, now: Instant) -> Result<Message, Trouble> {
         let bytes = self.question.encode(edns);
         // Streams need much room, and seldom: it is taken only then.
         let by_stream = || Box::pin(self.by_stream(&bytes));
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
-        let now = Instant::now();
         let idle = self.upstream.sockets.take(now);
         self.upstream.needed(idle.is_some(), false);
         match self.by_udp(&bytes, idle, now).await? {
@@ -289,7 +286,7 @@ impl Try<'_> {
                 Err(_) => {}
             }
             let reading = Doing::read("udp", local, self.upstream.endpoint.address);
-            self.progress.first(reading);
+            self.progress.first(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = timeout_late(repeat, self.times.looked_at, now, tries.next()).await {
@@ -314,24 +311,14 @@ impl Try<'_> {
 
     /// Asks from a socket, which is kept for another question if all goes well.
     async fn ask_from(&self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
-        let udp = &socket.udp;
         // Those that are asked together are sent together: the upstream is woken once for all of them.
         yield_now().await;
-        socket.send(&bytes).await?;
+        socket.send(&bytes)?;
         loop {
-            // Where nobody listens, the kernel hears of it (ICMP) and tells by an error alone: nothing becomes readable.
-            if udp.ready(Interest::READABLE | Interest::ERROR).await?.is_error() {
-                // What isn't an error after all is looked for again only when there is something new.
-                let failed =
-                    || udp.take_error().and_then(|error| error.ok_or(io::ErrorKind::WouldBlock.into()));
-                if let Ok(error) = udp.try_io(Interest::ERROR, failed) {
-                    return Err(error);
-                }
-            }
             // What doesn't match may be forged, or late for an earlier question: the real answer may still come.
-            match receive(udp, &bytes)? {
-                None | Some(Reply::Foreign) => {}
-                Some(reply) => {
+            match socket.receive(|answer| reply_to(&bytes, answer)).await? {
+                Reply::Foreign => {}
+                reply => {
                     if !matches!(reply, Reply::Garbled) {
                         self.upstream.sockets.put(socket);
                     }
@@ -364,7 +351,7 @@ impl Try<'_> {
 
     async fn over_new(&self, bytes: &[u8]) -> Result<Message, Trouble> {
         let dialing = self.upstream.dialing("tcp");
-        self.progress.now(dialing);
+        self.progress.begins(dialing, Instant::now());
         let stream = match timeout_at(self.times.deadline, self.upstream.connect()).await {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
@@ -376,7 +363,7 @@ impl Try<'_> {
     async fn over(&self, mut connection: Connection, bytes: &[u8]) -> Result<Message, Trouble> {
         let local = connection.local();
         let reading = Doing::read("tcp", local, self.upstream.endpoint.address);
-        self.progress.now(reading);
+        self.progress.begins(reading, Instant::now());
         let answer = match timeout_at(self.times.deadline, converse(&mut connection.stream, bytes)).await {
             Ok(answer) => answer.map_err(|error| reading.failed(error))?,
             Err(_) => return Err(reading.late()),
@@ -388,16 +375,6 @@ impl Try<'_> {
             }
             _ => Err(self.garbled("tcp", local)),
         }
-    }
-}
-
-/// Takes one datagram, if there is one. The buffer isn't kept while we wait.
-fn receive(socket: &UdpSocket, asked: &[u8]) -> io::Result<Option<Reply>> {
-    let mut buffer = [0; MAX_DATAGRAM];
-    match socket.try_recv(&mut buffer) {
-        Ok(length) => Ok(Some(reply_to(asked, &buffer[..length]))),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
@@ -435,11 +412,8 @@ async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Shutdown;
-    use std::os::fd::AsFd;
-
     use hickory_proto::rr::{Name, RecordType};
-    use socket2::SockRef;
+    use tokio::net::UdpSocket;
     use tokio::time::advance;
 
     use super::*;
@@ -453,12 +427,12 @@ mod tests {
         let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
         let broken = upstream.open().unwrap();
-        SockRef::from(&broken.udp.as_fd()).shutdown(Shutdown::Write).unwrap();
+        broken.fail_to_send();
         upstream.sockets.put(broken);
         let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A);
         let begun = Instant::now();
         let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
-        let progress = Arc::new(upstream.progress());
+        let progress = Arc::new(upstream.progress(begun));
         let asking = exchange(Arc::clone(&upstream), &question, false, times, progress);
         let heard = async || {
             let mut message = [0; 512];

@@ -42,7 +42,7 @@ impl Flights {
 
     /// Has nobody else wait for the look-ups of a name, given in wire form and lower case, or for any.
     pub fn forget(&self, name: Option<&[u8]>) {
-        self.0.forget(|(key, _)| name.is_none_or(|name| *key.name == *name));
+        self.0.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
     }
 }
 

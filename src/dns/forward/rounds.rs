@@ -100,7 +100,7 @@ impl Rounds {
         self.tries += 1;
         let (upstream, state) = &mut self.upstreams[index];
         *state = State::Asked;
-        let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress()));
+        let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
         self.waiting.push(Waiting { number: self.tries, upstream, progress, index });
         &self.waiting[self.waiting.len() - 1]
     }

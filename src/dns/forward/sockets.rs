@@ -6,30 +6,30 @@
 //! open knows as little as more of them are.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, send, socket,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 use rand::RngExt;
 use tokio::io::Interest;
-use tokio::net::UdpSocket;
+use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep};
 
-/// Questions that are asked from a port. Another one costs as much as a question does: with 64 that is little, and who
+/// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and who
 /// guesses has a second in any case.
-const QUESTIONS: u8 = 64;
+const QUESTIONS: u8 = 128;
+/// The longest datagram that is taken; we ask for less.
+const MAX_DATAGRAM: usize = 4096;
 /// How long a port is used.
 const AGE: Duration = Duration::from_secs(1);
 
 /// A socket that leads to one upstream alone: once it is connected the kernel drops what other addresses send.
 #[derive(Debug)]
 pub(super) struct Socket {
-    pub(super) udp: UdpSocket,
+    /// For what can be read alone: whoever wants to know of room to write is woken by the kernel with each question.
+    udp: AsyncFd<UdpSocket>,
     pub(super) local: Option<SocketAddr>,
     opened: Instant,
     /// Questions that may still be asked.
@@ -47,18 +47,47 @@ impl Socket {
         }
         // That chooses a port, too.
         connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
-        let udp = UdpSocket::from_std(socket.into())?;
-        Ok(Self { local: udp.local_addr().ok(), udp, opened: Instant::now(), left: QUESTIONS })
+        let udp = UdpSocket::from(socket);
+        let local = udp.local_addr().ok();
+        Ok(Self { local, udp: for_reading(udp)?, opened: Instant::now(), left: QUESTIONS })
     }
 
-    /// Sends a question. The runtime may not have heard yet that there is room, so the kernel is asked.
-    pub(super) async fn send(&self, bytes: &[u8]) -> io::Result<()> {
+    /// Sends a question. One that the kernel has no room for is lost, as UDP is.
+    pub(super) fn send(&self, bytes: &[u8]) -> io::Result<()> {
         // What can be read by now isn't the answer.
         self.has_been_read();
-        match send(self.udp.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT) {
-            Err(Errno::EAGAIN) => self.udp.send(bytes).await.map(drop),
-            outcome => Ok(outcome.map(drop)?),
+        match self.udp.get_ref().send(bytes) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
         }
+    }
+
+    /// Waits for a datagram, and has a look at it. The buffer isn't kept while nothing has come.
+    ///
+    /// # Errors
+    /// If the kernel tells that nobody listens (ICMP), or the socket is at fault.
+    pub(super) async fn receive<T>(&self, look: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+        loop {
+            // Where nobody listens that is told by an error alone: nothing becomes readable.
+            if self.udp.ready(Interest::READABLE | Interest::ERROR).await?.ready().is_error() {
+                // What isn't an error after all is looked for again only when there is something new.
+                let failed = |udp: &UdpSocket| udp.take_error()?.ok_or(io::ErrorKind::WouldBlock.into());
+                if let Ok(error) = self.udp.try_io(Interest::ERROR, failed) {
+                    return Err(error);
+                }
+            }
+            let mut datagram = [0; MAX_DATAGRAM];
+            match self.udp.try_io(Interest::READABLE, |udp| udp.recv(&mut datagram)) {
+                Ok(length) => return Ok(look(&datagram[..length])),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn fail_to_send(&self) {
+        socket2::SockRef::from(self.udp.get_ref()).shutdown(std::net::Shutdown::Write).unwrap();
     }
 
     fn is_young(&self, now: Instant) -> bool {
@@ -67,14 +96,21 @@ impl Socket {
 
     /// Returns whether something has come since its last answer.
     fn is_spoken_to(&self) -> bool {
-        self.udp.try_recv(&mut [0]).is_ok()
+        self.udp.try_io(Interest::READABLE, |udp| udp.recv(&mut [0])).is_ok()
     }
 
     /// Has only what comes from now on count as something to read.
     fn has_been_read(&self) {
-        let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let nothing = |_: &UdpSocket| Err::<(), _>(io::ErrorKind::WouldBlock.into());
         let _ = self.udp.try_io(Interest::READABLE, nothing);
     }
+}
+
+/// Has the runtime tell when there is something to read.
+#[expect(unsafe_code, reason = "the runtime has no safe way to wait for that alone")]
+fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
+    // SAFETY: the socket has one descriptor, the same each time that it is asked for it, and keeps it open.
+    Ok(unsafe { AsyncFd::register_with_interest(udp, Interest::READABLE) }?)
 }
 
 /// The idle sockets.
@@ -158,6 +194,7 @@ mod tests {
     use std::collections::HashSet;
     use std::future::poll_fn;
 
+    use tokio::net::UdpSocket;
     use tokio::time::advance;
 
     use super::*;
@@ -207,7 +244,9 @@ mod tests {
         let local = socket.local.unwrap();
         sockets.put(socket);
         to.send_to(b"forged", local).await.unwrap();
-        poll_fn(|context| lock(&sockets.idle).sockets[0].udp.poll_recv_ready(context)).await.unwrap();
+        poll_fn(|context| lock(&sockets.idle).sockets[0].udp.poll_read_ready(context).map_ok(drop))
+            .await
+            .unwrap();
         assert!(sockets.take(Instant::now()).is_none());
     }
 

@@ -61,19 +61,19 @@ impl Doing {
 pub(super) struct Progress(Mutex<(Doing, Instant)>);
 
 impl Progress {
-    pub(super) fn new(doing: Doing) -> Self {
-        Self(Mutex::new((doing, Instant::now())))
+    pub(super) fn new(doing: Doing, now: Instant) -> Self {
+        Self(Mutex::new((doing, now)))
     }
 
     /// Takes in that a step begins.
-    pub(super) fn now(&self, doing: Doing) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (doing, Instant::now());
+    pub(super) fn begins(&self, doing: Doing, now: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (doing, now);
     }
 
     /// The same, unless it is the repetition of one that has begun.
-    pub(super) fn first(&self, doing: Doing) {
+    pub(super) fn first(&self, doing: Doing, now: Instant) {
         if self.step().0.verb != doing.verb {
-            self.now(doing);
+            self.begins(doing, now);
         }
     }
 

@@ -124,12 +124,12 @@ impl Shared {
 
     fn may_keep(&self, asked: &Asked, mark: Mark, kind: Kind) -> bool {
         let without = if kind == Kind::Success { &self.without_success } else { &self.without_denial };
-        !without.hold(asked.name()) && !self.forgotten.since(mark, &asked.key.name)
+        !without.hold(asked.name()) && !self.forgotten.since(mark, asked.key.name())
     }
 
     fn store(&self, asked: &Asked, mark: Mark, kind: Kind, put: impl FnOnce() -> usize) {
         let evicted = put();
-        if self.forgotten.since(mark, &asked.key.name) {
+        if self.forgotten.since(mark, asked.key.name()) {
             // Just now, between the first look and this one.
             self.answers.remove(&asked.key);
         }

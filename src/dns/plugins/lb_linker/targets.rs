@@ -85,7 +85,7 @@ impl Views {
     /// Forgets what is being looked up about a name, or about all.
     pub(super) fn forget(&self, name: Option<&[u8]>) {
         for targets in &self.targets {
-            targets.flights.forget(|key| name.is_none_or(|name| *key.name == *name));
+            targets.flights.forget(|key| name.is_none_or(|name| *key.name() == *name));
         }
         match name {
             Some(name) => self.failing.forget(name),
