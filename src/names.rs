@@ -127,7 +127,8 @@ pub fn push_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>, to: &mut Vec<
     to[start..].make_ascii_lowercase();
 }
 
-fn push_label(label: &[u8], to: &mut Vec<u8>) {
+/// Writes one label in wire form, as it is spelled.
+pub fn push_label(label: &[u8], to: &mut Vec<u8>) {
     to.reserve(1 + label.len());
     to.push(u8::try_from(label.len()).unwrap_or_default());
     to.extend_from_slice(label);

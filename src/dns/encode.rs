@@ -25,6 +25,15 @@ pub struct Layout {
     pub sections: [Vec<Place>; 3],
 }
 
+impl Layout {
+    /// Returns whether there was room for all records of the response.
+    #[must_use]
+    pub fn is_whole(&self, response: &Reply) -> bool {
+        let records = [&response.answers, &response.authorities, &response.additionals];
+        self.sections.iter().zip(records).all(|(places, records)| places.len() == records.len())
+    }
+}
+
 /// Where a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {

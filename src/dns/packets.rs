@@ -96,6 +96,7 @@ impl Packets {
     /// Returns room for answers, with none in it.
     #[must_use]
     pub fn new(room: Room) -> Self {
+        debug_assert!(room.sets.is_power_of_two(), "{room:?}");
         Self {
             sets: std::iter::repeat_with(Default::default).take(room.sets).collect(),
             max_bytes: room.bytes,
@@ -116,7 +117,7 @@ impl Packets {
     }
 
     /// Writes the answer to a question, if it is known what a server would say to that client. Returns its length.
-    /// Several servers may share the answers of a thread, if their clients ask by the same transport.
+    /// Several servers may share the answers of a thread, but not one that is asked by UDP and by TCP.
     ///
     /// # Errors
     /// If the full handler has to be asked.

@@ -176,12 +176,6 @@ impl Request {
         Reply::new(Metadata::response_from_request(&self.metadata), plugin)
     }
 
-    /// Returns whether an answer to it can be given again without asking the plugins: nobody keeps those for HTTP.
-    #[must_use]
-    pub fn may_be_repeated(&self) -> bool {
-        matches!(self.protocol, Protocol::Udp | Protocol::Tcp | Protocol::Tls)
-    }
-
     /// Returns whether the client wants DNSSEC records (RFC 3225).
     #[must_use]
     pub fn dnssec_ok(&self) -> bool {

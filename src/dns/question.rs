@@ -76,7 +76,7 @@ impl Question {
         key.extend(u16::from(self.query.query_type()).to_be_bytes());
         key.extend(u16::from(self.query.query_class()).to_be_bytes());
         key.push(flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum());
-        write_name(self.query.name(), &mut key);
+        names::push_labels(self.query.name(), &mut key);
         Key(key.into())
     }
 
@@ -101,7 +101,7 @@ impl Question {
         message.push(u8::from(self.recursion_desired));
         message.push(AUTHENTIC_DATA | u8::from(self.checking_disabled) << 4);
         message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
-        write_name(self.query.name(), &mut message);
+        names::push_labels(self.query.name(), &mut message);
         message.push(0);
         message.extend(u16::from(self.query.query_type()).to_be_bytes());
         message.extend(u16::from(self.query.query_class()).to_be_bytes());
@@ -161,13 +161,8 @@ pub fn is_transfer(qtype: RecordType) -> bool {
 pub fn wire_name(name: &Name) -> Box<[u8]> {
     // Exactly as much as there will be: what is too much would have to be given back.
     let mut wire = Vec::with_capacity(if name.is_root() { 0 } else { name.len() });
-    write_name(name, &mut wire);
+    names::push_labels(name, &mut wire);
     wire.into()
-}
-
-/// Writes a name in wire form, in lower case.
-fn write_name(name: &Name, to: &mut Vec<u8>) {
-    names::push_labels(name, to);
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub struct Shares {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// Mostly a few.
+    /// Mostly a few: one of them is found sooner than its address is hashed.
     clients: BTreeMap<IpAddr, usize>,
 }
 

@@ -7,6 +7,7 @@ use hickory_proto::rr::{Name, RData, Record};
 use super::{FIXED, Layout, POINTER, Place};
 use crate::dns::plugin::Reply;
 use crate::dns::wire::{HEADER, MIN_UDP};
+use crate::names;
 
 /// What every record begins with: a pointer to the name of the question.
 #[expect(clippy::cast_possible_truncation, reason = "the name is behind the header")]
@@ -25,10 +26,7 @@ pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
 pub(super) fn encode(response: &Reply, question: &Query, opt: &[u8], room: usize) -> (Vec<u8>, Layout) {
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     bytes.extend([0; HEADER]);
-    for label in question.name() {
-        bytes.push(u8::try_from(label.len()).unwrap_or_default());
-        bytes.extend(label);
-    }
+    question.name().iter().for_each(|label| names::push_label(label, &mut bytes));
     bytes.push(0);
     bytes.extend(u16::from(question.query_type()).to_be_bytes());
     bytes.extend(u16::from(question.query_class()).to_be_bytes());

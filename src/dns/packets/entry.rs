@@ -15,6 +15,9 @@ use crate::dns::repeat::{Repeat, Section};
 use crate::dns::wire::HEADER;
 use crate::store::Store;
 
+/// The longest answer that is kept.
+pub const LONGEST: usize = 4096;
+
 /// An answer that can be given again.
 #[derive(Debug)]
 pub struct Packet {
@@ -61,6 +64,9 @@ impl Packet {
         server: u64,
     ) -> Option<Self> {
         let mut repeat = *reply.repeat.take()?;
+        if bytes.len() > LONGEST {
+            return None;
+        }
         let any_spelling = !depends_on_spelling(&reply, asked);
         if !any_spelling && asked.iter().flatten().any(u8::is_ascii_uppercase) {
             return None;

@@ -247,9 +247,9 @@ impl Plugin for Acl {
             None | Some((Action::Allow, _)) => {
                 let allowed = self.counts.allowed.with(&[server, ""]);
                 allowed.add(0, 1);
-                let clients = request.may_be_repeated().then(|| self.clients(&request.query, true));
+                let clients = self.clients(&request.query, true);
                 let mut reply = next.serve(request).await?;
-                if let (Some(repeat), Some(clients)) = (&mut reply.repeat, clients) {
+                if let Some(repeat) = &mut reply.repeat {
                     repeat.clients.push(clients);
                     repeat.counts.push(allowed);
                 }

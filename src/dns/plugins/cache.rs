@@ -237,9 +237,7 @@ impl Plugin for Cache {
             counters.served_stale();
         }
         let mut reply = asked.given(request, &found);
-        if request.may_be_repeated() {
-            reply.repeat = asked.repeat(request, &found, &reply, counted);
-        }
+        reply.repeat = asked.repeat(request, &found, &reply, counted);
         Ok(reply)
     }
 

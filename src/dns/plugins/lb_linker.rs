@@ -155,11 +155,9 @@ impl Plugin for LbLinker {
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
         reply.metadata.recursion_available = request.server.recurses(&anywhere, request) == Some(true);
-        if request.may_be_repeated() {
-            let clients = request.server.clients(&anywhere, request);
-            let family = family_of(request.query.query_type());
-            reply.repeat = Some(Box::new(Repeat { clients, family, ..Repeat::default() }));
-        }
+        let clients = request.server.clients(&anywhere, request);
+        let family = family_of(request.query.query_type());
+        reply.repeat = Some(Box::new(Repeat { clients, family, ..Repeat::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             let mut reply = next.serve(request).await?;

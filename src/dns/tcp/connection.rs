@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::Limits;
 use super::frames::{Input, Output};
 use super::kept::{Desk, with_desk};
-use super::places::{Answer, Place, SMALL};
+use super::places::{Answer, Place};
 use crate::dns::handler::Handler;
 use crate::dns::unmapped;
 use crate::dns::wire::server_failure;
@@ -165,7 +165,7 @@ impl Session {
     /// Takes questions while there are any, and the client reads the answers.
     async fn take_questions(&mut self) -> io::Result<()> {
         while self.may_take() {
-            let Some(Unanswered { message, key }) = self.repeat()? else { break };
+            let Some(Unanswered { message, key }) = self.answer_known()? else { break };
             let failure = self.is_busy().then(|| server_failure(&message));
             let Connection { client, local, ref handler, .. } = self.connection;
             let (handler, protocol) = (Arc::clone(handler), self.protocol);
@@ -174,9 +174,7 @@ impl Session {
                 let Some(answer) = handler.answer(message, client, local, protocol).await else {
                     return Ok(None);
                 };
-                if let (Some(key), Some(packet)) = (key, answer.packet)
-                    && answer.bytes.len() <= SMALL
-                {
+                if let (Some(key), Some(packet)) = (key, answer.packet) {
                     let client = unmapped(client).ip();
                     with_desk(|desk| desk.packets.keep(key, client, *packet, Instant::now()));
                 }
@@ -203,37 +201,37 @@ impl Session {
     }
 
     /// Answers questions as this thread has answered them before. Returns the first one that it hasn't, if there is one.
-    fn repeat(&mut self) -> io::Result<Option<Unanswered>> {
+    fn answer_known(&mut self) -> io::Result<Option<Unanswered>> {
         let client = unmapped(self.connection.client).ip();
         let server = self.connection.handler.server.load().number();
         let now = Instant::now();
-        let mut answered = 0;
-        let other = with_desk(|Desk { packets, out }| {
-            while self.may_take() {
+        let (mut answered, mut unanswered) = (0, None);
+        with_desk(|Desk { packets, out }| {
+            while unanswered.is_none() && self.may_take() {
                 let Some(message) = self.input.first()? else { break };
-                let length = packets.answer(message, client, server, now, out).ok();
-                let other = length.is_none().then(|| Unanswered {
-                    message: message.to_vec(),
-                    key: packets.last_key().map(Box::from),
-                });
+                match packets.answer(message, client, server, now, out) {
+                    Ok(length) => {
+                        self.output.push(&out[..length], None);
+                        answered += 1;
+                    }
+                    Err(_) => {
+                        let key = packets.last_key().map(Box::from);
+                        unanswered = Some(Unanswered { message: message.to_vec(), key });
+                    }
+                }
                 self.input.advance(now);
                 self.left -= 1;
                 self.open &= self.left > 0;
-                if other.is_some() {
-                    return Ok(other);
-                }
-                self.output.push(&out[..length.unwrap_or_default()], None);
-                answered += 1;
             }
             if answered > 0 {
                 packets.set_took(now.elapsed() / answered);
             }
-            Ok(None)
-        });
+            io::Result::Ok(())
+        })?;
         if answered > 0 {
             self.answered(None);
         }
-        other
+        Ok(unanswered)
     }
 
     /// Whether there is a question to take, and room for its answer.

@@ -2,18 +2,21 @@
 //! of them waits for another.
 
 use std::cell::RefCell;
+use std::thread::available_parallelism;
 
-use super::places::SMALL;
+use crate::dns::packets::entry::LONGEST;
 use crate::dns::packets::{Packets, Room};
 
-/// There are as many threads as cores, and most clients ask by UDP.
-const ROOM: Room = Room { sets: 1024, bytes: 2 << 20 };
+/// How many bytes the answers of all threads may take, and those of one at least: there are as many threads as cores, and
+/// most clients ask by UDP.
+const ALL: usize = 8 << 20;
+const LEAST: usize = 128 << 10;
 
 /// What a thread has at hand.
 pub(super) struct Desk {
     pub packets: Packets,
     /// Where an answer is written.
-    pub out: [u8; SMALL],
+    pub out: [u8; LONGEST],
 }
 
 thread_local! {
@@ -25,6 +28,11 @@ thread_local! {
 /// # Panics
 /// If the work asks for that itself.
 pub(super) fn with_desk<T>(work: impl FnOnce(&mut Desk) -> T) -> T {
-    let new = || Box::new(Desk { packets: Packets::new(ROOM), out: [0; SMALL] });
     DESK.with_borrow_mut(|desk| work(desk.get_or_insert_with(new)))
+}
+
+fn new() -> Box<Desk> {
+    let threads = available_parallelism().map_or(1, usize::from);
+    let room = Room { sets: 1024, bytes: (ALL / threads).max(LEAST) };
+    Box::new(Desk { packets: Packets::new(room), out: [0; LONGEST] })
 }

@@ -30,7 +30,7 @@ const MAX_WAITING: usize = 4096;
 /// Bytes of big answers that clients haven't read yet.
 const MAX_UNREAD: usize = 32 << 20;
 /// Up to here an answer isn't big: those are bounded by their number.
-pub(super) const SMALL: usize = 4096;
+const SMALL: usize = 4096;
 /// How often it is said that there are too many.
 const QUIET: Duration = Duration::from_secs(60);
 

@@ -11,6 +11,7 @@ use std::ptr;
 
 use nix::libc;
 use socket2::SockAddr;
+use tracing::debug;
 
 use super::Peer;
 use crate::dns::wire::MAX_UDP;
@@ -168,9 +169,9 @@ impl Batch {
     }
 
     /// Sends the answers. One that can't be sent is lost, as UDP is: the client asks again.
-    pub(super) fn send(&mut self, socket: BorrowedFd<'_>, failed: impl FnMut(io::Error)) {
+    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) {
         // SAFETY: as when receiving; the addresses are those that the kernel has filled in.
-        unsafe { send(socket, &mut self.outgoing.headers[..self.answered], failed) };
+        unsafe { send(socket, &mut self.outgoing.headers[..self.answered]) };
         self.answered = 0;
     }
 }
@@ -182,7 +183,7 @@ pub(super) struct Answer {
 }
 
 /// Sends such answers, [`SIZE`] at once. One that can't be sent is lost, as UDP is.
-pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer], mut failed: impl FnMut(io::Error)) {
+pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer]) {
     for answers in answers.chunks_mut(SIZE) {
         let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
         let mut controls = vec![Control([0; CONTROL]); answers.len()];
@@ -209,7 +210,7 @@ pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer], mut faile
         });
         let mut headers: Vec<libc::mmsghdr> = headers.collect();
         // SAFETY: they lead to what is above, with its lengths; the kernel only reads it.
-        unsafe { send(socket, &mut headers, &mut failed) };
+        unsafe { send(socket, &mut headers) };
     }
 }
 
@@ -217,7 +218,7 @@ pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer], mut faile
 ///
 /// # Safety
 /// What the headers lead to has to be there, as long as they say.
-unsafe fn send(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr], mut failed: impl FnMut(io::Error)) {
+unsafe fn send(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr]) {
     let mut done = 0;
     while done < headers.len() {
         let left = &mut headers[done..];
@@ -229,7 +230,7 @@ unsafe fn send(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr], mut failed
         };
         done += usize::try_from(sent).unwrap_or_else(|_| {
             // The first of them is at fault.
-            failed(io::Error::last_os_error());
+            debug!("UDP: an answer is lost: {}", io::Error::last_os_error());
             1
         });
     }

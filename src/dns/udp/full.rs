@@ -14,7 +14,6 @@ use futures::{FutureExt, StreamExt};
 use hickory_server::net::xfer::Protocol;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::yield_now;
-use tracing::debug;
 
 use super::batch::{Answer, SIZE, send_all};
 use super::{Asking, Keep, Peer, Question};
@@ -60,7 +59,7 @@ impl Full {
                 answers.extend(answer);
                 done += 1;
             }
-            send_all(self.socket.as_fd(), &mut answers, |error| debug!("UDP: an answer is lost: {error}"));
+            send_all(self.socket.as_fd(), &mut answers);
             answers.clear();
             if done >= TURN {
                 done = 0;

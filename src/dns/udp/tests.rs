@@ -1,6 +1,6 @@
 use std::net::Ipv4Addr;
 
-use hickory_proto::op::{Message, Query};
+use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
@@ -11,7 +11,7 @@ use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::testing::link;
-use crate::store::{Departed, Store};
+use crate::store::{Departed, Ingress, Observed, Store};
 
 const KNOWN: &str = "web.lb.internal.";
 const SLOW: &str = "slow.example.";
@@ -25,7 +25,7 @@ async fn handler_of(store: Arc<Store>) -> (Arc<Handler>, UdpSocket) {
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let site = Site::silent(store).unwrap();
     let upstream = silent.local_addr().unwrap();
-    let text = format!("lb.internal {{\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
+    let text = format!("lb.internal {{\nbufsize 4096\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
     (first_handler(&text, &site).unwrap(), silent)
 }
 
@@ -49,7 +49,7 @@ async fn ask(socket: &UdpSocket, name: &str) {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn answered(socket: &UdpSocket) -> Message {
-    let mut answer = [0; 1232];
+    let mut answer = [0; 4096];
     let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer").unwrap();
     Message::from_vec(&answer[..length]).unwrap()
 }
@@ -167,4 +167,39 @@ async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else
     upstream.send_to(&reply.to_vec().unwrap(), from).await.unwrap();
     let answer = answered(&client).await;
     assert_eq!(answer.answers[1].data.ip_addr(), "192.0.2.9".parse().ok());
+}
+
+#[tokio::test]
+async fn clients_that_take_more_than_most_get_it_whatever_was_kept_for_others() {
+    const NAME: &str = "web.default.lb.internal.";
+    let origin = Name::from_ascii("lb.internal.").unwrap();
+    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+    let addresses = (1..=100).map(|last| [192, 0, 2, last].into()).collect();
+    let many = Observed { ingress: Ingress { hostnames: vec![], addresses }, ..link("web", "192.0.2.1") };
+    store.apply(link("web", "192.0.2.1"));
+    store.set_synced();
+    let (handler, _upstream) = handler_of(Arc::clone(&store)).await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    let client = client(1, sockets[0].local_addr().unwrap()).await;
+    let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, CancellationToken::new())));
+    let with_room = |room| {
+        let mut message = Message::from_vec(&question(NAME)).unwrap();
+        let mut edns = Edns::new();
+        edns.set_max_payload(room);
+        message.set_edns(edns);
+        message.to_vec().unwrap()
+    };
+    // First from what is known, then anew: the link has changed, and has more addresses than most may be told of.
+    for addresses in [1, 100] {
+        if addresses > 1 {
+            store.apply(many.clone());
+        }
+        for (room, whole) in [(4096, true), (1232, addresses == 1), (4096, true)] {
+            client.send(&with_room(room)).await.unwrap();
+            let answer = answered(&client).await;
+            let told = answer.answers.len();
+            assert_eq!(told == addresses, whole, "{room} {addresses}: {told}");
+            assert_ne!(answer.metadata.truncation, whole);
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! The thread of a socket: it answers what it has answered before, and passes everything else on.
+//! The thread of a socket: it answers what it has answered before, also where a link has changed since, and passes
+//! everything else on.
 
 use std::io;
 use std::net::UdpSocket;
@@ -17,7 +18,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::Instant;
 use tracing::{debug, error};
 
-use super::batch::Batch;
+use super::batch::{self, Batch, send_all};
 use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
 use crate::dns::handler::{Answer, Handler};
 use crate::dns::packets::{Miss, Packets, Room};
@@ -120,7 +121,7 @@ impl Worker {
             packets.keep(key, client, *packet, now);
         }
         let server = self.handler.server.load().number();
-        let mut answered = 0;
+        let (mut repeated, mut anew) = (0, Duration::ZERO);
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
             if peer.lost != *lost && peer.lost != 0 {
@@ -134,8 +135,16 @@ impl Worker {
                 continue;
             }
             let length = match packets.answer(question, unmapped(peer.address).ip(), server, now, out) {
-                Ok(length) => Some(length),
-                Err(Miss::Outdated) => self.answer_anew(question, peer, packets, out),
+                Ok(length) => {
+                    repeated += 1;
+                    Some(length)
+                }
+                Err(Miss::Outdated) => {
+                    let begun = Instant::now();
+                    let length = self.answer_anew(question, peer, packets, out);
+                    anew += begun.elapsed();
+                    length
+                }
                 Err(Miss::Unknown) => {
                     let key = packets.last_key().map(Box::from);
                     self.pass_on(Asking::Message(question.to_vec()), peer, key);
@@ -144,13 +153,12 @@ impl Worker {
             };
             if let Some(length) = length {
                 batch.answer(at, peer.asked, length);
-                answered += 1;
             }
         }
-        if answered > 0 {
-            packets.set_took(now.elapsed() / answered);
-            batch.send(self.socket.as_fd(), |error| debug!("UDP: an answer is lost: {error}"));
+        if repeated > 0 {
+            packets.set_took(now.elapsed().saturating_sub(anew) / repeated);
         }
+        batch.send(self.socket.as_fd());
     }
 
     /// Has the full handler answer here and now, which takes less than to wake another thread for it. Returns the length
@@ -172,10 +180,15 @@ impl Worker {
             return None;
         };
         let Answer { bytes, packet } = answer?;
-        out.get_mut(..bytes.len())?.copy_from_slice(&bytes);
         if let (Some(key), Some(packet)) = (key, packet) {
             packets.keep(key, unmapped(peer.address).ip(), *packet, Instant::now());
         }
+        let Some(out) = out.get_mut(..bytes.len()) else {
+            // The plugin `bufsize` lets clients have more than mostly is given.
+            send_all(self.socket.as_fd(), &mut [batch::Answer { peer, bytes }]);
+            return None;
+        };
+        out.copy_from_slice(&bytes);
         Some(bytes.len())
     }
 

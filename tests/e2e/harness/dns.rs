@@ -61,11 +61,22 @@ pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
     Message::from_vec(&answer).unwrap()
 }
 
-/// Asks by UDP and by TCP, each several times: an answer that was given before may come from elsewhere than a first one.
+/// Asks by UDP and by TCP, each several times from one socket: an answer that was given before may come from elsewhere
+/// than a first one.
 pub async fn ask_repeatedly(server: SocketAddr, message: &Message) -> Vec<Message> {
+    let bytes = message.to_vec().unwrap();
+    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    udp.connect(server).await.unwrap();
+    let mut tcp = TcpStream::connect(server).await.unwrap();
     let mut answers = Vec::new();
     for _ in 0..3 {
-        answers.extend([ask_udp(server, message).await, ask_tcp(server, message).await]);
+        udp.send(&bytes).await.unwrap();
+        let mut answer = [0; 4096];
+        let length = timeout(PATIENCE, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
+        answers.push(Message::from_vec(&answer[..length]).unwrap());
+        write_message(&mut tcp, &bytes).await;
+        let answer = timeout(PATIENCE, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap();
+        answers.push(Message::from_vec(&answer).unwrap());
     }
     answers
 }

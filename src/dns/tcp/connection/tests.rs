@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use super::super::places::Places;
 use super::*;
 use crate::dns::configuration::first_handler;
+use crate::dns::packets::key::Key;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::testing::link;
 use crate::store::{Departed, Store};
@@ -82,34 +83,65 @@ async fn an_idle_connection_is_closed_after_30_seconds() {
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
 }
 
-#[tokio::test]
-async fn what_is_asked_again_is_answered_by_this_thread_as_it_is_now() {
-    let origin = Name::from_ascii("lb.internal.").unwrap();
-    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+/// What answers for the links of a store.
+fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
+    store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.set_synced();
-    let site = Site::silent(Arc::clone(&store)).unwrap();
-    let handler = first_handler("lb.internal {\nlb_linker\n}\n", &site).unwrap();
-    let server = handler.server.load().number();
+    let site = Site::silent(Arc::clone(store)).unwrap();
+    first_handler("lb.internal {\nlb_linker\n}\n", &site).unwrap()
+}
+
+#[tokio::test]
+async fn what_this_thread_has_answered_is_answered_again_among_all_else_and_counts() {
+    let store = Arc::new(Store::new(Departed::Kept));
+    store.apply(link("web", "192.0.2.1"));
+    let handler = handler_of(&store);
+    // What is kept for another name tells whose answer it is: nobody else has one for that.
+    let (web, www) = ("web.default.lb.internal.", "www.default.lb.internal.");
+    let asked = framed_question(web, 0)[2..].to_vec();
+    let packet = handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().packet.unwrap();
+    let mut key = Key::default();
+    assert!(key.read(&framed_question(www, 0)[2..], false));
+    with_desk(|desk| desk.packets.keep(key.as_bytes().into(), CLIENT.ip(), *packet, Instant::now()));
+
+    let (mut client, serving) = duplex(4096);
+    let stop = CancellationToken::new();
+    let limits = Limits { queries: 6, ..Limits::default() };
+    let serving = tokio::spawn(Connection { handler, limits, ..connection(&stop) }.serve(serving));
+    let names = [www, www, "none.default.lb.internal.", www, web, web, web];
+    let questions = (0..).zip(names).map(|(id, name)| framed_question(name, id));
+    client.write_all(&questions.collect::<Vec<_>>().concat()).await.unwrap();
+    let mut answers = Vec::new();
+    client.read_to_end(&mut answers).await.unwrap();
+    let mut rest = &answers[..];
+    let mut seen = Vec::new();
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let (answer, after) = after.split_at(u16::from_be_bytes(*length).into());
+        let answer = Message::from_vec(answer).unwrap();
+        assert_eq!(answer.queries[0].name().to_ascii(), names[usize::from(answer.metadata.id)]);
+        seen.push((answer.metadata.id, answer.answers.len()));
+        rest = after;
+    }
+    assert_eq!(seen, [(0, 1), (1, 1), (2, 0), (3, 1), (4, 1), (5, 1)], "one more than there may be");
+    drop(client);
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_asked_again_is_answered_as_it_is_now() {
+    let store = Arc::new(Store::new(Departed::Kept));
+    let handler = handler_of(&store);
     let (mut client, serving) = duplex(4096);
     let stop = CancellationToken::new();
     let serving = tokio::spawn(Connection { handler, ..connection(&stop) }.serve(serving));
     for target in ["192.0.2.1", "192.0.2.2"] {
         store.apply(link("web", target));
-        let questions = (0..3).map(|id| framed_question("web.default.lb.internal.", id)).collect::<Vec<_>>();
-        for pipelined in [&questions[..1], &questions[1..]] {
-            client.write_all(&pipelined.concat()).await.unwrap();
-            for question in pipelined {
-                let again = with_desk(|Desk { packets, out }| {
-                    let length = packets.answer(&question[2..], CLIENT.ip(), server, Instant::now(), out);
-                    length.ok().map(|length| out[..length].to_vec())
-                });
-                let answer = read_answer(&mut client).await;
-                let is_first = question[..] == questions[0];
-                assert_eq!(again.as_deref(), (!is_first).then_some(&*answer));
-                let answer = Message::from_vec(&answer).unwrap();
-                assert_eq!(answer.metadata.id.to_be_bytes(), question[2..4]);
-                assert_eq!(answer.answers[0].data.ip_addr(), target.parse().ok());
-            }
+        for id in 0..3 {
+            let question = framed_question("web.default.lb.internal.", id);
+            client.write_all(&question).await.unwrap();
+            let answer = Message::from_vec(&read_answer(&mut client).await).unwrap();
+            assert_eq!(answer.metadata.id, id);
+            assert_eq!(answer.answers[0].data.ip_addr(), target.parse().ok());
         }
     }
     drop(client);
