@@ -7,6 +7,7 @@ pub mod cache;
 pub mod chase;
 pub mod configuration;
 pub mod corefile;
+pub mod decode;
 pub mod encode;
 mod failing;
 mod flights;

@@ -4,6 +4,8 @@
 use hickory_proto::op::Message;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
+use super::decode::decode;
+
 /// RFC 1035 section 4.1.1.
 pub(super) const HEADER: usize = 12;
 /// RFC 1035 section 4.2.1: what every client takes by UDP.
@@ -208,7 +210,8 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
     if !is_answer {
         return Reply::Foreign;
     }
-    let same_question = match (question(asked), question(reply)) {
+    let repeated = question(reply);
+    let same_question = match (question(asked), repeated) {
         (Some(asked), Some(repeated)) => {
             // RFC 4343: the case of the name may differ; type and class are numbers.
             let name = asked.len() - 4;
@@ -223,7 +226,7 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
     if !same_question {
         return Reply::Foreign;
     }
-    let message = Message::from_vec(reply).ok().map(Box::new);
+    let message = decode(reply, HEADER + repeated.map_or(0, <[u8]>::len)).map(Box::new);
     match message {
         _ if reply[2] & 0x02 != 0 => Reply::Truncated(message),
         Some(message) => Reply::Answer(message),
