@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
-use hickory_proto::op::{Edns, Message};
+use hickory_proto::op::Edns;
 use hickory_proto::rr::Name;
 use hickory_server::net::xfer::Protocol;
+use hickory_server::server::Request as Message;
 use tracing::{debug, error};
 
 use super::encode::encode;
@@ -119,21 +120,21 @@ fn decode(
     (client, local): (SocketAddr, SocketAddr),
     protocol: Protocol,
 ) -> Option<Request> {
-    let decoded = Message::from_vec(message);
+    let decoded = Message::from_bytes(message.to_vec(), client, protocol);
     let decoded =
         decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
-    let Ok([query]) = <[_; 1]>::try_from(decoded.queries) else { return None };
+    let [query] = decoded.queries.queries() else { return None };
     Some(Request {
         tally: server.dropped(),
         zone: Name::root(),
         server,
-        query,
+        query: query.original().clone(),
         client,
         local,
         protocol,
         size: message.len(),
         metadata: decoded.metadata,
-        edns: decoded.edns,
+        edns: decoded.edns.clone(),
         purpose: Purpose::Client,
         depth: 0,
         max_udp: MAX_UDP,
