@@ -105,7 +105,7 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer
             return server_failure(message).map(Answer::once);
         }
     };
-    // What is kept is for all clients that take as much as is mostly given at most, or more.
+    // For who keeps answers all clients that take MAX_UDP or more are the same: `bufsize` may let some have more.
     let packet = (request.max_udp <= MAX_UDP
         || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply))
     .then(|| Packet::new(reply, query.name(), (&bytes, &layout), request.server.number()))
