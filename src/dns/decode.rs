@@ -5,10 +5,8 @@ use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::wire::HEADER;
+use super::wire::QUESTION_NAME;
 
-/// A pointer to the name of the question.
-const OWNER: [u8; 2] = [0xc0, HEADER as u8];
 /// Type and class of the addresses (RFC 1035 section 3.2, RFC 3596), and how long they are.
 const A_IN: [u8; 4] = [0, 1, 0, 1];
 const AAAA_IN: [u8; 4] = [0, 28, 0, 1];
@@ -29,7 +27,7 @@ pub fn decode(message: &[u8], question_end: usize) -> Option<Message> {
 /// the same, and takes longer to be read than all else of its record.
 fn addresses(message: &[u8], question_end: usize) -> Option<Message> {
     let mut rest = message.get(question_end..)?;
-    if !rest.starts_with(&OWNER) {
+    if !rest.starts_with(&QUESTION_NAME) {
         return None;
     }
     let mut decoder = BinDecoder::new(message);
@@ -59,7 +57,7 @@ fn addresses(message: &[u8], question_end: usize) -> Option<Message> {
 
 /// Takes an address from the front.
 fn address(bytes: &mut &[u8], owner: &Name) -> Option<Record> {
-    let rest = bytes.strip_prefix(&OWNER)?;
+    let rest = bytes.strip_prefix(&QUESTION_NAME)?;
     let (kind, rest) = rest.split_first_chunk::<4>()?;
     let (ttl, rest) = rest.split_first_chunk()?;
     let (length, rest) = rest.split_first_chunk::<2>()?;
@@ -104,6 +102,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
 
     use super::*;
+    use crate::dns::wire::HEADER;
 
     #[test]
     fn whatever_comes_is_what_hickory_says() {

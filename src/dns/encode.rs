@@ -29,8 +29,7 @@ impl Layout {
     /// Returns whether there was room for all records of the response.
     #[must_use]
     pub fn is_whole(&self, response: &Reply) -> bool {
-        let records = [&response.answers, &response.authorities, &response.additionals];
-        self.sections.iter().zip(records).all(|(places, records)| places.len() == records.len())
+        self.sections.iter().zip(response.sections()).all(|(places, records)| places.len() == records.len())
     }
 }
 
@@ -192,8 +191,8 @@ pub fn wire_length(reply: &Reply, question: &Query) -> usize {
         encoder.set_name_encoding(NameEncoding::Uncompressed);
         part.emit(&mut encoder).map_or(0, |()| bytes.len())
     };
-    let records = [&reply.answers, &reply.authorities, &reply.additionals];
-    let records: usize = records
+    let records: usize = reply
+        .sections()
         .into_iter()
         .flatten()
         .map(|record| {

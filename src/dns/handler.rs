@@ -106,10 +106,12 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer
         }
     };
     // For who keeps answers all clients that take MAX_UDP or more are the same: `bufsize` may let some have more.
-    let packet = (request.max_udp <= MAX_UDP
-        || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply))
-    .then(|| Packet::new(reply, query.name(), (&bytes, &layout), request.server.number()))
-    .flatten();
+    let is_for_all =
+        request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
+    if !is_for_all {
+        return Some(Answer::once(bytes));
+    }
+    let packet = Packet::new(reply, query.name(), (&bytes, &layout), request.server.number());
     Some(Answer { bytes, packet: packet.map(Box::new) })
 }
 

@@ -135,8 +135,8 @@ impl Packets {
         let key = self.key.as_bytes();
         let set = &mut self.sets[place_of(&self.hasher, key, self.sets.len())];
         let is_it = |place: &&mut Option<Box<Entry>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
-        let Some(place) = set.iter_mut().find(is_it) else { return Err(Miss::Unknown) };
-        let Some(entry) = place.as_deref_mut() else { return Err(Miss::Unknown) };
+        let place = set.iter_mut().find(is_it).ok_or(Miss::Unknown)?;
+        let entry = place.as_deref_mut().ok_or(Miss::Unknown)?;
         if !entry.packet.any_spelling && !self.key.is_spelled_so(question) {
             return Err(Miss::Unknown);
         }

@@ -244,7 +244,13 @@ impl Reply {
         RECORD * (records + 1) + 2 * wire_length(self, &Query::new())
     }
 
-    /// Returns the three sections.
+    /// Returns the three sections, in the order of a message.
+    #[must_use]
+    pub fn sections(&self) -> [&Vec<Record>; 3] {
+        [&self.answers, &self.authorities, &self.additionals]
+    }
+
+    /// The same, to be changed.
     pub fn sections_mut(&mut self) -> [&mut Vec<Record>; 3] {
         [&mut self.answers, &mut self.authorities, &mut self.additionals]
     }

@@ -8,6 +8,8 @@ use super::decode::decode;
 
 /// RFC 1035 section 4.1.1.
 pub(super) const HEADER: usize = 12;
+/// A pointer to the name of the question, right behind the header (section 4.1.4).
+pub(super) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER as u8];
 /// RFC 1035 section 4.2.1: what every client takes by UDP.
 pub(super) const MIN_UDP: u16 = 512;
 /// What we send by UDP at most, and say that we take: it passes every path without fragments

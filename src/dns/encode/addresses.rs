@@ -4,19 +4,15 @@
 use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::{Name, RData, Record};
 
-use super::{FIXED, Layout, POINTER, Place};
+use super::{FIXED, Layout, Place};
 use crate::dns::plugin::Reply;
-use crate::dns::wire::{HEADER, MIN_UDP};
+use crate::dns::wire::{HEADER, MIN_UDP, QUESTION_NAME};
 use crate::names;
-
-/// What every record begins with: a pointer to the name of the question.
-#[expect(clippy::cast_possible_truncation, reason = "the name is behind the header")]
-const OWNER: u16 = POINTER | HEADER as u16;
 
 /// Returns whether all records of a response are addresses of this name.
 pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
-    let records = [&response.answers, &response.authorities, &response.additionals];
-    records
+    response
+        .sections()
         .into_iter()
         .flatten()
         .all(|record| matches!(record.data, RData::A(_) | RData::AAAA(_)) && record.name.eq_case(name))
@@ -33,8 +29,7 @@ pub(super) fn encode(response: &Reply, question: &Query, opt: &[u8], room: usize
     let mut layout = Layout::default();
     let mut counts = [0_u16; 3];
     let mut metadata = response.metadata;
-    let sections = [&response.answers, &response.authorities, &response.additionals];
-    'sections: for (number, records) in sections.into_iter().enumerate() {
+    'sections: for (number, records) in response.sections().into_iter().enumerate() {
         for record in records {
             let Some(place) = write(record, room, &mut bytes) else {
                 // RFC 2181 section 9: beside an answer the others may be missing.
@@ -62,11 +57,11 @@ fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
 
 fn write_address(record: &Record, address: &[u8], room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
     let start = bytes.len();
-    let end = start + 2 + FIXED + address.len();
+    let end = start + QUESTION_NAME.len() + FIXED + address.len();
     if end > room {
         return None;
     }
-    bytes.extend(OWNER.to_be_bytes());
+    bytes.extend(QUESTION_NAME);
     bytes.extend(u16::from(record.record_type()).to_be_bytes());
     bytes.extend(u16::from(record.dns_class).to_be_bytes());
     let ttl = bytes.len();

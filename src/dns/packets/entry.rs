@@ -158,8 +158,7 @@ fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
     let may_point = |name: &Name| {
         name.iter().next_back().zip(last).is_some_and(|(label, last)| label.eq_ignore_ascii_case(last))
     };
-    let sections = [&reply.answers, &reply.authorities, &reply.additionals];
-    sections.into_iter().flatten().any(|record| {
+    reply.sections().into_iter().flatten().any(|record| {
         let data_may_point = match &record.data {
             RData::A(_) | RData::AAAA(_) => false,
             RData::CNAME(CNAME(target)) => may_point(target),

@@ -43,6 +43,5 @@ impl Says {
 
 fn has_invalid_signature(reply: &Reply) -> bool {
     let now = now();
-    let sections = [&reply.answers, &reply.authorities, &reply.additionals];
-    sections.into_iter().flatten().filter_map(Validity::of).any(|validity| !validity.holds(now))
+    reply.sections().into_iter().flatten().filter_map(Validity::of).any(|validity| !validity.holds(now))
 }

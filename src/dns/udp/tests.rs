@@ -126,9 +126,15 @@ async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
     assert!(most <= 128, "{most} at once");
 }
 
-#[tokio::test]
-async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else_as_soon_as_it_can_be() {
-    const NAME: &str = "web.default.lb.internal.";
+/// Who asks for a link, `web` in `default` at 192.0.2.1, and who answers.
+struct Served {
+    store: Arc<Store>,
+    client: UdpSocket,
+    upstream: UdpSocket,
+    _serving: AbortOnDropHandle<io::Result<()>>,
+}
+
+async fn serve_web() -> Served {
     let origin = Name::from_ascii("lb.internal.").unwrap();
     let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
     store.apply(link("web", "192.0.2.1"));
@@ -136,7 +142,14 @@ async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else
     let (handler, upstream) = handler_of(Arc::clone(&store)).await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
-    let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, CancellationToken::new())));
+    let serving = tokio::spawn(serve(sockets, handler, CancellationToken::new()));
+    Served { store, client, upstream, _serving: AbortOnDropHandle::new(serving) }
+}
+
+#[tokio::test]
+async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else_as_soon_as_it_can_be() {
+    const NAME: &str = "web.default.lb.internal.";
+    let Served { store, client, upstream, _serving } = serve_web().await;
     for _ in 0..2 {
         ask(&client, NAME).await;
         answered(&client).await;
@@ -172,16 +185,9 @@ async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else
 #[tokio::test]
 async fn clients_that_take_more_than_most_get_it_whatever_was_kept_for_others() {
     const NAME: &str = "web.default.lb.internal.";
-    let origin = Name::from_ascii("lb.internal.").unwrap();
-    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+    let Served { store, client, .. } = &serve_web().await;
     let addresses = (1..=100).map(|last| [192, 0, 2, last].into()).collect();
     let many = Observed { ingress: Ingress { hostnames: vec![], addresses }, ..link("web", "192.0.2.1") };
-    store.apply(link("web", "192.0.2.1"));
-    store.set_synced();
-    let (handler, _upstream) = handler_of(Arc::clone(&store)).await;
-    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
-    let client = client(1, sockets[0].local_addr().unwrap()).await;
-    let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, CancellationToken::new())));
     let with_room = |room| {
         let mut message = Message::from_vec(&question(NAME)).unwrap();
         let mut edns = Edns::new();
@@ -196,7 +202,7 @@ async fn clients_that_take_more_than_most_get_it_whatever_was_kept_for_others() 
         }
         for (room, whole) in [(4096, true), (1232, addresses == 1), (4096, true)] {
             client.send(&with_room(room)).await.unwrap();
-            let answer = answered(&client).await;
+            let answer = answered(client).await;
             let told = answer.answers.len();
             assert_eq!(told == addresses, whole, "{room} {addresses}: {told}");
             assert_ne!(answer.metadata.truncation, whole);
