@@ -2,28 +2,33 @@
 
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use futures::future::{BoxFuture, FutureExt, Shared};
+use futures::future::{BoxFuture, FutureExt};
 use tokio::runtime::Handle;
+use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
 
-/// A look-up that others may wait for, too. What comes out of it is a `T`, or nothing after a panic.
-#[derive(Clone, Debug)]
-pub(super) struct Flight<T: Clone> {
-    number: u64,
+/// A look-up, for one who waits for it. What comes out of it is a `T`, or nothing after a panic.
+pub(super) struct Flight<T: Send + 'static> {
     since: Instant,
-    landing: Landing<T>,
-    /// Whether a task sees to it.
-    has_task: Arc<AtomicBool>,
+    seat: Seat<T>,
 }
 
-type Landing<T> = Shared<BoxFuture<'static, Option<T>>>;
+/// Who has started a look-up works on it, the others are told what has become of it: nearly always there are none.
+enum Seat<T: Send + 'static> {
+    Pilot(Pilot<T>),
+    Passenger(Landing<T>),
+}
+
+/// What has come out of a look-up.
+type Landing<T> = Arc<SetOnce<Option<T>>>;
 
 impl<T: Clone + Send + Sync + 'static> Flight<T> {
     /// How long it has been under way.
@@ -31,46 +36,63 @@ impl<T: Clone + Send + Sync + 'static> Flight<T> {
         self.since.elapsed()
     }
 
-    /// Waits for its end. Who waits for it works on it; who gives up before leaves that to a task.
-    pub(super) fn landed(self) -> impl Future<Output = Option<T>> + Send {
-        let mut aboard = Aboard(Some(self));
-        async move {
-            let landing = match &mut aboard.0 {
-                Some(flight) => (&mut flight.landing).await,
-                None => None,
-            };
-            drop(aboard.0.take());
-            landing
+    /// Waits for its end. If whoever has started it gives up before, a task goes on with it.
+    pub(super) async fn landed(self) -> Option<T> {
+        match self.seat {
+            Seat::Pilot(pilot) => pilot.await,
+            Seat::Passenger(landing) => landing.wait().await.clone(),
         }
     }
 }
 
-/// Somebody who waits for a look-up.
-struct Aboard<T: Clone + Send + Sync + 'static>(Option<Flight<T>>);
+/// Who has started a look-up.
+struct Pilot<T: Send + 'static>(Option<BoxFuture<'static, Option<T>>>);
 
-impl<T: Clone + Send + Sync + 'static> Drop for Aboard<T> {
+impl<T: Send + 'static> Future for Pilot<T> {
+    type Output = Option<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        let Some(look_up) = &mut self.0 else { return Poll::Ready(None) };
+        let landing = ready!(look_up.poll_unpin(context));
+        self.0 = None;
+        Poll::Ready(landing)
+    }
+}
+
+impl<T: Send + 'static> Drop for Pilot<T> {
     fn drop(&mut self) {
-        let Some(Flight { landing, has_task, .. }) = self.0.take() else { return };
         // At the end of the process there is nobody left for it.
-        if let Ok(runtime) = Handle::try_current()
-            && !has_task.swap(true, Ordering::Relaxed)
+        if let Some(look_up) = self.0.take()
+            && let Ok(runtime) = Handle::try_current()
         {
             // The task ends itself, at the deadline of the look-up at the latest.
-            runtime.spawn(landing);
+            runtime.spawn(look_up);
         }
     }
 }
 
 /// All look-ups under way, by what makes two of them one.
 #[derive(Debug)]
-pub(super) struct Flights<K: Eq + Hash, T: Clone> {
-    flying: Arc<DashMap<K, Flight<T>>>,
-    number: AtomicU64,
+pub(super) struct Flights<K: Eq + Hash, T> {
+    flying: Arc<DashMap<K, Flying<T>>>,
 }
 
-impl<K: Eq + Hash, T: Clone> Default for Flights<K, T> {
+/// A look-up as others find it.
+#[derive(Debug)]
+struct Flying<T> {
+    since: Instant,
+    landing: Landing<T>,
+}
+
+impl<T: Send + 'static> Flying<T> {
+    fn join(&self) -> Flight<T> {
+        Flight { since: self.since, seat: Seat::Passenger(Arc::clone(&self.landing)) }
+    }
+}
+
+impl<K: Eq + Hash, T> Default for Flights<K, T> {
     fn default() -> Self {
-        Self { flying: Arc::default(), number: AtomicU64::new(0) }
+        Self { flying: Arc::default() }
     }
 }
 
@@ -81,12 +103,12 @@ where
 {
     /// Returns the look-up of that question that is under way.
     pub(super) fn under_way(&self, key: &K) -> Option<Flight<T>> {
-        self.flying.get(key).map(|flight| flight.clone())
+        self.flying.get(key).map(|flying| flying.join())
     }
 
     /// Returns the look-up of that question, or starts one: `look_up` gives the future that it consists
     /// of, unless it can't begin. What comes out of it is shown to `take` first, unless the name was
-    /// forgotten meanwhile. Who has started it has to wait for it; it goes on when nobody waits for it any more.
+    /// forgotten meanwhile. Who has started it has to wait for it, or drop it: others wait for it, too.
     ///
     /// # Errors
     /// If `look_up` can't begin.
@@ -101,31 +123,29 @@ where
     {
         // Mostly it isn't there, and then the entry is needed anyway.
         let entry = match self.flying.entry(key.clone()) {
-            Entry::Occupied(entry) => return Ok(entry.get().clone()),
+            Entry::Occupied(entry) => return Ok(entry.get().join()),
             Entry::Vacant(entry) => entry,
         };
         let look_up = look_up()?;
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let place = Place { flying: Arc::clone(&self.flying), key: Some(key.clone()), number };
+        let landing = Landing::default();
+        let place =
+            Place { flying: Arc::clone(&self.flying), key: key.clone(), landing: Some(Arc::clone(&landing)) };
         let looking = look_up.map(|landing| {
-            place.leave(|| take(&landing));
+            place.leave(&landing, take);
             landing
         });
-        let landing = AssertUnwindSafe(looking)
+        let pilot = AssertUnwindSafe(looking)
             .catch_unwind()
             .map(|landing| landing.inspect_err(|_| error!("a look-up panicked")).ok());
-        let (landing, has_task) = (landing.boxed().shared(), Arc::default());
-        let flight = Flight { number, since: Instant::now(), landing, has_task };
-        entry.insert(flight.clone());
-        Ok(flight)
+        let since = Instant::now();
+        entry.insert(Flying { since, landing });
+        Ok(Flight { since, seat: Seat::Pilot(Pilot(Some(pilot.boxed()))) })
     }
 
-    /// Returns the numbers of all look-ups under way, in order.
+    /// Returns how many look-ups are under way that others could join.
     #[cfg(test)]
-    pub(super) fn numbers(&self) -> Vec<u64> {
-        let mut all: Vec<u64> = self.flying.iter().map(|flight| flight.number).collect();
-        all.sort_unstable();
-        all
+    pub(super) fn number(&self) -> usize {
+        self.flying.len()
     }
 
     /// Has nobody else wait for these look-ups, or keep what comes out of them.
@@ -135,33 +155,45 @@ where
 }
 
 /// The place of a look-up among those under way. It is left even in a panic.
-struct Place<K: Eq + Hash, T: Clone> {
-    flying: Arc<DashMap<K, Flight<T>>>,
+struct Place<K: Eq + Hash, T> {
+    flying: Arc<DashMap<K, Flying<T>>>,
+    key: K,
     /// Nothing once it is left.
-    key: Option<K>,
-    number: u64,
+    landing: Option<Landing<T>>,
 }
 
-impl<K: Eq + Hash, T: Clone> Place<K, T> {
+impl<K: Eq + Hash, T> Place<K, T> {
     /// Leaves it. Whoever forgets the name meanwhile does so either before `take`, which isn't called
     /// then, or after it.
-    fn leave(mut self, take: impl FnOnce()) {
-        let Some(key) = &self.key else { return };
-        self.flying.remove_if(key, |_, flight| {
-            let is_ours = flight.number == self.number;
+    fn leave(mut self, landed: &T, take: impl FnOnce(&T))
+    where
+        T: Clone,
+    {
+        let Some(landing) = &self.landing else { return };
+        self.give_up(landing, || take(landed));
+        // Mostly nobody else has waited for it: then there is no second one of what has come out.
+        if let Some(Err(landing)) = self.landing.take().map(Arc::try_unwrap) {
+            let _ = landing.set(Some(landed.clone()));
+        }
+    }
+
+    /// Has nobody else find it, unless it was forgotten, and somebody has begun anew.
+    fn give_up(&self, landing: &Landing<T>, before: impl FnOnce()) {
+        self.flying.remove_if(&self.key, |_, flying| {
+            let is_ours = Arc::ptr_eq(&flying.landing, landing);
             if is_ours {
-                take();
+                before();
             }
             is_ours
         });
-        self.key = None;
     }
 }
 
-impl<K: Eq + Hash, T: Clone> Drop for Place<K, T> {
+impl<K: Eq + Hash, T> Drop for Place<K, T> {
     fn drop(&mut self) {
-        if let Some(key) = &self.key {
-            self.flying.remove_if(key, |_, flight| flight.number == self.number);
+        if let Some(landing) = self.landing.take() {
+            self.give_up(&landing, || {});
+            let _ = landing.set(None);
         }
     }
 }
@@ -169,7 +201,9 @@ impl<K: Eq + Hash, T: Clone> Drop for Place<K, T> {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::future::pending;
 
+    use futures::future::join_all;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -181,23 +215,64 @@ mod tests {
         let (taken, took) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
         let Ok(flight) = flights.join_or_start(&1, look_up, |landing| _ = taken.send(*landing));
-        assert_eq!(flight.clone().landed().now_or_never(), None);
+        let joined = flights.under_way(&1).unwrap();
+        assert_eq!(joined.landed().now_or_never(), None);
         assert_eq!(flight.landed().now_or_never(), None);
         end.send(7).unwrap();
         assert_eq!(took.await, Ok(7));
-        assert_eq!(flights.numbers(), [0; 0]);
+        assert_eq!(flights.number(), 0);
+    }
+
+    #[tokio::test]
+    async fn who_has_joined_is_told_though_who_has_started_it_gave_up_or_the_name_was_forgotten() {
+        let flights = Flights::<u8, u8>::default();
+        let (end, ended) = oneshot::channel();
+        let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
+        let Ok(started) = flights.join_or_start(&1, look_up, |_| panic!("it was forgotten"));
+        let mut joined: Vec<_> = (0..2).map(|_| Box::pin(flights.under_way(&1).unwrap().landed())).collect();
+        assert_eq!((&mut joined[0]).now_or_never(), None);
+        drop(started);
+        flights.forget(|_| true);
+        let Ok(anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
+        end.send(7).unwrap();
+        assert_eq!(join_all(joined).await, [Some(7), Some(7)]);
+        assert_eq!(flights.number(), 1, "the new one isn't taken for the one that was forgotten");
+        drop(anew);
     }
 
     #[tokio::test]
     async fn one_that_panics_has_ended_for_all_who_wait() {
         let flights = Flights::<u8, u8>::default();
-        let fly = |look_up: fn() -> u8| {
-            let Ok(flight) =
-                flights.join_or_start(&1, || Ok::<_, Infallible>(async move { look_up() }), |_| {});
+        let fly = |look_up: fn() -> u8, take: fn(&u8)| {
+            let look_up = || Ok::<_, Infallible>(async move { look_up() });
+            let Ok(flight) = flights.join_or_start(&1, look_up, take);
             flight.landed()
         };
-        let (one, other) = (fly(|| panic!("a defect")), fly(|| 1));
-        assert_eq!((one.await, other.await), (None, None));
-        assert_eq!(fly(|| 2).await, Some(2));
+        type LookUp = fn() -> u8;
+        type Take = fn(&u8);
+        let defects: [(LookUp, Take); 2] =
+            [(|| panic!("a defect"), |_| {}), (|| 1, |_| panic!("another one"))];
+        for (look_up, take) in defects {
+            let (one, other) = (fly(look_up, take), fly(|| 1, |_| {}));
+            assert_eq!((one.await, other.await), (None, None));
+        }
+        assert_eq!(fly(|| 2, |_| {}).await, Some(2));
+    }
+
+    #[tokio::test]
+    async fn what_nobody_else_has_waited_for_is_had_alone() {
+        let flights = Flights::<u8, Arc<u8>>::default();
+        let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(async { Arc::new(7) }), |_| {});
+        let landed = flight.landed().await.unwrap();
+        assert_eq!(Arc::try_unwrap(landed), Ok(7));
+    }
+
+    #[test]
+    fn at_the_end_of_the_process_nobody_waits_in_vain() {
+        let flights = Flights::<u8, u8>::default();
+        let Ok(started) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
+        let joined = flights.under_way(&1).unwrap();
+        drop(started);
+        assert_eq!(joined.landed().now_or_never(), Some(None));
     }
 }
