@@ -102,29 +102,32 @@ struct Try<'a> {
     progress: &'a Progress,
 }
 
-/// Asks an upstream until the deadline. One that fails, or is silent until it is looked at, is checked.
+/// Asks an upstream until the deadline, and returns when that has ended, too. One that fails, or is silent until it is
+/// looked at, is checked.
 pub(super) async fn exchange(
     upstream: Arc<Upstream>,
     question: &Question,
     by_tcp: bool,
     times: Times,
     progress: Arc<Progress>,
-) -> Result<Message, Trouble> {
+) -> (Instant, Result<Message, Trouble>) {
     let asking = Try { upstream: &upstream, question, by_tcp, times, progress: &progress };
     let mut asking = pin!(asking.ask());
     let answer = tokio::select! {
         biased;
         answer = &mut asking => answer,
-        () = sleep_until(times.looked_at) => {
+        () = upstream.alarms.at(times.looked_at) => {
             upstream.suspect();
-            // That it is late by now is news for whoever has set no timer so far.
+            progress.falls_silent();
+            // That is news for whoever has set no timer so far.
             yield_now().await;
             asking.await
         }
     };
+    let ended = Instant::now();
     match &answer {
         Ok(Message { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.answered(metadata.response_code, times.begun.elapsed());
+            metrics.answered(metadata.response_code, ended - times.begun);
         }),
         Err(trouble) => {
             debug!("upstream {}: {trouble}", upstream.endpoint);
@@ -134,7 +137,7 @@ pub(super) async fn exchange(
             }
         }
     }
-    answer
+    (ended, answer)
 }
 
 /// Asks an upstream just to see whether it answers.
@@ -142,6 +145,8 @@ pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Ins
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
+    // Nobody has a look at this one later.
+    progress.falls_silent();
     let times = Times { begun: now, looked_at: now, deadline };
     let asking = Try { upstream, question, by_tcp, times, progress };
     let bytes = question.encode(false);
@@ -289,7 +294,7 @@ impl Try<'_> {
             self.progress.first(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
-            while let Ok(Some(reply)) = timeout_late(repeat, self.times.looked_at, now, tries.next()).await {
+            while let Ok(Some(reply)) = self.timeout_late(repeat, tries.next()).await {
                 // One that fails says nothing of those that wait; one that was open, nothing of new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
@@ -326,6 +331,22 @@ impl Try<'_> {
                 }
             }
         }
+    }
+
+    /// Waits for something until the deadline. Before it is looked at who asks, which wakes us, too, no timer is set.
+    async fn timeout_late<T>(&self, deadline: Instant, future: impl Future<Output = T>) -> Result<T, ()> {
+        let mut future = pin!(future);
+        let mut alarm = None;
+        poll_fn(|context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
+            if deadline > self.times.looked_at && !self.progress.is_silent() {
+                return Poll::Pending;
+            }
+            alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
+        })
+        .await
     }
 
     /// Asks over a connection that is open already, if there is one, else over a new one.
@@ -376,28 +397,6 @@ impl Try<'_> {
             _ => Err(self.garbled("tcp", local)),
         }
     }
-}
-
-/// Waits for something until the deadline. Before `looked_at`, by when the caller is woken anyway, no timer is set.
-async fn timeout_late<T>(
-    deadline: Instant,
-    looked_at: Instant,
-    now: Instant,
-    future: impl Future<Output = T>,
-) -> Result<T, ()> {
-    let mut future = pin!(future);
-    let mut alarm = None;
-    let mut now = Some(now);
-    poll_fn(|context| {
-        if let Poll::Ready(output) = future.as_mut().poll(context) {
-            return Poll::Ready(Ok(output));
-        }
-        if deadline > looked_at && now.take().unwrap_or_else(Instant::now) < looked_at {
-            return Poll::Pending;
-        }
-        alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
-    })
-    .await
 }
 
 /// Sends a message and reads one, each behind its length (RFC 1035 section 4.2.2).

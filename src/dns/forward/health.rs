@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::ForwardOptions;
+use super::alarms::Alarms;
 use super::exchange::{Endpoint, ping};
 use super::metrics::Counters;
 use super::pool::Pool;
@@ -46,6 +47,7 @@ pub(super) struct Upstream {
     pub(super) endpoint: Endpoint,
     pub(super) pool: Pool,
     pub(super) sockets: Sockets,
+    pub(super) alarms: Alarms,
     /// How long an answer is waited for.
     pub(super) patience: Duration,
     /// What it is asked from.
@@ -66,6 +68,7 @@ impl Upstream {
             endpoint,
             pool: Pool::new(options.keep),
             sockets: Sockets::new(options.keep.sockets),
+            alarms: Alarms::default(),
             patience: options.read_timeout,
             source: options.source,
             metrics: options.metrics.clone().map(|metrics| Counters::new(metrics, address)),

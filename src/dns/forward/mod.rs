@@ -1,6 +1,7 @@
 //! The client of the upstream resolvers that a line of the plugin `forward` names: one question, the first good answer
 //! that matches it.
 
+mod alarms;
 mod exchange;
 mod few;
 pub(super) mod flights;
@@ -194,7 +195,8 @@ impl Forward {
         let mut rounds = Rounds::new(upstreams, attempts, begun);
         let mut tries = Few::new();
         let mut alarm = None;
-        // When the last of the tries wakes us at the latest, if it is under way: until then we need no alarm of our own.
+        // When the last of the tries wakes us at the latest, if it is under way, and whether it has: until then we need no
+        // alarm of our own.
         let mut looked_at = None;
         let mut poor: Option<Message> = None;
         // The clock is read when time has passed, for it takes its time, too.
@@ -208,19 +210,18 @@ impl Forward {
                 let Waiting { number, upstream, progress, .. } = rounds.begun(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
                 let times = Times { begun: now, looked_at: now + SILENCE, deadline };
-                looked_at = Some((number, times.looked_at));
+                looked_at = Some((number, times.looked_at, Arc::clone(&progress)));
                 // Made in there: what is moved into a future that waits for it has its place twice.
                 tries.push(
                     async move { (number, exchange(upstream, question, by_tcp, times, progress).await) },
                 );
                 continue;
             }
-            let mut just_now = Some(now);
             tokio::select! {
                 biased;
-                Some((number, outcome)) = tries.next() => {
-                    looked_at = looked_at.filter(|(last, _)| *last != number);
-                    now = Instant::now();
+                Some((number, (ended, outcome))) = tries.next() => {
+                    looked_at = looked_at.filter(|(last, ..)| *last != number);
+                    now = ended;
                     match rounds.ended(number, outcome, now) {
                         Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
                         Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
@@ -231,8 +232,7 @@ impl Forward {
                 () = poll_fn(|context| {
                     let late = rounds.due().unwrap_or(deadline);
                     let due = next.map_or(late, |next| next.at.min(late));
-                    let now = just_now.take().unwrap_or_else(Instant::now);
-                    if looked_at.is_some_and(|(_, look)| now < look && look < due) {
+                    if looked_at.as_ref().is_some_and(|(_, at, last)| *at < due && !last.is_silent()) {
                         return Poll::Pending;
                     }
                     let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(due)));

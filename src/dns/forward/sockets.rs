@@ -5,6 +5,7 @@
 //! little traffic each question has a port of its own, and with much of it any of many: who has seen which ones are
 //! open knows as little as more of them are.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -22,6 +23,10 @@ use tokio::time::{Instant, sleep};
 const QUESTIONS: u8 = 128;
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
+thread_local! {
+    /// The datagram that is being looked at. One of its own for each would have to be cleared each time.
+    static DATAGRAM: RefCell<[u8; MAX_DATAGRAM]> = const { RefCell::new([0; MAX_DATAGRAM]) };
+}
 /// How long a port is used.
 const AGE: Duration = Duration::from_secs(1);
 
@@ -66,7 +71,7 @@ impl Socket {
     ///
     /// # Errors
     /// If the kernel tells that nobody listens (ICMP), or the socket is at fault.
-    pub(super) async fn receive<T>(&self, look: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+    pub(super) async fn receive<T>(&self, mut look: impl FnMut(&[u8]) -> T) -> io::Result<T> {
         loop {
             // Where nobody listens that is told by an error alone: nothing becomes readable.
             if self.udp.ready(Interest::READABLE | Interest::ERROR).await?.ready().is_error() {
@@ -76,11 +81,13 @@ impl Socket {
                     return Err(error);
                 }
             }
-            let mut datagram = [0; MAX_DATAGRAM];
-            match self.udp.try_io(Interest::READABLE, |udp| udp.recv(&mut datagram)) {
-                Ok(length) => return Ok(look(&datagram[..length])),
+            let received: io::Result<T> = DATAGRAM.with_borrow_mut(|datagram| {
+                let length = self.udp.try_io(Interest::READABLE, |udp| udp.recv(datagram))?;
+                Ok(look(&datagram[..length]))
+            });
+            match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+                received => return received,
             }
         }
     }

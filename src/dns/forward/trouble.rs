@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,16 +59,30 @@ impl Doing {
 
 /// How far an exchange is, and since when.
 #[derive(Debug)]
-pub(super) struct Progress(Mutex<(Doing, Instant)>);
+pub(super) struct Progress {
+    step: Mutex<(Doing, Instant)>,
+    /// Whether the upstream has been silent for so long that it is checked.
+    is_silent: AtomicBool,
+}
 
 impl Progress {
     pub(super) fn new(doing: Doing, now: Instant) -> Self {
-        Self(Mutex::new((doing, now)))
+        Self { step: Mutex::new((doing, now)), is_silent: AtomicBool::new(false) }
+    }
+
+    /// Takes in that the upstream has been silent for so long that it is checked.
+    pub(super) fn falls_silent(&self) {
+        self.is_silent.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether it has been.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
     }
 
     /// Takes in that a step begins.
     pub(super) fn begins(&self, doing: Doing, now: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (doing, now);
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = (doing, now);
     }
 
     /// The same, unless it is the repetition of one that has begun.
@@ -84,7 +99,7 @@ impl Progress {
     }
 
     fn step(&self) -> (Doing, Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
