@@ -34,7 +34,7 @@ pub fn room(bytes: u16) -> usize {
     usize::from(bytes) / SHORTEST_RECORD
 }
 
-/// What makes questions the same: they have one answer.
+/// What makes questions the same: they have one answer, and upstreams are asked no more than that.
 ///
 /// AD isn't part of it: it says what the client understands, and everybody is asked with it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -90,29 +90,29 @@ impl Question {
             },
         )
     }
+}
 
-    /// Returns the message for the upstream. Its id is random (RFC 5452 section 9.2). Nothing that belongs
+impl Key {
+    /// Returns the message that asks an upstream this. Its id is random (RFC 5452 section 9.2). Nothing that belongs
     /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
     /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
     pub(super) fn encode(&self, with_edns: bool) -> Vec<u8> {
         const AUTHENTIC_DATA: u8 = 0x20;
-        let mut message = Vec::with_capacity(HEADER + OPT_LENGTH + 64);
+        let checking_disabled = u8::from(self.has(CHECKING_DISABLED)) << 4;
+        let mut message = Vec::with_capacity(HEADER + self.0.len() + OPT_LENGTH);
         message.extend(rand::random::<[u8; 2]>());
-        message.push(u8::from(self.recursion_desired));
-        message.push(AUTHENTIC_DATA | u8::from(self.checking_disabled) << 4);
+        message.push(u8::from(self.has(RECURSION_DESIRED)));
+        message.push(AUTHENTIC_DATA | checking_disabled);
         message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
-        names::push_labels(self.query.name(), &mut message);
+        message.extend(self.name());
         message.push(0);
-        message.extend(u16::from(self.query.query_type()).to_be_bytes());
-        message.extend(u16::from(self.query.query_class()).to_be_bytes());
+        message.extend(&self.0[..FLAGS]);
         if with_edns {
-            message.extend(opt(self.dnssec_ok));
+            message.extend(opt(self.has(DNSSEC_OK)));
         }
         message
     }
-}
 
-impl Key {
     /// Returns the name in wire form, in lower case.
     #[must_use]
     pub fn name(&self) -> &[u8] {
@@ -165,6 +165,12 @@ pub fn wire_name(name: &Name) -> Box<[u8]> {
     wire.into()
 }
 
+/// Returns whether two names are spelled the same. [`Name::eq_case`] says the same, octet by octet.
+#[must_use]
+pub fn is_spelled(name: &Name, other: &Name) -> bool {
+    name.len() == other.len() && name.is_fqdn() == other.is_fqdn() && name.iter().eq(other.iter())
+}
+
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::{Edns, Message};
@@ -180,7 +186,7 @@ mod tests {
         {
             question.recursion_desired = recursion;
             (question.checking_disabled, question.dnssec_ok) = (checking_disabled, dnssec_ok);
-            let bytes = question.encode(with_edns);
+            let bytes = question.key().encode(with_edns);
             let mut expected = Message::query();
             expected.metadata.id = u16::from_be_bytes([bytes[0], bytes[1]]);
             expected.metadata.recursion_desired = recursion;
@@ -196,6 +202,15 @@ mod tests {
             assert_eq!(bytes, expected.to_vec().unwrap());
         }
         question.query.set_name(Name::root());
-        assert_eq!(question.encode(false)[HEADER..], [0, 0, 28, 0, 1]);
+        assert_eq!(question.key().encode(false)[HEADER..], [0, 0, 28, 0, 1]);
+    }
+
+    #[test]
+    fn names_are_spelled_the_same_where_hickory_says_so() {
+        let names = [".", "a.", "A.", "a", "a.b.", "a.bc.", "ab.c.", "a.b.c.", "a\\.b.", "a.B."];
+        let names = names.map(|name| Name::from_ascii(name).unwrap());
+        for (one, other) in names.iter().flat_map(|one| names.iter().map(move |other| (one, other))) {
+            assert_eq!(is_spelled(one, other), one.eq_case(other), "{one} {other}");
+        }
     }
 }

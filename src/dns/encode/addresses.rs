@@ -6,6 +6,7 @@ use hickory_proto::rr::{Name, RData, Record};
 
 use super::{FIXED, Layout, Place};
 use crate::dns::plugin::Reply;
+use crate::dns::question::is_spelled;
 use crate::dns::wire::{HEADER, MIN_UDP, QUESTION_NAME};
 use crate::names;
 
@@ -15,7 +16,7 @@ pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
         .sections()
         .into_iter()
         .flatten()
-        .all(|record| matches!(record.data, RData::A(_) | RData::AAAA(_)) && record.name.eq_case(name))
+        .all(|record| matches!(record.data, RData::A(_) | RData::AAAA(_)) && is_spelled(&record.name, name))
 }
 
 /// Encodes a response of such records in so many bytes, but for its OPT record, which `opt` has.

@@ -25,7 +25,7 @@ use super::health::Upstream;
 use super::pool::{Connection, Stream};
 use super::sockets::Socket;
 use super::trouble::{Doing, Progress, Trouble};
-use crate::dns::question::Question;
+use crate::dns::question::Key;
 use crate::dns::wire::{Reply, reply_to};
 
 /// How long an upstream may be silent before it is checked whether it lives. By then no other one has been
@@ -96,7 +96,7 @@ pub(super) struct Times {
 /// One question on its way to one upstream.
 struct Try<'a> {
     upstream: &'a Upstream,
-    question: &'a Question,
+    question: &'a Key,
     by_tcp: bool,
     times: Times,
     progress: &'a Progress,
@@ -106,7 +106,7 @@ struct Try<'a> {
 /// looked at, is checked.
 pub(super) async fn exchange(
     upstream: Arc<Upstream>,
-    question: &Question,
+    question: &Key,
     by_tcp: bool,
     times: Times,
     progress: Arc<Progress>,
@@ -141,7 +141,7 @@ pub(super) async fn exchange(
 }
 
 /// Asks an upstream just to see whether it answers.
-pub(super) async fn ping(upstream: &Upstream, question: &Question, deadline: Instant) -> Result<(), Trouble> {
+pub(super) async fn ping(upstream: &Upstream, question: &Key, deadline: Instant) -> Result<(), Trouble> {
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
@@ -417,6 +417,7 @@ mod tests {
 
     use super::*;
     use crate::dns::forward::ForwardOptions;
+    use crate::dns::question::Question;
     use crate::dns::wire::HEADER;
 
     #[tokio::test(start_paused = true)]
@@ -428,7 +429,7 @@ mod tests {
         let broken = upstream.open().unwrap();
         broken.fail_to_send();
         upstream.sockets.put(broken);
-        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A);
+        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
         let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
         let progress = Arc::new(upstream.progress(begun));

@@ -6,7 +6,7 @@ use hickory_proto::op::Message;
 
 use super::{Forward, ForwardError, Purpose};
 use crate::dns::flights;
-use crate::dns::question::{Key, Question};
+use crate::dns::question::Key;
 
 /// What has become of a look-up.
 type Landing = Result<Arc<Message>, ForwardError>;
@@ -24,11 +24,11 @@ impl Flights {
     ///
     /// # Errors
     /// If there is no answer.
-    pub async fn look_up(&self, forward: &Arc<Forward>, question: &Question, purpose: Purpose) -> Landing {
-        let route = (question.key(), purpose);
+    pub async fn look_up(&self, forward: &Arc<Forward>, question: Key, purpose: Purpose) -> Landing {
+        let route = (question, purpose);
         let look_up = || {
             let permit = forward.admit(purpose, route.0.is_common())?;
-            let (forward, question) = (Arc::clone(forward), question.clone());
+            let (forward, question) = (Arc::clone(forward), route.0.clone());
             Ok(async move {
                 let landing = forward.ask(&question, purpose).await.map(Arc::new);
                 drop(permit);
@@ -54,6 +54,7 @@ mod tests {
 
     use super::*;
     use crate::dns::forward::{Endpoint, ForwardOptions, Transport};
+    use crate::dns::question::Question;
 
     #[tokio::test]
     async fn equal_questions_share_a_look_up_unless_the_name_was_forgotten() {
@@ -62,9 +63,9 @@ mod tests {
         let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
         let flights = Arc::new(Flights::default());
         let look_up = async |name: &str, purpose| {
-            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A);
+            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
-            tokio::spawn(async move { flights.look_up(&forward, &question, purpose).await });
+            tokio::spawn(async move { flights.look_up(&forward, question, purpose).await });
             yield_now().await;
         };
         let number = || flights.0.number();

@@ -110,7 +110,7 @@ impl Upstream {
     async fn check(&self) -> bool {
         let mut question = Question::plain(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
-        let pong = ping(self, &question, Instant::now() + CHECK).await;
+        let pong = ping(self, &question.key(), Instant::now() + CHECK).await;
         let was_down = self.is_down();
         if pong.is_ok() {
             self.fails.store(0, Ordering::Relaxed);

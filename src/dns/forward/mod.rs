@@ -27,7 +27,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-use super::question::Question;
+use super::question::Key;
 pub use exchange::{Endpoint, TlsClient, Transport};
 use exchange::{SILENCE, Times, exchange};
 use few::Few;
@@ -187,7 +187,7 @@ impl Forward {
     ///
     /// # Errors
     /// If none has answered in time.
-    pub async fn ask(&self, question: &Question, purpose: Purpose) -> Result<Message, ForwardError> {
+    pub async fn ask(&self, question: &Key, purpose: Purpose) -> Result<Message, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();

@@ -147,7 +147,7 @@ async fn addresses(host: &str, resolvers: &[SocketAddr]) -> io::Result<Vec<IpAdd
     let resolver = Forward::new(endpoints, options);
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
-        match resolver.ask(&Question::plain(name.clone(), qtype), Purpose::Chase).await {
+        match resolver.ask(&Question::plain(name.clone(), qtype).key(), Purpose::Chase).await {
             Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
                 RData::A(ip) => Some(IpAddr::V4(ip.0)),
                 RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),

@@ -29,7 +29,7 @@
 //!   *read_timeout* is taken all the same, as long as others are waited for.
 //! - An answer that was cut by UDP is asked for again by TCP, as CoreDNS does with *prefer_udp* alone, and a server
 //!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to everybody.
-//! - A UDP socket is used for 64 questions and a second at most, one at a time, and a repetition goes out from a
+//! - A UDP socket is used for 128 questions and a second at most, one at a time, and a repetition goes out from a
 //!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
 //!   What doesn't match the question isn't answered with FORMERR, but waited past.
 //! - Without *max_concurrent*, 1000 to 10,000 questions may be under way: a quarter of the files that the process
@@ -41,12 +41,11 @@
 //!   starts; and the answers to targets of links are taken from the upstream that gives the best one, as if
 //!   *failover* named every error.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. In CoreDNS it is dropped.
-//! - Upstreams by HTTPS (`https://`) aren't supported. One that is the block's own listener is refused; CoreDNS leaves
-//!   that to *loop*.
+//! - An upstream that is the block's own listener is refused; CoreDNS leaves that to *loop*.
 //! - Zone transfers are refused: an answer to them isn't one message.
 //! - The question `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS in
 //!   front that checks lb-linker by it gives up after 1 s.
-//! - Upstreams by HTTPS aren't supported, nor is *doh_method*.
+//! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
 //!
 //! # Syntax
 //!
@@ -195,7 +194,7 @@ use crate::dns::forward::names::{To, known, resolve};
 use crate::dns::forward::{Forward as Upstreams, ForwardError, ForwardMetrics, Purpose as Asked};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
-use crate::dns::question::is_transfer;
+use crate::dns::question::{is_spelled, is_transfer};
 use crate::dns::wire::Ede;
 use options::{Parsed, parse};
 
@@ -291,8 +290,7 @@ impl Forward {
             (Purpose::Client, Protocol::Udp) => Asked::Forward,
             (Purpose::Client, _) => Asked::ForwardByTcp,
         };
-        let question = request.question();
-        let answer = self.flights.look_up(&self.upstreams, &question, asked);
+        let answer = self.flights.look_up(&self.upstreams, request.question().key(), asked);
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK, answer).await.unwrap_or(Err(ForwardError::Late));
@@ -342,7 +340,8 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     // Everybody is asked in lower case, and the answer may have been somebody else's: the client gets its
     // own spelling back (RFC 4343 section 4.1).
     let name = request.query.name();
-    for record in reply.answers.iter_mut().filter(|record| !record.name.eq_case(name) && record.name == *name)
+    for record in
+        reply.answers.iter_mut().filter(|record| !is_spelled(&record.name, name) && record.name == *name)
     {
         record.name.clone_from(name);
     }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::testing::Site;
 use super::{Asked, Upstreams};
 use crate::dns::forward::{Endpoint, ForwardOptions, Policy, Transport};
-use crate::dns::question::Question;
+use crate::dns::question::{Key, Question};
 
 mod broken;
 mod tls;
@@ -126,8 +126,8 @@ fn address(asked: &Message, last: u8) -> Message {
     answer
 }
 
-fn plain(name: &str) -> Question {
-    Question::plain(Name::from_ascii(name).unwrap(), RecordType::A)
+fn plain(name: &str) -> Key {
+    Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key()
 }
 
 fn client(of: &Fake, options: ForwardOptions) -> Upstreams {
