@@ -10,6 +10,7 @@ use hickory_server::net::xfer::Protocol;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
+use smallvec::SmallVec;
 
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
@@ -171,15 +172,15 @@ pub struct Charge {
 }
 
 impl Tally {
-    /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again:
-    /// that is nothing if the answer has a code that nobody has seen.
+    /// Counts a question that began to be answered then. Where its answer may be given again, returns what it adds, so
+    /// that the same can be counted again: that is nothing if the answer has a code that nobody has seen.
     pub fn count(&self, request: &Request, reply: &Reply, since: Instant) -> Option<Charge> {
         let by_tcp = usize::from(request.protocol != Protocol::Udp);
         let by_ipv6 = usize::from(request.client.is_ipv6());
         let qtype = TYPES.iter().position(|known| *known == request.query.query_type());
         let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());
         let response = self.response((reply.metadata.response_code, reply.plugin));
-        let mut adds = Vec::with_capacity(7);
+        let mut adds = SmallVec::<[_; 7]>::new();
         adds.push((REQUESTS + place, 1));
         if request.dnssec_ok() {
             adds.push((WITH_DO, 1));
@@ -197,7 +198,8 @@ impl Tally {
         for (place, number) in adds.iter().chain(&duration) {
             self.counters.add(*place, *number);
         }
-        response.map(|_| Charge { counters: Arc::clone(&self.counters), adds })
+        response.filter(|_| reply.repeat.is_some())?;
+        Some(Charge { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
     }
 
     /// Returns the place of a response's counter; counts it here if there is none.

@@ -4,12 +4,14 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
+use smallvec::SmallVec;
+
 /// Futures of which whichever ends first counts.
-pub(super) struct Few<F>(Vec<Pin<Box<F>>>);
+pub(super) struct Few<F>(SmallVec<[Pin<Box<F>>; 1]>);
 
 impl<F: Future> Few<F> {
     pub(super) fn new() -> Self {
-        Self(Vec::new())
+        Self(SmallVec::new())
     }
 
     pub(super) fn push(&mut self, future: F) {

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hickory_proto::op::{Message, ResponseCode};
+use smallvec::SmallVec;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
@@ -104,6 +105,9 @@ pub struct Forward {
     /// A tenth of those is for types that hardly anybody needs: one client can ask for all there are.
     oddities: Arc<Semaphore>,
 }
+
+/// Upstreams as they are asked, one after the other.
+type Order = SmallVec<[Arc<Upstream>; 2]>;
 
 /// What an answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -251,9 +255,9 @@ impl Forward {
     /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
     /// fail. Those that are down are left out; when all are, the health checks may be what is broken, and
     /// chance decides.
-    fn order(&self) -> Result<(Vec<Arc<Upstream>>, usize), ForwardError> {
+    fn order(&self) -> Result<(Order, usize), ForwardError> {
         let all = self.upstreams.load();
-        let up: Vec<_> = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
+        let mut up: Order = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
         let attempts = match self.options.max_attempts {
             None => 2 * all.len(),
             Some(0) => usize::MAX,
@@ -263,13 +267,16 @@ impl Forward {
             return Err(ForwardError::none("the names of the upstreams aren't resolved yet"));
         }
         if !up.is_empty() {
-            return Ok((self.options.policy.order(up, &self.turn), attempts));
+            self.options.policy.order(&mut up, &self.turn);
+            return Ok((up, attempts));
         }
         self.options.metrics.iter().for_each(|metrics| metrics.all_down.inc());
         if self.options.fail_fast {
             return Err(ForwardError::none("no healthy proxies"));
         }
-        Ok((Policy::Random.order(all.to_vec(), &self.turn), attempts.min(all.len())))
+        up.extend(all.iter().cloned());
+        Policy::Random.order(&mut up, &self.turn);
+        Ok((up, attempts.min(all.len())))
     }
 
     /// Returns whether there is no need to ask another upstream.

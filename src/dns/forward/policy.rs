@@ -16,8 +16,8 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// Returns the items in the order for one question; `turn` counts the questions.
-    pub(super) fn order<T>(self, mut items: Vec<T>, turn: &AtomicUsize) -> Vec<T> {
+    /// Puts the items in the order for one question; `turn` counts the questions.
+    pub(super) fn order<T>(self, items: &mut [T], turn: &AtomicUsize) {
         match self {
             Self::Random => items.shuffle(&mut rand::rng()),
             Self::RoundRobin if !items.is_empty() => {
@@ -27,7 +27,6 @@ impl Policy {
             }
             Self::RoundRobin | Self::Sequential => {}
         }
-        items
     }
 }
 
@@ -38,13 +37,17 @@ mod tests {
     #[test]
     fn each_policy_has_its_order() {
         let turn = AtomicUsize::new(0);
-        let order = |policy: Policy| policy.order(vec![1, 2, 3], &turn);
+        let order = |policy: Policy| {
+            let mut items = [1, 2, 3];
+            policy.order(&mut items, &turn);
+            items
+        };
         assert_eq!(order(Policy::Sequential), [1, 2, 3]);
         assert_eq!(order(Policy::RoundRobin), [2, 1, 3]);
         assert_eq!(order(Policy::RoundRobin), [3, 1, 2]);
         assert_eq!(order(Policy::RoundRobin), [1, 2, 3]);
         let firsts: Vec<u8> = (0..200).map(|_| order(Policy::Random)[0]).collect();
         assert!([1, 2, 3].iter().all(|first| firsts.contains(first)), "{firsts:?}");
-        assert!(Policy::RoundRobin.order(Vec::<u8>::new(), &turn).is_empty());
+        Policy::RoundRobin.order(&mut [0_u8; 0], &turn);
     }
 }

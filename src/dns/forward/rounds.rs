@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::Message;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::health::Upstream;
@@ -17,14 +18,14 @@ const ROUND: Duration = Duration::from_millis(100);
 /// The upstreams in the order in which they are asked; then again from the first, as long as attempts are left.
 #[derive(Debug)]
 pub(super) struct Rounds {
-    upstreams: Vec<(Arc<Upstream>, State)>,
+    upstreams: SmallVec<[(Arc<Upstream>, State); 2]>,
     /// The number of the turn that is next, from the first round on.
     turn: usize,
     /// When it begins at the earliest.
     next: Instant,
     /// When the round has begun.
     round: Instant,
-    waiting: Vec<Waiting>,
+    waiting: SmallVec<[Waiting; 1]>,
     /// How many tries there have been.
     tries: usize,
     failed: usize,
@@ -62,13 +63,17 @@ pub(super) struct Turn {
 }
 
 impl Rounds {
-    pub(super) fn new(upstreams: Vec<Arc<Upstream>>, attempts: usize, now: Instant) -> Self {
+    pub(super) fn new(
+        upstreams: impl IntoIterator<Item = Arc<Upstream>>,
+        attempts: usize,
+        now: Instant,
+    ) -> Self {
         Self {
             upstreams: upstreams.into_iter().map(|upstream| (upstream, State::Free)).collect(),
             turn: 0,
             next: now,
             round: now,
-            waiting: Vec::new(),
+            waiting: SmallVec::new(),
             tries: 0,
             failed: 0,
             attempts,
@@ -170,7 +175,7 @@ mod tests {
             let endpoint = Endpoint { address: ([127, 0, 0, 1], port).into(), transport: Transport::Udp };
             Arc::new(Upstream::new(endpoint, &ForwardOptions { max_fails: 0, ..ForwardOptions::default() }))
         };
-        Rounds::new((1..=upstreams).map(upstream).collect(), attempts, Instant::now())
+        Rounds::new((1..=upstreams).map(upstream), attempts, Instant::now())
     }
 
     fn trouble() -> Result<Message, Trouble> {
