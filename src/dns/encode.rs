@@ -9,7 +9,7 @@ use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
 use super::plugin::Reply;
-use super::question::is_spelled;
+use super::same_spelling;
 use super::wire::{HEADER, MIN_UDP};
 
 /// The farthest place that a name can point at (RFC 1035 section 4.1.4).
@@ -147,7 +147,7 @@ impl<'n> Writer<'_, 'n> {
     fn record(&mut self, record: &'n Record) -> Result<Place, ProtoError> {
         let start = self.encoder.offset();
         match self.owner {
-            Some((name, place)) if place <= MAX_POINTER && is_spelled(name, &record.name) => {
+            Some((name, place)) if place <= MAX_POINTER && same_spelling(name, &record.name) => {
                 #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
                 self.encoder.emit_u16(POINTER | place as u16)?;
             }

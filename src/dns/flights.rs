@@ -15,7 +15,8 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
 
-/// A look-up, for one who waits for it. What comes out of it is a `T`, or nothing after a panic.
+/// A look-up, for one who waits for it. What comes out of it is a `T`; nothing after a panic, or if it was given up at
+/// the end of the process.
 pub(super) struct Flight<T: Send + 'static> {
     since: Instant,
     seat: Seat<T>,
@@ -53,9 +54,9 @@ impl<T: Send + 'static> Future for Pilot<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
         let Some(look_up) = &mut self.0 else { return Poll::Ready(None) };
-        let landing = ready!(look_up.poll_unpin(context));
+        let landed = ready!(look_up.poll_unpin(context));
         self.0 = None;
-        Poll::Ready(landing)
+        Poll::Ready(landed)
     }
 }
 
@@ -130,13 +131,13 @@ where
         let landing = Landing::default();
         let place =
             Place { flying: Arc::clone(&self.flying), key: key.clone(), landing: Some(Arc::clone(&landing)) };
-        let looking = look_up.map(|landing| {
-            place.leave(&landing, take);
-            landing
+        let looking = look_up.map(|landed| {
+            place.leave(&landed, take);
+            landed
         });
         let pilot = AssertUnwindSafe(looking)
             .catch_unwind()
-            .map(|landing| landing.inspect_err(|_| error!("a look-up panicked")).ok());
+            .map(|landed| landed.inspect_err(|_| error!("a look-up panicked")).ok());
         let since = Instant::now();
         entry.insert(Flying { since, landing });
         Ok(Flight { since, seat: Seat::Pilot(Pilot(Some(pilot.boxed()))) })
@@ -144,7 +145,7 @@ where
 
     /// Returns how many look-ups are under way that others could join.
     #[cfg(test)]
-    pub(super) fn number(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.flying.len()
     }
 
@@ -171,10 +172,11 @@ impl<K: Eq + Hash, T> Place<K, T> {
     {
         let Some(landing) = &self.landing else { return };
         self.give_up(landing, || take(landed));
-        // Mostly nobody else has waited for it: then there is no second one of what has come out.
-        if let Some(Err(landing)) = self.landing.take().map(Arc::try_unwrap) {
+        // Mostly nobody has joined, and nobody can any more.
+        if Arc::strong_count(landing) > 1 {
             let _ = landing.set(Some(landed.clone()));
         }
+        self.landing = None;
     }
 
     /// Has nobody else find it, unless it was forgotten, and somebody has begun anew.
@@ -205,6 +207,8 @@ mod tests {
 
     use futures::future::join_all;
     use tokio::sync::oneshot;
+    use tokio::task::{JoinSet, yield_now};
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -220,7 +224,7 @@ mod tests {
         assert_eq!(flight.landed().now_or_never(), None);
         end.send(7).unwrap();
         assert_eq!(took.await, Ok(7));
-        assert_eq!(flights.number(), 0);
+        assert_eq!(flights.count(), 0);
     }
 
     #[tokio::test]
@@ -233,11 +237,10 @@ mod tests {
         assert_eq!((&mut joined[0]).now_or_never(), None);
         drop(started);
         flights.forget(|_| true);
-        let Ok(anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
+        let Ok(_anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         end.send(7).unwrap();
         assert_eq!(join_all(joined).await, [Some(7), Some(7)]);
-        assert_eq!(flights.number(), 1, "the new one isn't taken for the one that was forgotten");
-        drop(anew);
+        assert_eq!(flights.count(), 1, "the new one isn't taken for the one that was forgotten");
     }
 
     #[tokio::test]
@@ -260,11 +263,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_else_has_waited_for_is_had_alone() {
-        let flights = Flights::<u8, Arc<u8>>::default();
-        let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(async { Arc::new(7) }), |_| {});
-        let landed = flight.landed().await.unwrap();
-        assert_eq!(Arc::try_unwrap(landed), Ok(7));
+    async fn what_nobody_else_waits_for_isnt_cloned() {
+        struct Only;
+        impl Clone for Only {
+            fn clone(&self) -> Self {
+                panic!("nobody needs another one");
+            }
+        }
+        let flights = Flights::<u8, Only>::default();
+        let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
+        assert!(flight.landed().await.is_some());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn all_who_join_or_start_at_once_are_told() {
+        let flights = Arc::new(Flights::<u8, u8>::default());
+        let fly = async move |flights: Arc<Flights<u8, u8>>| {
+            let look_up = async {
+                yield_now().await;
+                7
+            };
+            let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(look_up), |_| {});
+            flight.landed().await
+        };
+        let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
+        let told = timeout(Duration::from_secs(60), all.join_all()).await.expect("nobody waits in vain");
+        assert!(told.iter().all(|landed| *landed == Some(7)));
+        assert_eq!(flights.count(), 0);
     }
 
     #[test]

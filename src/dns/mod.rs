@@ -38,6 +38,7 @@ pub mod zone;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use hickory_proto::rr::Name;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -54,6 +55,12 @@ fn max_files() -> usize {
 #[must_use]
 pub fn unmapped(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Returns whether two names are the same octet by octet. [`Name::eq_case`] says so, too, but label by label it's
+/// sooner done.
+fn same_spelling(one: &Name, other: &Name) -> bool {
+    one.len() == other.len() && one.is_fqdn() == other.is_fqdn() && one.iter().eq(other.iter())
 }
 
 /// Returns the same port on all IPv4 addresses, where `address` stands for all of both families:
@@ -87,4 +94,18 @@ fn is_shortage(error: &std::io::Error) -> bool {
 
 fn is_one_of(error: &std::io::Error, errnos: &[Errno]) -> bool {
     errnos.iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_spelled_the_same_where_hickory_says_so() {
+        let names = [".", "a.", "A.", "a", "a.b.", "a.bc.", "ab.c.", "a.b.c.", "a\\.b.", "a.B."];
+        let names = names.map(|name| Name::from_ascii(name).unwrap());
+        for (one, other) in names.iter().flat_map(|one| names.iter().map(move |other| (one, other))) {
+            assert_eq!(same_spelling(one, other), one.eq_case(other), "{one} {other}");
+        }
+    }
 }

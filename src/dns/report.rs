@@ -172,8 +172,8 @@ pub struct Charge {
 }
 
 impl Tally {
-    /// Counts a question that began to be answered then. Where its answer may be given again, returns what it adds, so
-    /// that the same can be counted again: that is nothing if the answer has a code that nobody has seen.
+    /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again;
+    /// nothing if the answer isn't one to be given again, or has a code that nobody has seen.
     pub fn count(&self, request: &Request, reply: &Reply, since: Instant) -> Option<Charge> {
         let by_tcp = usize::from(request.protocol != Protocol::Udp);
         let by_ipv6 = usize::from(request.client.is_ipv6());
@@ -198,7 +198,9 @@ impl Tally {
         for (place, number) in adds.iter().chain(&duration) {
             self.counters.add(*place, *number);
         }
-        response.filter(|_| reply.repeat.is_some())?;
+        if response.is_none() || reply.repeat.is_none() {
+            return None;
+        }
         Some(Charge { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
     }
 

@@ -1,22 +1,20 @@
-//! What most answers are, addresses of the name that was asked, without an encoder: looking after names that others might
-//! point at takes one longer than everything else.
+//! What most answers are, addresses of the name that was asked, without an encoder: looking after names that others
+//! might point at takes one longer than everything else.
 
 use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::{Name, RData, Record};
 
 use super::{FIXED, Layout, Place};
 use crate::dns::plugin::Reply;
-use crate::dns::question::is_spelled;
+use crate::dns::same_spelling;
 use crate::dns::wire::{HEADER, MIN_UDP, QUESTION_NAME};
 use crate::names;
 
 /// Returns whether all records of a response are addresses of this name.
 pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
-    response
-        .sections()
-        .into_iter()
-        .flatten()
-        .all(|record| matches!(record.data, RData::A(_) | RData::AAAA(_)) && is_spelled(&record.name, name))
+    response.sections().into_iter().flatten().all(|record| {
+        matches!(record.data, RData::A(_) | RData::AAAA(_)) && same_spelling(&record.name, name)
+    })
 }
 
 /// Encodes a response of such records in so many bytes, but for its OPT record, which `opt` has.

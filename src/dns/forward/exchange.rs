@@ -87,8 +87,8 @@ impl fmt::Display for Endpoint {
 pub(super) struct Times {
     /// Since then.
     pub(super) begun: Instant,
-    /// When whoever asks has a look at it at the latest: what is to be done later needs no timer until then. Nearly all
-    /// are answered before.
+    /// When an upstream that is silent still is checked, and the exchange wakes whoever waits for it: what is to be
+    /// done later needs no timer until then. Nearly all are answered before.
     pub(super) looked_at: Instant,
     pub(super) deadline: Instant,
 }
@@ -118,9 +118,8 @@ pub(super) async fn exchange(
         answer = &mut asking => answer,
         () = upstream.alarms.at(times.looked_at) => {
             upstream.suspect();
+            // In this very turn it is seen by those who have set no timer so far.
             progress.falls_silent();
-            // That is news for whoever has set no timer so far.
-            yield_now().await;
             asking.await
         }
     };
@@ -145,9 +144,8 @@ pub(super) async fn ping(upstream: &Upstream, question: &Key, deadline: Instant)
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
-    // Nobody has a look at this one later.
-    progress.falls_silent();
-    let times = Times { begun: now, looked_at: now, deadline };
+    // It is the check: it has timers of its own.
+    let times = Times { begun: now, looked_at: deadline, deadline };
     let asking = Try { upstream, question, by_tcp, times, progress };
     let bytes = question.encode(false);
     // The sockets for that aren't counted, and what is open may be what is broken.
@@ -333,7 +331,7 @@ impl Try<'_> {
         }
     }
 
-    /// Waits for something until the deadline. Before it is looked at who asks, which wakes us, too, no timer is set.
+    /// Waits for something until the deadline. As long as [`exchange`] wakes us before, no timer is set.
     async fn timeout_late<T>(&self, deadline: Instant, future: impl Future<Output = T>) -> Result<T, ()> {
         let mut future = pin!(future);
         let mut alarm = None;

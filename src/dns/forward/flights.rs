@@ -68,18 +68,18 @@ mod tests {
             tokio::spawn(async move { flights.look_up(&forward, question, purpose).await });
             yield_now().await;
         };
-        let number = || flights.0.number();
+        let under_way = || flights.0.count();
         for name in ["one.", "ONE.", "two."] {
             look_up(name, Purpose::Forward).await;
         }
-        assert_eq!(number(), 2);
+        assert_eq!(under_way(), 2);
         look_up("one.", Purpose::ForwardByTcp).await;
-        assert_eq!(number(), 3, "by TCP it's another question");
+        assert_eq!(under_way(), 3, "by TCP it's another question");
         flights.forget(Some(b"\x03one"));
-        assert_eq!(number(), 1);
+        assert_eq!(under_way(), 1);
         look_up("one.", Purpose::Forward).await;
-        assert_eq!(number(), 2);
+        assert_eq!(under_way(), 2);
         flights.forget(None);
-        assert_eq!(number(), 0);
+        assert_eq!(under_way(), 0);
     }
 }

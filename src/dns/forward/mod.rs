@@ -199,8 +199,8 @@ impl Forward {
         let mut rounds = Rounds::new(upstreams, attempts, begun);
         let mut tries = Few::new();
         let mut alarm = None;
-        // When the last of the tries wakes us at the latest, if it is under way, and whether it has: until then we need no
-        // alarm of our own.
+        // When the last of the tries wakes us at the latest, if it is under way, and whether it has: until then we
+        // need no alarm of our own.
         let mut looked_at = None;
         let mut poor: Option<Message> = None;
         // The clock is read when time has passed, for it takes its time, too.
@@ -302,5 +302,32 @@ fn worth(answer: &Message) -> u8 {
         ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,
         ResponseCode::ServFail => 2,
         _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::{Name, RecordType};
+    use tokio::net::UdpSocket;
+
+    use super::*;
+    use crate::dns::question::Question;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_upstream_is_asked_half_a_second_after_a_silent_one() {
+        let bind = async || UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (silent, next) = (bind().await, bind().await);
+        let endpoint =
+            |of: &UdpSocket| Endpoint { address: of.local_addr().unwrap(), transport: Transport::Udp };
+        let options = ForwardOptions { policy: Policy::Sequential, ..ForwardOptions::default() };
+        let forward = Forward::new(vec![endpoint(&silent), endpoint(&next)], options);
+        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let (mut message, begun) = ([0; 512], Instant::now());
+        tokio::select! {
+            answer = forward.ask(&question, Purpose::Forward) => panic!("{answer:?}"),
+            asked = next.recv(&mut message) => assert!(asked.is_ok()),
+        }
+        let after = begun.elapsed();
+        assert!((500..520).contains(&after.as_millis()), "{after:?}");
     }
 }

@@ -23,12 +23,13 @@ use tokio::time::{Instant, sleep};
 const QUESTIONS: u8 = 128;
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
-thread_local! {
-    /// The datagram that is being looked at. One of its own for each would have to be cleared each time.
-    static DATAGRAM: RefCell<[u8; MAX_DATAGRAM]> = const { RefCell::new([0; MAX_DATAGRAM]) };
-}
 /// How long a port is used.
 const AGE: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// The datagram that is being looked at. Another one for each would have to be cleared each time.
+    static DATAGRAM: RefCell<[u8; MAX_DATAGRAM]> = const { RefCell::new([0; MAX_DATAGRAM]) };
+}
 
 /// A socket that leads to one upstream alone: once it is connected the kernel drops what other addresses send.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl Socket {
         }
     }
 
-    /// Waits for a datagram, and has a look at it. The buffer isn't kept while nothing has come.
+    /// Waits for a datagram, and has `look` look at it, which must not receive another one.
     ///
     /// # Errors
     /// If the kernel tells that nobody listens (ICMP), or the socket is at fault.

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use crate::dns::encode::{Layout, Place};
 use crate::dns::plugin::Reply;
-use crate::dns::question::is_spelled;
 use crate::dns::repeat::{Repeat, Section};
+use crate::dns::same_spelling;
 use crate::dns::wire::HEADER;
 use crate::store::Store;
 
@@ -166,7 +166,7 @@ fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
             RData::SOA(soa) => may_point(&soa.mname) || may_point(&soa.rname),
             _ => true,
         };
-        data_may_point || (!is_spelled(&record.name, asked) && may_point(&record.name))
+        data_may_point || (!same_spelling(&record.name, asked) && may_point(&record.name))
     })
 }
 

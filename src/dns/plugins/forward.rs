@@ -194,7 +194,8 @@ use crate::dns::forward::names::{To, known, resolve};
 use crate::dns::forward::{Forward as Upstreams, ForwardError, ForwardMetrics, Purpose as Asked};
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
-use crate::dns::question::{is_spelled, is_transfer};
+use crate::dns::question::is_transfer;
+use crate::dns::same_spelling;
 use crate::dns::wire::Ede;
 use options::{Parsed, parse};
 
@@ -341,7 +342,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     // own spelling back (RFC 4343 section 4.1).
     let name = request.query.name();
     for record in
-        reply.answers.iter_mut().filter(|record| !is_spelled(&record.name, name) && record.name == *name)
+        reply.answers.iter_mut().filter(|record| !same_spelling(&record.name, name) && record.name == *name)
     {
         record.name.clone_from(name);
     }
