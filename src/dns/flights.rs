@@ -212,6 +212,8 @@ mod tests {
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     #[tokio::test]
     async fn a_look_up_goes_on_when_nobody_waits_for_it_any_more() {
         let flights = Flights::<u8, u8>::default();
@@ -239,7 +241,8 @@ mod tests {
         flights.forget(|_| true);
         let Ok(_anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         end.send(7).unwrap();
-        assert_eq!(join_all(joined).await, [Some(7), Some(7)]);
+        let told = timeout(PATIENCE, join_all(joined)).await.expect("nobody waits in vain");
+        assert_eq!(told, [Some(7), Some(7)]);
         assert_eq!(flights.count(), 1, "the new one isn't taken for the one that was forgotten");
     }
 
@@ -287,7 +290,7 @@ mod tests {
             flight.landed().await
         };
         let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
-        let told = timeout(Duration::from_secs(60), all.join_all()).await.expect("nobody waits in vain");
+        let told = timeout(PATIENCE, all.join_all()).await.expect("nobody waits in vain");
         assert!(told.iter().all(|landed| *landed == Some(7)));
         assert_eq!(flights.count(), 0);
     }

@@ -326,6 +326,7 @@ mod tests {
         tokio::select! {
             answer = forward.ask(&question, Purpose::Forward) => panic!("{answer:?}"),
             asked = next.recv(&mut message) => assert!(asked.is_ok()),
+            () = sleep_until(begun + DEADLINE) => panic!("nobody else is asked"),
         }
         let after = begun.elapsed();
         assert!((500..520).contains(&after.as_millis()), "{after:?}");
