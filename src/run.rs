@@ -167,13 +167,15 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
 async fn give_back(store: Arc<Store>, stop: CancellationToken) {
     const SETTLE: Duration = Duration::from_secs(15);
     // Those that are needed all the time have to come back.
-    const EVERY: Duration = Duration::from_secs(600);
+    const AT_MOST: Duration = Duration::from_secs(600);
     let rare = async {
         store.synced().await;
-        sleep(SETTLE).await;
+        // How long there is much to do after the start isn't known.
+        let mut pause = SETTLE;
         loop {
+            sleep(pause).await;
             program::give_back();
-            sleep(EVERY).await;
+            pause = (2 * pause).min(AT_MOST);
         }
     };
     stop.run_until_cancelled(rare).await;
