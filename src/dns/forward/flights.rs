@@ -48,6 +48,8 @@ impl Flights {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use hickory_proto::rr::{Name, RecordType};
     use tokio::net::UdpSocket;
     use tokio::task::yield_now;
@@ -68,18 +70,26 @@ mod tests {
             tokio::spawn(async move { flights.look_up(&forward, question, purpose).await });
             yield_now().await;
         };
-        let under_way = || flights.0.count();
+        let under_way = || {
+            let mut all: Vec<_> =
+                flights.0.keys().iter().map(|(key, purpose)| (key.name()[1..].to_vec(), *purpose)).collect();
+            all.sort_by_key(|(name, purpose)| (*purpose == Purpose::ForwardByTcp, name.clone()));
+            all
+        };
+        let one = (b"one".to_vec(), Purpose::Forward);
+        let two = (b"two".to_vec(), Purpose::Forward);
+        let by_tcp = (b"one".to_vec(), Purpose::ForwardByTcp);
         for name in ["one.", "ONE.", "two."] {
             look_up(name, Purpose::Forward).await;
         }
-        assert_eq!(under_way(), 2);
+        assert_eq!(under_way(), [one.clone(), two.clone()]);
         look_up("one.", Purpose::ForwardByTcp).await;
-        assert_eq!(under_way(), 3, "by TCP it's another question");
+        assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another question");
         flights.forget(Some(b"\x03one"));
-        assert_eq!(under_way(), 1);
+        assert_eq!(under_way(), slice::from_ref(&two));
         look_up("one.", Purpose::Forward).await;
-        assert_eq!(under_way(), 2);
+        assert_eq!(under_way(), [one, two]);
         flights.forget(None);
-        assert_eq!(under_way(), 0);
+        assert_eq!(under_way(), []);
     }
 }
