@@ -21,7 +21,7 @@ pub struct Port {
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// `TCP`, `UDP` or `SCTP`.
-    #[serde(default = "tcp")]
+    #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
     pub protocol: String,
     /// Its number.
     pub port: u16,
@@ -30,11 +30,17 @@ pub struct Port {
     pub app_protocol: Option<String>,
 }
 
-fn tcp() -> String {
+pub(crate) fn tcp() -> String {
     "TCP".to_owned()
 }
 
-fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+/// Reads the protocol of a port: Kubernetes takes an explicit `null` for "not given", which means TCP.
+pub(crate) fn null_is_tcp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(tcp))
+}
+
+/// Reads a text that is optional in the API, where an empty one is none.
+pub(crate) fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
 }
 

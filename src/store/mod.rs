@@ -36,6 +36,7 @@ use index::Index;
 pub use index::{Found, Names};
 pub use key::ServiceKey;
 use link::Outdated;
+pub(crate) use link::{empty_is_none, null_is_tcp, tcp};
 pub use link::{Asked, Change, Family, Ingress, Link, Observed, Port, State, Target, Wishes};
 pub(crate) use ports::Ports;
 use table::{Keyed, Table};

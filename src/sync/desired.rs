@@ -142,7 +142,7 @@ fn slice<'a>(
         metadata,
         address_type: address_type.into(),
         endpoints: ips.map(endpoint).collect(),
-        ports: link.ports.to_vec(),
+        ports: link.ports.iter().map(Into::into).collect(),
         ..Default::default()
     }
 }

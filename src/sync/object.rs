@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
-use super::service::{Port, Service, null_is_default, slim_metadata};
+use super::service::{Service, null_is_default, slim_metadata};
+use crate::store::{Port, empty_is_none, null_is_tcp, tcp};
 
 /// An EndpointSlice (discovery.k8s.io/v1).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -25,19 +26,46 @@ pub struct EndpointSlice {
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
     /// `IPv4` or `IPv6`; can't be changed.
+    #[serde(default, deserialize_with = "null_is_default")]
     pub address_type: String,
     /// `endpoints`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub endpoints: Vec<Endpoint>,
     /// `ports`.
     #[serde(default, deserialize_with = "null_is_default")]
-    pub ports: Vec<Port>,
+    pub ports: Vec<EndpointPort>,
+}
+
+/// One port of an EndpointSlice. The API requires no field of it, and checks the number of none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointPort {
+    /// `name`; an empty one is none.
+    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `TCP`, `UDP` or `SCTP`; `TCP` where it is missing.
+    #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
+    pub protocol: String,
+    /// The number; without one it is all ports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<i32>,
+    /// `appProtocol`; an empty one is none.
+    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
+    pub app_protocol: Option<String>,
+}
+
+impl From<&Port> for EndpointPort {
+    fn from(port: &Port) -> Self {
+        let Port { name, protocol, port, app_protocol } = port.clone();
+        Self { name, protocol, port: Some(port.into()), app_protocol }
+    }
 }
 
 /// One endpoint of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// `addresses`; one, as Kubernetes recommends.
+    #[serde(default, deserialize_with = "null_is_default")]
     pub addresses: Vec<String>,
     /// `conditions`.
     #[serde(default, deserialize_with = "null_is_default")]
@@ -228,5 +256,38 @@ impl From<Service> for Object {
 impl From<EndpointSlice> for Object {
     fn from(slice: EndpointSlice) -> Self {
         Self::EndpointSlice(Box::new(slice))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::discovery::v1;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn decoded(slice: Value) -> EndpointSlice {
+        // What the API's own type takes, lb-linker's takes.
+        serde_json::from_value::<v1::EndpointSlice>(slice.clone()).unwrap();
+        serde_json::from_value(slice).unwrap()
+    }
+
+    #[test]
+    fn endpoint_slice_ports_need_no_field() {
+        let ports = json!([{}, {"name": "web", "protocol": null, "port": null}, {"port": -1}, {"port": 70000}]);
+        let slice = decoded(json!({"addressType": "IPv4", "endpoints": null, "ports": ports}));
+        let numbers: Vec<_> = slice.ports.iter().map(|port| port.port).collect();
+        assert_eq!(numbers, [None, None, Some(-1), Some(70_000)]);
+        assert!(slice.ports.iter().all(|port| port.protocol == "TCP"));
+        assert_eq!(serde_json::to_value(&slice.ports[0]).unwrap(), json!({"protocol": "TCP"}));
+    }
+
+    #[test]
+    fn fields_that_are_null_count_as_missing() {
+        let endpoints = json!([{"addresses": null, "conditions": null}, {"conditions": {"ready": null}}]);
+        let slice = decoded(json!({"addressType": null, "endpoints": endpoints, "ports": null,
+            "metadata": {"name": "a", "labels": null, "ownerReferences": [{}], "managedFields": [{}]}}));
+        assert_eq!(slice.endpoints.len(), 2);
+        assert!(slice.endpoints.iter().all(|endpoint| endpoint.addresses.is_empty()));
     }
 }

@@ -164,3 +164,29 @@ async fn an_endpoint_slice_of_somebody_else_is_reported_until_its_name_is_free()
         .unwrap();
     slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
 }
+
+#[tokio::test]
+async fn an_endpoint_slice_port_without_number_is_repaired() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("addresses").await;
+    let slice = format!("web-{namespace}-ext-ipv4");
+    let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    slice_holds(&cluster, &target, &slice, Some(&["192.0.2.1"])).await;
+    let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
+    // Without a number, and with one that no port has: the API server takes both.
+    for port in [json!({"name": "any"}), json!({"name": "none", "port": 70000})] {
+        let patch = kube::api::Patch::Merge(json!({"ports": [port]}));
+        let patched = api.patch(&slice, &Default::default(), &patch).await.unwrap();
+        eventually("the port of the Service", || async {
+            let ports = api.get(&slice).await.unwrap();
+            let is_repaired = ports.metadata.resource_version != patched.metadata.resource_version
+                && ports.ports.unwrap_or_default().iter().any(|port| port.port == Some(80));
+            is_repaired.then_some(())
+        })
+        .await;
+    }
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.9")]).await;
+    slice_holds(&cluster, &target, &slice, Some(&["192.0.2.9"])).await;
+}

@@ -11,7 +11,7 @@ use super::{
     ANNOTATIONS, COMMON, CREATED, DELETED, FINALIZERS_OR_OWNERS, LABELS, LONG_TEXT, MANAGERS, MORE, NAMELESS,
     NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
-use crate::sync::object::{Conditions, Endpoint, EndpointSlice};
+use crate::sync::object::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::service::{IngressEntry, LoadBalancerStatus, Port, Service, Spec, Status};
 
 /// Reads what a [`Packer`](super::write::Packer) has written. What isn't there is read as nothing.
@@ -82,8 +82,17 @@ impl<'a> Unpacker<'a> {
             addresses: unpacker.list(Self::string_of),
             conditions: Conditions { ready: unpacker.truth() },
         });
-        let ports = self.list(Self::port);
+        let ports = self.list(Self::endpoint_port);
         EndpointSlice { metadata, address_type, endpoints, ports, ..Default::default() }
+    }
+
+    fn endpoint_port(&mut self) -> EndpointPort {
+        EndpointPort {
+            name: self.optional().map(Cow::into_owned),
+            protocol: self.string_of(),
+            port: self.truth().map(|_| i32::try_from(self.signed()).unwrap_or_default()),
+            app_protocol: self.optional().map(Cow::into_owned),
+        }
     }
 
     fn port(&mut self) -> Port {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::sync::desired::labelled_for;
-use crate::sync::object::{Conditions, Endpoint, EndpointSlice};
+use crate::sync::object::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::service::{IngressEntry, LoadBalancerStatus, Port, Service, Spec, Status};
 
 /// Objects of all sorts, ours and those of strangers.
@@ -136,6 +136,10 @@ impl Any {
         }
     }
 
+    fn endpoint_port(&mut self) -> EndpointPort {
+        EndpointPort { port: self.maybe(|any| any.0.random()), ..(&self.port()).into() }
+    }
+
     fn service(&mut self) -> Service {
         let metadata = self.metadata();
         let name = metadata.name.clone().unwrap_or_default();
@@ -171,7 +175,7 @@ impl Any {
             metadata,
             address_type: self.text(""),
             endpoints: self.some(endpoint),
-            ports: self.some(Self::port),
+            ports: self.some(Self::endpoint_port),
             ..Default::default()
         }
     }

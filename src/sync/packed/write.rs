@@ -9,7 +9,7 @@ use super::{
     NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
 use crate::store::uuid;
-use crate::sync::object::EndpointSlice;
+use crate::sync::object::{EndpointPort, EndpointSlice};
 use crate::sync::service::{Port, Service, Spec};
 
 /// Writes what an [`Unpacker`](super::read::Unpacker) reads.
@@ -82,7 +82,18 @@ impl Packer<'_> {
             packer.list(&endpoint.addresses, |packer, address| packer.text(address));
             packer.truth(endpoint.conditions.ready);
         });
-        self.list(&slice.ports, Self::port);
+        self.list(&slice.ports, Self::endpoint_port);
+    }
+
+    fn endpoint_port(&mut self, port: &EndpointPort) {
+        let EndpointPort { name, protocol, port, app_protocol } = port;
+        self.optional(name.as_deref());
+        self.text(protocol);
+        self.truth(port.map(|_| true));
+        if let Some(port) = port {
+            self.signed((*port).into());
+        }
+        self.optional(app_protocol.as_deref());
     }
 
     fn port(&mut self, port: &Port) {
