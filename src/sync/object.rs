@@ -274,7 +274,8 @@ mod tests {
 
     #[test]
     fn endpoint_slice_ports_need_no_field() {
-        let ports = json!([{}, {"name": "web", "protocol": null, "port": null}, {"port": -1}, {"port": 70000}]);
+        let ports =
+            json!([{}, {"name": "web", "protocol": null, "port": null}, {"port": -1}, {"port": 70000}]);
         let slice = decoded(json!({"addressType": "IPv4", "endpoints": null, "ports": ports}));
         let numbers: Vec<_> = slice.ports.iter().map(|port| port.port).collect();
         assert_eq!(numbers, [None, None, Some(-1), Some(70_000)]);
