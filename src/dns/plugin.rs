@@ -139,6 +139,9 @@ pub enum Failure {
         why: String,
         /// Why, for clients that speak EDNS.
         ede: Option<Ede>,
+        /// Whether the reason is that no upstream has answered: `cache` keeps that (RFC 9520 section 3.2), and no other
+        /// failure.
+        no_upstream: bool,
     },
     /// The client is told nothing.
     Silence,
@@ -262,13 +265,24 @@ impl Failure {
     /// Returns a failure that `errors` logs.
     #[must_use]
     pub fn new(rcode: ResponseCode, why: impl fmt::Display) -> Self {
-        Self::Error { rcode, why: why.to_string(), ede: None }
+        Self::Error { rcode, why: why.to_string(), ede: None, no_upstream: false }
     }
 
     /// Returns SERVFAIL.
     #[must_use]
     pub fn servfail(why: impl fmt::Display) -> Self {
         Self::new(ResponseCode::ServFail, why)
+    }
+
+    /// Returns SERVFAIL because no upstream has answered.
+    #[must_use]
+    pub fn no_upstream(why: impl fmt::Display) -> Self {
+        Self::Error {
+            rcode: ResponseCode::ServFail,
+            why: why.to_string(),
+            ede: Some(Ede::NO_UPSTREAM),
+            no_upstream: true,
+        }
     }
 
     /// Returns the failure with the reason that clients get.

@@ -1,7 +1,7 @@
 //! The rules of the wire that hold whatever was asked: which messages are answered at all, and how; and which
 //! reply belongs to a question of ours.
 
-use hickory_proto::op::Message;
+use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
 use super::decode::decode;
@@ -35,12 +35,13 @@ impl Ede {
     pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
     /// The target's name can't be resolved because no upstream answers.
     pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
-    /// The target's name can't be resolved because the upstream can't.
-    pub const UPSTREAM_FAILED: Self = Self { code: 0, text: "the upstream can't resolve the target" };
+    /// The look-up of the target has failed: an upstream or a plugin has answered so.
+    pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
     /// The bound on questions to the upstream is reached.
     pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
     /// The answer is an older one (RFC 8914 section 4.4).
-    pub const STALE: Self = Self { code: 3, text: "no upstream has answered: this is what was known last" };
+    pub const STALE: Self =
+        Self { code: 3, text: "the target can't be resolved now: this is what was known last" };
     /// The target's addresses aren't followed (RFC 8914 section 4.18).
     pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
     /// A CNAME leads back to itself.
@@ -212,23 +213,17 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
     if !is_answer {
         return Reply::Foreign;
     }
-    let repeated = question(reply);
-    let same_question = match (question(asked), repeated) {
-        (Some(asked), Some(repeated)) => {
-            // RFC 4343: the case of the name may differ; type and class are numbers.
-            let name = asked.len() - 4;
-            asked.len() == repeated.len()
-                && asked[..name].eq_ignore_ascii_case(&repeated[..name])
-                && asked[name..] == repeated[name..]
+    let message = match (question(asked), question(reply)) {
+        (Some(asked), Some(repeated)) if is_same_question(asked, repeated) => {
+            decode(reply, HEADER + repeated.len())
         }
-        // Some servers leave the question out of an error.
-        (_, None) => reply[4..6] == [0, 0] && reply[3] & 0x0f != 0,
-        _ => false,
+        (_, None) => match error_without_question(reply) {
+            Some(error) => Some(error),
+            None => return Reply::Foreign,
+        },
+        _ => return Reply::Foreign,
     };
-    if !same_question {
-        return Reply::Foreign;
-    }
-    let message = decode(reply, HEADER + repeated.map_or(0, <[u8]>::len)).map(Box::new);
+    let message = message.map(Box::new);
     match message {
         _ if reply[2] & 0x02 != 0 => Reply::Truncated(message),
         Some(message) => Reply::Answer(message),
@@ -236,13 +231,40 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
     }
 }
 
+/// RFC 4343: the case of the name may differ; type and class are numbers.
+fn is_same_question(asked: &[u8], repeated: &[u8]) -> bool {
+    let name = asked.len() - 4;
+    asked.len() == repeated.len()
+        && asked[..name].eq_ignore_ascii_case(&repeated[..name])
+        && asked[name..] == repeated[name..]
+}
+
+/// Returns the reply of a server that leaves the question out of an error, without its records: nothing in it says
+/// which name they are for. NOERROR and NXDOMAIN say something about a name, and need the question (RFC 5452
+/// section 9.1).
+fn error_without_question(reply: &[u8]) -> Option<Message> {
+    if reply[4..6] != [0, 0] {
+        return None;
+    }
+    let mut message = Message::from_vec(reply).ok()?;
+    let is_error = matches!(
+        message.metadata.response_code,
+        ResponseCode::FormErr | ResponseCode::ServFail | ResponseCode::NotImp | ResponseCode::Refused
+    );
+    for section in [&mut message.answers, &mut message.authorities, &mut message.additionals] {
+        section.clear();
+    }
+    is_error.then_some(message)
+}
+
 #[cfg(test)]
 mod tests {
 
-    use hickory_proto::rr::{Name, RecordType};
+    use hickory_proto::op::{Edns, OpCode, Query};
+    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::*;
-    use hickory_proto::op::{Edns, Query};
 
     fn query(name: &str) -> Vec<u8> {
         let mut message = Message::query();
@@ -319,14 +341,56 @@ mod tests {
         assert_eq!(with(&|reply| reply[2] |= 0x10), "foreign", "opcode");
         assert_eq!(with(&|reply| reply[13] = b'b'), "foreign", "name");
         assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "foreign", "type");
-        let bare = |rcode| {
-            move |reply: &mut Vec<u8>| {
-                reply.truncate(12);
-                (reply[5], reply[3]) = (0, rcode);
-            }
+    }
+
+    #[test]
+    fn only_errors_do_without_a_question() {
+        let asked = query("a.example.");
+        // FORMERR, SERVFAIL, NOTIMP, REFUSED.
+        const ERRORS: [u8; 4] = [1, 2, 4, 5];
+        let mut bare = asked[..HEADER].to_vec();
+        bare[2] |= 0x80;
+        bare[5] = 0;
+        for rcode in 0..16 {
+            bare[3] = rcode;
+            let is_answer = matches!(reply_to(&asked, &bare), Reply::Answer(_));
+            assert_eq!(is_answer, ERRORS.contains(&rcode), "rcode {rcode}");
+        }
+        // BADVERS is 16: the upper bits stand in the OPT record (RFC 6891 section 6.1.3).
+        let mut badvers = bare.clone();
+        (badvers[3], badvers[11]) = (0, 1);
+        badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
+        assert!(matches!(reply_to(&asked, &badvers), Reply::Foreign));
+        (badvers[3], badvers[11]) = (2, 1);
+        assert!(matches!(reply_to(&asked, &badvers), Reply::Foreign), "18 is no SERVFAIL");
+        // What follows can't be read: it isn't known to be an error at all.
+        let mut cut = bare.clone();
+        (cut[3], cut[7]) = (2, 1);
+        assert!(matches!(reply_to(&asked, &cut), Reply::Foreign));
+        // Two questions, one of them ours.
+        let mut two = asked.clone();
+        (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
+        two.extend_from_slice(&asked[HEADER..]);
+        assert!(matches!(reply_to(&asked, &two), Reply::Foreign));
+    }
+
+    #[test]
+    fn errors_without_a_question_lose_their_records() {
+        let asked = query("a.example.");
+        let record = |name: &str| {
+            Record::from_rdata(Name::from_ascii(name).unwrap(), 60, RData::A(A::new(192, 0, 2, 66)))
         };
-        assert_eq!(with(&bare(2)), "answer", "SERVFAIL without the question");
-        assert_eq!(with(&bare(0)), "foreign");
+        let mut error = Message::error_msg(0x1234, OpCode::Query, ResponseCode::ServFail);
+        error.add_answer(record("a.example."));
+        error.add_authority(record("ns.example."));
+        error.add_additional(record("ns.example."));
+        let mut edns = Edns::new();
+        edns.options_mut().insert(Ede::STALE.option());
+        error.set_edns(edns);
+        let Reply::Answer(error) = reply_to(&asked, &error.to_vec().unwrap()) else { panic!() };
+        assert_eq!(error.metadata.response_code, ResponseCode::ServFail);
+        assert_eq!([&error.answers, &error.authorities, &error.additionals].map(Vec::len), [0; 3]);
+        assert!(error.edns.is_some(), "it may tell why");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use futures::future::join_all;
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::rdata::{A, CNAME, NS};
-use hickory_proto::rr::{Name, RData, Record, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_server::net::xfer::Protocol;
 use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::handler::Handler;
@@ -132,6 +132,50 @@ async fn answers_are_cached_with_ttls_that_count_down_and_absence_and_failure_to
     let other = ask_udp(fixture.linker.dns, &query("GOOD.Example. A")).await;
     assert!(show(&other).contains("GOOD.Example. "), "{}", show(&other));
     assert!(upstream.asked("good.example. A").len() < 6);
+}
+
+#[tokio::test]
+async fn answers_without_a_question_are_ignored() {
+    // RFC 5452 section 9.1: without the question nothing says what they answer.
+    let upstream = FaultyUpstream::start(|asked, _| {
+        let without_question = |mut answer: Message| {
+            answer.queries.clear();
+            answer
+        };
+        let nxdomain = without_question(absence(asked, ResponseCode::NXDomain));
+        let nodata = without_question(absence(asked, ResponseCode::NoError));
+        let forged = without_question(address(asked, 66, 60));
+        let mut other_class = address(asked, 67, 60);
+        other_class.queries[0].set_query_class(DNSClass::CH);
+        let mut two_questions = address(asked, 68, 60);
+        two_questions.add_query(asked.queries[0].clone());
+        vec![nxdomain, nodata, forged, other_class, two_questions, address(asked, 10, 60)]
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    assert_eq!(short(dns, "other.example. A").await, "192.0.2.10");
+    assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.10");
+}
+
+#[tokio::test]
+async fn errors_without_a_question_count_without_their_records() {
+    let upstream = FaultyUpstream::start(|asked, _| {
+        let mut error = error(asked, ResponseCode::Refused);
+        error.queries.clear();
+        error.add_answers(address(asked, 66, 60).answers);
+        error.add_authorities(absence(asked, ResponseCode::NXDomain).authorities);
+        vec![error]
+    })
+    .await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    for answer in [
+        ask_udp(fixture.linker.dns, &query("other.example. A")).await,
+        ask_tcp(fixture.linker.dns, &query("other.example. A")).await,
+    ] {
+        assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
+        assert_eq!((answer.answers.len(), answer.authorities.len()), (0, 0), "{}", show(&answer));
+    }
 }
 
 #[tokio::test]

@@ -204,11 +204,11 @@ impl Cache {
         }
     }
 
-    /// Returns whether the last look-up of a question has failed just now.
+    /// Returns the failure of the last look-up of a question, if that is still kept.
     #[must_use]
-    pub fn is_failing(&self, key: &Key) -> bool {
+    pub fn failure(&self, key: &Key) -> Option<Found> {
         let item = self.denial.get(key).filter(|item| matches!(item.kind, Kind::Failure | Kind::Silence));
-        item.is_some_and(|item| item.stored.elapsed() < Duration::from_secs(item.ttl.into()))
+        item.and_then(|item| self.found(item, Instant::now()))
     }
 
     fn found(&self, item: Arc<Item>, now: Instant) -> Option<Found> {

@@ -28,7 +28,8 @@
 //!   long answers must not take all memory.
 //! - Questions without RD have answers of their own, which aren't kept: such an answer says what somebody
 //!   happened to know, and isn't one for those who want it looked up.
-//! - That no upstream has answered at all is known for a second, as SERVFAIL (RFC 9520), unless `servfail` is 0.
+//! - That no upstream has answered at all is known for a second, as SERVFAIL (RFC 9520), unless `servfail` is 0. A
+//!   plugin's own failure, such as a name that *hosts* doesn't have, is never kept.
 //! - A failure takes nothing away: neither a cached SERVFAIL nor NOTIMP hides a better answer that is still good,
 //!   and none is given once it has expired. CoreDNS does so for SERVFAIL beside a positive answer alone.
 //! - The newest answer counts: absence replaces what there was, and the other way round, in every mode but
@@ -210,7 +211,7 @@ impl Plugin for Cache {
         }
         let asked = Asked::new(request);
         let counters = shared.counters(&asked);
-        let Some(found) = shared.find(request, &asked)? else {
+        let Some(found) = shared.find(request, &asked) else {
             let counted = counters.answered(None);
             let mark = shared.forgotten.mark();
             let mut reply = shared.take_or_note(&asked, mark, ask(request, next).await)?;

@@ -311,11 +311,10 @@ impl Forward {
 const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
 
 fn failure(error: &ForwardError) -> Failure {
-    let (rcode, ede) = match error {
-        ForwardError::Busy(_) => (ResponseCode::Refused, Ede::BUSY),
-        ForwardError::NoAnswer(_) | ForwardError::Late => (ResponseCode::ServFail, Ede::NO_UPSTREAM),
-    };
-    Failure::new(rcode, error).with_ede(ede)
+    match error {
+        ForwardError::Busy(_) => Failure::new(ResponseCode::Refused, error).with_ede(Ede::BUSY),
+        ForwardError::NoAnswer(_) | ForwardError::Late => Failure::no_upstream(error),
+    }
 }
 
 /// Returns an upstream's answer as this client's.
@@ -327,7 +326,13 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     let mut reply = request.reply(NAME);
     // A client without EDNS can't see the upper bits, and would take the rest for its own.
     let expressible = response_code.high() == 0 || request.edns.is_some();
-    reply.metadata.response_code = if expressible { response_code } else { ResponseCode::ServFail };
+    if expressible {
+        reply.metadata.response_code = response_code;
+    } else {
+        reply.metadata.response_code = ResponseCode::ServFail;
+        // For this client alone: the upstream hasn't answered SERVFAIL.
+        reply.is_cacheable = false;
+    }
     reply.metadata.authoritative = authoritative;
     reply.metadata.recursion_available = recursion_available;
     // RFC 6840 sections 5.7 and 5.8: only to who understands it.

@@ -318,7 +318,7 @@ impl LbLinker {
             End::Lame if refused => {}
             End::Lame => {
                 reply.metadata.response_code = ResponseCode::ServFail;
-                reply.ede = Some(Ede::UPSTREAM_FAILED);
+                reply.ede = Some(Ede::TARGET_FAILED);
             }
         }
         None

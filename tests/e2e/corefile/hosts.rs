@@ -149,6 +149,22 @@ pub const GROUPS: &[Group] = &[
             one.test. TXT",
     },
     Group {
+        name: "hosts: behind cache",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                cache
+                hosts hosts.txt
+            }",
+        files: &[("hosts.txt", HOSTS)],
+        questions: "
+            nowhere.test. A edns
+            nowhere.test. A edns
+            nowhere.test. A edns tcp
+            one.test. A edns
+            one.test. A edns",
+    },
+    Group {
         name: "hosts: no file",
         corefile: "
             .:{$PORT} {

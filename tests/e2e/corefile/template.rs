@@ -171,6 +171,35 @@ pub const GROUPS: &[Group] = &[
             example.org. MX
             a.elsewhere. A",
     },
+    Group {
+        name: "template: behind cache",
+        corefile: r#"
+            .:{$PORT} {
+                bind 127.0.0.1
+                cache
+                template IN A fails.test {
+                    rcode SERVFAIL
+                }
+                template IN A broken.test {
+                    answer "this is no record"
+                }
+                template IN A code.test {
+                    rcode BADCOOKIE
+                }
+                template IN A {
+                    match "^a\."
+                }
+            }"#,
+        files: &[],
+        questions: "
+            x.fails.test. A edns
+            x.fails.test. A edns
+            x.broken.test. A edns
+            x.broken.test. A edns tcp
+            x.code.test. A edns
+            b.test. A edns
+            b.test. A edns",
+    },
 ];
 
 #[tokio::test]

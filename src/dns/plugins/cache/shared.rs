@@ -11,7 +11,6 @@ use crate::dns::cache::{Cache as Answers, Found, Freshness, Kind, is_kept, take_
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Outcome, Purpose, Reply, Request};
 use crate::dns::question::is_transfer;
-use crate::dns::wire::Ede;
 
 /// What those who ask in the background need, too.
 #[derive(Debug)]
@@ -42,18 +41,15 @@ impl Shared {
 
     /// Returns what is cached, as far as it is good enough. What is behind a target is given out with authority:
     /// nothing expired will do, and no absence that has been known for too long.
-    pub(super) fn find(&self, request: &Request, asked: &Asked) -> Result<Option<Found>, Failure> {
+    pub(super) fn find(&self, request: &Request, asked: &Asked) -> Option<Found> {
         match request.purpose {
-            Purpose::Client => Ok(self.answers.get(&asked.key)),
-            Purpose::Target { cached: true, absence } => Ok(self.answers.get(&asked.key).filter(|found| {
+            Purpose::Client => self.answers.get(&asked.key),
+            Purpose::Target { cached: true, absence } => self.answers.get(&asked.key).filter(|found| {
                 !matches!(found.freshness, Freshness::Stale(_))
                     && (found.kind == Kind::Success || found.age < absence)
-            })),
-            Purpose::Target { cached: false, .. } if self.answers.is_failing(&asked.key) => {
-                self.counters(asked).answered(Some(Kind::Failure));
-                Err(failing())
-            }
-            Purpose::Target { cached: false, .. } => Ok(None),
+            }),
+            // A failure is kept so that it isn't asked for again at once.
+            Purpose::Target { cached: false, .. } => self.answers.failure(&asked.key),
         }
     }
 
@@ -92,7 +88,7 @@ impl Shared {
     /// (RFC 8767 section 4); the old one stays otherwise.
     pub(super) fn take_news(&self, asked: &Asked, mark: Mark, outcome: Outcome) -> Option<Taken> {
         let reply = outcome.ok()?;
-        if !reply.is_cacheable {
+        if !reply.is_cacheable && is_news(&reply) {
             return Some(self.take(asked, mark, reply));
         }
         let truncated = reply.metadata.truncation;
@@ -113,11 +109,11 @@ impl Shared {
         Some(taken)
     }
 
-    /// Takes in that there is no answer, if nobody has given one: who has too much to do may have time for the
-    /// next one.
+    /// Keeps that no upstream has answered. A plugin's own failure says nothing about the upstreams, and may be about
+    /// one client alone.
     fn note(&self, asked: &Asked, mark: Mark, failure: &Failure) {
-        let is_silence = matches!(failure, Failure::Error { rcode: ResponseCode::ServFail, .. });
-        if is_silence && self.may_keep(asked, mark, Kind::Silence) {
+        let no_upstream = matches!(failure, Failure::Error { no_upstream: true, .. });
+        if no_upstream && self.may_keep(asked, mark, Kind::Silence) {
             self.store(asked, mark, Kind::Silence, || self.answers.put_silence(&asked.key));
         }
     }
@@ -139,5 +135,5 @@ impl Shared {
 
 /// What is said as long as it is known that nobody answers.
 pub(super) fn failing() -> Failure {
-    Failure::servfail("no upstream has answered just now").with_ede(Ede::NO_UPSTREAM)
+    Failure::no_upstream("no upstream has answered just now")
 }

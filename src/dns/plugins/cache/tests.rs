@@ -110,6 +110,10 @@ impl Bench {
         *self.source.outcome.lock().unwrap() = Err(Failure::new(rcode, "why"));
     }
 
+    fn no_upstream(&self) {
+        *self.source.outcome.lock().unwrap() = Err(Failure::no_upstream("why"));
+    }
+
     fn take(&self, time: Duration) {
         *self.source.delay.lock().unwrap() = time;
     }
@@ -254,10 +258,10 @@ async fn no_more_records_are_copied_than_the_client_has_room_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_nobody_answers_is_known_for_a_second_and_that_somebody_is_busy_isnt() {
+async fn no_upstream_is_kept_for_a_second_and_busy_isnt() {
     let bench = Bench::new("cache", address(60));
-    bench.fail(ResponseCode::ServFail);
-    assert_eq!(bench.site.reply("a.example. A").await.unwrap().ede, None);
+    bench.no_upstream();
+    assert_eq!(bench.site.reply("a.example. A").await.unwrap().ede, Some(Ede::NO_UPSTREAM));
     let again = bench.site.reply("a.example. A").await.unwrap();
     assert_eq!((&*show(&again), again.ede), ("SERVFAIL | | |", Some(Ede::NO_UPSTREAM)));
     assert_eq!(bench.target(5, true).await, "SERVFAIL | | |");
@@ -270,12 +274,51 @@ async fn that_nobody_answers_is_known_for_a_second_and_that_somebody_is_busy_isn
     }
     assert_eq!(bench.asked(), 2);
     let bench = Bench::new("cache {\nservfail 0\n}", failure());
-    for outcome in [Ok(failure()), Err(Failure::servfail("nobody"))] {
+    for outcome in [Ok(failure()), Err(Failure::no_upstream("why"))] {
         *bench.source.outcome.lock().unwrap() = outcome;
         bench.ask().await;
         bench.ask().await;
         assert_eq!(bench.asked(), 2);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_plugins_are_never_kept() {
+    let hosts = Site::block("cache\nhosts /dev/null {\n192.0.2.1 here.example\n}").edns(1232);
+    let template = Site::block("cache\ntemplate IN A {\nmatch ^here\n}").edns(1232);
+    let servfail = Site::block("cache\ntemplate IN A {\nrcode SERVFAIL\n}").edns(1232);
+    let no_record = Site::block("cache\ntemplate IN A {\nanswer \"no record\"\n}").edns(1232);
+    let nothing_behind = Site::block("cache").edns(1232);
+    for site in [&hosts, &template, &servfail, &no_record, &nothing_behind] {
+        for purpose in [Purpose::Client, Purpose::Target { absence: Duration::from_secs(5), cached: false }] {
+            for _ in 0..2 {
+                let mut request = site.request("a.example. A");
+                request.purpose = purpose;
+                let reply = Server::serve(&mut request).await.unwrap();
+                assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL | | |", None), "{site:?}");
+            }
+        }
+        assert!(site.metrics("coredns_cache_hits_total").is_empty(), "{site:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_code_that_needs_edns_is_no_failure_of_the_upstream() {
+    // For clients without EDNS the code doesn't fit; the next client has EDNS.
+    let site = Site::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
+    assert_eq!(site.ask("a.example. A").await, "SERVFAIL | | |");
+    assert_eq!(site.edns(1232).ask("a.example. A").await, "BADCOOKIE aa | | |");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_servfail_is_told_as_the_upstreams_own() {
+    let bench = Bench::new("cache", failure());
+    bench.ask().await;
+    let mut request = bench.site.request("a.example. A");
+    request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: false };
+    let reply = Server::serve(&mut request).await.unwrap();
+    assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL aa,ra | | |", None));
+    assert_eq!(bench.asked(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,7 +341,7 @@ async fn a_target_gets_nothing_that_has_expired_and_no_absence_that_is_too_old()
     assert_eq!(bench.target(5, false).await, A_60.replace("aa,", ""), "and it is kept");
     assert_eq!(bench.ask().await, A_60);
     seconds(60).await;
-    bench.fail(ResponseCode::ServFail);
+    bench.no_upstream();
     assert_eq!(bench.target(5, true).await, "SERVFAIL | | |");
     assert_eq!(bench.ask().await, A_60.replace("60", "0"));
 }

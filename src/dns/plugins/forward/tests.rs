@@ -181,6 +181,25 @@ async fn upper_bits_of_a_code_and_extended_errors_are_for_who_speaks_edns() {
 }
 
 #[tokio::test]
+async fn streams_take_no_answer_without_a_question_either() {
+    for rcode in [ResponseCode::NXDomain, ResponseCode::NoError] {
+        let without_question = Fake::start(move |asked, _| {
+            let mut answer =
+                if rcode == ResponseCode::NoError { address(asked, 66) } else { error(asked, rcode) };
+            answer.queries.clear();
+            Some(answer)
+        })
+        .await;
+        let good = Fake::good(1).await;
+        let site = Site::block(&format!(
+            "forward . {} {} {{\nforce_tcp\npolicy sequential\n}}",
+            without_question.address, good.address
+        ));
+        assert_eq!(site.ask("a.example. A").await, "NOERROR ra | a.example. 60 IN A 192.0.2.1 | |");
+    }
+}
+
+#[tokio::test]
 async fn other_names_go_to_the_next_plugin() {
     let (one, two) = (Fake::good(1).await, Fake::good(2).await);
     let site = Site::block(&format!(

@@ -234,6 +234,8 @@ fn given(last: Last) -> Known {
 fn why(reply: &Reply) -> String {
     match (reply.ede, reply.metadata.response_code) {
         (Some(ede), ResponseCode::ServFail | ResponseCode::Refused) => ede.text.to_owned(),
+        // A plugin's failure, or no block that answers.
+        (_, rcode) if reply.plugin.is_empty() => format!("its look-up ends with {}", rcode_text(rcode)),
         (_, rcode) => format!("the upstream answers {}", rcode_text(rcode)),
     }
 }

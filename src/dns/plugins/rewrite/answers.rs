@@ -39,11 +39,11 @@ pub(super) async fn rewrite(undo: &[Cow<'_, Undo>], request: &Request, outcome: 
             check(request, before, reply.metadata.response_code)?;
             Ok(reply)
         }
-        Err(Failure::Error { mut rcode, why, ede }) => {
+        Err(Failure::Error { mut rcode, why, ede, no_upstream }) => {
             let before = rcode;
             recode(undo, &mut rcode);
             check(request, before, rcode)?;
-            Err(Failure::Error { rcode, why, ede })
+            Err(Failure::Error { rcode, why, ede, no_upstream })
         }
         Err(Failure::Silence) => Err(Failure::Silence),
     }
