@@ -4,6 +4,7 @@
 //! they have in common is here: the apex, absence, and which question has which answer.
 
 mod forward;
+mod lookups;
 mod records;
 mod reverse;
 mod services;
@@ -22,6 +23,8 @@ use super::wire::Ede;
 use crate::names;
 use crate::store::{Link, Store, Target};
 use forward::Forward;
+use lookups::Lookups;
+pub use lookups::RestsOn;
 use records::{addresses, pointers, record};
 use reverse::Reverse;
 
@@ -82,17 +85,8 @@ pub struct ZoneAnswer {
     pub ede: Option<Ede>,
     /// The link whose name it is.
     pub link: Option<Arc<Link>>,
-    /// What the answer rests on, if that is little enough to be watched.
+    /// What the answer rests on; nothing if it isn't to be repeated.
     pub rests_on: Option<RestsOn>,
-}
-
-/// What a zone's answer rests on, but for the serial of its SOA.
-#[derive(Clone, Debug, Default)]
-pub struct RestsOn {
-    /// The link that it is about.
-    pub link: Option<Arc<Link>>,
-    /// Which names there are.
-    pub names: Option<crate::store::Names>,
 }
 
 /// A question, and where its answer is known.
@@ -209,9 +203,10 @@ impl Zone {
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Asked before the look-up: a name that is added in between must not seem to be missing.
-        let (synced, names) = (store.is_synced(), store.names());
+        let synced = store.is_synced();
+        let mut lookups = Lookups::new(store);
         let node = match &self.names {
-            Names::OfLinks(forward) => forward.find(store, relative),
+            Names::OfLinks(forward) => forward.find(&mut lookups, relative),
             Names::OfAddresses(reverse) => reverse.find(store, name, relative),
         };
         if !synced && node.may_change(relative) {
@@ -219,24 +214,27 @@ impl Zone {
         }
         let asked = Asked { store, name, relative, qtype };
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
-        answer.rests_on = self.rests_on(&node, relative, names);
         match node {
             Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
             Node::Empty | Node::Reserved { exists: true } => {}
-            Node::Apex(links) => self.apex(&asked, &links, &mut answer),
+            Node::Apex(links) => self.apex(&asked, &mut lookups, &links, &mut answer),
             Node::NameServer => {
                 answer.answers = addresses(name, self.authority.ttl, &self.authority.addresses, qtype);
             }
             Node::Link(link) => {
-                self.link(&asked, &link, &mut answer);
+                self.link(&asked, &mut lookups, &link, &mut answer);
                 answer.link = Some(link);
             }
             Node::Service { link, ports } => {
                 if matches!(qtype, RecordType::SRV | RecordType::ANY) {
-                    self.services(&asked, &link, &ports, &mut answer);
+                    self.services(&asked, &mut lookups, &link, &ports, &mut answer);
                 }
             }
-            Node::Pointers(links) => answer.answers = self.pointers(&asked, &links),
+            Node::Pointers(links) => answer.answers = self.pointers(&asked, &mut lookups, &links),
+        }
+        // A link's addresses come and go without a name: answers of reverse zones are never repeated.
+        if let Names::OfLinks(_) = &self.names {
+            answer.rests_on = Some(lookups.into());
         }
         if answer.answers.is_empty() {
             // RFC 2308 sections 2.1 and 2.2: no such name and no such data come with the SOA.
@@ -245,20 +243,13 @@ impl Zone {
         answer
     }
 
-    fn rests_on(&self, node: &Node, relative: &[u8], names: crate::store::Names) -> Option<RestsOn> {
-        // Addresses come and go without a name.
-        let Names::OfLinks(_) = &self.names else { return None };
-        let (link, names) = match node {
-            Node::Apex(_) | Node::NameServer | Node::Reserved { .. } => (None, None),
-            Node::Nothing | Node::Empty => (None, Some(names)),
-            Node::Link(link) if Forward::is_own(&link.key, relative) => (Some(link), None),
-            Node::Link(link) | Node::Service { link, .. } => (Some(link), Some(names)),
-            Node::Pointers(_) => return None,
-        };
-        Some(RestsOn { link: link.cloned(), names })
-    }
-
-    fn apex(&self, asked: &Asked<'_>, links: &[Arc<Link>], answer: &mut ZoneAnswer) {
+    fn apex(
+        &self,
+        asked: &Asked<'_>,
+        lookups: &mut Lookups<'_>,
+        links: &[Arc<Link>],
+        answer: &mut ZoneAnswer,
+    ) {
         let Authority { name_server, addresses: ips, ttl, .. } = &self.authority;
         match asked.qtype {
             RecordType::SOA | RecordType::ANY => {
@@ -270,11 +261,11 @@ impl Zone {
                     answer.additionals.extend(addresses(name_server, *ttl, ips, qtype));
                 }
             }
-            _ => answer.answers = self.pointers(asked, links),
+            _ => answer.answers = self.pointers(asked, lookups, links),
         }
     }
 
-    fn link(&self, asked: &Asked<'_>, link: &Arc<Link>, answer: &mut ZoneAnswer) {
+    fn link(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, link: &Arc<Link>, answer: &mut ZoneAnswer) {
         let Asked { name, qtype, .. } = *asked;
         match &link.target {
             None => {}
@@ -292,16 +283,16 @@ impl Zone {
                 if qtype == RecordType::SRV && Forward::is_own(&link.key, asked.relative) =>
             {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
-                self.services(asked, link, &ports, answer);
+                self.services(asked, lookups, link, &ports, answer);
             }
             Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
         }
     }
 
-    fn pointers(&self, asked: &Asked<'_>, links: &[Arc<Link>]) -> Vec<Record> {
+    fn pointers(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, links: &[Arc<Link>]) -> Vec<Record> {
         let Names::OfAddresses(reverse) = &self.names else { return Vec::new() };
-        let named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(asked.store, link)?));
-        pointers(asked.name, links.iter().filter_map(named).collect(), asked.qtype)
+        let mut named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(lookups, link)?));
+        pointers(asked.name, links.iter().filter_map(&mut named).collect(), asked.qtype)
     }
 
     /// Returns how long the records of a link are kept.

@@ -23,7 +23,14 @@ pub(crate) struct Fixture {
 impl Fixture {
     /// Gives the links other ingress entries.
     pub(crate) fn set(&self, links: &[(&str, &str)]) {
-        std::fs::write(self.directory.path().join("services.yaml"), manifests(links)).unwrap();
+        self.write(&manifests(links));
+    }
+
+    /// Replaces the manifests, as a whole: half a file would be other load balancers.
+    pub(crate) fn write(&self, manifests: &str) {
+        let path = |name| self.directory.path().join(name);
+        std::fs::write(path("next"), manifests).unwrap();
+        std::fs::rename(path("next"), path("services.yaml")).unwrap();
     }
 }
 

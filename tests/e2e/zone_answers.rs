@@ -127,12 +127,7 @@ async fn a_service_follows_its_port_and_its_target() {
     let fixture =
         serving(&service("web", "{hostname: a.example}", &http(80)), &["--upstream", "none"], &[]).await;
     let (dns, question) = (fixture.linker.dns, "_http._tcp.web.default.lb.internal. SRV");
-    let write = |text: String| {
-        // As a whole: half a file would be another load balancer.
-        let path = |name| fixture.directory.path().join(name);
-        std::fs::write(path("next"), text).unwrap();
-        std::fs::rename(path("next"), path("services.yaml")).unwrap();
-    };
+    let write = |text: String| fixture.write(&text);
     assert_eq!(short(dns, question).await, "0 100 80 a.example.");
     write(service("web", "{hostname: a.example}", &http(8080)));
     answers(dns, question, "0 100 8080 a.example.").await;
@@ -143,6 +138,30 @@ async fn a_service_follows_its_port_and_its_target() {
     answers(dns, question, "0 100 8080 web.default.lb.internal.").await;
     write(service("web", "{ip: 192.0.2.1}", ""));
     answers(dns, question, "Non-Existent Domain").await;
+}
+
+/// An answer that was given before comes from elsewhere than a first one, by UDP and by TCP.
+#[tokio::test]
+async fn repeated_srv_answers_follow_the_alias_of_their_target() {
+    let https = "{name: https, port: 443}";
+    let both = |ip: &str| {
+        let alias = service("alias", "{hostname: end.default.lb.internal}", https);
+        alias + &service("end", &format!("{{ip: {ip}}}"), "")
+    };
+    let fixture = serving(&both("192.0.2.1"), &["--upstream", "none"], &[]).await;
+    let (dns, question) = (fixture.linker.dns, "_https._tcp.alias.default.lb.internal. SRV");
+    for last in 1..=3 {
+        let ip = format!("192.0.2.{last}");
+        fixture.write(&both(&ip));
+        answers(dns, "end.default.lb.internal. A", &ip).await;
+        for answer in ask_repeatedly(dns, &query(question)).await {
+            let expected = format!(
+                "No Error aa rd | _https._tcp.alias.default.lb.internal. 5 IN SRV 0 100 443 \
+                 end.default.lb.internal. |  | end.default.lb.internal. 5 IN A {ip}"
+            );
+            assert_eq!(show(&answer), expected);
+        }
+    }
 }
 
 /// The apex of a server that listens there, too.

@@ -1,5 +1,7 @@
 //! What is given again is what the full handler says at that moment, byte for byte.
 
+mod model;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -53,14 +55,18 @@ const ROOM: Room = Room { sets: 256, bytes: 512 << 10 };
 
 impl Served {
     fn new(first: &str, others: &str) -> Self {
-        let origin = Name::from_ascii("lb.internal.").unwrap();
-        let store = Arc::new(Store::new(Departed::Dropped).with_zones([&origin]));
+        let text =
+            format!("lb.internal {{\nprometheus\n{first}\nlb_linker\n}}\n. {{\nprometheus\n{others}\n}}\n");
+        Self::of(&text, Departed::Dropped, &["lb.internal."])
+    }
+
+    fn of(text: &str, departed: Departed, zones: &[&str]) -> Self {
+        let zones: Vec<Name> = zones.iter().map(|zone| Name::from_ascii(zone).unwrap()).collect();
+        let store = Arc::new(Store::new(departed).with_zones(&zones));
         store.set_synced();
         let mut site = Site::silent(Arc::clone(&store)).unwrap();
         site.own_addresses = |_| vec![[192, 0, 2, 53].into()];
-        let text =
-            format!("lb.internal {{\nprometheus\n{first}\nlb_linker\n}}\n. {{\nprometheus\n{others}\n}}\n");
-        let handler = first_handler(&text, &site).unwrap();
+        let handler = first_handler(text, &site).unwrap();
         Self { store, handler, packets: Packets::new(ROOM), site, protocol: Protocol::Udp }
     }
 

@@ -251,16 +251,10 @@ impl LbLinker {
             reply.repeat = None;
             return;
         };
-        repeat.links.extend(rests_on.link);
+        repeat.links.extend(rests_on.links);
         repeat.rest_on_names(rests_on.names);
-        let is_soa = |record: &Record| record.record_type() == RecordType::SOA;
-        let place = |section, record| Serial { section, record, store: Arc::clone(&self.store) };
         repeat.replace_authority(0, None, u32::MAX);
-        if let Some(at) = answer.authorities.iter().position(is_soa) {
-            repeat.serial = Some(place(Section::Authority, at));
-        } else if let Some(at) = answer.answers.iter().position(is_soa) {
-            repeat.serial = Some(place(Section::Answer, reply.answers.len() + at));
-        }
+        repeat.serial = serial(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
     }
 
     /// Adds what is known of a target; returns the name of ours that it leads back to, if it does. The
@@ -387,6 +381,19 @@ fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &Followed, chase:
         repeat.aging.push(Aging { section: Section::Answer, records, since, ttl, cap: u32::MAX });
     }
     repeat.replace_authority(followed.authorities.len(), runs_down, chase.absence);
+    // The target is a name in a zone of another block of ours.
+    if let Some(Serial { store, .. }) = &target_repeat.serial {
+        repeat.serial = serial(store, start, &followed.answers, &followed.authorities);
+    }
+}
+
+/// Returns where the SOA record of our zone will be when records are added: behind so many answers, and as the
+/// authority section.
+fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[Record]) -> Option<Serial> {
+    let soa = |records: &[Record]| records.iter().position(|record| record.record_type() == RecordType::SOA);
+    let authority = soa(authorities).map(|at| (Section::Authority, at));
+    let (section, record) = authority.or_else(|| soa(answers).map(|at| (Section::Answer, start + at)))?;
+    Some(Serial { section, record, store: Arc::clone(store) })
 }
 
 /// What was found behind a target.

@@ -5,9 +5,10 @@ use std::iter;
 use hickory_proto::rr::Name;
 
 use super::Node;
+use super::lookups::Lookups;
 use super::services::{self, is_service_label};
 use crate::names;
-use crate::store::{Found, Link, ServiceKey, Store};
+use crate::store::{Found, Link, ServiceKey};
 
 /// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.
 #[derive(Clone, Debug)]
@@ -26,7 +27,7 @@ impl Forward {
     }
 
     /// Returns what there is at a name below the origin.
-    pub(super) fn find(&self, store: &Store, relative: &[u8]) -> Node {
+    pub(super) fn find(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
         let Some(top) = labels(relative).last() else { return Node::Apex(Vec::new()) };
         if self.is_reserved(top) {
             let below = &relative[..relative.len() - 1 - top.len()];
@@ -35,15 +36,15 @@ impl Forward {
                 (is_apex, below) => Node::Reserved { exists: is_apex && below.is_empty() },
             };
         }
-        match store.find(relative, &self.wire) {
+        match lookups.find(relative, &self.wire) {
             Found::Link(link) => Node::Link(link),
             Found::EmptyNonTerminal => Node::Empty,
-            Found::Nothing => self.find_service(store, relative),
+            Found::Nothing => self.find_service(lookups, relative),
         }
     }
 
     /// Looks for `_<port>._<protocol>.<service>.<namespace>`, and for what is above it.
-    fn find_service(&self, store: &Store, relative: &[u8]) -> Node {
+    fn find_service(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
         let Some((first, rest)) = split(relative).filter(|(label, _)| is_service_label(label)) else {
             return Node::Nothing;
         };
@@ -51,7 +52,7 @@ impl Forward {
             Some((second, rest)) if is_service_label(second) => (Some(first), second, rest),
             _ => (None, first, rest),
         };
-        match store.find(service, &self.wire) {
+        match lookups.find(service, &self.wire) {
             Found::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
                 services::find(link, protocol, port)
             }
@@ -72,13 +73,13 @@ impl Forward {
 
     /// Returns the name of a link that leads to it and no other:
     /// `<service>.<namespace>.<zone>`, or the other one where that namespace's name is reserved.
-    pub(super) fn name_of(&self, store: &Store, link: &Link) -> Option<Name> {
-        let leads_back = |relative: &Vec<u8>| {
+    pub(super) fn name_of(&self, lookups: &mut Lookups<'_>, link: &Link) -> Option<Name> {
+        let mut leads_back = |relative: &Vec<u8>| {
             let reserved = labels(relative).last().is_none_or(|top| self.is_reserved(top));
             !reserved
-                && matches!(store.find(relative, &self.wire), Found::Link(found) if found.key == link.key)
+                && matches!(lookups.find(relative, &self.wire), Found::Link(found) if found.key == link.key)
         };
-        let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(leads_back)?;
+        let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
         Name::from_labels(labels(&relative)).ok()?.append_domain(&self.origin).ok()
     }
 

@@ -7,10 +7,11 @@ use hickory_proto::rr::rdata::SRV;
 use hickory_proto::rr::{Name, RData, RecordType};
 
 use super::forward::Forward;
+use super::lookups::Lookups;
 use super::records::{addresses, record};
 use super::{Asked, Names, Node, Zone, ZoneAnswer};
 use crate::names::MAX_LABEL;
-use crate::store::{Link, Port, Store, Target};
+use crate::store::{Link, Port, Target};
 
 /// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.
 const PRIORITY: u16 = 0;
@@ -44,12 +45,19 @@ pub(super) fn find(link: Arc<Link>, protocol: &[u8], port: Option<&[u8]>) -> Nod
 
 impl Zone {
     /// Adds the SRV records for these ports of a link.
-    pub(super) fn services(&self, asked: &Asked<'_>, link: &Link, ports: &[u16], answer: &mut ZoneAnswer) {
+    pub(super) fn services(
+        &self,
+        asked: &Asked<'_>,
+        lookups: &mut Lookups<'_>,
+        link: &Link,
+        ports: &[u16],
+        answer: &mut ZoneAnswer,
+    ) {
         let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
         let ttl = self.ttl_of(link);
         let end = match target {
-            Target::Hostname(host) => self.end_of_aliases(forward, asked.store, host.name(), ttl),
-            Target::Addresses(ips) => match forward.name_of(asked.store, link) {
+            Target::Hostname(host) => self.end_of_aliases(forward, lookups, host.name(), ttl),
+            Target::Addresses(ips) => match forward.name_of(lookups, link) {
                 Some(name) => End { name, ips: ips.to_vec(), own_ttl: ttl, ttl },
                 None => return,
             },
@@ -70,11 +78,11 @@ impl Zone {
     }
 
     /// Returns what a hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
-    fn end_of_aliases(&self, forward: &Forward, store: &Store, host: Name, ttl: u32) -> End {
+    fn end_of_aliases(&self, forward: &Forward, lookups: &mut Lookups<'_>, host: Name, ttl: u32) -> End {
         let mut end = End { name: host, ips: Vec::new(), own_ttl: ttl, ttl };
         for _ in 0..MAX_ALIASES {
             let Some(relative) = self.relative(&end.name) else { break };
-            let Node::Link(link) = forward.find(store, &relative) else { break };
+            let Node::Link(link) = forward.find(lookups, &relative) else { break };
             end.own_ttl = self.ttl_of(&link);
             match &link.target {
                 Some(Target::Hostname(next)) => {
