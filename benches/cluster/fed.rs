@@ -42,7 +42,7 @@ pub fn run(verdicts: &mut Verdicts) {
     let ahead = ahead::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone());
     runtime.spawn(ahead);
     let server = runtime.block_on(async {
-        let sockets = udp::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a socket");
+        let sockets = udp::bind("127.0.0.1:0".parse().expect("an address")).expect("a socket");
         let server = sockets[0].local_addr().expect("its address");
         runtime.spawn(udp::serve(sockets, handler, stop.clone()));
         server

@@ -47,26 +47,21 @@ const MAX_LAST: usize = 4096;
 /// Threads of a listener at most: so many answer more than any network brings.
 const MAX_WORKERS: usize = 8;
 
-/// Opens sockets for DNS over UDP at an address, one for each core; `beside` others of ours that are about to end, if
-/// there are any at that port.
+/// Opens sockets for DNS over UDP at an address, one for each core. They have SO_REUSEPORT: the kernel chooses among
+/// them by it, and a listener that ends may still have its sockets at the port. The TCP socket of the same port keeps
+/// other programs out. Port 0 is one that no other socket has.
 ///
 /// # Errors
 /// If the address can't be had.
-pub fn bind(address: SocketAddr, beside: bool) -> io::Result<Vec<UdpSocket>> {
+pub fn bind(address: SocketAddr) -> io::Result<Vec<UdpSocket>> {
     let workers = thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS);
-    let first = bind_one(address, beside || workers > 1)?;
+    let first = bind_one(address)?;
     let address = first.local_addr()?;
-    let others = (1..workers).map(|_| bind_one(address, true));
+    let others = (1..workers).map(|_| bind_one(address));
     [Ok(first)].into_iter().chain(others).collect()
 }
 
-/// Whether those sockets need SO_REUSEPORT as long as they are open: the kernel chooses among them by it.
-#[must_use]
-pub fn is_shared(sockets: &[UdpSocket]) -> bool {
-    sockets.len() > 1
-}
-
-fn bind_one(address: SocketAddr, beside: bool) -> io::Result<UdpSocket> {
+fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
     bind_with(address, |address| {
         let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
         if address.is_ipv6() {
@@ -76,8 +71,10 @@ fn bind_one(address: SocketAddr, beside: bool) -> io::Result<UdpSocket> {
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         // What it has no room for is to be counted; an old kernel doesn't tell.
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
-        setsockopt(&socket, sockopt::ReusePort, &beside)?;
+        // With SO_REUSEPORT, port 0 could become a port that another socket of this user has, which then loses questions.
+        setsockopt(&socket, sockopt::ReusePort, &(address.port() != 0))?;
         socket.bind(&address.into())?;
+        setsockopt(&socket, sockopt::ReusePort, &true)?;
         if address.ip().is_unspecified() {
             // Only so can an answer leave from the address that was asked.
             if address.is_ipv6() {

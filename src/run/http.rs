@@ -158,7 +158,7 @@ impl Http {
             let names = paths.borrow().join(", ");
             info!("{names} on {bound}");
             let stop = CancellationToken::new();
-            let holders = Holders::of(bound.port(), &[listener.as_fd()]);
+            let holders = Holders::of(bound.port(), listener.as_fd());
             // No other program comes in.
             holders.share(bound.port(), false);
             let serving = probes::serve(listener, self.router(served.clone()), stop.clone());

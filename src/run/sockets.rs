@@ -25,30 +25,27 @@ pub(super) struct Socket {
     pub(super) tcp: TcpListener,
 }
 
-/// The sockets that are listened on at a port, to let others in beside them.
+/// The TCP socket of a listener, to let another listener have its port, too.
 pub(super) struct Holders {
     port: u16,
-    sockets: Vec<OwnedFd>,
+    socket: Option<OwnedFd>,
 }
 
 // === impl Holders ===
 
 impl Holders {
-    /// Returns another handle on them. Whoever holds it keeps the port.
-    pub(super) fn of(port: u16, sockets: &[BorrowedFd<'_>]) -> Self {
+    /// Returns another handle on the socket. The port stays taken until this is dropped, too.
+    pub(super) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
         // Without it a port can't be taken over, and nothing else is lost.
-        let sockets = sockets.iter().filter_map(|socket| socket.try_clone_to_owned().ok()).collect();
-        Self { port, sockets }
+        Self { port, socket: socket.try_clone_to_owned().ok() }
     }
 
     /// Lets others in, or not any more. Returns whether it is about that port.
     pub(super) fn share(&self, port: u16, share: bool) -> bool {
         let is_meant = self.port == port && port != 0;
-        if is_meant {
-            for socket in &self.sockets {
-                // Where that can't be, opening the other one says so.
-                let _ = setsockopt(socket, sockopt::ReusePort, &share);
-            }
+        if is_meant && let Some(socket) = &self.socket {
+            // Where that can't be, opening the other one says so.
+            let _ = setsockopt(socket, sockopt::ReusePort, &share);
         }
         is_meant
     }
@@ -60,30 +57,38 @@ pub(super) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Sock
     let ListenAt { scheme, address } = listen;
     let failed =
         |address, transport| move |source| RunError::Listen { place: at(place), address, transport, source };
-    let mut tries = if address.port() == 0 { PORT_TRIES } else { 1 };
-    loop {
-        tries -= 1;
+    if scheme == Scheme::Tls || address.port() != 0 {
+        // TCP first: it tells whether another program has the port.
         let tcp = tcp::bind(address, beside).map_err(failed(address, "TCP"))?;
         let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
-        let bound_at = ListenAt { scheme, address: bound };
-        if scheme == Scheme::Tls {
-            return Ok(Socket { bound: bound_at, udp: Vec::new(), tcp });
-        }
-        match udp::bind(bound, beside) {
-            Ok(udp) => return Ok(Socket { bound: bound_at, udp, tcp }),
+        let udp = if scheme == Scheme::Tls {
+            Vec::new()
+        } else {
+            udp::bind(bound).map_err(failed(address, "UDP"))?
+        };
+        return Ok(Socket { bound: ListenAt { scheme, address: bound }, udp, tcp });
+    }
+    let mut tries = PORT_TRIES;
+    loop {
+        tries -= 1;
+        // UDP first: the kernel chooses a port that no other UDP socket has.
+        let udp = udp::bind(address).map_err(failed(address, "UDP"))?;
+        let Some(first) = udp.first() else {
+            return Err(failed(address, "UDP")(io::ErrorKind::NotFound.into()));
+        };
+        let bound = first.local_addr().map_err(failed(address, "UDP"))?;
+        match tcp::bind(bound, false) {
+            Ok(tcp) => return Ok(Socket { bound: ListenAt { scheme, address: bound }, udp, tcp }),
             Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(failed(address, "UDP")(error)),
+            Err(error) => return Err(failed(address, "TCP")(error)),
         }
     }
 }
 
 impl Socket {
-    /// Returns another handle on the port.
+    /// Returns another handle on the port. UDP shares it anyway: TCP keeps other programs out.
     pub(super) fn holders(&self) -> Holders {
-        // Those that share the port among themselves go on to do so: TCP keeps others out.
-        let udp = self.udp.iter().filter(|_| !udp::is_shared(&self.udp)).map(UdpSocket::as_fd);
-        let all: Vec<BorrowedFd<'_>> = udp.chain([self.tcp.as_fd()]).collect();
-        Holders::of(self.bound.address.port(), &all)
+        Holders::of(self.bound.address.port(), self.tcp.as_fd())
     }
 }
 

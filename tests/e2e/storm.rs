@@ -248,7 +248,7 @@ async fn while_the_store_changes_1000_times_a_second_a_change_counts_from_the_mo
     let cloud = cloud().await;
     let store = stored(LINKS);
     let handler = handler(&store, &format!("cache 30\nforward . {}", cloud.address));
-    let sockets = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    let sockets = udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let server = sockets[0].local_addr().unwrap();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();

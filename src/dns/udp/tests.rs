@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::net::Ipv4Addr;
 
 use hickory_proto::op::{Edns, Message, Query};
@@ -64,7 +65,7 @@ fn busy(handler: &Handler) -> f64 {
 #[tokio::test]
 async fn a_client_whose_questions_wait_leaves_room_for_those_of_others() {
     let (handler, _silent) = handler().await;
-    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let address = sockets[0].local_addr().unwrap();
     let serving = serve_with(sockets, Arc::clone(&handler), Shares::new(16), CancellationToken::new());
     let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
@@ -87,7 +88,7 @@ async fn a_client_whose_questions_wait_leaves_room_for_those_of_others() {
 #[tokio::test]
 async fn what_had_come_when_told_to_stop_is_answered() {
     let (handler, _silent) = handler().await;
-    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
     for _ in 0..50 {
         ask(&client, KNOWN).await;
@@ -104,7 +105,7 @@ async fn what_had_come_when_told_to_stop_is_answered() {
 async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
     const CROWD: usize = 200;
     let (handler, _silent) = handler().await;
-    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
     for _ in 0..CROWD {
         ask(&client, KNOWN).await;
@@ -126,6 +127,13 @@ async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
     assert!(most <= 128, "{most} at once");
 }
 
+#[test]
+fn port_0_is_a_port_that_no_other_socket_has() {
+    let sockets: Vec<_> = (0..300).map(|_| bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap()).collect();
+    let ports: HashSet<u16> = sockets.iter().map(|socket| socket.local_addr().unwrap().port()).collect();
+    assert_eq!(ports.len(), sockets.len());
+}
+
 /// Who asks for a link, `web` in `default` at 192.0.2.1, and who answers.
 struct Served {
     store: Arc<Store>,
@@ -140,7 +148,7 @@ async fn serve_web() -> Served {
     store.apply(link("web", "192.0.2.1"));
     store.set_synced();
     let (handler, upstream) = handler_of(Arc::clone(&store)).await;
-    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
     let serving = tokio::spawn(serve(sockets, handler, CancellationToken::new()));
     Served { store, client, upstream, _serving: AbortOnDropHandle::new(serving) }
