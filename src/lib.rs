@@ -16,3 +16,7 @@ pub mod store;
 pub mod sync;
 pub mod takeover;
 pub mod targets;
+
+#[cfg(test)]
+#[path = "../tests/e2e/harness/port.rs"]
+mod held_port;

@@ -100,7 +100,8 @@ zone:
     )
 }
 
-/// NSD's configuration: one server process. Its rate limit would drop what comes from one client.
+/// NSD's configuration: one server process, at a port that the bench holds. Its rate limit would drop what comes from one
+/// client.
 pub fn nsd(place: &Place) -> String {
     let Place { directory, port } = place;
     let directory = directory.display();
@@ -108,6 +109,7 @@ pub fn nsd(place: &Place) -> String {
         "server:
     ip-address: 127.0.0.1@{port}
     server-count: 1
+    reuseport: yes
     username: \"\"
     chroot: \"\"
     database: \"\"

@@ -15,6 +15,7 @@ use std::path::Path;
 use nix::libc::{
     self, c_int, c_void, in6_pktinfo, iovec, mmsghdr, recvmmsg, sendmmsg, setsockopt, sockaddr_in6, socklen_t,
 };
+use socket2::{Domain, Socket, Type};
 
 /// Datagrams of one system call.
 const BATCH: usize = 64;
@@ -33,7 +34,14 @@ type Answers = HashMap<Box<[u8]>, Box<[u8]>>;
 /// Answers at an address until it is killed.
 pub fn serve(address: SocketAddr, answers: &Path) -> io::Result<()> {
     let answers = read(answers)?;
-    let socket = UdpSocket::bind(address)?;
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    // The bench holds the port.
+    socket.set_reuse_port(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    let socket = UdpSocket::from(socket);
     option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
     let wildcard = address.ip().is_unspecified();
     if wildcard && address.is_ipv6() {

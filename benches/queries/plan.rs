@@ -1,7 +1,7 @@
 //! What is measured: the environment, the programs, one set after the other.
 
 use std::env;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use nix::unistd::Pid;
 use crate::client::Client;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::data_dir::DataDir;
+use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 use crate::rounds::Measured;
-use crate::servers::{Programs, Server, Stage, free_port, start_upstream};
+use crate::servers::{Programs, Server, Stage, start_upstream};
 use crate::sets::{NAMES, Names, Set, service, target};
 use crate::{cpu, fixtures, page, report, verdicts};
 
@@ -88,7 +89,8 @@ pub fn run() -> Result<(), String> {
     let programs = find_peers();
     let temporary =
         DataDir::create().map_err(|error| format!("no directory for the servers' files: {error}"))?;
-    let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    let port = HeldPort::take().map_err(|error| format!("no port for the upstream: {error}"))?;
+    let upstream = port.local();
     let _upstream = upstream_of(&programs, temporary.path(), upstream)?;
     let kubernetes = wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);
     let plane = (kubernetes && programs.coredns.is_some()).then(cluster);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,6 +10,7 @@ use crate::client::Client;
 use crate::cpu;
 use crate::fixtures::{self, Place};
 use crate::harness::linker;
+use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::sets::{Names, Question, Set, ZONE};
 
@@ -105,6 +106,13 @@ pub struct Running {
     pub questions: Vec<Question>,
     /// The questions, for dnsperf.
     pub data: PathBuf,
+    _ports: Ports,
+}
+
+/// The ports of a server.
+struct Ports {
+    dns: HeldPort,
+    metrics: HeldPort,
 }
 
 impl Drop for Running {
@@ -117,30 +125,18 @@ impl Drop for Running {
 impl Stage {
     /// Starts a server for a set, and waits until it answers the first question.
     pub fn start(&self, server: Server, set: Set) -> Result<Running, String> {
-        let mut problem = String::new();
-        // Somebody may take a port in between.
-        for _ in 0..3 {
-            match self.try_start(server, set) {
-                Ok(running) => return Ok(running),
-                Err(error) => problem = error,
-            }
-        }
-        Err(problem)
-    }
-
-    fn try_start(&self, server: Server, set: Set) -> Result<Running, String> {
         let text = |error: io::Error| error.to_string();
         let directory =
             self.directory.join(format!("{}-{}", set.name(), server.name().replace([' ', ','], "-")));
         fs::create_dir_all(&directory).map_err(text)?;
-        let port = free_port();
-        let command = self.command(server, set, &Place { directory: &directory, port }).map_err(text)?;
+        let ports = Ports { dns: HeldPort::take().map_err(text)?, metrics: HeldPort::take().map_err(text)? };
+        let command = self.command(server, set, &directory, &ports).map_err(text)?;
         let questions = set.questions(server.names());
         let data = directory.join("questions");
         fixtures::write_questions(&data, &questions).map_err(text)?;
         let process = spawn(&command, cpu::SERVER, &directory).map_err(text)?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut running = Running { server, process, address, questions, data };
+        let address = ports.dns.local();
+        let mut running = Running { server, process, address, questions, data, _ports: ports };
         let client = Client::new(address).map_err(text)?;
         let ready = client.wait_for(&running.questions[0], &mut || running.process.ended().is_some());
         ready.map_err(|problem| format!("{problem}\n{}", log(&directory)))?;
@@ -148,8 +144,9 @@ impl Stage {
     }
 
     /// The program with its arguments, and the files that they name.
-    fn command(&self, server: Server, set: Set, place: &Place) -> io::Result<Command> {
-        let Place { directory, port } = place;
+    fn command(&self, server: Server, set: Set, directory: &Path, ports: &Ports) -> io::Result<Command> {
+        let port = ports.dns.number();
+        let place = &Place { directory, port };
         let program = self.programs.of(server).ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         let host = if set.anywhere() { "[::]" } else { "127.0.0.1" };
@@ -164,7 +161,7 @@ impl Stage {
                 fs::rename(directory.join("services.yaml"), manifests.join("services.yaml"))?;
                 command.arg("--manifests").arg(manifests);
                 if set == Set::Uncached {
-                    write("Corefile", self.corefile(server, *port))?;
+                    write("Corefile", self.corefile(server, ports))?;
                     command.arg("--corefile").arg(directory.join("Corefile"));
                 } else {
                     command.args(["--listen", &format!("{host}:{port}")]);
@@ -189,7 +186,7 @@ impl Stage {
             }
             _ => {
                 write("zone", fixtures::zone())?;
-                write("Corefile", self.corefile(server, *port))?;
+                write("Corefile", self.corefile(server, ports))?;
                 command.arg("-conf").arg(directory.join("Corefile"));
             }
         }
@@ -198,7 +195,7 @@ impl Stage {
     }
 
     /// One block, the same for lb-linker where it takes one.
-    fn corefile(&self, server: Server, port: u16) -> String {
+    fn corefile(&self, server: Server, ports: &Ports) -> String {
         let forward = format!("forward . {}", self.upstream);
         let kubernetes = || {
             let kubeconfig = self.kubeconfig.as_deref().unwrap_or(Path::new(""));
@@ -213,8 +210,9 @@ impl Stage {
         };
         let metrics = match server {
             Server::FileBare => String::new(),
-            _ => format!("prometheus 127.0.0.1:{}", free_port()),
+            _ => format!("prometheus {}", ports.metrics.local()),
         };
+        let port = ports.dns.number();
         format!(".:{port} {{\n bind 127.0.0.1\n errors\n {metrics}\n {plugins}\n}}\n")
     }
 
@@ -254,15 +252,4 @@ fn log(directory: &Path) -> String {
     let log = String::from_utf8_lossy(&log);
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(10)..].join("\n")
-}
-
-/// A port that is free on every address, below those that sockets get that don't ask for one.
-pub fn free_port() -> u16 {
-    loop {
-        let port = rand::random_range(10_000..30_000);
-        let everywhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-        if UdpSocket::bind(everywhere).is_ok() && TcpListener::bind(everywhere).is_ok() {
-            return port;
-        }
-    }
 }

@@ -16,6 +16,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::port::HeldPort;
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 use crate::story::external_target as points_at;
 
@@ -531,11 +532,11 @@ fn takeover_needs_a_cluster_to_work_on() {
 #[test]
 fn takeover_says_that_there_is_no_api_server_and_ends() {
     let directory = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = HeldPort::take().unwrap();
     let path = directory.path().join("kubeconfig");
     let kubeconfig: Value = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
-        "clusters": [{"name": "x", "cluster": {"server": format!("http://127.0.0.1:{port}")}}],
+        "clusters": [{"name": "x", "cluster": {"server": format!("http://{}", port.local())}}],
         "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
         "users": [{"name": "x", "user": {}}],
     });

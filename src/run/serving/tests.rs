@@ -1,3 +1,4 @@
+use std::io::ErrorKind;
 use std::path::Path;
 
 use futures::FutureExt;
@@ -6,10 +7,12 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use super::*;
 use crate::dns::configuration::configure;
 use crate::dns::corefile::Sources;
+use crate::held_port::HeldPort;
 use crate::store::{Departed, Store};
 
 fn serving() -> (Serving, Site) {
@@ -27,17 +30,13 @@ impl Serving {
 #[tokio::test]
 async fn a_listener_that_comes_back_isnt_taken_for_the_one_that_has_ended() {
     let (mut serving, site) = serving();
-    let port = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let one = format!(".:{port} {{\nbind 127.0.0.1\nwhoami\n}}\n");
+    let port = HeldPort::take().unwrap();
+    let one = format!(".:{} {{\nbind 127.0.0.1\nwhoami\n}}\n", port.number());
     let other = "example.:0 {\nbind 127.0.0.1\nwhoami\n}\n";
     serving.put(&site, &format!("{one}{other}"));
     serving.put(&site, other);
-    // Nobody looks at what has ended: a Corefile is just being read.
-    while UdpSocket::bind(("127.0.0.1", port)).await.is_err()
-        || std::net::TcpListener::bind(("127.0.0.1", port)).is_err()
-    {
-        yield_now().await;
-    }
+    // The ended listener isn't joined yet, as while a Corefile is being read.
+    wait_until_closed(&port).await;
     for _ in 0..100 {
         yield_now().await;
     }
@@ -71,9 +70,7 @@ async fn a_port_is_free_at_once_though_an_answer_is_under_way() {
     serving.put(&site, &format!("{one}{other}"));
     let address = serving.listeners[0].bound.address;
     let mut client = TcpStream::connect(address).await.unwrap();
-    let mut question = Message::query();
-    question.add_query(Query::query(Name::from_ascii("a.z.").unwrap(), RecordType::A));
-    let question = question.to_vec().unwrap();
+    let question = question("a.z.");
     client.write_u16(question.len().try_into().unwrap()).await.unwrap();
     client.write_all(&question).await.unwrap();
     silent.recv(&mut [0; 512]).await.unwrap();
@@ -86,13 +83,35 @@ async fn a_port_is_free_at_once_though_an_answer_is_under_way() {
     serving.end().await;
 }
 
-/// Asks by UDP whether that address answers, for as long as it takes.
-async fn answers(port: u16) -> bool {
+fn question(name: &str) -> Vec<u8> {
+    let mut message = Message::query();
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    message.to_vec().unwrap()
+}
+
+/// Waits until no socket receives at the port, by TCP and UDP.
+async fn wait_until_closed(port: &HeldPort) {
+    // The socket that holds the port doesn't listen, so that this finds another one that does.
+    while std::net::TcpListener::bind(port.local()).is_err() {
+        yield_now().await;
+    }
+    // A datagram that a socket had no time to read is never answered: then the next one tells.
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    client.connect(("127.0.0.1", port)).await.unwrap();
-    let mut question = Message::query();
-    question.add_query(Query::query(Name::from_ascii("a.").unwrap(), RecordType::A));
-    client.send(&question.to_vec().unwrap()).await.unwrap();
+    client.connect(port.local()).await.unwrap();
+    let is_closed = || async {
+        let _ = client.send(&question("a.")).await;
+        let received = timeout(Duration::from_millis(10), client.recv(&mut [0; 512])).await;
+        received
+            .is_ok_and(|received| received.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
+    };
+    while !is_closed().await {}
+}
+
+/// Asks by UDP whether that address answers, for as long as it takes.
+async fn answers(port: &HeldPort) -> bool {
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.connect(port.local()).await.unwrap();
+    client.send(&question("a.")).await.unwrap();
     client.recv(&mut [0; 512]).await.is_ok()
 }
 
@@ -101,7 +120,8 @@ async fn a_port_changes_its_address_and_back_while_an_answer_is_under_way() {
     let (mut serving, site) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = silent.local_addr().unwrap();
-    let port = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let held = HeldPort::take().unwrap();
+    let port = held.number();
     let block = |bind: &str| {
         let (slow, quick) = (
             format!("slow.:{port} {{\n{bind}\nforward . {upstream}\n}}\n"),
@@ -113,22 +133,20 @@ async fn a_port_changes_its_address_and_back_while_an_answer_is_under_way() {
     serving.put(&site, &all);
     for text in [&one, &all, &one] {
         let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let mut question = Message::query();
-        question.add_query(Query::query(Name::from_ascii("a.slow.").unwrap(), RecordType::A));
-        client.send_to(&question.to_vec().unwrap(), ("127.0.0.1", port)).await.unwrap();
+        client.send_to(&question("a.slow."), held.local()).await.unwrap();
         silent.recv(&mut [0; 512]).await.unwrap();
         serving.put(&site, text);
         // Which of the two gets it doesn't matter.
-        assert!(answers(port).await);
+        assert!(answers(&held).await);
         assert!(!serving.lingering.is_empty(), "the one before still has an answer to give");
         // No other program comes in.
-        assert!(std::net::TcpListener::bind(("127.0.0.1", port)).is_err());
+        assert!(std::net::TcpListener::bind(held.local()).is_err());
     }
     serving.end().await;
 }
 
-async fn health(port: u16) -> io::Result<()> {
-    let mut client = TcpStream::connect(("127.0.0.1", port)).await?;
+async fn health(address: SocketAddr) -> io::Result<()> {
+    let mut client = TcpStream::connect(address).await?;
     client.write_all(b"GET /health HTTP/1.0\r\n\r\n").await?;
     let mut answer = String::new();
     client.read_to_string(&mut answer).await?;
@@ -138,11 +156,12 @@ async fn health(port: u16) -> io::Result<()> {
 #[tokio::test]
 async fn http_moves_to_another_address_of_its_port() {
     let (mut serving, site) = serving();
-    let port = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let held = HeldPort::take().unwrap();
+    let port = held.number();
     for address in [format!(":{port}"), format!("127.0.0.1:{port}"), format!(":{port}")] {
         serving.put(&site, &format!(".:0 {{\nbind 127.0.0.1\nhealth {address}\nwhoami\n}}\n"));
-        // Who came to the one that ends has to come again.
-        while health(port).await.is_err() {
+        // A connection to the listener that ends is closed: then the client connects again.
+        while health(held.local()).await.is_err() {
             yield_now().await;
         }
     }

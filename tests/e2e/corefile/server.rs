@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 use crate::harness::PATIENCE;
 use crate::harness::linker;
+use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 
@@ -36,40 +36,6 @@ impl Which {
             Ok("coredns") => Self::CoreDns,
             Ok(other) => panic!("COREFILE_SUBJECT is {other:?}, and can only be coredns"),
             Err(_) => Self::Linker,
-        }
-    }
-}
-
-/// A port, free for TCP and UDP on every address, that nobody else here gets until this is dropped.
-///
-/// It is below those that the kernel gives to connections and to sockets that don't ask for one: such a socket on
-/// another address of this machine would keep a program from listening on all of them.
-///
-/// Nothing listens on the socket that is kept here. Both programs can listen beside it: CoreDNS sets SO_REUSEPORT,
-/// lb-linker SO_REUSEADDR.
-#[derive(Debug)]
-pub struct Port {
-    pub number: u16,
-    _reserved: Socket,
-}
-
-impl Port {
-    pub fn take() -> Self {
-        loop {
-            let number = rand::random_range(10_000..30_000);
-            let everywhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, number));
-            // Without SO_REUSEADDR, so that a port that another holds in this way isn't free.
-            let free = [Type::STREAM, Type::DGRAM]
-                .map(|kind| Socket::new(Domain::IPV6, kind, None).unwrap().bind(&everywhere.into()).is_ok());
-            if free != [true; 2] {
-                continue;
-            }
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.set_reuse_port(true).unwrap();
-            socket.set_reuse_address(true).unwrap();
-            if socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, number)).into()).is_ok() {
-                return Self { number, _reserved: socket };
-            }
         }
     }
 }
@@ -125,53 +91,43 @@ impl Site {
 pub struct Server {
     process: Process,
     log: Arc<Mutex<Vec<String>>>,
-    ports: BTreeMap<&'static str, Port>,
+    ports: BTreeMap<&'static str, HeldPort>,
 }
 
 impl Server {
     /// Starts it on the Corefile of a directory, and waits until it listens wherever the Corefile says so.
     pub async fn start(which: Which, site: &Site) -> Self {
-        // Somebody may take a UDP port in between.
-        for _ in 0..5 {
-            if let Ok(server) = Self::try_start(which, site).await {
-                return server;
-            }
-        }
-        Self::try_start(which, site).await.unwrap_or_else(|log| panic!("{which:?}: {log:#?}"))
-    }
-
-    async fn try_start(which: Which, site: &Site) -> Result<Self, Vec<String>> {
-        let ports: BTreeMap<_, _> = PORTS.into_iter().map(|name| (name, Port::take())).collect();
+        let ports: BTreeMap<_, _> =
+            PORTS.into_iter().map(|name| (name, HeldPort::take().expect("a free port"))).collect();
         let mut command = command(which, site);
         for (name, port) in &ports {
-            command.env(name, port.number.to_string());
+            command.env(name, port.number().to_string());
         }
         let mut process = Process::spawn(command).expect("it can be started");
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
-        follow(process.stdout().expect("it is piped"), &log);
-        follow(process.stderr().expect("it is piped"), &log);
+        let mut readers = vec![
+            follow(process.stdout().expect("it is piped"), &log),
+            follow(process.stderr().expect("it is piped"), &log),
+        ];
         let text = fs::read_to_string(site.corefile()).unwrap();
         let mut server = Self { process, log, ports };
         let deadline = Instant::now() + PATIENCE;
         for name in PORTS.into_iter().filter(|name| text.contains(&format!("{{${name}}}"))) {
             while !server.listens(name) {
-                if server.process.ended().is_some() {
-                    // What it wrote at its end may not be read yet.
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                    return Err(server.log());
+                let ended = server.process.ended();
+                if ended.is_some() {
+                    // The pipes are closed: the readers end with the last line.
+                    readers.drain(..).for_each(|reader| reader.join().expect("it reads"));
                 }
-                // CoreDNS goes on without its metrics then.
-                if server.log().iter().any(|line| line.contains("address already in use")) {
-                    return Err(server.log());
-                }
-                assert!(Instant::now() < deadline, "{name} isn't listened on: {:#?}", server.log());
+                let is_over = ended.is_some() || Instant::now() > deadline;
+                assert!(!is_over, "{which:?} doesn't listen on {name} ({ended:?}): {:#?}", server.log());
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         }
-        Ok(server)
+        server
     }
 
-    /// Whether it listens there, on whatever address. Who connects to find out is counted.
+    /// Returns whether the server listens there, on whatever address. A connection to find out would count in its metrics.
     fn listens(&self, name: &str) -> bool {
         let table = |kind: &str| {
             ["", "6"]
@@ -179,18 +135,20 @@ impl Server {
                 .concat()
         };
         // proc(5): local address, remote address, state; 0A is TCP_LISTEN, 07 an unconnected UDP socket.
-        let here = |kind: &str, state: &str| {
+        let sockets = |kind: &str, state: &str| {
             let port = format!(":{:04X}", self.port(name));
-            table(kind).lines().any(|line| {
+            let here = |line: &&str| {
                 let mut words = line.split_whitespace().skip(1);
                 words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(state)
-            })
+            };
+            table(kind).lines().filter(here).count()
         };
-        here("tcp", "0A") && (!name.starts_with("PORT") || here("udp", "07"))
+        // One UDP socket is the one that holds the port.
+        sockets("tcp", "0A") > 0 && (!name.starts_with("PORT") || sockets("udp", "07") > 1)
     }
 
     pub fn port(&self, name: &str) -> u16 {
-        self.ports[name].number
+        self.ports[name].number()
     }
 
     pub fn address(&self, name: &str) -> SocketAddr {
@@ -223,7 +181,7 @@ impl Server {
     pub fn without_ports(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, port) in &self.ports {
-            text = text.replace(&format!(":{}", port.number), &format!(":{name}"));
+            text = text.replace(&format!(":{}", port.number()), &format!(":{name}"));
         }
         text
     }
@@ -258,13 +216,13 @@ fn command(which: Which, site: &Site) -> Command {
     command
 }
 
-fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) {
+fn follow(stream: impl Read + Send + 'static, log: &Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
     let log = Arc::clone(log);
     thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             log.lock().unwrap().push(line);
         }
-    });
+    })
 }
 
 /// Lets lb-linker check the Corefile of a directory, where a port is any.

@@ -6,8 +6,9 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::{A, CNAME, SOA};
 use hickory_proto::rr::{Name, RData, Record};
 
-use super::server::{Port, Server, Site, Which};
+use super::server::{Server, Site, Which};
 use crate::harness::dns::{FaultyUpstream, address, error};
+use crate::harness::port::HeldPort;
 
 /// The upstreams of all cases, one for both programs.
 pub struct Upstreams {
@@ -15,8 +16,8 @@ pub struct Upstreams {
     pub cloud: Server,
     /// One that answers as a name's first label says: `{$ODD}`.
     pub odd: FaultyUpstream,
-    /// A port on which nobody listens: `{$DEAD}`.
-    pub dead: Port,
+    /// A port that refuses: `{$DEAD}`.
+    pub dead: HeldPort,
 }
 
 impl Upstreams {
@@ -24,13 +25,13 @@ impl Upstreams {
         let zones = [("db.example.org", &*example_org()), ("db.192", REVERSE), ("db.cluster", CLUSTER)];
         let site = Site::new(CLOUD, &zones);
         let cloud = Server::start(Which::CoreDns, &site).await;
-        Self { cloud, odd: FaultyUpstream::start(odd).await, dead: Port::take() }
+        Self { cloud, odd: FaultyUpstream::start(odd).await, dead: HeldPort::take().unwrap() }
     }
 
     /// Names them to a Corefile.
     pub fn name(&self, site: Site) -> Site {
-        let dead = format!("127.0.0.1:{}", self.dead.number);
-        site.with("UPSTREAM", self.cloud.dns()).with("ODD", self.odd.address).with("DEAD", dead)
+        let Self { cloud, odd, dead } = self;
+        site.with("UPSTREAM", cloud.dns()).with("ODD", odd.address).with("DEAD", dead.local())
     }
 }
 

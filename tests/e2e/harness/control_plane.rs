@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,7 +18,8 @@ use nix::sys::signal::Signal;
 
 use super::audit::{self, AuditEvent};
 use super::data_dir::DataDir;
-use super::process::{Process, ReservedPort};
+use super::port::HeldPort;
+use super::process::Process;
 use super::programs::programs;
 
 /// For everything that a start waits for. It takes 2 to 3 s on an idle machine.
@@ -38,7 +39,7 @@ pub struct Options {
 #[derive(Debug)]
 pub struct ControlPlane {
     options: Options,
-    pub(super) port: ReservedPort,
+    pub(super) port: HeldPort,
     // In this order they are dropped.
     apiserver: Mutex<Option<Process>>,
     etcd: Mutex<Option<Process>>,
@@ -85,7 +86,7 @@ impl ControlPlane {
     }
 
     fn try_start(options: Options) -> Result<Self, String> {
-        let port = ReservedPort::take().map_err(|error| format!("no free port: {error}"))?;
+        let port = HeldPort::take().map_err(|error| format!("no free port: {error}"))?;
         let data = DataDir::create().map_err(|error| format!("no data directory: {error}"))?;
         let plane = Self { options, port, apiserver: Mutex::default(), etcd: Mutex::default(), data };
         plane.write_files().map_err(|error| format!("{}: {error}", plane.data.path().display()))?;
@@ -170,7 +171,7 @@ impl ControlPlane {
         let mut listens = false;
         loop {
             // kubectl costs more than a connection, while both need the processor to start.
-            listens = listens || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port.number())).is_ok();
+            listens = listens || TcpStream::connect(self.port.local()).is_ok();
             if listens && self.try_kubectl(&["get", "--raw=/readyz", "--request-timeout=2s"]).is_ok() {
                 return Ok(());
             }

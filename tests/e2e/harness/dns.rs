@@ -16,7 +16,8 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::process::{Process, ReservedPort};
+use super::port::HeldPort;
+use super::process::Process;
 use super::programs::programs;
 use super::{PATIENCE, eventually};
 
@@ -160,7 +161,7 @@ pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
 pub struct CoreDns {
     process: Process,
     _directory: TempDir,
-    _port: ReservedPort,
+    _port: HeldPort,
     /// Where it answers.
     pub address: SocketAddr,
 }
@@ -174,14 +175,14 @@ impl CoreDns {
     /// Does what [`CoreDns::start`] does, with `tls://` before the port, or nothing.
     pub async fn start_with_scheme(scheme: &str, plugins: &str, db: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let port = ReservedPort::take().unwrap();
+        let port = HeldPort::take().unwrap();
         let corefile = format!("{scheme}.:{} {{\n bind 127.0.0.1\n{plugins}\n}}", port.number());
         std::fs::write(directory.path().join("Corefile"), corefile).unwrap();
         std::fs::write(directory.path().join("db"), db).unwrap();
         let mut command = Command::new(&programs().coredns);
         command.current_dir(directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(command).unwrap();
-        let address: SocketAddr = ([127, 0, 0, 1], port.number()).into();
+        let address = port.local();
         eventually("CoreDNS", || async { TcpStream::connect(address).await.ok() }).await;
         Self { process, _directory: directory, _port: port, address }
     }

@@ -8,6 +8,7 @@ pub mod data_dir;
 pub mod dns;
 pub mod linker;
 pub mod network;
+pub mod port;
 pub mod process;
 pub mod programs;
 pub mod proxy;

@@ -1,6 +1,5 @@
-//! Child processes that never outlive the test process, however that ends, and ports for them.
+//! Child processes that never outlive the test process, however that ends.
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{OnceLock, mpsc};
@@ -10,9 +9,6 @@ use std::{fs, io};
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
-};
 use nix::unistd::{Pid, getpid, getppid};
 
 /// A running child. Dropping it kills it.
@@ -132,34 +128,5 @@ fn die_with_parent(command: &mut Command) {
     #[allow(unsafe_code)]
     unsafe {
         command.pre_exec(prepare);
-    }
-}
-
-/// A TCP port on 127.0.0.1 that is ours until this is dropped, for a server that sets SO_REUSEPORT.
-///
-/// Nothing listens on the socket that is kept here. It only keeps everybody else off the port, before the
-/// server is up and while it is being restarted.
-#[derive(Debug)]
-pub struct ReservedPort {
-    port: u16,
-    _socket: OwnedFd,
-}
-
-impl ReservedPort {
-    /// Takes a free one.
-    ///
-    /// # Errors
-    /// When there is none.
-    pub fn take() -> nix::Result<Self> {
-        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-        setsockopt(&socket, sockopt::ReusePort, &true)?;
-        bind(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0))?;
-        let address: SockaddrIn = getsockname(socket.as_raw_fd())?;
-        Ok(Self { port: address.port(), _socket: socket })
-    }
-
-    /// Its number.
-    pub fn number(&self) -> u16 {
-        self.port
     }
 }

@@ -15,6 +15,7 @@ use super::super::testing::Site;
 use super::{Asked, Upstreams};
 use crate::dns::forward::{Endpoint, ForwardOptions, Policy, Transport};
 use crate::dns::question::{Key, Question};
+use crate::held_port::HeldPort;
 
 mod broken;
 mod tls;
@@ -132,11 +133,6 @@ fn plain(name: &str) -> Key {
 
 fn client(of: &Fake, options: ForwardOptions) -> Upstreams {
     Upstreams::new(vec![Endpoint { address: of.address, transport: Transport::Udp }], options)
-}
-
-/// An address that nobody listens on: it was free a moment ago.
-async fn nobody() -> SocketAddr {
-    UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
 #[tokio::test]
@@ -330,7 +326,8 @@ async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
         assert!(why.starts_with(&format!("read {network} 127.0.0.1:")), "{why}");
         assert!(why.ends_with(&format!("->{}: i/o timeout", silent.address)), "{why}");
     }
-    let dead = nobody().await;
+    let held = HeldPort::take().unwrap();
+    let dead = held.local();
     let endpoint = Endpoint { address: dead, transport: Transport::Tcp };
     let why = Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward).await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
