@@ -15,6 +15,7 @@ use crate::store::ServiceKey;
 use crate::sync::client::connect;
 use crate::sync::desired::MANAGED_BY;
 use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
+use crate::sync::forbidden::Forbidden;
 use crate::sync::guarded::Guarded;
 use crate::sync::orphans::{orphan_of, removal_command};
 use crate::sync::plan::SyncMode;
@@ -186,8 +187,7 @@ async fn free_one(client: &Client, bound: &Bound) -> Freed {
         Ok(_) => Freed::Free,
         Err(error) => match code(&error) {
             404 => Freed::Deleted,
-            // A missing right, in RBAC's words; admission says 403, too.
-            403 if error.to_string().contains(" cannot ") => {
+            403 if Forbidden::of(&error, "patch", "services") == Some(Forbidden::Authorizer) => {
                 let namespace = &bound.key.namespace();
                 let doing = format!("patch Services in namespace {namespace}");
                 Freed::Failed {

@@ -6,6 +6,8 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
 use super::Findings;
+use crate::sync::excerpt::sentence;
+use crate::sync::forbidden::Forbidden;
 use crate::sync::service::{EXTERNAL_NAME, Service, Spec};
 
 /// How long the API server, and who it asks, may take.
@@ -32,14 +34,15 @@ pub(super) async fn try_one(findings: &mut Findings, client: Client, namespace: 
         Err(kube::Error::Api(status)) if status.code == 404 => findings.cluster.push(format!(
             "the target namespace {namespace} doesn't exist: kubectl create namespace {namespace}"
         )),
-        // In RBAC's words: a right.
-        Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains(" cannot ") => {}
-        Err(kube::Error::Api(status)) if status.code == 403 => findings
-            .cluster
-            .push(format!("the target namespace {namespace} takes no external targets: {}", status.message)),
+        Err(error) if Forbidden::of(&error, "create", "services") == Some(Forbidden::Authorizer) => {}
+        Err(kube::Error::Api(status)) if status.code == 403 => findings.cluster.push(format!(
+            "the target namespace {namespace} takes no external targets: {}",
+            sentence(&status.message)
+        )),
         // Some admission webhooks can't do without effects.
         Err(error) => {
-            findings.lines.push(format!("can't try an external target in namespace {namespace}: {error}"))
+            let why = sentence(&error.to_string()).to_string();
+            findings.lines.push(format!("can't try an external target in namespace {namespace}: {why}"));
         }
     }
 }

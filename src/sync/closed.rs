@@ -1,4 +1,4 @@
-//! Writes of which the API server refuses all of a sort: a right, a namespace or a quota is missing.
+//! Writes of which the API server refuses all of a sort: a right or a namespace is missing.
 //! One at a time finds out whether it still does, and the others wait.
 
 use std::collections::{HashMap, HashSet, VecDeque};

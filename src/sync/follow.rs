@@ -30,6 +30,7 @@ use super::guarded::Guarded;
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
 use super::reconcile::{FAREWELL, poison};
+use super::refusals::Refusals;
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, Outage};
@@ -157,6 +158,7 @@ struct Following {
     /// A write is about the name that is wanted.
     pace: Pace<String>,
     places: Places,
+    refusals: Refusals,
     /// Followers as they were seen last of which the API server says that they have changed.
     outdated: HashMap<ServiceKey, (Precondition, Instant)>,
     planned: HashMap<ServiceKey, String>,
@@ -183,6 +185,7 @@ impl Following {
             writes: JoinSet::new(),
             pace: Pace::default(),
             places: Places::default(),
+            refusals: Refusals::default(),
             outdated: HashMap::new(),
             planned: HashMap::new(),
             old_news: HashSet::new(),

@@ -137,6 +137,17 @@ pub enum Kind {
     LoadBalancer,
 }
 
+impl Kind {
+    /// Returns the resource of the API that objects of this kind are written by.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Service | Self::LoadBalancer => "services",
+            Self::EndpointSlice => "endpointslices",
+        }
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

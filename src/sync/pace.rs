@@ -1,7 +1,8 @@
 //! When links, and what follows them, are looked at again: after a failed write, at the end of a delay, and ever more
 //! seldom where somebody else wants it otherwise.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -14,6 +15,12 @@ use crate::store::ServiceKey;
 
 /// The first and the longest pause after a failed write of a link.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// How much later a link is tried again for each link whose writes fail: no more than 20 tries a second in all, however
+/// many links there are.
+const SPREAD: Duration = Duration::from_millis(50);
+/// How many links whose writes were refused for a limit of their namespace are tried when one of them has succeeded:
+/// their number doubles as long as all succeed.
+const RELIEVED: usize = 2;
 /// Writes for one link that follow each other though it stays the same, until somebody else is
 /// suspected: more than it ever takes.
 const REPAIRS: u32 = 10;
@@ -29,10 +36,20 @@ const FARTHEST: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct Pace<A> {
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
-    failures: HashMap<ServiceKey, Pauses>,
+    failures: HashMap<ServiceKey, Failure>,
+    /// Those of them that were refused for a limit of the namespace.
+    limited: BTreeSet<ServiceKey>,
     repairs: HashMap<ServiceKey, Repairs<A>>,
     /// When it is looked which of them may be forgotten.
     peace: Option<Instant>,
+}
+
+/// Writes for a link that have failed since the last one that succeeded.
+#[derive(Debug)]
+struct Failure {
+    pauses: Pauses,
+    /// The hash of the reason that was said last.
+    said: Option<u64>,
 }
 
 /// Writes for a link as it is now.
@@ -51,6 +68,7 @@ impl<A> Default for Pace<A> {
             timers: DelayQueue::new(),
             timer_of: HashMap::new(),
             failures: HashMap::new(),
+            limited: BTreeSet::new(),
             repairs: HashMap::new(),
             peace: None,
         }
@@ -95,10 +113,26 @@ impl<A: PartialEq + Clone> Pace<A> {
 
     /// Has a link looked at again after a failed write, and returns when.
     pub(super) fn failed(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
-        let pauses = self.failures.entry(key.clone()).or_insert_with(|| Pauses::new(RETRY));
-        let pause = pauses.next().max(at_least.unwrap_or_default());
+        let failure = self.failures.entry(key.clone()).or_insert_with(Failure::new);
+        let pause = failure.pauses.next().max(at_least.unwrap_or_default());
+        let others = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
+        let pause = pause.max(SPREAD.saturating_mul(others));
         self.wait(key.clone(), pause);
         pause
+    }
+
+    /// Notes why a write of a link has failed, after [`Self::failed`]. Returns whether that is another reason than
+    /// the one before.
+    pub(super) fn is_new_reason(&mut self, key: &ServiceKey, reason: &str) -> bool {
+        let mut hasher = DefaultHasher::new();
+        reason.hash(&mut hasher);
+        let hash = hasher.finish();
+        self.failures.get_mut(key).is_none_or(|failure| failure.said.replace(hash) != Some(hash))
+    }
+
+    /// Notes that a write of a link was refused for a limit that its namespace has, after [`Self::failed`].
+    pub(super) fn limited(&mut self, key: &ServiceKey) {
+        self.limited.insert(key.clone());
     }
 
     /// Returns whether a link rests after a failed write.
@@ -109,6 +143,23 @@ impl<A: PartialEq + Clone> Pace<A> {
     /// Forgets that writes of a link have failed.
     pub(super) fn succeeded(&mut self, key: &ServiceKey) {
         self.failures.remove(key);
+        self.limited.remove(key);
+    }
+
+    /// Takes over that a write of a link has succeeded. Where it was refused for a limit of the namespace before, a
+    /// few of the other links that were are returned: they don't have to wait any more.
+    pub(super) fn relieved(&mut self, key: &ServiceKey) -> Vec<ServiceKey> {
+        let was_limited = self.limited.contains(key);
+        self.succeeded(key);
+        if !was_limited {
+            return Vec::new();
+        }
+        let others: Vec<ServiceKey> = self.limited.iter().take(RELIEVED).cloned().collect();
+        for other in &others {
+            self.limited.remove(other);
+            self.stop_waiting(other);
+        }
+        others
     }
 
     /// Returns the links of which something is known.
@@ -119,12 +170,13 @@ impl<A: PartialEq + Clone> Pace<A> {
     /// Forgets everything about a link.
     pub(super) fn forget(&mut self, key: &ServiceKey) {
         self.stop_waiting(key);
-        self.failures.remove(key);
+        self.succeeded(key);
         self.repairs.remove(key);
     }
 
     /// Ends all rests after failures, and returns whose.
     pub(super) fn resume(&mut self) -> Vec<ServiceKey> {
+        self.limited.clear();
         let keys: Vec<ServiceKey> = std::mem::take(&mut self.failures).into_keys().collect();
         for key in &keys {
             self.stop_waiting(key);
@@ -158,6 +210,12 @@ impl<A: PartialEq + Clone> Pace<A> {
         let pause = pauses.next();
         *due = now + pause;
         Some(pause)
+    }
+}
+
+impl Failure {
+    fn new() -> Self {
+        Self { pauses: Pauses::new(RETRY), said: None }
     }
 }
 
@@ -201,6 +259,52 @@ mod tests {
         assert!(pace.rests(&key));
         assert_eq!(pace.resume(), std::slice::from_ref(&key));
         assert!(!pace.rests(&key));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_failing_links_are_retried_at_a_bounded_rate() {
+        let mut pace = Pace::<()>::default();
+        let keys: Vec<ServiceKey> = (0..2000).map(|i| ServiceKey::new("default", &i.to_string())).collect();
+        for key in &keys {
+            pace.failed(key, None);
+        }
+        let start = Instant::now();
+        let mut tries = 0;
+        while start.elapsed() < Duration::from_secs(600) {
+            let key = pace.due().await;
+            pace.failed(&key, None);
+            tries += 1;
+        }
+        assert!((9_000..=15_000).contains(&tries), "{tries} in 600 s, 20 a second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_success_relieves_two_links_with_the_same_limit() {
+        let mut pace = Pace::<()>::default();
+        let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("default", &i.to_string())).collect();
+        for key in &keys {
+            pace.failed(key, None);
+        }
+        for key in &keys[..4] {
+            pace.limited(key);
+        }
+        assert!(pace.relieved(&keys[4]).is_empty(), "its own write was refused for another reason");
+        assert_eq!(pace.relieved(&keys[0]), keys[1..3]);
+        assert!(!pace.rests(&keys[1]) && pace.rests(&keys[3]));
+        assert_eq!(pace.relieved(&keys[3]), [], "the others are being tried");
+    }
+
+    #[tokio::test]
+    async fn a_reason_is_new_once_until_it_changes_or_a_write_succeeds() {
+        let (mut pace, key) = (Pace::<()>::default(), key());
+        let fails = |pace: &mut Pace<()>, reason| {
+            pace.failed(&key, None);
+            pace.is_new_reason(&key, reason)
+        };
+        assert!(fails(&mut pace, "a") && !fails(&mut pace, "a"));
+        assert!(fails(&mut pace, "b") && !fails(&mut pace, "b"));
+        pace.succeeded(&ServiceKey::new("default", "web"));
+        assert!(fails(&mut pace, "b"));
     }
 
     #[tokio::test(start_paused = true)]

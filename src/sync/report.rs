@@ -10,6 +10,7 @@ use super::brakes::MaxDeletes;
 use super::events::Reason;
 use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
+use super::refusals::Refusals;
 use super::service::{FINALIZER, Service};
 use super::trouble::Trouble;
 use super::writer::{Keeper, WriteError};
@@ -34,6 +35,8 @@ pub(super) struct Report {
     planned: HashMap<ServiceKey, Vec<Write>>,
     /// What keeps objects of a kind from being written by a verb.
     troubles: HashMap<(&'static str, Kind), Trouble>,
+    /// What keeps single objects from being written.
+    refusals: Refusals,
 }
 
 impl Report {
@@ -52,6 +55,7 @@ impl Report {
             former: HashMap::new(),
             planned: HashMap::new(),
             troubles: HashMap::new(),
+            refusals: Refusals::default(),
         }
     }
 
@@ -137,10 +141,17 @@ impl Report {
         self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
     }
 
-    /// Says that a write failed for a reason of its own.
-    pub(super) fn failed(&self, key: &ServiceKey, write: &Write, reason: &str, pause: Duration) {
-        let object = self.place(&write.id());
-        warn!("external target {object} of link {key}: {reason}; next try in {pause:.1?}");
+    /// Says that a write failed for a reason of its own; `is_new` says whether it is another one than before.
+    pub(super) fn failed(
+        &mut self,
+        key: &ServiceKey,
+        write: &Write,
+        reason: &str,
+        pause: Duration,
+        is_new: bool,
+    ) {
+        let what = format!("external target {} of link {key}", self.place(&write.id()));
+        self.refusals.report(what, reason, pause, is_new);
     }
 
     /// Says that somebody else seems to undo the writes for a link.

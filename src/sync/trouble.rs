@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use kube::runtime::watcher::{self, Event};
 use tracing::{info, warn};
 
+use super::excerpt::sentence;
 use crate::store::ServiceKey;
 
 /// How long the same trouble stays unmentioned after it was logged.
@@ -19,14 +20,14 @@ pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
             let right = if right.is_empty() { String::new() } else { format!("; {right}") };
-            format!("can't {doing}: the API server forbids it ({}){right}", status.message)
+            format!("can't {doing}: the API server forbids it ({}){right}", sentence(&status.message))
         }
         kube::Error::Api(status) if status.code == 401 => format!(
             "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
-            status.message
+            sentence(&status.message)
         ),
         kube::Error::Api(status) => {
-            format!("can't {doing}: the API server answered {} {}", status.code, status.message)
+            format!("can't {doing}: the API server answered {} {}", status.code, sentence(&status.message))
         }
         error => format!("can't {doing}: {}", root_cause(error)),
     }
@@ -72,7 +73,11 @@ fn explain_watch(error: &watcher::Error, what: &str, right: &str) -> String {
         }
         // Too old a resourceVersion: a new list follows.
         Error::WatchError(status) => {
-            format!("the watch of {what} was ended by the API server: {} {}", status.code, status.message)
+            format!(
+                "the watch of {what} was ended by the API server: {} {}",
+                status.code,
+                sentence(&status.message)
+            )
         }
         Error::NoResourceVersion => format!("the watch of {what} sent an object without a resourceVersion"),
     }

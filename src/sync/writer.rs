@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::Request;
+use kube::core::{Request, Status};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -16,6 +16,8 @@ use tower::timeout::error::Elapsed;
 use super::desired::{FIELD_MANAGER, merge_patch};
 use super::earlier::is_another;
 use super::election::NotLeading;
+use super::excerpt::sentence;
+use super::forbidden::Forbidden;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::packed::Packed;
@@ -66,7 +68,8 @@ pub enum WriteError {
     /// There was no answer, which has been logged.
     #[error("no answer")]
     Unanswered,
-    /// Every object of that kind has the same trouble: the namespace or the right is missing.
+    /// Every object of that kind may have the same trouble: the namespace or the right is missing, or the API server
+    /// is overloaded.
     #[error("{message}")]
     Everywhere {
         /// The HTTP code; 0 if there was no answer in time.
@@ -75,6 +78,14 @@ pub enum WriteError {
         message: String,
         /// When the API server asks to be left alone until then.
         retry_after: Option<Duration>,
+    },
+    /// The API server refuses this object: a policy, a webhook, a quota or the namespace's end.
+    #[error("{message}")]
+    Refused {
+        /// The part of the API server that refuses it.
+        by: Forbidden,
+        /// One sentence.
+        message: String,
     },
     /// Anything else.
     #[error("{message}")]
@@ -155,6 +166,7 @@ impl Keeper {
             Self::Directory(directory) => return (0, directory.write(write).await),
         };
         let created = matches!(write, Write::Create(_));
+        let (verb, resource) = (write.verb(), write.id().kind.resource());
         let doing = format!("{} {}s in namespace {namespace}", write.verb(), write.id().kind);
         if let Write::Finalizer { service, uid, add } = write {
             let patch = Patch::Strategic(finalizer_patch(&uid, add));
@@ -171,7 +183,7 @@ impl Keeper {
                 outage.over();
                 (if created { 201 } else { 200 }, Ok(object))
             }
-            Err(error) => failed(error, outage, created, &doing, ABSENT),
+            Err(error) => failed(error, outage, Asked { verb, resource, doing: &doing, right: ABSENT }),
         }
     }
 }
@@ -193,19 +205,31 @@ pub(super) async fn patch_elsewhere(
             outage.over();
             (200, Ok(Some(service.into())))
         }
-        Err(error) => failed(error, outage, false, &doing, right),
+        Err(error) => {
+            failed(error, outage, Asked { verb: "patch", resource: "services", doing: &doing, right })
+        }
     }
+}
+
+/// A write as the API server has been asked for it.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    verb: &'static str,
+    resource: &'static str,
+    /// Completes "can't …".
+    doing: &'a str,
+    /// What grants the right to it.
+    right: &'a str,
 }
 
 /// Sorts a request that failed, and reports that there was no answer.
 fn failed(
     error: kube::Error,
     outage: &Outage,
-    created: bool,
-    doing: &str,
-    right: &str,
+    asked: Asked<'_>,
 ) -> (u16, Result<Option<Object>, WriteError>) {
     let code = WriteError::code(&error);
+    let doing = asked.doing;
     if let kube::Error::Service(error) = &error
         && error.is::<Elapsed>()
     {
@@ -218,7 +242,7 @@ fn failed(
         return (0, Err(WriteError::Unanswered));
     }
     outage.over();
-    (code, Err(sort(error, created, doing, right)))
+    (code, Err(sort(error, asked)))
 }
 
 /// A strategic merge patch leaves the finalizers of others alone; another uid is refused (422).
@@ -258,7 +282,8 @@ where
     }
 }
 
-fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteError {
+fn sort(error: kube::Error, Asked { verb, resource, doing, right }: Asked<'_>) -> WriteError {
+    let created = verb == "create";
     let code = WriteError::code(&error);
     let everywhere = |hint, retry_after| WriteError::Everywhere {
         code,
@@ -269,30 +294,31 @@ fn sort(error: kube::Error, created: bool, doing: &str, right: &str) -> WriteErr
     let retry_after = retry_after(&error);
     match code {
         // A quota that somebody else was counting, say: nothing that the watch could explain.
-        409 if created && status.reason != "AlreadyExists" => WriteError::Other {
-            message: format!("the API server answered {code} {}", status.message),
-            retry_after,
-        },
+        409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
         // Another uid: the object that was meant is gone.
         422 if is_another(&error) && !created => WriteError::Gone,
         404 => WriteError::Everywhere {
             code,
-            message: format!("can't {doing}: there is no such namespace (404 {})", status.message),
+            message: format!("can't {doing}: there is no such namespace (404 {})", sentence(&status.message)),
             retry_after,
         },
-        // A missing right, in RBAC's words; other admission says 403 of single objects.
-        403 if status.message.contains(" cannot ") => everywhere(right, retry_after),
-        403 if ["is being terminated", "exceeded quota"].iter().any(|all| status.message.contains(all)) => {
-            everywhere("no other one can be written either", retry_after)
-        }
         401 | 429 | 500.. => everywhere("", retry_after),
-        _ => WriteError::Other {
-            message: format!("the API server answered {code} {}", status.message),
-            retry_after,
+        _ => match Forbidden::of(&error, verb, resource) {
+            Some(Forbidden::Authorizer) => everywhere(right, retry_after),
+            Some(by) => WriteError::Refused { by, message: answered(status) },
+            None => other(status, retry_after),
         },
     }
+}
+
+fn other(status: &Status, retry_after: Option<Duration>) -> WriteError {
+    WriteError::Other { message: answered(status), retry_after }
+}
+
+fn answered(status: &Status) -> String {
+    format!("the API server answered {} {}", status.code, sentence(&status.message))
 }
 
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(

@@ -19,6 +19,7 @@ mod manifests;
 mod meddling;
 mod model;
 mod poison;
+mod refusals;
 mod selection;
 mod sockets;
 mod source;

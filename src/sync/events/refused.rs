@@ -31,6 +31,8 @@ pub(super) struct Namespaces {
     refused: HashMap<Box<str>, Refused>,
     /// The trouble with those that aren't named on their own.
     others: Trouble,
+    /// The trouble with single Events: that another one is taken doesn't end it.
+    pub(super) single: Trouble,
 }
 
 impl Namespaces {

@@ -20,6 +20,8 @@ use super::series::{Limit, Memory, Todo};
 use super::{Happening, Queue, Recorder, Regarding, Waiting};
 use crate::metrics::Metrics;
 use crate::sync::desired::FIELD_MANAGER;
+use crate::sync::excerpt::sentence;
+use crate::sync::forbidden::Forbidden;
 use crate::sync::trouble::{Outage, explain, retry_after, root_cause};
 use crate::sync::{Pauses, SyncError};
 
@@ -220,27 +222,33 @@ impl Sender {
         };
         let doing = format!("{verb} Events in namespace {namespace}");
         let now = Instant::now();
+        let forbidden = Forbidden::of(error, verb, "events");
         match status.code {
             // The try before this one had arrived.
             409 => Outcome::Sent,
             404 if verb == "patch" => Outcome::Expired,
             // The namespace is gone, or about to go: so is the Service, and nobody will look.
             404 => Outcome::Refused,
-            403 if status.message.contains("being terminated") => {
-                debug!("no Events in namespace {namespace}: {}", status.message);
+            403 if forbidden == Some(Forbidden::NamespaceTerminating) => {
+                debug!("no Events in namespace {namespace}: {}", sentence(&status.message));
                 Outcome::Refused
             }
-            // Rights, in RBAC's words, and quotas are the namespace's.
             code @ (401 | 403) => {
-                let sentence = if status.message.contains(" cannot ") {
-                    let right = "lb-linker needs the ClusterRole of deploy/, which grants create and patch of \
-                                 events in events.k8s.io; links and DNS don't need it";
-                    explain(error, &doing, right)
-                } else {
-                    format!("can't {doing}: the API server answered {code} {}", status.message)
+                let right = match forbidden {
+                    Some(Forbidden::Authorizer) => {
+                        "lb-linker needs the ClusterRole of deploy/, which grants create and patch of events in \
+                         events.k8s.io; links and DNS don't need it"
+                    }
+                    _ => "",
                 };
-                namespaces.trouble(namespace, now).refused(code, &sentence);
-                namespaces.refuse(namespace, now);
+                let sentence = explain(error, &doing, right);
+                // A policy refuses this Event; credentials, rights and quotas concern every Event of the namespace.
+                if forbidden == Some(Forbidden::Admission) {
+                    namespaces.single.refused(code, &sentence);
+                } else {
+                    namespaces.trouble(namespace, now).refused(code, &sentence);
+                    namespaces.refuse(namespace, now);
+                }
                 Outcome::Refused
             }
             429 | 500.. => {
@@ -248,9 +256,7 @@ impl Sender {
                 Outcome::Again(retry_after(error).unwrap_or_default().min(RETRY.1))
             }
             code => {
-                let message = &status.message;
-                let sentence = format!("can't {doing}: the API server answered {code} {message}");
-                namespaces.trouble(namespace, now).refused(code, &sentence);
+                namespaces.single.refused(code, &explain(error, &doing, ""));
                 Outcome::Refused
             }
         }
@@ -314,6 +320,8 @@ mod tests {
     }
 
     const CREATED: Answer = Answer::Status(201, "");
+    const MISSING_RIGHT: &str = "events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\" in API \
+                                 group \"events.k8s.io\" in the namespace \"refusing\"";
 
     type Requests = mpsc::UnboundedReceiver<(String, String)>;
 
@@ -424,7 +432,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_namespace_that_refuses_events_isnt_asked_for_each_and_the_others_are() {
-        let forbidden = Answer::Status(403, "User \"x\" cannot create resource \"events\"");
+        let forbidden = Answer::Status(403, MISSING_RIGHT);
         let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
         let mut asked = async || {
             let (path, note) = requests.recv().await.unwrap();
@@ -443,6 +451,21 @@ mod tests {
             assert_eq!(asked().await, (true, note.to_owned()));
         }
         assert_eq!(metrics.events_dropped.get(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_a_policy_refuses_delays_no_other() {
+        let denied = "events.events.k8s.io \"web.1\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' \
+                      denied request: events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\"";
+        let (recorder, mut requests, metrics, _tasks) =
+            sender(&[Answer::Status(403, denied), CREATED, CREATED]);
+        for note in ["denied", "second", "third"] {
+            record(&recorder, note);
+        }
+        for note in ["denied", "second", "third"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert_eq!(metrics.events_dropped.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! What is written to followers, and what comes of it.
 
 use std::panic::AssertUnwindSafe;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use kube::api::Patch;
@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use super::Following;
 use super::follower::Follower;
 use super::places::Place;
+use crate::store::ServiceKey;
 use crate::sync::desired::Precondition;
 use crate::sync::object::Object;
 use crate::sync::reconcile::OUTDATED;
@@ -76,7 +77,7 @@ impl Following {
         let namespace = Place::Namespace(key.namespace().into());
         if code != 0 {
             self.open(&Place::Everywhere);
-            if !matches!(result, Err(WriteError::Everywhere { .. })) {
+            if !matches!(result, Err(WriteError::Everywhere { code: 401 | 403, .. })) {
                 self.open(&namespace);
             }
         }
@@ -111,16 +112,28 @@ impl Following {
             // By the clock: the election may say so a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
             Err(WriteError::Unanswered) => self.places.close(Place::Everywhere, &key, None, None),
-            Err(WriteError::Everywhere { code, message, retry_after }) => {
+            // Credentials and rights are the same for all Services of a namespace.
+            Err(WriteError::Everywhere { code: code @ (401 | 403), message, retry_after }) => {
                 self.places.close(namespace, &key, retry_after, Some((code, &message)));
             }
             // What it was about has changed meanwhile.
-            Err(WriteError::Other { .. }) if changed => self.queue(&key),
-            Err(WriteError::Other { message, retry_after }) => {
-                let pause = self.pace.failed(&key, retry_after);
-                warn!("Service {key}, which follows {source}: {message}; next try in {pause:.1?}");
+            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if changed => self.queue(&key),
+            Err(WriteError::Refused { message, .. }) => self.failed(&key, &source, &message, None),
+            // An overloaded API server, or a webhook that is slow about this Service alone.
+            Err(
+                WriteError::Everywhere { message, retry_after, .. }
+                | WriteError::Other { message, retry_after },
+            ) => {
+                self.failed(&key, &source, &message, retry_after);
             }
         }
+    }
+
+    /// Has a follower wait whose write has failed for a reason of its own.
+    fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
+        let pause = self.pace.failed(key, at_least);
+        let is_new = self.pace.is_new_reason(key, reason);
+        self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);
     }
 
     /// Has those looked at that have waited for a place.

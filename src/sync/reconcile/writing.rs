@@ -128,7 +128,9 @@ impl Reconciler {
         }
         match result {
             Ok(after) => {
-                self.pace.succeeded(&key);
+                for other in self.pace.relieved(&key) {
+                    self.queue(&other);
+                }
                 let link = self.settings.store.get(&key);
                 if let Some(link) = &link
                     && let Some(pause) = self.pace.made(&key, link)
@@ -182,12 +184,24 @@ impl Reconciler {
                     self.pace.failed(&key, retry_after);
                 }
             }
+            Err(WriteError::Refused { by, message }) => {
+                self.failed(&key, &write, &message, None);
+                if by.is_of_namespace() {
+                    self.pace.limited(&key);
+                }
+            }
             Err(WriteError::Other { message, retry_after }) => {
-                let pause = self.pace.failed(&key, retry_after);
-                self.report.failed(&key, &write, &message, pause);
+                self.failed(&key, &write, &message, retry_after);
             }
         }
         self.objects.write_ended(&write.id());
+    }
+
+    /// Has a link wait whose write has failed for a reason of its own.
+    fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
+        let pause = self.pace.failed(key, at_least);
+        let is_new = self.pace.is_new_reason(key, reason);
+        self.report.failed(key, write, reason, pause, is_new);
     }
 }
 

@@ -1,0 +1,106 @@
+//! Text from outside (annotations, statuses, answers of the API server) as the log, Events and errors show it: a
+//! bounded piece of it, without characters that would end a line or hide what follows.
+
+use std::fmt::{self, Write};
+
+/// The most bytes of a value that are shown. A DNS name has up to 253, and hardly ever that many.
+const VALUE: usize = 100;
+/// The most bytes of a sentence that are shown.
+const SENTENCE: usize = 600;
+/// The most items of a list that are shown.
+const EXAMPLES: usize = 3;
+/// What stands for the rest.
+const MORE: &str = "…";
+
+/// A text of which [`fmt::Display`] shows a bounded piece.
+#[derive(Clone, Copy, Debug)]
+pub struct Excerpt<'a> {
+    text: &'a str,
+    most: usize,
+    quoted: bool,
+}
+
+/// Returns a value, such as that of an annotation, in quotes: 100 bytes of it at most.
+#[must_use]
+pub fn value(text: &str) -> Excerpt<'_> {
+    Excerpt { text, most: VALUE, quoted: true }
+}
+
+/// Returns what another program says, such as the message of an error: 600 bytes of it at most.
+#[must_use]
+pub fn sentence(text: &str) -> Excerpt<'_> {
+    Excerpt { text, most: SENTENCE, quoted: false }
+}
+
+impl fmt::Display for Excerpt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = match self.text.len() {
+            length if length <= self.most => self.text,
+            _ => &self.text[..self.text.floor_char_boundary(self.most)],
+        };
+        let quote = if self.quoted { "\"" } else { "" };
+        f.write_str(quote)?;
+        for c in shown.chars() {
+            match c {
+                '\'' => f.write_char(c)?,
+                '"' | '\\' if !self.quoted => f.write_char(c)?,
+                // Control characters and those that change the direction of writing; not letters.
+                _ => c.escape_debug().try_for_each(|c| f.write_char(c))?,
+            }
+        }
+        if shown.len() < self.text.len() {
+            f.write_str(MORE)?;
+        }
+        f.write_str(quote)
+    }
+}
+
+/// Returns the first three items of a list, and how many there are beside: `a, b, c and 97 more`.
+pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    let mut items = items.into_iter();
+    let mut text = String::new();
+    for (i, item) in items.by_ref().take(EXAMPLES).enumerate() {
+        let separator = if i == 0 { "" } else { ", " };
+        // Writing to a String doesn't fail.
+        let _ = write!(text, "{separator}{item}");
+    }
+    match items.count() {
+        0 => {}
+        more => drop(write!(text, " and {more} more")),
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_cut_between_characters_and_quoted() {
+        assert_eq!(value("shop.example").to_string(), "\"shop.example\"");
+        assert_eq!(value(&"x".repeat(100)).to_string(), format!("\"{}\"", "x".repeat(100)));
+        for filling in ["x", "é", "→", "🦀"] {
+            let shown = value(&filling.repeat(100_000)).to_string();
+            assert!(shown.len() <= 100 + "\"…\"".len() && shown.ends_with("…\""), "{shown}");
+        }
+    }
+
+    #[test]
+    fn control_characters_are_escaped_and_letters_arent() {
+        let shown = value("a\nb\u{1b}[2J\"\\\u{202e}\u{2028}\0é").to_string();
+        assert_eq!(shown, r#""a\nb\u{1b}[2J\"\\\u{202e}\u{2028}\0é""#);
+        let shown = sentence("it's \"b\"\r\n\tand C:\\ — →").to_string();
+        assert_eq!(shown, r#"it's "b"\r\n\tand C:\ — →"#);
+        assert!(sentence(&"\0".repeat(5000)).to_string().len() < 1300, "escaping at most doubles \\0");
+    }
+
+    #[test]
+    fn a_list_shows_three_items_and_a_count() {
+        let shown = |number| examples((0..number).collect::<Vec<u32>>());
+        assert_eq!(shown(0), "");
+        assert_eq!(shown(1), "0");
+        assert_eq!(shown(3), "0, 1, 2");
+        assert_eq!(shown(4), "0, 1, 2 and 1 more");
+        assert_eq!(shown(14_000), "0, 1, 2 and 13997 more");
+    }
+}

@@ -1,0 +1,177 @@
+//! Which part of the API server has refused a request with 403: only a missing right concerns other objects too.
+
+/// The part of the API server that has refused a request with 403.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forbidden {
+    /// An authorizer, such as RBAC: the right to this verb on this resource is missing.
+    Authorizer,
+    /// A ResourceQuota of the namespace is used up.
+    Quota,
+    /// The namespace is being deleted: it takes no new objects.
+    NamespaceTerminating,
+    /// Admission of this one object: a policy or a webhook, with a text of its own.
+    Admission,
+}
+
+impl Forbidden {
+    /// Returns what a 403 with this message means for a request with this verb on this resource (`services`, or with
+    /// a subresource `services/status`); nothing for other errors.
+    ///
+    /// The message has the form `<resource>[ "<name>"] is forbidden: <reason>`. Policies and webhooks write only the
+    /// end of the reason, so each reason is told by its beginning: what stands behind that may be anybody's words.
+    #[must_use]
+    pub fn of(error: &kube::Error, verb: &str, resource: &str) -> Option<Self> {
+        let kube::Error::Api(status) = error else { return None };
+        (status.code == 403).then(|| Self::told_by(&status.message, verb, resource))
+    }
+
+    fn told_by(message: &str, verb: &str, resource: &str) -> Self {
+        let Some(reason) = reason(message, resource) else { return Self::Admission };
+        if is_missing_right(reason, verb, resource) {
+            Self::Authorizer
+        } else if reason.starts_with("exceeded quota: ") {
+            Self::Quota
+        } else if is_of_terminating_namespace(reason) {
+            Self::NamespaceTerminating
+        } else {
+            Self::Admission
+        }
+    }
+
+    /// Returns whether the same request would be refused for other new objects of the namespace, until something
+    /// about the namespace changes.
+    #[must_use]
+    pub fn is_of_namespace(self) -> bool {
+        matches!(self, Self::Quota | Self::NamespaceTerminating)
+    }
+}
+
+/// Returns what follows `is forbidden: `, where the message is about this resource (`NewForbidden` of
+/// k8s.io/apimachinery).
+fn reason<'a>(message: &'a str, resource: &str) -> Option<&'a str> {
+    let (plural, _) = resource.split_once('/').unwrap_or((resource, ""));
+    let rest = message.strip_prefix(plural)?;
+    // An API group follows the plural after a dot.
+    let end = rest.find(' ')?;
+    let (group, rest) = rest.split_at(end);
+    if !group.is_empty() && !group.starts_with('.') {
+        return None;
+    }
+    let rest = rest.strip_prefix(' ')?;
+    let rest = match rest.strip_prefix('"') {
+        Some(name) => after_quoted(name)?.strip_prefix(' ')?,
+        None => rest,
+    };
+    rest.strip_prefix("is forbidden: ")
+}
+
+/// Whether a reason reads `User "<name>" cannot <verb> resource "<resource>"…` (`forbiddenMessage` of
+/// k8s.io/apiserver).
+fn is_missing_right(reason: &str, verb: &str, resource: &str) -> bool {
+    let what = reason.strip_prefix("User \"").and_then(after_quoted);
+    let what = what.and_then(|rest| rest.strip_prefix(" cannot ")?.strip_prefix(verb));
+    what.and_then(|rest| rest.strip_prefix(" resource \"")?.strip_prefix(resource))
+        .is_some_and(|rest| rest.starts_with('"'))
+}
+
+/// Whether a reason is that of the admission plugin NamespaceLifecycle.
+fn is_of_terminating_namespace(reason: &str) -> bool {
+    let rest = reason.strip_prefix("unable to create new content in namespace ");
+    let namespace = rest.and_then(|rest| rest.split_once(' '));
+    namespace.is_some_and(|(_, rest)| rest.starts_with("because it is being terminated"))
+}
+
+/// Returns what follows the end of a text in Go's quotes, the first of which has been read.
+fn after_quoted(text: &str) -> Option<&str> {
+    let mut escaped = false;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => return text.get(at + 1..),
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RBAC: &str = "User \"system:serviceaccount:lb-linker:lb-linker\" cannot create resource \"services\" in \
+                        API group \"\" in the namespace \"external-targets\"";
+
+    fn of(message: &str) -> Forbidden {
+        Forbidden::told_by(message, "create", "services")
+    }
+
+    #[test]
+    fn an_authorizer_is_known_by_the_start_of_its_reason() {
+        for start in ["services is forbidden: ", "services \"web-default-ext\" is forbidden: "] {
+            assert_eq!(of(&format!("{start}{RBAC}")), Forbidden::Authorizer, "{start}");
+            assert_eq!(
+                of(&format!("{start}{RBAC}: RBAC: role.rbac.authorization.k8s.io \"x\" not found")),
+                { Forbidden::Authorizer }
+            );
+        }
+        let slices = "endpointslices.discovery.k8s.io is forbidden: User \"a\\\"b\" cannot patch resource \
+                      \"endpointslices\" in API group \"discovery.k8s.io\" in the namespace \"t\"";
+        assert_eq!(Forbidden::told_by(slices, "patch", "endpointslices"), Forbidden::Authorizer);
+        let status = "services \"web\" is forbidden: User \"x\" cannot patch resource \"services/status\" in API \
+                      group \"\" in the namespace \"t\"";
+        assert_eq!(Forbidden::told_by(status, "patch", "services/status"), Forbidden::Authorizer);
+        assert_eq!(Forbidden::told_by(status, "patch", "services"), Forbidden::Admission, "another request");
+    }
+
+    #[test]
+    fn a_reason_for_another_verb_or_resource_isnt_an_authorizers() {
+        let message = format!("services is forbidden: {RBAC}");
+        for (verb, resource) in [("patch", "services"), ("create", "service"), ("create", "endpointslices")] {
+            assert_eq!(
+                Forbidden::told_by(&message, verb, resource),
+                Forbidden::Admission,
+                "{verb} {resource}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_policys_text_passes_for_nothing_else() {
+        let reasons = [
+            RBAC,
+            "exceeded quota: q, requested: services=1, used: services=1, limited: services=1",
+            "unable to create new content in namespace t because it is being terminated",
+            "such objects cannot be created",
+        ];
+        for reason in reasons {
+            for message in [
+                format!(
+                    "services \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: \
+                     services is forbidden: {reason}"
+                ),
+                format!(
+                    "admission webhook \"w.example\" denied the request: services is forbidden: {reason}"
+                ),
+                format!("services \"a\\\" is forbidden: {reason}"),
+                reason.to_owned(),
+                format!("forbidden: {reason}"),
+                format!("servicesx is forbidden: {reason}"),
+            ] {
+                assert_eq!(of(&message), Forbidden::Admission, "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_quota_and_a_terminating_namespace_are_no_missing_right() {
+        let quota = "services \"a\" is forbidden: exceeded quota: q, requested: services=1, used: services=0, \
+                     limited: services=0";
+        assert_eq!(of(quota), Forbidden::Quota);
+        let terminating = "services \"a\" is forbidden: unable to create new content in namespace t because it is \
+                           being terminated";
+        assert_eq!(of(terminating), Forbidden::NamespaceTerminating);
+        assert!(of(quota).is_of_namespace() && of(terminating).is_of_namespace());
+        assert!(!Forbidden::Authorizer.is_of_namespace() && !Forbidden::Admission.is_of_namespace());
+    }
+}
