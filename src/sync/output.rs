@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use serde::Deserialize;
 use tokio::task::JoinError;
 use tracing::warn;
 
@@ -141,6 +142,12 @@ impl OutputDirectory {
     }
 }
 
+/// What tells the kinds of files apart: each type would take the text of the other kind.
+#[derive(Default, Deserialize)]
+struct Head {
+    kind: Option<String>,
+}
+
 /// Returns the object in a file, named after the file. What isn't an object of ours is a Service
 /// without labels: there, but somebody else's.
 fn read(path: &Path) -> Option<Object> {
@@ -158,7 +165,10 @@ fn read(path: &Path) -> Option<Object> {
                 Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
         }
     };
-    if let Ok(mut slice) = serde_saphyr::from_str::<EndpointSlice>(&text) {
+    let head: Head = serde_saphyr::from_str(&text).unwrap_or_default();
+    if head.kind == Some(Kind::EndpointSlice.to_string())
+        && let Ok(mut slice) = serde_saphyr::from_str::<EndpointSlice>(&text)
+    {
         adopt(&mut slice.metadata);
         return Some(slice.into());
     }
