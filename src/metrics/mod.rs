@@ -315,8 +315,8 @@ impl Metrics {
             refused += i64::from(link.refused);
             lost += i64::from(link.lacks_a_name());
             let state = match (link.state, &link.target) {
-                (State::Live, Some(_)) => 0,
-                (State::Live, None) => 1,
+                (State::Live | State::Recreated(_), Some(_)) => 0,
+                (State::Live | State::Recreated(_), None) => 1,
                 (State::Stale, _) => 2,
                 (State::Gone(_), _) => 3,
             };

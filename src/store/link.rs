@@ -201,6 +201,29 @@ pub enum Family {
     V6,
 }
 
+/// A moment in nanoseconds since the start of the process: 8 bytes, where an [`Instant`] takes 16 beside a tag. With
+/// it a [`Link`] stays as small as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(i64);
+
+impl From<Instant> for Moment {
+    fn from(at: Instant) -> Self {
+        let nanos = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+        match at.checked_duration_since(*START) {
+            Some(after) => Self(nanos(after)),
+            None => Self(-nanos(START.duration_since(at))),
+        }
+    }
+}
+
+impl From<Moment> for Instant {
+    fn from(Moment(nanos): Moment) -> Self {
+        let span = Duration::from_nanos(nanos.unsigned_abs());
+        let at = if nanos < 0 { START.checked_sub(span) } else { START.checked_add(span) };
+        at.unwrap_or(*START)
+    }
+}
+
 /// Where a link stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -208,8 +231,11 @@ pub enum State {
     Live,
     /// The Service exists but names no target that can be followed any more: the last one is kept.
     Stale,
+    /// The Service was deleted and created again, and has no target yet. An external target that stands is the
+    /// earlier Service's, which is gone since then at the latest.
+    Recreated(Moment),
     /// The Service is gone since then; the link holds its names until its external target is gone.
-    Gone(Instant),
+    Gone(Moment),
 }
 
 /// What lb-linker knows of one LoadBalancer Service. Immutable: a change makes a new one.
@@ -320,6 +346,16 @@ impl Link {
         matches!(self.state, State::Gone(_))
     }
 
+    /// Returns since when the Service is gone that the link's external target was written for: this one, or an
+    /// earlier one of its name that has left it to a Service without a target.
+    #[must_use]
+    pub fn outlived_since(&self) -> Option<Instant> {
+        match self.state {
+            State::Recreated(since) | State::Gone(since) => Some(since.into()),
+            State::Live | State::Stale => None,
+        }
+    }
+
     /// Returns whether another link has a name that this one would have, of its external target or of
     /// those that it asks for.
     #[must_use]
@@ -370,6 +406,7 @@ impl fmt::Display for Change {
         let side = |link: Option<&Link>| match link {
             None => "none".to_owned(),
             Some(Link { state: State::Gone(_), .. }) => "gone".to_owned(),
+            Some(Link { state: State::Recreated(_), .. }) => "pending (recreated)".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
             Some(Link { target: Some(target), state: State::Stale, .. }) => {
                 let why = if self.after.as_ref().is_some_and(|link| link.refused) {
@@ -407,6 +444,16 @@ mod tests {
         assert_eq!(both.choose(None), Some(Target::Hostname(a.clone())));
         let only_a = Ingress { hostnames: vec![a.clone()], addresses: vec![] };
         assert_eq!(only_a.choose(Some(&in_use)), Some(Target::Hostname(a)));
+    }
+
+    #[test]
+    fn a_moment_is_the_instant_it_was_made_of() {
+        let now = Instant::now();
+        for at in
+            [now, now + Duration::from_secs(1 << 30), now.checked_sub(Duration::from_secs(60)).unwrap_or(now)]
+        {
+            assert_eq!(Instant::from(Moment::from(at)), at);
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ use index::Index;
 pub use index::{Found, Names};
 pub use key::ServiceKey;
 use link::Outdated;
-pub use link::{Asked, Change, Family, Ingress, Link, Observed, Port, State, Target, Wishes};
+pub use link::{Asked, Change, Family, Ingress, Link, Moment, Observed, Port, State, Target, Wishes};
 pub(crate) use link::{empty_is_none, null_is_tcp, tcp};
 pub(crate) use ports::Ports;
 use table::{Keyed, Table};
@@ -63,11 +63,11 @@ pub enum Departed {
     Dropped,
 }
 
-/// What the external target of a link points at that an earlier process has left.
+/// The external target of a link that an earlier process has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastTarget {
-    /// What it points at.
-    pub target: Target,
+    /// What it points at; nothing if that isn't a target that may be followed.
+    pub target: Option<Target>,
     /// The Service whose target that is: another one of its name has another.
     pub written_for: WrittenFor,
 }
@@ -281,8 +281,8 @@ impl Store {
     }
 
     /// Takes over what the external target of a link pointed at before this process was there. A
-    /// Service whose status is blank when it is seen first keeps it, unless it is another Service.
-    /// Returns the change of its link, if it was seen before.
+    /// Service whose status is blank when it is seen first keeps it, unless it is another Service: then the
+    /// external target is an earlier Service's. Returns the change of its link, if it was seen before.
     pub fn set_last_target(&self, key: &ServiceKey, last: LastTarget) -> Option<Change> {
         let mut allotment = self.write();
         if !self.is_synced() {
@@ -292,11 +292,16 @@ impl Store {
         // The external targets could be seen later than the Services.
         let blank = |link: &Arc<Link>| !link.is_gone() && link.target.is_none();
         let link = self.get(key).filter(blank)?;
-        // By now its predecessor may have been seen, too: only a note is certain.
-        if last.written_for != WrittenFor::Uid(link.uid.clone()) {
-            return None;
-        }
-        let kept = Link { target: Some(last.target), state: State::Stale, ..Link::clone(&link) };
+        let kept = match last.target {
+            // By now its predecessor may have been seen, too: only a note is certain.
+            Some(target) if last.written_for == WrittenFor::Uid(link.uid.clone()) => {
+                Link { target: Some(target), state: State::Stale, ..Link::clone(&link) }
+            }
+            _ if link.state == State::Live && !last.written_for.is(&link.uid, Some(link.created)) => {
+                Link { state: State::Recreated(Instant::now().into()), ..Link::clone(&link) }
+            }
+            _ => return None,
+        };
         Some(self.put(&mut allotment, Some(link), kept))
     }
 
@@ -338,7 +343,7 @@ impl Store {
             created: NEVER,
             guarded,
             wishes: Wishes { hostnames: hostnames.into(), ..Default::default() }.shared(),
-            state: State::Gone(Instant::now()),
+            state: State::Gone(Instant::now().into()),
             ..Link::new(key.clone(), uid)
         };
         Some(self.put(&mut allotment, None, ghost))
@@ -377,16 +382,27 @@ impl Store {
         let key = known.as_ref().map_or_else(|| allotment.kept_key(&key), |link| link.key.clone());
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
-        let in_use = match known {
+        let (in_use, predecessor_gone) = match &known {
             None => {
                 let last = self.last_targets.remove(&key).map(|(_, last)| last);
-                let own = |last: &LastTarget| last.written_for.is(&uid, created);
-                last.filter(|last| !self.is_synced() && own(last)).map(|last| last.target)
+                let own = |last: &LastTarget| !self.is_synced() && last.written_for.is(&uid, created);
+                match last {
+                    Some(last) if own(&last) => (last.target, None),
+                    Some(_) => (None, Some(Instant::now())),
+                    None => (None, None),
+                }
             }
-            Some(_) => same.and_then(|link| link.target.clone()),
+            Some(known) => match same {
+                Some(link) => (link.target.clone(), link.outlived_since()),
+                None => (None, Some(known.outlived_since().unwrap_or_else(Instant::now))),
+            },
         };
         let chosen = ingress.choose(in_use.as_ref());
-        let state = if chosen.is_none() && in_use.is_some() { State::Stale } else { State::Live };
+        let state = match (&chosen, &in_use, predecessor_gone) {
+            (None, None, Some(since)) => State::Recreated(since.into()),
+            (None, Some(_), _) => State::Stale,
+            _ => State::Live,
+        };
         let target = chosen.or(in_use);
         let named = matches!(target, Some(Target::Hostname(_)));
         let link = Link {
@@ -429,7 +445,9 @@ impl Store {
         match self.departed {
             Departed::Dropped => self.remove(allotment, link),
             Departed::Kept => {
-                let state = State::Gone(Instant::now());
+                // What a Service has left that never had a target itself is its predecessor's.
+                let since = link.outlived_since().unwrap_or_else(Instant::now);
+                let state = State::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
                 self.put(allotment, Some(Arc::clone(link)), gone)
             }
@@ -510,7 +528,7 @@ impl Store {
     /// see it.
     #[must_use]
     pub fn last_target(&self, key: &ServiceKey) -> Option<Target> {
-        self.last_targets.get(key).map(|last| last.target.clone())
+        self.last_targets.get(key).and_then(|last| last.target.clone())
     }
 
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.

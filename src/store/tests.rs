@@ -80,7 +80,7 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
 }
 
 fn last(host: &str, written_for: WrittenFor) -> LastTarget {
-    LastTarget { target: Target::Hostname(self::host(host)), written_for }
+    LastTarget { target: Some(Target::Hostname(self::host(host))), written_for }
 }
 
 fn noted(uid: &str) -> WrittenFor {
@@ -113,10 +113,75 @@ fn external_targets_that_are_seen_late_still_say_what_a_blank_service_pointed_at
         store.set_last_target(&key, last("a.example.", WrittenFor::Anybody)).is_none(),
         "it may be its predecessor's"
     );
-    assert!(store.set_last_target(&key, last("a.example.", noted("0"))).is_none());
     assert!(store.set_last_target(&key, last("a.example.", noted("1"))).is_some());
     assert_eq!(store.get(&key).unwrap().state, State::Stale);
     assert!(store.set_last_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
+}
+
+/// Returns since when the Service is gone that the external target of default/web was written for.
+fn outlived_since(store: &Store) -> Option<Instant> {
+    store.get(&ServiceKey::new("default", "web")).unwrap().outlived_since()
+}
+
+#[test]
+fn recreated_service_without_target_outlives_nothing_of_its_own() {
+    for (written_for, is_predecessors) in [
+        (noted("1"), false),
+        (noted("0"), true),
+        (WrittenFor::CreatedUntil(5), false),
+        (WrittenFor::CreatedUntil(4), true),
+        (WrittenFor::Anybody, false),
+    ] {
+        let key = ServiceKey::new("default", "web");
+        let pending = || Observed { created: Some(5), ..seen("default", "web", "1", &[]) };
+        let before = Instant::now();
+        // The external target is seen before the Service, or after it; what it points at may be denied by now.
+        for target in [last("a.example.", WrittenFor::Anybody).target, None] {
+            let last = || LastTarget { target: target.clone(), written_for: written_for.clone() };
+            let early = Store::new(Departed::Kept);
+            early.set_last_target(&key, last());
+            early.apply(pending());
+            early.set_synced();
+            let late = Store::new(Departed::Kept);
+            late.apply(pending());
+            late.set_synced();
+            late.set_last_target(&key, last());
+            for store in [early, late] {
+                let since = outlived_since(&store);
+                assert_eq!(since.is_some(), is_predecessors, "{written_for:?}");
+                assert!(since.is_none_or(|since| since >= before));
+                store.apply(seen("default", "web", "1", &["b.example."]));
+                assert_eq!(outlived_since(&store), None, "it has a target");
+                store.apply(seen("default", "web", "1", &[]));
+                assert_eq!(outlived_since(&store), None, "it keeps that one");
+            }
+        }
+    }
+}
+
+#[test]
+fn recreated_service_counts_from_the_end_of_the_first_one() {
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    assert_eq!(outlived_since(&store), None);
+    store.delete(&ServiceKey::new("default", "web"), "1", None);
+    let end = outlived_since(&store).unwrap();
+    for uid in ["2", "3"] {
+        store.apply(seen("default", "web", uid, &[]));
+        assert_eq!(outlived_since(&store), Some(end));
+        store.apply(with_port(81, seen("default", "web", uid, &[])));
+        assert_eq!(outlived_since(&store), Some(end));
+        assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
+    }
+    store.delete(&ServiceKey::new("default", "web"), "3", None);
+    assert_eq!(outlived_since(&store), Some(end));
+
+    // No event has told of the end of the first one.
+    let store = Store::new(Departed::Kept);
+    store.apply(seen("default", "web", "1", &["a.example."]));
+    let before = Instant::now();
+    store.apply(seen("default", "web", "2", &[]));
+    assert!(outlived_since(&store).unwrap() >= before);
 }
 
 #[test]

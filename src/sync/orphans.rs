@@ -80,8 +80,8 @@ impl Orphans {
                 Keeper::Directory(_) => format!("rm {}", keeper.describe(object)),
             };
             warn!(
-                "external target {} is an orphan: no load balancer {key} is followed, and lb-linker hasn't written \
-                 it; it is left alone; to remove it: {remove}",
+                "external target {} is an orphan: the load balancer {key} that it was made for is gone or isn't \
+                 followed, and lb-linker hasn't written it; it is left alone; to remove it: {remove}",
                 keeper.describe(object)
             );
         }

@@ -11,7 +11,7 @@ use super::desired::{
 };
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
-use crate::store::{Link, ServiceKey, State};
+use crate::store::{Link, ServiceKey};
 
 /// One write to the target namespace.
 #[derive(Clone, Debug, PartialEq)]
@@ -187,13 +187,15 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
 fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
     let labelled = |object: &&Service| labelled_for(&object.metadata).as_ref() == Some(&link.key);
     let ours = actual.named.filter(labelled).filter(|_| !actual.is_orphan);
-    let desired = match (link.state, &link.target) {
-        (State::Gone(since), _) => {
+    let desired = match (link.outlived_since(), &link.target) {
+        (Some(since), _) => {
             // EndpointSlices go after their Service, so that none is left behind.
             let service = ours.or(actual.other_services.first().copied());
             let service = service.map(|service| (Kind::Service, &service.metadata));
             let slice = || actual.slices.first().map(|slice| (Kind::EndpointSlice, &slice.metadata));
-            let Some((kind, metadata)) = service.or_else(slice) else { return Step::Forget };
+            let Some((kind, metadata)) = service.or_else(slice) else {
+                return if link.is_gone() { Step::Forget } else { Step::Done };
+            };
             match policy.on_delete {
                 OnDelete::Retain => return Step::Done,
                 // It moves along when the link gets another name, as names become free.

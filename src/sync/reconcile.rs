@@ -38,7 +38,7 @@ use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
-use crate::store::{Link, ServiceKey, Store};
+use crate::store::{Link, ServiceKey, State, Store};
 pub(super) use writing::OUTDATED;
 use writing::Written;
 
@@ -217,7 +217,11 @@ impl Reconciler {
 
     /// Takes over how much there is to be removed at the start.
     fn brake(&mut self) {
-        let waiting = self.settings.store.links().iter().filter(|link| link.is_gone()).count();
+        let links = self.settings.store.links();
+        let goes = |link: &Arc<Link>| {
+            link.is_gone() || link.outlived_since().is_some() && self.left_something(&link.key)
+        };
+        let waiting = links.into_iter().filter(goes).count();
         let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
         self.removals.start(max, waiting, present, Instant::now());
     }
@@ -301,7 +305,7 @@ impl Reconciler {
             }
             return self.note_orphans(&key);
         };
-        self.orphans.set(&key, Vec::new());
+        self.note_orphans(&key);
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
         let labelled: Vec<Object> = self.objects.of_link(&key).into_iter().map(Packed::unpack).collect();
@@ -312,8 +316,9 @@ impl Reconciler {
             .collect();
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
-        // What a Service has left that this process never saw counts only where it is ours.
-        let counts = |object: &Object| !link.was_never_seen() || self.is_ours(object.meta());
+        // What a Service has left that this process may never have seen counts only where it is ours.
+        let strict = link.was_never_seen() || matches!(link.state, State::Recreated(_));
+        let counts = |object: &Object| !strict || self.is_ours(object.meta());
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
@@ -321,7 +326,8 @@ impl Reconciler {
             .filter_map(|object| object.as_service())
             .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
             .filter(|service| {
-                written_by_us(&service.metadata) || link.is_gone() && self.is_ours(&service.metadata)
+                written_by_us(&service.metadata)
+                    || link.outlived_since().is_some() && self.is_ours(&service.metadata)
             })
             .collect();
         let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();

@@ -12,6 +12,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{apply_deploy, cluster_with_target, eventually};
+use crate::story::external_target;
 
 async fn balancers(cluster: &Cluster, namespace: &str, number: usize) {
     futures::stream::iter(0..number)
@@ -97,6 +98,99 @@ async fn an_lb_linker_that_is_started_again_and_again_removes_no_more() {
         .await;
         assert_eq!(external_targets(&cluster, &target).await, 5);
     }
+}
+
+/// A load balancer `web` whose external target points at `a.example.com`, and what it is called.
+async fn linked(cluster: &Cluster, target: &str) -> (String, String) {
+    let namespace = cluster.create_namespace("recreated").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    let object = format!("web-{namespace}-ext");
+    external_target(cluster, target, &object, "a.example.com").await;
+    (namespace, object)
+}
+
+async fn recreate(cluster: &Cluster, namespace: &str) {
+    cluster.delete_service(namespace, "web").await;
+    cluster.create_load_balancer(namespace, "web").await;
+}
+
+#[tokio::test]
+async fn pending_service_loses_its_predecessors_external_target() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    // With a delay a running lb-linker sees the new Service long before the end of the delay.
+    for (running, args) in [
+        (false, ["--upstream", "none", "--delete-delay", "0s"]),
+        (true, ["--upstream", "none", "--delete-delay", "3s"]),
+    ] {
+        let mut linker = Linker::in_cluster(plane, &target, &args);
+        let (namespace, object) = linked(&cluster, &target).await;
+        let uid = cluster.get_service(&target, &object).await.unwrap().metadata.uid;
+        if !running {
+            linker.kill();
+        }
+        recreate(&cluster, &namespace).await;
+        if !running {
+            linker = Linker::in_cluster(plane, &target, &args);
+        }
+        eventually("the end of its external target", || async {
+            cluster.get_service(&target, &object).await.is_none().then_some(())
+        })
+        .await;
+        let question = format!("web.{namespace}.lb.internal. CNAME");
+        assert_eq!(short(linker.dns, &question).await, "No Error");
+        linker.line(&format!("external target {target}/{object}: removed")).await;
+        assert_eq!(linker.metric("lb_linker_links{state=\"gone\"}"), Some(0.0));
+        // Its own target makes it one of its own.
+        cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+        external_target(&cluster, &target, &object, "b.example.com").await;
+        answers(linker.dns, &question, "b.example.com.").await;
+        assert_ne!(cluster.get_service(&target, &object).await.unwrap().metadata.uid, uid);
+        assert!(linker.stop().success());
+        cluster.delete_service(&namespace, "web").await;
+    }
+}
+
+#[tokio::test]
+async fn target_in_time_keeps_the_predecessors_external_target() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    for running in [false, true] {
+        let args = ["--upstream", "none", "--delete-delay", "1h"];
+        let mut linker = Linker::in_cluster(plane, &target, &args);
+        let (namespace, object) = linked(&cluster, &target).await;
+        let before = cluster.get_service(&target, &object).await.unwrap().metadata.uid;
+        if !running {
+            linker.kill();
+        }
+        recreate(&cluster, &namespace).await;
+        if !running {
+            linker = Linker::in_cluster(plane, &target, &args);
+            linker.ready().await;
+        }
+        let question = format!("web.{namespace}.lb.internal. CNAME");
+        answers(linker.dns, &question, "No Error").await;
+        cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+        external_target(&cluster, &target, &object, "b.example.com").await;
+        assert_eq!(cluster.get_service(&target, &object).await.unwrap().metadata.uid, before);
+        assert!(linker.stop().success());
+        cluster.delete_service(&namespace, "web").await;
+    }
+}
+
+#[tokio::test]
+async fn tombstone_replaces_what_a_recreated_service_finds() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let args = ["--upstream", "none", "--on-delete", "tombstone"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    let (namespace, object) = linked(&cluster, &target).await;
+    linker.kill();
+    recreate(&cluster, &namespace).await;
+    let linker = Linker::in_cluster(plane, &target, &args);
+    external_target(&cluster, &target, &object, "deleted.lb.internal").await;
+    let question = format!("web.{namespace}.lb.internal. CNAME");
+    answers(linker.dns, &question, "No Error").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+    external_target(&cluster, &target, &object, "b.example.com").await;
 }
 
 /// Sets a label on Services, or takes it away.

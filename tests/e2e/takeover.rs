@@ -251,7 +251,7 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
     }
     linker.line(&format!("Service default/opted carries {FINALIZER} and will get stuck")).await;
     let orphan = linker.line(&format!("external target {TARGETS}/gone-default-ext is an orphan")).await;
-    assert!(orphan.contains("no load balancer default/gone is followed"), "{orphan}");
+    assert!(orphan.contains("the load balancer default/gone that it was made for is gone"), "{orphan}");
     linker.counts("lb_linker_orphans", 3.0).await;
     let lists: Vec<String> = plane
         .audit_events()

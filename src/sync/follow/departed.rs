@@ -99,7 +99,7 @@ mod tests {
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
-        let gone = || Link { state: State::Gone(Instant::now()), ..bare() };
+        let gone = || Link { state: State::Gone(Instant::now().into()), ..bare() };
         let key = live().key;
         departed.heed(&change(Some(live()), Some(gone())), &store);
         departed.heed(&change(Some(gone()), None), &store);

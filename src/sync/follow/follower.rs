@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_follower_of_what_is_gone_stays_or_points_at_the_tombstone() {
-        let gone = |allow_from| Link { state: State::Gone(Instant::now()), ..link(None, allow_from) };
+        let gone = |allow_from| Link { state: State::Gone(Instant::now().into()), ..link(None, allow_from) };
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         for on_delete in [OnDelete::Delete, OnDelete::Retain] {
@@ -238,7 +238,7 @@ mod tests {
         let gone = gone("old.example.", None);
         assert_eq!(own.wish(None, Some(&gone), &tombstone), moved);
         assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Wish::Leave);
-        let ghost = Link { state: State::Gone(Instant::now()), ..link(None, &[]) };
+        let ghost = Link { state: State::Gone(Instant::now().into()), ..link(None, &[]) };
         assert_eq!(other.wish(Some(&ghost), Some(&gone), &tombstone), moved);
         assert_eq!(other.wish(Some(&ghost), None, &tombstone), Wish::Leave);
     }

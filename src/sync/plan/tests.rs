@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::{Host, Port, ServiceKey, Target};
+use crate::store::{Host, Port, ServiceKey, State, Target};
 use crate::sync::desired::{ORIGINAL_NAME, merge_patch};
 
 const DELAY: Duration = Duration::from_secs(600);
@@ -37,7 +37,7 @@ fn ips(ips: &[&str]) -> Link {
 }
 
 fn gone(since: Instant) -> Link {
-    Link { state: State::Gone(since), ..link(None) }
+    Link { state: State::Gone(since.into()), ..link(None) }
 }
 
 /// What the API server makes of an object that is written.
@@ -402,6 +402,39 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
     for policy in [retain, tombstone] {
         assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), Step::Forget);
     }
+}
+
+#[test]
+fn recreated_service_without_target_is_as_one_that_is_gone() {
+    let since = Instant::now();
+    let pending = Link { state: State::Recreated(since.into()), ..link(None) };
+    let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
+    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let at_once = Policy { delete_delay: Duration::ZERO, ..policy() };
+    let before = object("a.example.");
+    let decide = |policy: &Policy, named: Option<&Service>, after: Duration| {
+        next_step(&pending, Actual { named, ..Default::default() }, policy, since + after)
+    };
+    assert_eq!(decide(&policy(), Some(&before), Duration::ZERO), Step::Wait(since + DELAY));
+    assert_eq!(show(decide(&policy(), Some(&before), DELAY)), "delete Service web-default-ext");
+    assert_eq!(show(decide(&at_once, Some(&before), Duration::ZERO)), "delete Service web-default-ext");
+    assert_eq!(decide(&retain, Some(&before), 2 * DELAY), Step::Done);
+    assert_eq!(show(decide(&tombstone, Some(&before), Duration::ZERO)), "patch Service web-default-ext");
+    for policy in [&policy(), &retain, &tombstone, &at_once] {
+        assert_eq!(decide(policy, None, DELAY), Step::Done, "the Service is there, and nothing else");
+    }
+    // Its addresses go with it, and a target in time keeps it.
+    let (mut named, mut there) = (None, Vec::new());
+    run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
+    let (mut left, mut left_slices) = (named.clone(), there.clone());
+    assert_eq!(
+        run(&pending, &at_once, &mut left, &mut left_slices),
+        ["delete Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+    assert_eq!(
+        run(&host("b.example."), &policy(), &mut named, &mut there),
+        ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
 }
 
 #[test]

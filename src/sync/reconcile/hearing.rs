@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::writing::removal_of;
 use super::{Reconciler, Settings};
-use crate::store::{Change, LastTarget, ServiceKey, Target, WrittenFor};
+use crate::store::{Change, LastTarget, ServiceKey, State, Target, WrittenFor};
 use crate::sync::admission::noted_hostnames;
 use crate::sync::desired::{SERVICE_UID, labelled_for, points_at, stepping_stone, written_by_us};
 use crate::sync::log_changes;
@@ -54,8 +54,10 @@ impl Reconciler {
     /// led before.
     fn note_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(Packed::labelled_for);
-        let gone = |key: ServiceKey| self.settings.store.get(&key).is_some_and(|link| link.is_gone());
-        if id.kind == Kind::Service && holder.is_some_and(gone) {
+        let outlived = |key: ServiceKey| {
+            self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
+        };
+        if id.kind == Kind::Service && holder.is_some_and(outlived) {
             self.removals.seen(&removal_of(&id.name, uid), Instant::now());
         }
     }
@@ -156,15 +158,13 @@ impl Reconciler {
         // What isn't followed any more isn't either.
         let followed =
             target.and_then(|target| self.settings.admission.targets.followed(holder.namespace(), target));
-        if let Some(target) = followed {
-            let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
-                (Some(uid), _) => WrittenFor::Uid(uid.into()),
-                (None, Some(created)) => WrittenFor::CreatedUntil(created.0.as_second()),
-                (None, None) => WrittenFor::Anybody,
-            };
-            let last = LastTarget { target, written_for };
-            log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
-        }
+        let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
+            (Some(uid), _) => WrittenFor::Uid(uid.into()),
+            (None, Some(created)) => WrittenFor::CreatedUntil(created.0.as_second()),
+            (None, None) => WrittenFor::Anybody,
+        };
+        let last = LastTarget { target: followed, written_for };
+        log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
     }
 
     /// Changes what is known of an object, and queues the links that it mattered to before and
@@ -218,7 +218,9 @@ impl Reconciler {
     pub(super) fn note_orphans(&mut self, key: &ServiceKey) {
         let Settings { store, selection, policy, .. } = &self.settings;
         let mut orphans = Vec::new();
-        if policy.sync != SyncMode::Off && !store.knows(key) {
+        // An earlier Service of this name may have left one, too.
+        let recreated = || store.get(key).is_some_and(|link| matches!(link.state, State::Recreated(_)));
+        if policy.sync != SyncMode::Off && !policy.prune && (!store.knows(key) || recreated()) {
             let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
             let services = objects.iter().filter_map(Object::as_service);
             let services = services.filter(|service| orphan_of(&service.metadata, selection).is_some());

@@ -38,7 +38,7 @@ impl Reconciler {
     /// name now.
     pub(super) fn removal(link: &Link, write: &Write) -> Option<String> {
         let Write::Delete { id, .. } = write else { return None };
-        let leftover = !link.is_gone() && id.name != link.external_target();
+        let leftover = link.outlived_since().is_none() && id.name != link.external_target();
         (id.kind == Kind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn only_an_external_target_that_goes_for_good_counts_as_removed() {
         let living = Link::new(ServiceKey::new("default", "web"), "u");
-        let gone = Link { state: State::Gone(Instant::now()), ..living.clone() };
+        let gone = Link { state: State::Gone(Instant::now().into()), ..living.clone() };
         let (own, former) = ("web-default-ext", "former-ext");
         let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
         assert_eq!(removal(&gone, Kind::Service, own), Some("web-default-ext o".to_owned()));

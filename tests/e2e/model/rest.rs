@@ -41,7 +41,7 @@ impl Model {
             let absent = [Shape::default()];
             let may_be = self.since.get(key).map_or(&absent[..], Vec::as_slice);
             checked.either += usize::from(may_be.len() > 1);
-            match (self.on_delete, link.gone) {
+            match (self.on_delete, link.is_outlived()) {
                 // The rules below say it all.
                 (OnDelete::Delete, true) => continue,
                 (OnDelete::Tombstone, true) => {
@@ -117,6 +117,13 @@ impl Model {
                 let desired = match &link.target {
                     Some(target) => Shape::of(target, link.port),
                     None if link.gone && self.on_delete == OnDelete::Tombstone => Shape::named(TOMBSTONE),
+                    // Nothing is made anew for a Service that is there.
+                    None if link.recreated && self.on_delete == OnDelete::Tombstone => {
+                        if !self.objects.keys().any(|(_, owner)| owner == key) {
+                            continue;
+                        }
+                        Shape::named(TOMBSTONE)
+                    }
                     None => continue,
                 };
                 if self.strangers.get(name).is_some_and(|stranger| stranger.adoptable) && !link.gone {
@@ -140,14 +147,14 @@ impl Model {
     fn end_gone(&mut self) -> bool {
         if self.on_delete == OnDelete::Delete {
             let links = &self.links;
-            self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(|link| link.gone));
+            self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(Link::is_outlived));
         }
         if self.on_delete == OnDelete::Tombstone {
             let fronted = |(_, shape): &(_, &Shape)| shape.front.is_some();
             let standing: BTreeSet<ServiceKey> =
                 self.objects.iter().filter(fronted).map(|((_, owner), _)| owner.clone()).collect();
-            let gone = |owner: &ServiceKey| self.links.get(owner).is_some_and(|link| link.gone);
-            self.objects.retain(|(_, owner), _| standing.contains(owner) || !gone(owner));
+            let outlived = |owner: &ServiceKey| self.links.get(owner).is_some_and(Link::is_outlived);
+            self.objects.retain(|(_, owner), _| standing.contains(owner) || !outlived(owner));
         }
         let owners: BTreeSet<ServiceKey> = self.objects.keys().map(|(_, owner)| owner.clone()).collect();
         let before = self.links.len();

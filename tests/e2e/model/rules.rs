@@ -23,7 +23,16 @@ pub struct Link {
     pub created: Option<i64>,
     pub target: Option<Target>,
     pub gone: bool,
+    /// Whether it has no target, and an external target that stands was written for an earlier Service.
+    pub recreated: bool,
     pub port: u16,
+}
+
+impl Link {
+    /// Whether the Service is gone that an external target was written for.
+    pub fn is_outlived(&self) -> bool {
+        self.gone || self.recreated
+    }
 }
 
 /// The target namespace as it is: what tells it from what the model says is a defect.
@@ -195,25 +204,48 @@ impl Model {
             // What was written for its predecessor isn't its own.
             let own = observed.written_for.get(key).is_none_or(|uid| *uid == balancer.uid);
             let last = last.filter(|_| own);
+            let target = Target::choose(&balancer.ingress, last.as_ref()).or(last);
             self.links.insert(
                 key.clone(),
                 Link {
                     uid: balancer.uid.clone(),
                     created: Some(balancer.created),
-                    target: Target::choose(&balancer.ingress, last.as_ref()).or(last),
                     gone: false,
+                    recreated: target.is_none() && !own && left.contains_key(key),
+                    target,
                     port: balancer.port,
                 },
             );
         }
         for key in left.into_keys() {
-            let gone = Link { uid: String::new(), created: None, target: None, gone: true, port: 0 };
+            let gone = Link {
+                uid: String::new(),
+                created: None,
+                target: None,
+                gone: true,
+                recreated: false,
+                port: 0,
+            };
             self.links.entry(key).or_insert(gone);
         }
-        for key in self.links.keys().cloned().collect::<Vec<_>>() {
+        for (key, recreated) in
+            self.links.iter().map(|(key, link)| (key.clone(), link.recreated)).collect::<Vec<_>>()
+        {
             self.note_now(&key);
+            if recreated {
+                self.note_end(&key);
+            }
         }
         self.note_leads();
+    }
+
+    /// Notes what becomes of the external target of a Service that is gone.
+    fn note_end(&mut self, key: &ServiceKey) {
+        match self.on_delete {
+            OnDelete::Delete => self.note(key, Shape::default()),
+            OnDelete::Tombstone => self.note(key, Shape::named(TOMBSTONE)),
+            OnDelete::Retain => {}
+        }
     }
 
     /// What lb-linker makes of a Service that has changed.
@@ -226,23 +258,21 @@ impl Model {
         let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected()) else {
             if known.is_some_and(|link| !link.gone) {
                 let link = self.links.get_mut(key).expect("it is known");
-                (link.gone, link.target) = (true, None);
+                (link.gone, link.recreated, link.target) = (true, false, None);
                 self.note_lead(key);
-                match self.on_delete {
-                    OnDelete::Delete => self.note(key, Shape::default()),
-                    OnDelete::Tombstone => self.note(key, Shape::named(TOMBSTONE)),
-                    OnDelete::Retain => {}
-                }
+                self.note_end(key);
             }
             return;
         };
         let same = known.filter(|link| link.uid == balancer.uid && !link.gone);
         let in_use = same.and_then(|link| link.target.clone());
+        let target = Target::choose(&balancer.ingress, in_use.as_ref()).or(in_use);
         let link = Link {
             uid: balancer.uid.clone(),
             created: known.and_then(|link| link.created).or(Some(balancer.created)),
-            target: Target::choose(&balancer.ingress, in_use.as_ref()).or(in_use),
             gone: false,
+            recreated: target.is_none() && known.is_some() && same.is_none_or(|link| link.recreated),
+            target,
             port: balancer.port,
         };
         let shape = link.target.as_ref().map(|target| Shape::of(target, link.port));
@@ -267,7 +297,7 @@ impl Model {
         self.note_now(key);
         let link = self.links.get(key);
         let live = link.is_some_and(|link| link.target.is_some());
-        let buried = link.is_some_and(|link| link.gone) && self.on_delete == OnDelete::Tombstone;
+        let buried = link.is_some_and(Link::is_outlived) && self.on_delete == OnDelete::Tombstone;
         let shapes = self.since.get_mut(key).expect("it has just been noted");
         let mut changed = shapes.clone();
         changed.iter_mut().for_each(&change);
