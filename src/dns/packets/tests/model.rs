@@ -232,7 +232,10 @@ impl World<'_> {
             13 => {
                 let (key, target) =
                     (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
-                store.set_last_target(&key, LastTarget { target, written_for: WrittenFor::Uid("u".into()) });
+                store.set_last_target(
+                    &key,
+                    LastTarget { target: Some(target), written_for: WrittenFor::Uid("u".into()) },
+                );
                 format!("{key} was at 192.0.2.10")
             }
             14 => {
