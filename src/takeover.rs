@@ -15,6 +15,7 @@ use crate::store::ServiceKey;
 use crate::sync::client::connect;
 use crate::sync::desired::MANAGED_BY;
 use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
+use crate::sync::excerpt::examples;
 use crate::sync::forbidden::Forbidden;
 use crate::sync::guarded::Guarded;
 use crate::sync::orphans::{orphan_of, removal_command};
@@ -169,7 +170,7 @@ impl std::fmt::Display for Freed {
         match self {
             Self::Free => f.write_str("freed"),
             Self::Deleted => f.write_str("freed, and gone"),
-            Self::HeldBy(others) => write!(f, "freed, and still held by {}", others.join(", ")),
+            Self::HeldBy(others) => write!(f, "freed, and still held by {}", examples(others)),
             Self::NotTried => f.write_str("would be freed"),
             Self::Failed { reason, .. } => write!(f, "NOT freed: {reason}"),
         }

@@ -21,7 +21,7 @@ use crate::sync::plan::SyncMode;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
-use crate::sync::{News, SyncError, earlier, follow, reconcile, supervise};
+use crate::sync::{News, ServiceLog, SyncError, earlier, follow, reconcile, supervise};
 
 /// Where the links come from.
 pub(super) enum Source {
@@ -112,7 +112,7 @@ impl Source {
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
         tasks.spawn(end.follow(stop.clone()));
-        let news = News { metrics: Arc::clone(metrics), recorder };
+        let news = News { metrics: Arc::clone(metrics), recorder, log: ServiceLog::default() };
         // Manifests have no terms: what was read first counts.
         let listed = watch::Sender::new(if flags.manifests.is_some() { leadership.term() } else { 0 });
         if let Some(keeper) = self.keeper() {

@@ -7,7 +7,7 @@ use hickory_proto::rr::Name;
 use crate::names;
 
 /// An absolute host name in lower case.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Host(
     /// In wire form, without the root label: a [`Name`] takes three times as much.
     Box<[u8]>,

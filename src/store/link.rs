@@ -130,15 +130,22 @@ pub enum Target {
     Addresses(Box<[IpAddr]>),
 }
 
+/// How many addresses of a target are shown.
+const SHOWN: usize = 8;
+
 impl fmt::Display for Target {
+    /// For people: of many addresses the first eight, and how many follow.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hostname(host) => host.fmt(f),
             Self::Addresses(addresses) => {
-                for (i, address) in addresses.iter().enumerate() {
+                for (i, address) in addresses.iter().take(SHOWN).enumerate() {
                     write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
                 }
-                Ok(())
+                match addresses.len().saturating_sub(SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
             }
         }
     }
@@ -454,6 +461,14 @@ mod tests {
         {
             assert_eq!(Instant::from(Moment::from(at)), at);
         }
+    }
+
+    #[test]
+    fn many_addresses_are_shown_as_eight_and_a_count() {
+        let target = |number: u8| Target::Addresses((0..number).map(|i| [192, 0, 2, i].into()).collect());
+        assert_eq!(target(2).to_string(), "192.0.2.0,192.0.2.1");
+        assert!(target(8).to_string().ends_with(",192.0.2.7"));
+        assert!(target(250).to_string().ends_with(",192.0.2.7 and 242 more"));
     }
 
     #[test]

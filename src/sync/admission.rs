@@ -1,11 +1,11 @@
 //! What of a Service's wishes is granted: its target, and the DNS names that it asks for.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::service::Service;
+use super::unusable::{ENTRIES, ENTRY, Entries, Subject, Unusable};
 use crate::names;
 use crate::store::{ServiceKey, host_text};
 use crate::targets::TargetPolicy;
@@ -13,11 +13,6 @@ use crate::targets::TargetPolicy;
 /// The annotation with further DNS names, on a load balancer; on an external target the names that
 /// its link has.
 pub const HOSTNAME: &str = "linker.hsj.com/hostname";
-/// How many names a Service may ask for: more are a mistake, or worse.
-const MAX_NAMES: usize = 64;
-/// RFC 1035 section 3.1: 255 octets, which is 253 characters.
-const MAX_NAME: usize = 253;
-
 /// What of Services' wishes is granted.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
@@ -31,36 +26,6 @@ pub struct Admission {
     pub hostname_namespaces: BTreeSet<String>,
 }
 
-/// What a wish is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
-    /// The target.
-    Target,
-    /// A DNS name.
-    Hostname,
-    /// Anything else.
-    Other,
-}
-
-/// What of a Service can't be served, or isn't granted, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unusable {
-    /// What it is about.
-    pub subject: Subject,
-    /// The field or annotation.
-    pub field: String,
-    /// What it says.
-    pub value: String,
-    /// Why that can't be served.
-    pub why: String,
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?} isn't served: {}", self.field, self.value, self.why)
-    }
-}
-
 // === impl Admission ===
 
 impl Admission {
@@ -72,26 +37,26 @@ impl Admission {
         let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
         for annotation in annotations {
             let Some(text) = service.annotation(annotation) else { continue };
-            for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            let Entries { counted, ignored } = Entries::of(text);
+            let mut complaint =
+                Unusable::new(Subject::Hostname, format!("the DNS name in annotation {annotation}"));
+            complaint.ignore(ignored, Entries::LIMIT);
+            for name in counted {
                 let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
                 if granted.iter().any(|known| **known == *lower) || self.is_own(&key, &lower) {
                     continue;
                 }
-                let outcome = if granted.len() < MAX_NAMES {
+                let outcome = if granted.len() < ENTRIES {
                     self.grant(key.namespace(), &lower)
                 } else {
-                    Err(format!("a Service may have {MAX_NAMES} names at most"))
+                    Err(format!("a Service may have {ENTRIES} names at most"))
                 };
                 match outcome {
                     Ok(()) => granted.push(lower.into()),
-                    Err(why) => unusable.push(Unusable {
-                        subject: Subject::Hostname,
-                        field: format!("the DNS name in annotation {annotation}"),
-                        value: name.to_owned(),
-                        why,
-                    }),
+                    Err(why) => complaint.refuse(name, &why),
                 }
             }
+            unusable.extend(complaint.into_complaint());
         }
         (granted, unusable)
     }
@@ -122,7 +87,7 @@ impl Admission {
     fn grant(&self, namespace: &str, name: &str) -> Result<(), String> {
         let labels: Vec<&str> = name.split('.').collect();
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
-        if name.len() > MAX_NAME || !plain.iter().all(|label| is_name_label(label)) {
+        if name.len() > ENTRY || !plain.iter().all(|label| is_name_label(label)) {
             return Err(
                 "not a DNS name of letters, digits, hyphens and underscores, with * as a first label at most"
                     .to_owned(),
@@ -163,12 +128,7 @@ impl Admission {
 #[must_use]
 pub fn noted_hostnames(metadata: &ObjectMeta) -> Vec<Box<str>> {
     let noted = metadata.annotations.iter().flatten().find(|(key, _)| *key == HOSTNAME);
-    noted
-        .into_iter()
-        .flat_map(|(_, names)| names.split(','))
-        .filter(|name| !name.is_empty())
-        .map(Into::into)
-        .collect()
+    noted.into_iter().flat_map(|(_, names)| Entries::of(names).counted).map(Into::into).collect()
 }
 
 fn is_name_label(label: &str) -> bool {
@@ -239,7 +199,10 @@ mod tests {
             let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";
             let (names, unusable) = asked(&admission, json!({HOSTNAME: text}));
             assert_eq!(names.len(), 3, "{names:?}");
-            assert_eq!(unusable.len(), 2, "{unusable:?}");
+            let complaint = unusable[0].to_string();
+            assert!(complaint.contains("\"dns.lb.internal\""), "{complaint}");
+            assert!(complaint.contains("\"shop.example.com\""), "{complaint}");
+            assert_eq!(unusable.len(), 1, "{unusable:?}");
         }
     }
 
@@ -254,9 +217,38 @@ mod tests {
     }
 
     #[test]
-    fn a_service_may_have_so_many_names_and_no_more() {
-        let names: Vec<String> = (0..=MAX_NAMES).map(|i| format!("n{i}.default.lb.internal")).collect();
-        let (names, unusable) = asked(&admission(), json!({HOSTNAME: names.join(",")}));
-        assert_eq!((names.len(), unusable.len()), (MAX_NAMES, 1));
+    fn the_first_100_names_count_and_the_rest_is_one_complaint() {
+        let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
+        let (granted, unusable) = asked(&admission(), json!({HOSTNAME: names.join(",")}));
+        assert_eq!(granted, names[..100].iter().map(|name| Box::from(&**name)).collect::<Vec<Box<str>>>());
+        let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
+        assert!(
+            complaint.to_string().ends_with("ignored: 13900; the first 100 count, of at most 253 bytes each")
+        );
+
+        let theirs = "coredns.io/hostname";
+        let admission = Admission { hostname_annotations: vec![theirs.to_owned()], ..admission() };
+        let both = json!({HOSTNAME: names[..100].join(","), theirs: names[50..103].join(",")});
+        let (granted, unusable) = asked(&admission, both);
+        assert_eq!((granted.len(), unusable.len()), (100, 1));
+        assert!(unusable[0].to_string().contains("a Service may have 100 names at most"), "{}", unusable[0]);
+    }
+
+    #[test]
+    fn thousands_of_invalid_names_are_one_short_complaint() {
+        let names: Vec<String> = (0..14_000).map(|i| format!("{i}\u{1b}[2J.example\n")).collect();
+        let (granted, unusable) = asked(&admission(), json!({HOSTNAME: names.join(",")}));
+        let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
+        let text = complaint.to_string();
+        assert!(granted.is_empty() && text.len() < 1024, "{text}");
+        assert!(text.contains("; and 97 more; entries that are ignored: 13900;"), "{text}");
+        assert!(!text.chars().any(char::is_control), "{text}");
+    }
+
+    #[test]
+    fn names_noted_on_an_external_target_are_bounded() {
+        let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
+        let noted = json!({"annotations": {HOSTNAME: names.join(",")}});
+        assert_eq!(noted_hostnames(&serde_json::from_value(noted).unwrap()).len(), 100);
     }
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::desired::FIELD_MANAGER;
+use super::excerpt::examples;
 use super::selection::Selection;
 use super::service::{FINALIZER, Service};
 use super::trouble::{Outage, explain, root_cause};
@@ -240,7 +241,7 @@ fn lines(found: &[Bound]) -> Vec<String> {
         };
         let others = match &*bound.others {
             [] => String::new(),
-            others => format!(" (other finalizers: {})", others.join(", ")),
+            others => format!(" (other finalizers: {})", examples(others)),
         };
         format!("Service {} {state}{others}; to free it: {}", bound.key, bound.command())
     }));

@@ -7,7 +7,7 @@ mod refused;
 mod send;
 mod series;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,10 +20,9 @@ pub use send::Sender;
 use super::election::Leadership;
 use crate::store::{Link, ServiceKey};
 
-/// How many Events may wait to be sent: what many changes at once cost in memory, and no more.
-const QUEUE: usize = 1000;
-/// How many Events' room the queue keeps when it is empty.
-const ROOM: usize = 16;
+/// How many Events may wait to be sent: what many changes at once cost in memory, and no more. Those of one namespace
+/// have half of what the others leave.
+const QUEUE: usize = 2000;
 /// The longest note that the API server takes, in bytes.
 const NOTE: usize = 1024;
 
@@ -130,7 +129,8 @@ impl Recorder {
     /// Only who leads records: replicas see the same things.
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
-        Self(Some(Arc::new(Queue { waiting: Mutex::default(), news: Notify::new(), dropped, leadership })))
+        let waiting = Mutex::new(Waits::default());
+        Self(Some(Arc::new(Queue { waiting, news: Notify::new(), dropped, leadership })))
     }
 
     /// Returns a recorder that records nothing: there is no cluster, or it isn't to be written to.
@@ -139,7 +139,7 @@ impl Recorder {
         Self(None)
     }
 
-    /// Records an Event, unless too many wait already.
+    /// Records an Event, unless too many wait already, of its namespace or of all.
     pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
         let Some(queue) = &self.0 else { return };
         let Some(held) = queue.leadership.held() else { return };
@@ -166,31 +166,65 @@ struct Waiting {
 
 /// The Events that wait. It outlives a [`Sender`] that is started again.
 struct Queue {
-    waiting: Mutex<VecDeque<Waiting>>,
+    waiting: Mutex<Waits>,
     news: Notify,
     dropped: IntCounter,
     leadership: Leadership,
 }
 
+/// Events that wait, by namespace. The namespaces take turns, so that one with many Events delays no other one.
+#[derive(Debug, Default)]
+struct Waits {
+    by_namespace: HashMap<Box<str>, VecDeque<Waiting>>,
+    /// The namespaces with Events, the next one first.
+    turns: VecDeque<Box<str>>,
+    number: usize,
+}
+
+impl Waits {
+    /// Adds an Event, if its namespace has fewer waiting than there is room for.
+    fn push(&mut self, event: Waiting) -> bool {
+        let namespace = &event.happening.regarding.namespace;
+        let of_namespace = self.by_namespace.get(namespace).map_or(0, VecDeque::len);
+        if of_namespace >= QUEUE.saturating_sub(self.number) {
+            return false;
+        }
+        if of_namespace == 0 {
+            self.turns.push_back(namespace.clone());
+        }
+        self.number += 1;
+        self.by_namespace.entry(namespace.clone()).or_default().push_back(event);
+        true
+    }
+
+    fn pop(&mut self) -> Option<Waiting> {
+        let namespace = self.turns.pop_front()?;
+        let waiting = self.by_namespace.get_mut(&namespace)?;
+        let next = waiting.pop_front();
+        self.number -= usize::from(next.is_some());
+        if waiting.is_empty() {
+            self.by_namespace.remove(&namespace);
+        } else {
+            self.turns.push_back(namespace);
+        }
+        if self.number == 0 {
+            *self = Self::default();
+        }
+        next
+    }
+}
+
 impl Queue {
     fn push(&self, event: Waiting) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.len() >= QUEUE {
+        if self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(event) {
+            self.news.notify_one();
+        } else {
             self.dropped.inc();
-            return;
         }
-        waiting.push_back(event);
-        drop(waiting);
-        self.news.notify_one();
     }
 
     fn pop(&self) -> Option<Waiting> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = waiting.pop_front();
-        if waiting.is_empty() {
-            waiting.shrink_to(ROOM);
-        }
-        next
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
     /// Waits for the next one. Only one task may wait.
@@ -244,13 +278,38 @@ mod tests {
     #[test]
     fn a_full_queue_drops_and_counts_and_never_blocks() {
         let (recorder, dropped) = recorder();
-        for i in 0..QUEUE + 5 {
+        for i in 0..QUEUE / 2 + 5 {
             recorder.record(regarding(), Reason::TargetChanged, &format!("a → {i}"));
         }
         assert_eq!(dropped.get(), 5);
         let queue = recorder.0.unwrap();
         assert_eq!(&*queue.pop().unwrap().happening.note, "a → 0", "the first one is the first to be sent");
-        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE - 1);
+        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE / 2 - 1);
+    }
+
+    #[test]
+    fn a_namespace_with_many_events_leaves_room_for_others() {
+        let (recorder, dropped) = recorder();
+        let record = |namespace: &str, name: usize| {
+            let regarding =
+                Regarding { namespace: namespace.into(), name: name.to_string().into(), uid: "u".into() };
+            let before = dropped.get();
+            recorder.record(regarding, Reason::HostnameRefused, namespace);
+            dropped.get() == before
+        };
+        let recorded = (0..10_000).filter(|i| record("tenant", *i)).count();
+        assert_eq!(recorded, QUEUE / 2);
+        assert_eq!((0..10_000).filter(|i| record("second", *i)).count(), QUEUE / 4);
+        assert!((0..10).all(|i| record("other", i)));
+        let queue = recorder.0.clone().unwrap();
+        let order: Vec<_> = (0..6).filter_map(|_| Some(queue.pop()?.happening.note)).collect();
+        assert_eq!(
+            order.iter().map(|note| &**note).collect::<Vec<_>>(),
+            ["tenant", "second", "other", "tenant", "second", "other"]
+        );
+        let rest = std::iter::from_fn(|| queue.pop()).count();
+        assert_eq!(rest, QUEUE / 2 + QUEUE / 4 + 10 - 6);
+        assert!(record("tenant", 0), "there is room again");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use super::excerpt::sentence;
+
 /// An object, or why it can't be decoded and what is known of it all the same. As kube's
 /// `DeserializeGuard`, which makes a tree of each object first, `managedFields` and all, and a copy
 /// of that.
@@ -51,7 +53,8 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
 fn said(error: &serde_json::Error) -> String {
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = error.to_string();
-    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+    // It repeats values that have another type than they should.
+    sentence(text.strip_suffix(&place).unwrap_or(&text)).to_string()
 }
 
 impl<K: Resource> Resource for Guarded<K> {
@@ -106,6 +109,14 @@ mod tests {
         assert_eq!((broken.uid().as_deref(), broken.resource_version().as_deref()), (Some("u"), Some("7")));
         let why = &broken.0.as_ref().unwrap_err().error;
         assert_eq!(why, "invalid type: integer `5`, expected a string");
+    }
+
+    #[test]
+    fn an_error_doesnt_repeat_a_whole_value() {
+        let text = format!(r#"{{"metadata":{{"name":"broken"}},"spec":"{}"}}"#, "x".repeat(250_000));
+        let broken: Guarded<Service> = serde_json::from_str(&text).unwrap();
+        let why = &broken.0.as_ref().unwrap_err().error;
+        assert!(why.starts_with("invalid type: string") && why.len() < 700, "{why}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::admission::Admission;
 use super::directory::{DirectoryError, changes};
+use super::excerpt::{self, sentence};
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
@@ -75,7 +76,7 @@ impl ManifestSource {
                 log_changes(&self.news, changes);
             } else {
                 self.store.set_synced();
-                log_first_list(&self.store, &changes);
+                log_first_list(&self.store, &self.news, &changes);
             }
         }
         Err(SyncError::WatchEnded)
@@ -271,7 +272,10 @@ impl List {
                 let here = place(defined);
                 match serde_json::from_value(value) {
                     Ok(service) => Ok((here, service)),
-                    Err(error) => Err(format!("{here}: this item of the list: {error}")),
+                    Err(error) => {
+                        let error = sentence(&error.to_string()).to_string();
+                        Err(format!("{here}: this item of the list: {error}"))
+                    }
                 }
             })
             .collect()
@@ -314,7 +318,8 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
         for (field, value) in [("name", name), ("namespace", namespace)] {
             if !names::is_label(value) {
                 return Err(format!(
-                    "{here}: metadata.{field} {value:?} isn't 1 to 63 lower-case letters, digits and hyphens"
+                    "{here}: metadata.{field} {} isn't 1 to 63 lower-case letters, digits and hyphens",
+                    excerpt::value(value)
                 ));
             }
         }

@@ -1,6 +1,7 @@
 //! Follows load balancers into the store, and makes the external targets match it.
 
 pub mod admission;
+mod allowance;
 pub mod brakes;
 pub mod client;
 mod closed;
@@ -27,7 +28,9 @@ mod refusals;
 mod report;
 pub mod selection;
 pub mod service;
+mod service_log;
 pub mod trouble;
+pub mod unusable;
 pub mod watch;
 pub mod writer;
 
@@ -42,6 +45,8 @@ use tracing::{debug, error, info, warn};
 use crate::metrics::Metrics;
 use crate::store::{Change, Link, State, Store};
 use events::{Reason, Recorder};
+use excerpt::examples;
+pub use service_log::ServiceLog;
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -122,6 +127,8 @@ pub struct News {
     pub metrics: Arc<Metrics>,
     /// What is recorded as a Kubernetes Event.
     pub recorder: Recorder,
+    /// What the log says of what Services ask for.
+    pub log: ServiceLog,
 }
 
 fn log_changes(news: &News, changes: impl IntoIterator<Item = Change>) {
@@ -147,7 +154,7 @@ fn log_change(news: &News, change: &Change) {
     }
     let Some(link) = &change.after else { return };
     if let Some(note) = lost_hostnames(change) {
-        warn!("link {}: {note}", link.key);
+        news.log.warn(&link.key, &format!("link {}: {note}", link.key));
         news.recorder.about(link, Reason::Conflict, &note);
     }
     if let (Some(target), Some(State::Stale)) = (&link.target, after)
@@ -167,16 +174,16 @@ fn lost_hostnames(change: &Change) -> Option<String> {
     };
     let now = lost(&change.after);
     (!now.is_empty() && now != lost(&change.before))
-        .then(|| format!("it doesn't get DNS names that another load balancer has: {}", now.join(", ")))
+        .then(|| format!("it doesn't get DNS names that another load balancer has: {}", examples(now)))
 }
 
 /// The first list is news about lb-linker, not about the links: one line of each would bury
 /// everything else.
-fn log_first_list(store: &Store, changes: &[Change]) {
+fn log_first_list(store: &Store, news: &News, changes: &[Change]) {
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {
-            warn!("link {}: {note}", change.key);
+            news.log.warn(&change.key, &format!("link {}: {note}", change.key));
         }
     }
     info!("ready: load balancers: {}", store.links().len());

@@ -9,6 +9,7 @@ use super::desired::{
     Desired, HEADLESS, IPV4, IPV6, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for,
     service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
 };
+use super::excerpt::{sentence, value};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
 use crate::store::{Link, ServiceKey};
@@ -377,9 +378,12 @@ fn stranger(object: &Service) -> Option<String> {
     match (object.label(MANAGED_BY.0), labelled_for(metadata), owner) {
         (_, Some(key), _) => Some(format!("it is labelled as the external target of {key}")),
         (Some(manager), ..) if manager != MANAGED_BY.1 => {
-            Some(format!("its label {} says {manager:?}", MANAGED_BY.0))
+            Some(format!("its label {} says {}", MANAGED_BY.0, value(manager)))
         }
-        (.., Some(owner)) => Some(format!("{} {} owns it (ownerReferences)", owner.kind, owner.name)),
+        (.., Some(owner)) => {
+            let (kind, name) = (sentence(&owner.kind), sentence(&owner.name));
+            Some(format!("{kind} {name} owns it (ownerReferences)"))
+        }
         _ if object.annotation(SOURCE).is_some() => {
             Some(format!("it follows what its annotation {SOURCE} says"))
         }

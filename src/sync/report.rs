@@ -8,6 +8,7 @@ use tracing::{debug, info, warn};
 use super::News;
 use super::brakes::MaxDeletes;
 use super::events::Reason;
+use super::excerpt::examples;
 use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
 use super::refusals::Refusals;
@@ -123,7 +124,7 @@ impl Report {
             }
             (Write::Delete { .. }, Some(left)) => {
                 let finalizers = left.metadata.finalizers.clone().unwrap_or_default();
-                info!("external target {object}: deleted, and held by {}", finalizers.join(", "));
+                info!("external target {object}: deleted, and held by {}", examples(finalizers));
             }
             (Write::Delete { .. }, None) if id.kind == Kind::Service => {
                 info!("external target {object}: removed");

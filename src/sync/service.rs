@@ -4,7 +4,7 @@
 //! one more way to lose an object.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use hickory_proto::rr::Name;
@@ -13,7 +13,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::admission::{Admission, Subject, Unusable};
+use super::admission::Admission;
+use super::unusable::{ENTRY, Entries, Subject, Unusable};
+use crate::names;
 pub use crate::store::Port;
 use crate::store::{Host, Ingress, Observed, ServiceKey, Wishes};
 use crate::targets::TargetPolicy;
@@ -114,6 +116,8 @@ pub const FINALIZER: &str = "lb-linker/finalizer";
 const TTL: &str = "linker.hsj.com/ttl";
 /// The annotation that lists the namespaces whose Services may follow a load balancer.
 const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
+/// How many entries of `status.loadBalancer.ingress` count: an EndpointSlice holds no more addresses.
+const MAX_INGRESS: usize = 1000;
 /// The longest TTL that a Service may want: whoever has cached a target asks again after that.
 const MAX_TTL: u32 = 3600;
 
@@ -173,27 +177,21 @@ impl Service {
         let key = self.key();
         let (ingress, mut unusable) =
             usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets);
-        let refused = !unusable.is_empty();
+        let refused = unusable.iter().any(Unusable::refuses);
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
             _ => {
-                unusable.push(Unusable {
-                    subject: Subject::Other,
-                    field: format!("annotation {TTL}"),
-                    value: text.to_owned(),
-                    why: format!("not a number of seconds from 0 to {MAX_TTL}"),
-                });
+                let mut complaint = Unusable::new(Subject::Other, format!("annotation {TTL}"));
+                complaint.refuse(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
+                unusable.push(complaint);
                 None
             }
         });
         let (hostnames, refused_names) = admission.hostnames(self);
         unusable.extend(refused_names);
-        let namespaces = self.annotation(ALLOW_FROM).unwrap_or_default().split(',').map(str::trim);
-        let wishes = Wishes {
-            ttl,
-            hostnames: hostnames.into(),
-            allow_from: namespaces.filter(|namespace| !namespace.is_empty()).map(Into::into).collect(),
-        };
+        let (allow_from, refused_namespaces) = self.allow_from();
+        unusable.extend(refused_namespaces);
+        let wishes = Wishes { ttl, hostnames: hostnames.into(), allow_from };
         let observed = Observed {
             key,
             uid: self.uid().into(),
@@ -209,23 +207,42 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Returns the namespaces whose Services may follow this one, each once, and what of the annotation can't be used.
+    fn allow_from(&self) -> (Box<[Box<str>]>, Option<Unusable>) {
+        let Entries { counted, ignored } = Entries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
+        let mut complaint =
+            Unusable::new(Subject::Other, format!("the namespace in annotation {ALLOW_FROM}"));
+        complaint.ignore(ignored, Entries::LIMIT);
+        let mut namespaces: Vec<Box<str>> = Vec::new();
+        for namespace in counted {
+            if namespace != "*" && !names::is_label(namespace) {
+                complaint.refuse(namespace, "neither the name of a namespace nor *");
+            } else if !namespaces.iter().any(|known| **known == *namespace) {
+                namespaces.push(namespace.into());
+            }
+        }
+        (namespaces.into(), complaint.into_complaint())
+    }
+}
+
 fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> (Ingress, Vec<Unusable>) {
     let mut ingress = Ingress::default();
-    let mut unusable = Vec::new();
-    let mut refuse = |field: &str, value: &str, why| {
-        let (subject, field, value) = (Subject::Target, field.to_owned(), value.to_owned());
-        unusable.push(Unusable { subject, field, value, why });
-    };
-    for entry in entries {
+    let mut hosts = Unusable::new(Subject::Target, "the load balancer's hostname");
+    let mut addresses = Unusable::new(Subject::Target, "the load balancer's ip");
+    let mut rest = Unusable::new(Subject::Target, "status.loadBalancer.ingress");
+    rest.ignore(entries.len().saturating_sub(MAX_INGRESS), "the first 1000 count");
+    let (mut known_hosts, mut known_addresses) = (HashSet::new(), HashSet::new());
+    for entry in entries.iter().take(MAX_INGRESS) {
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
                 targets.check_host(namespace, &host).map_err(|refusal| refusal.to_string())?;
                 Ok(Host::from(&host))
             });
             match checked {
-                Ok(name) if !ingress.hostnames.contains(&name) => ingress.hostnames.push(name),
+                Ok(name) if known_hosts.insert(name.clone()) => ingress.hostnames.push(name),
                 Ok(_) => {}
-                Err(why) => refuse("the load balancer's hostname", text, why),
+                Err(why) => hosts.refuse(text, &why),
             }
         }
         if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
@@ -236,20 +253,24 @@ fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> 
                 Ok(ip.to_canonical())
             });
             match checked {
-                Ok(ip) if !ingress.addresses.contains(&ip) => ingress.addresses.push(ip),
+                Ok(ip) if known_addresses.insert(ip) => ingress.addresses.push(ip),
                 Ok(_) => {}
-                Err(why) => refuse("the load balancer's ip", text, why),
+                Err(why) => addresses.refuse(text, &why),
             }
         }
     }
     // Many wait for their list to be complete, mostly with one each.
     ingress.hostnames.shrink_to_fit();
     ingress.addresses.shrink_to_fit();
+    let unusable = [hosts, addresses, rest].into_iter().filter_map(Unusable::into_complaint).collect();
     (ingress, unusable)
 }
 
 /// The API server accepts labels of 64 and more characters, which DNS can't carry.
 pub(super) fn host_name(host: &str) -> Result<Name, String> {
+    if host.strip_suffix('.').unwrap_or(host).len() > ENTRY {
+        return Err(format!("longer than {ENTRY} characters"));
+    }
     let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|error| error.to_string())?;
     if name.is_root() {
         return Err("the root isn't a host".to_owned());
@@ -367,7 +388,49 @@ mod tests {
         assert_eq!(observed.ingress.hostnames, [Host::from(&Name::from_ascii("a.example.").unwrap())]);
         assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
         assert_eq!(unusable.len(), 2, "{unusable:?}");
-        assert!(unusable[0].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
+        assert!(unusable[1].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
+    }
+
+    fn observe(service: serde_json::Value) -> (Observed, String) {
+        let service: Service = serde_json::from_value(service).unwrap();
+        let (observed, unusable) = service.observe(&Admission::default());
+        (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    }
+
+    #[test]
+    fn thousands_of_ingress_entries_are_bounded_in_all_that_is_kept() {
+        let entry = |i: usize| match i {
+            0..=2000 => json!({"ip": format!("192.0.{}.{}", i / 250, i % 250)}),
+            _ => json!({"ip": "x".repeat(i), "hostname": "y".repeat(i)}),
+        };
+        let ingress: Vec<_> = (0..3000).map(entry).collect();
+        let (observed, complaint) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
+        assert_eq!(observed.ingress.addresses.len(), 1000);
+        assert!(!observed.refused);
+        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count";
+        assert_eq!(complaint, expected);
+        let (observed, complaint) =
+            observe(json!({"status": {"loadBalancer": {"ingress": ingress[2000..]}}}));
+        assert!(observed.refused && complaint.len() < 2048, "{complaint}");
+        assert!(complaint.contains("; and 996 more"), "{complaint}");
+    }
+
+    #[test]
+    fn the_first_100_namespaces_of_allow_from_count_each_once() {
+        let mut namespaces: Vec<String> = (0..14_000).map(|i| format!("ns-{i}")).collect();
+        namespaces[0] = "*".to_owned();
+        namespaces[1] = "Not One".to_owned();
+        namespaces[2] = "ns-3".to_owned();
+        let annotations = json!({ALLOW_FROM: namespaces.join(", "), TTL: "\n".repeat(250_000)});
+        let (observed, complaint) = observe(json!({"metadata": {"annotations": annotations}}));
+        assert_eq!(observed.wishes.allow_from.len(), 98);
+        assert!(observed.wishes.allows("ns-99"));
+        assert!(
+            complaint.contains("\"Not One\" isn't served: neither the name of a namespace nor *"),
+            "{complaint}"
+        );
+        assert!(complaint.contains("entries that are ignored: 13900;"), "{complaint}");
+        assert!(complaint.len() < 1024 && !complaint.contains('\n'), "{complaint}");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use kube::runtime::watcher::{self, Event};
 use tracing::{info, warn};
 
-use super::excerpt::sentence;
+use super::ServiceLog;
+use super::excerpt;
 use crate::store::ServiceKey;
 
 /// How long the same trouble stays unmentioned after it was logged.
@@ -20,14 +21,21 @@ pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
             let right = if right.is_empty() { String::new() } else { format!("; {right}") };
-            format!("can't {doing}: the API server forbids it ({}){right}", sentence(&status.message))
+            format!(
+                "can't {doing}: the API server forbids it ({}){right}",
+                excerpt::sentence(&status.message)
+            )
         }
         kube::Error::Api(status) if status.code == 401 => format!(
             "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
-            sentence(&status.message)
+            excerpt::sentence(&status.message)
         ),
         kube::Error::Api(status) => {
-            format!("can't {doing}: the API server answered {} {}", status.code, sentence(&status.message))
+            format!(
+                "can't {doing}: the API server answered {} {}",
+                status.code,
+                excerpt::sentence(&status.message)
+            )
         }
         error => format!("can't {doing}: {}", root_cause(error)),
     }
@@ -60,7 +68,7 @@ pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
     // It names the place too, at its end.
     let text = text.lines().next().unwrap_or_default();
     let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
-    format!("{place}:{line}:{column}: {message}")
+    format!("{place}:{line}:{column}: {}", excerpt::sentence(message))
 }
 
 /// Returns one sentence about a watch of `what` that failed.
@@ -76,7 +84,7 @@ fn explain_watch(error: &watcher::Error, what: &str, right: &str) -> String {
             format!(
                 "the watch of {what} was ended by the API server: {} {}",
                 status.code,
-                sentence(&status.message)
+                excerpt::sentence(&status.message)
             )
         }
         Error::NoResourceVersion => format!("the watch of {what} sent an object without a resourceVersion"),
@@ -98,18 +106,21 @@ pub fn watch_code(error: &watcher::Error) -> u16 {
 
 /// What is wrong with single Services: said when it begins or changes, not with every event.
 #[derive(Debug, Default)]
-pub struct Complaints(HashMap<ServiceKey, String>);
+pub struct Complaints {
+    said: HashMap<ServiceKey, String>,
+    log: ServiceLog,
+}
 
 impl Complaints {
-    /// Takes over what is wrong with a Service now, and logs it if that is news. Returns whether it
-    /// is.
+    /// Takes over what is wrong with a Service now, and logs it if that is news and there weren't too many such lines.
+    /// Returns whether it is news.
     pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) -> bool {
         match complaint {
-            None => drop(self.0.remove(key)),
-            Some(complaint) if self.0.get(key) == Some(&complaint) => {}
+            None => drop(self.said.remove(key)),
+            Some(complaint) if self.said.get(key) == Some(&complaint) => {}
             Some(complaint) => {
-                warn!("Service {key}: {complaint}");
-                self.0.insert(key.clone(), complaint);
+                self.log.warn(key, &format!("Service {key}: {complaint}"));
+                self.said.insert(key.clone(), complaint);
                 return true;
             }
         }
@@ -119,12 +130,12 @@ impl Complaints {
     /// Returns what is wrong with a Service, as it was said last.
     #[must_use]
     pub fn of(&self, key: &ServiceKey) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
+        self.said.get(key).map(String::as_str)
     }
 
     /// Forgets the Services of which `known` says that there are none.
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
-        self.0.retain(|key, _| known(key));
+        self.said.retain(|key, _| known(key));
     }
 }
 

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::admission::{Admission, Subject, Unusable};
+use super::admission::Admission;
 use super::brakes::{Doubt, SECOND_LOOK};
 use super::election::Leadership;
 use super::events::{Reason, Regarding};
@@ -21,6 +21,7 @@ use super::guarded::Guarded;
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
+use super::unusable::{Subject, Unusable};
 use super::{News, Pauses, SyncError, log_changes, log_first_list};
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
 
@@ -249,7 +250,7 @@ impl ClusterSource {
         }
         if complete {
             self.store.set_synced();
-            log_first_list(&self.store, &changes);
+            log_first_list(&self.store, &self.news, &changes);
         }
     }
 
@@ -257,14 +258,17 @@ impl ClusterSource {
     /// no news.
     fn observe(&self, service: &Service, complaints: &mut Complaints) -> Observed {
         let (observed, refused) = observe(service, &self.admission, complaints);
-        for unusable in refused.iter().filter(|_| self.store.is_synced()) {
-            let reason = match unusable.subject {
-                Subject::Target => Reason::TargetRefused,
-                Subject::Hostname => Reason::HostnameRefused,
-                Subject::Other => continue,
-            };
-            let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
-            self.news.recorder.record(regarding, reason, &unusable.to_string());
+        if !self.store.is_synced() {
+            return observed;
+        }
+        for (subject, reason) in
+            [(Subject::Target, Reason::TargetRefused), (Subject::Hostname, Reason::HostnameRefused)]
+        {
+            let note = joined(refused.iter().filter(|unusable| unusable.subject == subject));
+            if !note.is_empty() {
+                let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
+                self.news.recorder.record(regarding, reason, &note);
+            }
         }
         observed
     }
@@ -344,9 +348,13 @@ pub(super) fn observe(
     complaints: &mut Complaints,
 ) -> (Observed, Vec<Unusable>) {
     let (observed, unusable) = service.observe(admission);
-    let complaint = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let complaint = joined(&unusable);
     let is_news = complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
     (observed, if is_news { unusable } else { Vec::new() })
+}
+
+fn joined<'a>(complaints: impl IntoIterator<Item = &'a Unusable>) -> String {
+    complaints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 pub(super) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod answers;
+mod bounds;
 mod brakes;
 mod command_line;
 mod connections;

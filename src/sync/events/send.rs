@@ -16,7 +16,7 @@ use tower::timeout::error::Elapsed;
 use tracing::{debug, warn};
 
 use super::refused::Namespaces;
-use super::series::{Limit, Memory, Todo};
+use super::series::{Limit, Memory, Quota, Todo};
 use super::{Happening, Queue, Recorder, Regarding, Waiting};
 use crate::metrics::Metrics;
 use crate::sync::desired::FIELD_MANAGER;
@@ -71,6 +71,7 @@ struct Known {
     /// The term that the memory belongs to: whoever led in between may have recorded the same.
     term: u64,
     memory: Memory,
+    quota: Quota,
     namespaces: Namespaces,
     limit: Limit,
     /// How many Events are being sent.
@@ -88,6 +89,7 @@ impl Sender {
         let mut known = Known {
             term: 0,
             memory: Memory::default(),
+            quota: Quota::default(),
             namespaces: Namespaces::default(),
             limit: Limit::new(Instant::now()),
             under_way: 0,
@@ -119,15 +121,20 @@ impl Sender {
                     if term != known.term {
                         (known.term, known.memory) = (term, Memory::default());
                     }
-                    let todo = known.memory.see(&happening, at, Instant::now());
+                    let todo = known.memory.see(&happening, at, Instant::now(), &known.quota);
                     vec![(happening, todo)]
                 }
                 () = stop.cancelled() => return,
                 _ = look.tick() => known.memory.due(Instant::now()),
             };
             for (happening, todo) in todo {
-                if todo == Todo::Nothing {
-                    continue;
+                match todo {
+                    Todo::Nothing => continue,
+                    Todo::Drop => {
+                        queue.dropped.inc();
+                        continue;
+                    }
+                    Todo::Create(_) | Todo::Count { .. } => {}
                 }
                 known.under_way = 1;
                 if !self.sent(&happening, todo, known).await {
@@ -148,7 +155,10 @@ impl Sender {
         let mut outcome = self.deliver(happening, &todo, known).await;
         if let (Outcome::Expired, Todo::Count { last, .. }) = (outcome, &todo) {
             known.memory.forget(happening);
-            let todo = known.memory.see(happening, *last, Instant::now());
+            let todo = known.memory.see(happening, *last, Instant::now(), &known.quota);
+            if todo == Todo::Drop {
+                return false;
+            }
             outcome = self.deliver(happening, &todo, known).await;
         }
         outcome == Outcome::Sent
@@ -186,6 +196,9 @@ impl Sender {
         let Err(error) = sent else {
             self.outage.over();
             known.namespaces.taken(namespace);
+            if verb == "create" {
+                known.quota.count(happening, Instant::now());
+            }
             return Outcome::Sent;
         };
         self.sort(&error, verb, namespace, &mut known.namespaces)
@@ -194,7 +207,7 @@ impl Sender {
     async fn request(&self, happening: &Happening, todo: &Todo) -> kube::Result<()> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &happening.regarding.namespace);
         match todo {
-            Todo::Nothing => Ok(()),
+            Todo::Nothing | Todo::Drop => Ok(()),
             Todo::Create(at) => {
                 let event = self.event(happening, *at);
                 let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
@@ -377,7 +390,8 @@ mod tests {
     }
 
     fn record_in(namespace: &str, recorder: &Recorder, note: &str) {
-        let regarding = Regarding { namespace: namespace.into(), name: "web".into(), uid: "u".into() };
+        let name = format!("web-{note}").into();
+        let regarding = Regarding { namespace: namespace.into(), name, uid: "u".into() };
         recorder.record(regarding, Reason::TargetChanged, note);
     }
 
@@ -451,6 +465,25 @@ mod tests {
             assert_eq!(asked().await, (true, note.to_owned()));
         }
         assert_eq!(metrics.events_dropped.get(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_with_1000_services_delays_no_other_event() {
+        let (sender, mut requests) = idle_sender(&[], Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        for note in 0..3 {
+            for service in 0..1000 {
+                let name = format!("svc-{service}").into();
+                let regarding = Regarding { namespace: "tenant".into(), name, uid: "u".into() };
+                recorder.record(regarding, Reason::HostnameRefused, &note.to_string());
+            }
+        }
+        assert_eq!(metrics.events_dropped.get(), 2000);
+        record(&recorder, "other");
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        let sent = [requests.recv().await.unwrap().1, requests.recv().await.unwrap().1];
+        assert_eq!(sent, ["0", "other"]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -529,7 +562,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let (path, series) = requests.recv().await.unwrap();
-        assert!(path.starts_with("/apis/events.k8s.io/v1/namespaces/default/events/web."), "{path}");
+        assert!(path.starts_with("/apis/events.k8s.io/v1/namespaces/default/events/web-again."), "{path}");
         assert!(series.starts_with(r#"{"series":{"count":2,"#), "{series}");
         let start = Instant::now();
         let (again, series) = requests.recv().await.unwrap();

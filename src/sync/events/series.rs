@@ -6,7 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::Happening;
+use super::{Happening, Reason, Regarding};
+use crate::sync::allowance::Allowance;
 
 /// How long after it was last seen the same is one more of a series, as for Kubernetes' own recorder.
 const TOGETHER: Duration = Duration::from_secs(360);
@@ -34,6 +35,39 @@ pub(super) enum Todo {
     },
     /// Nothing yet.
     Nothing,
+    /// Nothing: there were too many Events of its reason about the Service.
+    Drop,
+}
+
+/// How many Events of a reason there may be about a Service in [`SPAN`]. A Service that is made again is the same.
+const EVENTS: usize = 10;
+const SPAN: Duration = Duration::from_secs(600);
+
+/// How many more Events there may be, by namespace and name of the Service and by reason.
+#[derive(Debug)]
+pub(super) struct Quota(Allowance<(Box<str>, Box<str>, Reason)>);
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self(Allowance::new(EVENTS, SPAN))
+    }
+}
+
+impl Quota {
+    /// Returns whether there may be another one.
+    fn allows(&self, happening: &Happening, now: Instant) -> bool {
+        self.0.allows(&Self::key(happening), now)
+    }
+
+    /// Counts an Event that the API server has taken.
+    pub(super) fn count(&mut self, happening: &Happening, now: Instant) {
+        self.0.take(&Self::key(happening), now);
+    }
+
+    fn key(happening: &Happening) -> (Box<str>, Box<str>, Reason) {
+        let Regarding { namespace, name, .. } = &happening.regarding;
+        (namespace.clone(), name.clone(), happening.reason)
+    }
 }
 
 /// An Event that was sent.
@@ -64,13 +98,16 @@ pub(super) struct Memory(HashMap<Happening, Sent>);
 
 impl Memory {
     /// Takes in that something happened at `at` that is looked at `now`.
-    pub(super) fn see(&mut self, happening: &Happening, at: Timestamp, now: Instant) -> Todo {
+    pub(super) fn see(&mut self, happening: &Happening, at: Timestamp, now: Instant, quota: &Quota) -> Todo {
         if let Some(sent) = self.0.get_mut(happening)
             && now.duration_since(sent.last.1) < TOGETHER
         {
             sent.count = sent.count.saturating_add(1);
             sent.last = (at, now);
             return sent.tell(now);
+        }
+        if !quota.allows(happening, now) {
+            return Todo::Drop;
         }
         if self.0.len() >= REMEMBERED {
             let oldest = self.0.iter().min_by_key(|(_, sent)| sent.last.1);
@@ -124,7 +161,6 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reason, Regarding};
     use super::*;
 
     fn happening(uid: &str, reason: Reason, note: &str) -> Happening {
@@ -142,7 +178,7 @@ mod tests {
 
     #[test]
     fn only_the_same_object_reason_and_note_are_the_same_again() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (mut memory, quota, now) = (Memory::default(), Quota::default(), Instant::now());
         let first = happening("u", Reason::TargetChanged, "a → b");
         for (second, other) in [
             first.clone(),
@@ -153,21 +189,21 @@ mod tests {
         .iter()
         .enumerate()
         {
-            let todo = memory.see(other, at(second as i64), now);
+            let todo = memory.see(other, at(second as i64), now, &quota);
             assert!(is_new(&todo), "{other:?}: {todo:?}");
         }
         let again = Todo::Count { first: at(0), count: 2, last: at(9) };
-        assert_eq!(memory.see(&first, at(9), now), again);
+        assert_eq!(memory.see(&first, at(9), now, &quota), again);
     }
 
     #[test]
     fn a_loop_costs_one_request_a_minute_and_its_count_is_right_at_last() {
-        let (mut memory, start) = (Memory::default(), Instant::now());
+        let (mut memory, quota, start) = (Memory::default(), Quota::default(), Instant::now());
         let looping = happening("u", Reason::Conflict, "taken");
         let (mut requests, mut told) = (0, 0);
         for second in 0..600 {
             let now = start + Duration::from_secs(second);
-            let mut todo = vec![memory.see(&looping, at(0), now)];
+            let mut todo = vec![memory.see(&looping, at(0), now, &quota)];
             todo.extend(memory.due(now).into_iter().map(|(_, todo)| todo));
             for todo in todo {
                 requests += i32::from(todo != Todo::Nothing);
@@ -188,25 +224,45 @@ mod tests {
 
     #[test]
     fn what_was_long_ago_or_never_arrived_is_a_new_event() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (mut memory, quota, now) = (Memory::default(), Quota::default(), Instant::now());
         let same = happening("u", Reason::Conflict, "taken");
-        memory.see(&same, at(0), now);
-        assert!(is_new(&memory.see(&same, at(1), now + TOGETHER)));
+        memory.see(&same, at(0), now, &quota);
+        assert!(is_new(&memory.see(&same, at(1), now + TOGETHER, &quota)));
         memory.forget(&same);
-        assert!(is_new(&memory.see(&same, at(2), now + TOGETHER)));
+        assert!(is_new(&memory.see(&same, at(2), now + TOGETHER, &quota)));
     }
 
     #[test]
     fn the_memory_is_bounded_and_forgets_the_oldest() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (mut memory, quota, now) = (Memory::default(), Quota::default(), Instant::now());
         for i in 0..REMEMBERED as u64 + 1 {
             let now = now + Duration::from_millis(i);
-            memory.see(&happening(&i.to_string(), Reason::Removed, ""), at(0), now);
+            memory.see(&happening(&i.to_string(), Reason::Removed, ""), at(0), now, &quota);
         }
         assert_eq!(memory.0.len(), REMEMBERED);
         let now = now + Duration::from_secs(60);
-        assert!(!is_new(&memory.see(&happening("1", Reason::Removed, ""), at(1), now)));
-        assert!(is_new(&memory.see(&happening("0", Reason::Removed, ""), at(1), now)));
+        assert!(!is_new(&memory.see(&happening("1", Reason::Removed, ""), at(1), now, &quota)));
+        assert!(is_new(&memory.see(&happening("0", Reason::Removed, ""), at(1), now, &quota)));
+    }
+
+    #[test]
+    fn a_service_has_ten_events_of_a_reason_in_ten_minutes() {
+        let (mut memory, mut quota, start) = (Memory::default(), Quota::default(), Instant::now());
+        let mut created = |uid: &str, reason, second: u64| {
+            let now = start + Duration::from_secs(second);
+            let happening = happening(uid, reason, &second.to_string());
+            let is_new = is_new(&memory.see(&happening, at(0), now, &quota));
+            if is_new {
+                quota.count(&happening, now);
+            }
+            is_new
+        };
+        let seconds: Vec<u64> =
+            (0..1800).filter(|second| created("u", Reason::HostnameRefused, *second)).collect();
+        assert!(seconds.windows(11).all(|ten| ten[10] - ten[0] >= 600), "{seconds:?}");
+        assert_eq!(seconds.len(), 30);
+        assert!(!created("recreated", Reason::HostnameRefused, 1799), "it is the same Service");
+        assert!(created("u", Reason::Conflict, 1799), "each reason counts by itself");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::departed::Gone;
 use crate::names;
 use crate::store::{Link, ServiceKey, Target, Wishes};
 use crate::sync::desired::{Precondition, SOURCE, labelled_for};
+use crate::sync::excerpt::value;
 use crate::sync::plan::{OnDelete, Policy};
 use crate::sync::service::{EXTERNAL_NAME, Service};
 
@@ -46,7 +47,7 @@ impl Follower {
         }
         let (namespace, name) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
         if !names::is_label(namespace) || !names::is_label(name) {
-            return Some(Err(format!("annotation {SOURCE} {text:?} isn't [<namespace>/]<service>")));
+            return Some(Err(format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text))));
         }
         Some(Ok(Self {
             source: ServiceKey::new(namespace, name),

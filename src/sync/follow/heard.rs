@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use kube::runtime::watcher::{Event, Result};
+use kube::runtime::watcher::{self, Event};
 
 use super::follower::Follower;
 use crate::store::ServiceKey;
@@ -93,9 +93,23 @@ struct Scope {
     within: Within,
     trouble: WatchTrouble,
     /// The list as it comes in, and the Services in it that can't be read.
-    list: Vec<Service>,
+    list: Vec<Seen>,
     unreadable: HashSet<ServiceKey>,
     listed: bool,
+}
+
+/// What a Service says that it follows. The Service itself, with all its annotations, isn't kept.
+struct Seen {
+    key: ServiceKey,
+    uid: Box<str>,
+    says: Option<Result<Follower, String>>,
+}
+
+impl Seen {
+    fn of(service: &Service, target_namespace: Option<&str>) -> Self {
+        let says = Follower::of(service, target_namespace);
+        Self { key: service.key(), uid: service.uid().into(), says }
+    }
 }
 
 /// The followers, as they are known.
@@ -153,7 +167,7 @@ impl Followers {
     pub(super) fn heed(
         &mut self,
         number: usize,
-        event: Result<Event<Guarded<Service>>>,
+        event: watcher::Result<Event<Guarded<Service>>>,
         complaints: &mut Complaints,
     ) -> Vec<Heard> {
         let scope = &mut self.scopes[number];
@@ -169,7 +183,9 @@ impl Followers {
                 let key = key_of(&object);
                 match readable(object, complaints) {
                     // Nearly none of them follows anything.
-                    Some(service) if service.annotation(SOURCE).is_some() => scope.list.push(service),
+                    Some(service) if service.annotation(SOURCE).is_some() => {
+                        scope.list.push(Seen::of(&service, self.target_namespace.as_deref()));
+                    }
                     Some(_) => {}
                     None => drop(scope.unreadable.insert(key)),
                 }
@@ -179,7 +195,7 @@ impl Followers {
                 let (list, unreadable) =
                     (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
                 let within = scope.within.clone();
-                let mut listed: HashSet<ServiceKey> = list.iter().map(Service::key).collect();
+                let mut listed: HashSet<ServiceKey> = list.iter().map(|seen| seen.key.clone()).collect();
                 // What can't be read counts as it was.
                 listed.extend(unreadable);
                 let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
@@ -189,13 +205,13 @@ impl Followers {
                     heard.push(Heard::NoFollower(key));
                 }
                 complaints.retain(|key| !within.contains(key) || listed.contains(key));
-                for service in list {
-                    self.seen(&service, &mut heard);
+                for seen in list {
+                    self.seen(seen, &mut heard);
                 }
             }
             Event::Apply(object) => {
                 if let Some(service) = readable(object, complaints) {
-                    self.seen(&service, &mut heard);
+                    self.seen(Seen::of(&service, self.target_namespace.as_deref()), &mut heard);
                 }
             }
             Event::Delete(object) => {
@@ -208,9 +224,8 @@ impl Followers {
         heard
     }
 
-    fn seen(&mut self, service: &Service, heard: &mut Vec<Heard>) {
-        let key = service.key();
-        match Follower::of(service, self.target_namespace.as_deref()) {
+    fn seen(&mut self, Seen { key, uid, says }: Seen, heard: &mut Vec<Heard>) {
+        match says {
             Some(Ok(follower)) => {
                 if self.known.get(&key).is_some_and(|known| {
                     known.source != follower.source || known.version.uid != follower.version.uid
@@ -224,7 +239,7 @@ impl Followers {
             }
             Some(Err(why)) => {
                 self.forget(&key);
-                heard.push(Heard::Malformed { uid: service.uid().into(), key, why });
+                heard.push(Heard::Malformed { uid, key, why });
             }
             None => {
                 self.forget(&key);

@@ -1,0 +1,109 @@
+//! How often something may be done for one key within a span of time, exactly.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How many keys are remembered. The one that was used longest ago is forgotten first.
+const KEYS: usize = 10_000;
+
+/// So many uses of each key within a span of time.
+#[derive(Debug)]
+pub(super) struct Allowance<K> {
+    most: usize,
+    span: Duration,
+    used: HashMap<K, VecDeque<Instant>>,
+}
+
+/// Whether something may be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allowed {
+    /// Yes.
+    Yes,
+    /// Yes, and for a while that was the last time.
+    Last,
+    /// No.
+    No,
+}
+
+impl<K: Hash + Eq + Clone> Allowance<K> {
+    /// Returns an allowance of `most` uses of each key within `span`.
+    pub(super) fn new(most: usize, span: Duration) -> Self {
+        Self { most, span, used: HashMap::new() }
+    }
+
+    /// Uses a key once, if it may be used now.
+    pub(super) fn take(&mut self, key: &K, now: Instant) -> Allowed {
+        let span = self.span;
+        let is_recent = |used: &Instant| now.duration_since(*used) < span;
+        if !self.used.contains_key(key) && self.used.len() >= KEYS {
+            self.used.retain(|_, used| used.back().is_some_and(is_recent));
+            self.forget_oldest();
+        }
+        let used = self.used.entry(key.clone()).or_default();
+        while used.front().is_some_and(|first| !is_recent(first)) {
+            used.pop_front();
+        }
+        if used.len() >= self.most {
+            return Allowed::No;
+        }
+        used.push_back(now);
+        if used.len() == self.most { Allowed::Last } else { Allowed::Yes }
+    }
+
+    /// Returns whether a key may be used now.
+    pub(super) fn allows(&self, key: &K, now: Instant) -> bool {
+        let is_recent = |used: &&Instant| now.duration_since(**used) < self.span;
+        self.used.get(key).is_none_or(|used| used.iter().filter(is_recent).count() < self.most)
+    }
+
+    fn forget_oldest(&mut self) {
+        if self.used.len() >= KEYS {
+            let oldest = self.used.iter().min_by_key(|(_, used)| used.back());
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+                self.used.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPAN: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn no_span_of_time_has_more_uses_than_allowed() {
+        let (mut allowance, start) = (Allowance::new(10, SPAN), Instant::now());
+        let mut taken: Vec<u64> = Vec::new();
+        for second in (0..3600).step_by(7) {
+            if allowance.take(&"web", start + Duration::from_secs(second)) != Allowed::No {
+                taken.push(second);
+            }
+        }
+        assert!(taken.windows(11).all(|uses| uses[10] - uses[0] >= 600), "{taken:?}");
+        assert_eq!(taken.len(), 60, "all that is allowed");
+    }
+
+    #[test]
+    fn the_last_use_is_told_and_each_key_has_its_own() {
+        let (mut allowance, now) = (Allowance::new(2, SPAN), Instant::now());
+        let uses = ["a", "a", "a", "b"].map(|key| allowance.take(&key, now));
+        assert_eq!(uses, [Allowed::Yes, Allowed::Last, Allowed::No, Allowed::Yes]);
+        assert!(!allowance.allows(&"a", now) && allowance.allows(&"b", now) && allowance.allows(&"c", now));
+        assert!(allowance.allows(&"a", now + SPAN));
+    }
+
+    #[test]
+    fn remembered_keys_are_bounded() {
+        let (mut allowance, now) = (Allowance::new(1, SPAN), Instant::now());
+        for i in 0..KEYS + 100 {
+            allowance.take(&i, now + Duration::from_micros(i as u64));
+        }
+        assert_eq!(allowance.used.len(), KEYS);
+        assert_eq!(allowance.take(&(KEYS + 99), now + Duration::from_secs(1)), Allowed::No);
+    }
+}

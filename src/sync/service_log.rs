@@ -1,0 +1,76 @@
+//! What the log says of single Services: a bounded number of lines, so that one that changes again and again, or very
+//! many of one namespace, leave room for the rest.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::allowance::{Allowance, Allowed};
+use crate::store::ServiceKey;
+
+/// How many lines there may be about one Service, and about all Services of a namespace, in [`SPAN`].
+const LINES: (usize, usize) = (10, 200);
+const SPAN: Duration = Duration::from_secs(600);
+
+/// The lines about Services. All clones share one limit.
+#[derive(Clone, Debug)]
+pub struct ServiceLog(Arc<Mutex<Limits>>);
+
+#[derive(Debug)]
+struct Limits {
+    services: Allowance<ServiceKey>,
+    namespaces: Allowance<Box<str>>,
+}
+
+impl Default for ServiceLog {
+    fn default() -> Self {
+        let (services, namespaces) = (Allowance::new(LINES.0, SPAN), Allowance::new(LINES.1, SPAN));
+        Self(Arc::new(Mutex::new(Limits { services, namespaces })))
+    }
+}
+
+impl ServiceLog {
+    /// Logs a sentence about a Service, which names it, unless there were too many.
+    pub fn warn(&self, key: &ServiceKey, sentence: &str) {
+        match self.take(key, Instant::now()) {
+            (Allowed::No, _) | (_, Allowed::No) => {}
+            (_, Allowed::Last) => warn!(
+                "{sentence}; that was the last such line about Services of namespace {} for up to ten minutes",
+                key.namespace()
+            ),
+            (Allowed::Last, _) => {
+                warn!("{sentence}; that was the last such line about this Service for up to ten minutes");
+            }
+            (Allowed::Yes, Allowed::Yes) => warn!("{sentence}"),
+        }
+    }
+
+    fn take(&self, key: &ServiceKey, now: Instant) -> (Allowed, Allowed) {
+        let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match limits.services.take(key, now) {
+            Allowed::No => (Allowed::No, Allowed::No),
+            allowed => (allowed, limits.namespaces.take(&key.namespace().into(), now)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_bounded_by_service_and_by_namespace() {
+        let (log, now) = (ServiceLog::default(), Instant::now());
+        let lines = |namespace: &str, name: &str| {
+            let key = ServiceKey::new(namespace, name);
+            let taken = (0..1000).map(|_| log.take(&key, now));
+            taken.filter(|taken| taken.0 != Allowed::No && taken.1 != Allowed::No).count()
+        };
+        assert_eq!(lines("a", "web"), LINES.0);
+        let all: usize = (0..1000).map(|i| lines("tenant", &i.to_string())).sum();
+        assert_eq!(all, LINES.1);
+        assert_eq!(lines("a", "other"), LINES.0);
+    }
+}

@@ -1,0 +1,155 @@
+//! What a tenant's Services may cost: memory, lines of the log, Kubernetes Events.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use crate::harness::cluster::Ingress;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::answers;
+use crate::harness::eventually;
+use crate::harness::linker::Linker;
+use crate::harness::{apply_deploy, cluster_with_target};
+
+/// How many Services a tenant changes, and how often each.
+const SERVICES: usize = 10;
+const ROUNDS: usize = 12;
+/// What all annotations of an object may take together is 256 KiB.
+const ANNOTATION: usize = 250_000;
+/// The limit of the Deployment in `deploy/`, in KiB.
+const MEMORY_LIMIT: usize = 128 * 1024;
+
+/// Some 14,000 names that no load balancer may have, other ones in each round.
+fn names(round: usize) -> String {
+    let mut text = String::new();
+    for i in 0.. {
+        let name = format!("r{round}-{i}\u{1b}.example,");
+        if text.len() + name.len() > ANNOTATION {
+            break;
+        }
+        text.push_str(&name);
+    }
+    text
+}
+
+/// How many Events lb-linker has recorded in a namespace, by Service and reason.
+fn events(plane: &ControlPlane, namespace: &str) -> HashMap<(String, String), usize> {
+    let list: Value =
+        serde_json::from_str(&plane.kubectl(&["get", "events", "-n", namespace, "-o", "json"])).unwrap();
+    let mut number = HashMap::new();
+    for item in list["items"].as_array().unwrap() {
+        if item["reportingComponent"] == "lb-linker" {
+            let note = item["message"].as_str().unwrap();
+            assert!(note.len() <= 1024 && !note.chars().any(char::is_control), "{note:?}");
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            *number.entry((text(&item["involvedObject"]["name"]), text(&item["reason"]))).or_default() += 1;
+        }
+    }
+    number
+}
+
+#[tokio::test]
+async fn huge_annotations_cost_bounded_memory_log_and_events() {
+    // Its Events are counted: no other lb-linker may record any.
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let (tenant, other) = (cluster.create_namespace("tenant").await, cluster.create_namespace("other").await);
+    cluster.create_load_balancer(&other, "web").await;
+    for i in 0..SERVICES {
+        cluster.create_load_balancer(&tenant, &format!("svc-{i}")).await;
+    }
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
+    linker.ready().await;
+    for round in 0..ROUNDS {
+        let annotations = json!({
+            "linker.hsj.com/hostname": names(round), "linker.hsj.com/ttl": null, "linker.hsj.com/allow-from": null,
+        });
+        for i in 0..SERVICES {
+            let mut annotations = annotations.clone();
+            if i == 0 {
+                // The same for the other annotations that are read.
+                annotations["linker.hsj.com/hostname"] = Value::Null;
+                let field = if round % 2 == 0 { "linker.hsj.com/ttl" } else { "linker.hsj.com/allow-from" };
+                annotations[field] = names(round).into();
+            }
+            let patch = json!({"metadata": {"annotations": annotations}});
+            cluster.patch_service(&tenant, &format!("svc-{i}"), patch).await;
+        }
+        // Another Service's change doesn't wait for that.
+        let host = format!("round-{round}.example.com");
+        cluster.set_ingress(&other, "web", &[Ingress::Hostname(&host)]).await;
+        answers(linker.dns, &format!("web-{other}.lb.internal. CNAME"), &format!("{host}.")).await;
+    }
+    // Its external target has followed, too; then the tenant's last change has been heard long since.
+    crate::story::external_target(
+        &cluster,
+        "external-targets",
+        &format!("web-{other}-ext"),
+        &format!("round-{}.example.com", ROUNDS - 1),
+    )
+    .await;
+    eventually("the Events of all Services", || async {
+        let events = events(&plane, &tenant);
+        let each = |i| events.get(&(format!("svc-{i}"), "HostnameRefused".to_owned())).copied();
+        (1..SERVICES).all(|i| each(i) == Some(10)).then_some(())
+    })
+    .await;
+    let events = events(&plane, &tenant);
+    assert!(events.values().all(|number| *number <= 10), "{events:?}");
+    let log = linker.log();
+    let (bytes, longest) =
+        (log.iter().map(String::len).sum::<usize>(), log.iter().map(String::len).max().unwrap());
+    assert!(bytes < 200_000 && longest < 4000, "{bytes} bytes in {} lines of up to {longest}", log.len());
+    assert!(!log.iter().any(|line| line.chars().any(char::is_control)), "{log:#?}");
+    let line = linker.line("and 97 more; entries that are ignored: ").await;
+    assert!(line.contains("the first 100 count, of at most 253 bytes each"), "{line}");
+    let peak = linker.memory("VmHWM");
+    println!("peak resident memory: {peak} KiB");
+    assert!(peak < MEMORY_LIMIT, "{peak} KiB");
+}
+
+#[tokio::test]
+async fn the_first_100_hostnames_of_a_service_are_served() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("names").await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    linker.ready().await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    let zone = format!("{namespace}.lb.internal");
+    let names: Vec<String> = (0..1000).map(|i| format!("n{i}.{zone}")).collect();
+    let annotations = json!({"linker.hsj.com/hostname": names.join(", ")});
+    cluster.patch_service(&namespace, "web", json!({"metadata": {"annotations": annotations}})).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    answers(linker.dns, &format!("n99.{zone}. CNAME"), "a.example.com.").await;
+    answers(linker.dns, &format!("n100.{zone}. CNAME"), "Non-Existent Domain").await;
+    let noted = || async {
+        let service = cluster.get_service(&target, &format!("web-{namespace}-ext")).await?;
+        Some(service.metadata.annotations?.get("linker.hsj.com/hostname")?.split(',').count())
+    };
+    assert_eq!(eventually("the external target", noted).await, 100);
+}
+
+#[tokio::test]
+async fn thousands_of_ingress_entries_are_bounded() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("ingress").await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    linker.ready().await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    let addresses: Vec<String> = (0..3000).map(|i| format!("192.0.{}.{}", i / 250, i % 250)).collect();
+    let entries: Vec<Ingress<'_>> = addresses.iter().map(|address| Ingress::Ip(address)).collect();
+    cluster.set_ingress(&namespace, "web", &entries).await;
+    let line = linker.line("status.loadBalancer.ingress: entries that are ignored: 2000").await;
+    assert!(line.contains(&format!("Service {namespace}/web: ")), "{line}");
+    let line = linker.line(&format!("link {namespace}/web: pending → ")).await;
+    assert!(line.ends_with("192.0.0.7 and 992 more"), "{line}");
+    // An EndpointSlice takes that many and no more.
+    let slice = format!("web-{namespace}-ext-ipv4");
+    let written = || async {
+        let ips =
+            ["get", "endpointslice", "-n", &target, &slice, "-o", "jsonpath={.endpoints[*].addresses[0]}"];
+        Some(plane.try_kubectl(&ips).ok()?.split_whitespace().count())
+    };
+    assert_eq!(eventually("the EndpointSlice", written).await, 1000);
+}
