@@ -11,7 +11,7 @@ use crate::dns::plugins::setup::Site;
 use crate::run::RunError;
 use crate::run::corefile::Origin;
 use crate::store::{Departed, Store};
-use crate::sync::client::connect;
+use crate::sync::client::{Connection, connect};
 use crate::sync::manifests;
 use crate::sync::plan::SyncMode;
 
@@ -39,6 +39,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
+    findings.lines.extend(flags.sync_notice().map(ToOwned::to_owned));
     // Who only looks wants to know it; at the start it may be there.
     findings.input.extend(doubts.iter().map(ToString::to_string));
     findings.lines.push(String::new());
@@ -50,15 +51,23 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
         findings.lines.extend(checked.notices);
         findings.input.extend(checked.errors);
     } else if ask_cluster {
-        let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        findings.lines.push(format!("API server {server}"));
         let candidacy = flags.candidacy()?;
         let needed = rights::needed(flags, candidacy.as_ref());
         rights::ask_for(&mut findings, client.clone(), &needed).await;
-        if flags.sync == SyncMode::On {
+        if flags.sync_mode() == SyncMode::On {
             target::try_one(&mut findings, client, &flags.target_namespace).await;
         }
-    } else if flags.kubeconfig.is_some() || flags.context.is_some() {
-        connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    } else {
+        let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
+        let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
+        match connection {
+            Ok(Connection { server, .. }) => findings.lines.push(format!("API server {server}")),
+            Err(error) if is_named => return Err(error.into()),
+            // Flags and files can be checked where there is no cluster.
+            Err(error) => findings.lines.push(format!("API server unknown: {error}")),
+        }
     }
     Ok(findings)
 }

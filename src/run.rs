@@ -146,6 +146,9 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let greeting = format!("lb-linker {}: links in {}", env!("CARGO_PKG_VERSION"), names_of(&zones));
     let reloader = Reloader::start(origin, corefile, flags.clone(), zones, site, set_debug)?;
     info!("{greeting}");
+    if let Some(notice) = flags.sync_notice() {
+        warn!("{notice}");
+    }
     let mut background = JoinSet::new();
     // It takes its time, and those who answer have none.
     background.spawn_on(give_back(Arc::clone(&store), stop.clone()), sync.runtime());

@@ -12,7 +12,7 @@ use kube::{Api, Client, ResourceExt};
 use crate::config::Flags;
 use crate::run::RunError;
 use crate::store::ServiceKey;
-use crate::sync::client::connect;
+use crate::sync::client::{Connection, connect};
 use crate::sync::desired::MANAGED_BY;
 use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
 use crate::sync::excerpt::examples;
@@ -53,9 +53,11 @@ pub struct Outcome {
 /// # Errors
 /// If there is no client of the cluster.
 pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, RunError> {
-    let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    progress(&format!("API server {server}"));
     let selection = flags.selection();
-    let dry_run = dry_run || flags.sync == SyncMode::Plan;
+    // The subcommand asks for writes; a default that doesn't isn't meant for it.
+    let dry_run = dry_run || flags.sync == Some(SyncMode::Plan);
     let mut outcome = Outcome::default();
     match find(&client, &selection, &progress).await {
         Ok(found) => {

@@ -71,7 +71,7 @@ pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> 
     } else {
         flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
     };
-    let kept: &[&str] = match flags.sync {
+    let kept: &[&str] = match flags.sync_mode() {
         SyncMode::On => &["list", "watch", "create", "patch", "delete"],
         SyncMode::Plan => &["list", "watch"],
         SyncMode::Off => &[],
@@ -83,7 +83,7 @@ pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> 
     }
     rights.extend(kept.iter().map(right(SERVICES, target, default)));
     rights.extend(kept.iter().map(right(ENDPOINT_SLICES, target, default)));
-    if flags.sync == SyncMode::On {
+    if flags.sync_mode() == SyncMode::On {
         let patch = if flags.finalizer {
             Need::Always("deploy/finalizer/, for --finalizer")
         } else {

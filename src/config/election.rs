@@ -97,7 +97,8 @@ impl Flags {
         let in_cluster = around.in_cluster && self.kubeconfig.is_none() && self.context.is_none();
         let usual = if in_cluster { LeaderElection::Lease } else { LeaderElection::Off };
         let how = self.election.leader_election.unwrap_or(usual);
-        if self.manifests.is_some() || self.sync != SyncMode::On || how == LeaderElection::Off {
+        let writes = self.sync_mode_in(&around) == SyncMode::On;
+        if self.manifests.is_some() || !writes || how == LeaderElection::Off {
             return Ok(None);
         }
         let pod = around.pod_name.clone();
@@ -113,6 +114,27 @@ impl Flags {
             (own.unwrap_or_else(|| self.target_namespace.clone()), None)
         };
         Ok(Some(Candidacy { namespace, lease: self.election.lease_name.clone(), identity, pod }))
+    }
+
+    /// Returns what is done about external targets. A program that somebody starts on a workstation writes to whatever
+    /// cluster kubectl was last used for: outside a Pod it has to be told to.
+    #[must_use]
+    pub fn sync_mode(&self) -> SyncMode {
+        self.sync_mode_in(&Surroundings::look())
+    }
+
+    fn sync_mode_in(&self, around: &Surroundings) -> SyncMode {
+        let meant = around.in_cluster || self.election.leader_election.is_some() || self.manifests.is_some();
+        self.sync.unwrap_or(if meant { SyncMode::On } else { SyncMode::Plan })
+    }
+
+    /// Returns what to say where nothing is written because no flag asks for it.
+    #[must_use]
+    pub fn sync_notice(&self) -> Option<&'static str> {
+        (self.sync.is_none() && self.sync_mode() == SyncMode::Plan).then_some(
+            "nothing is written to the cluster, the writes are only logged: outside a Pod the default of --sync is \
+             plan; --sync on makes them",
+        )
     }
 
     /// Returns what this instance is called, in the Lease and in Events.
@@ -173,6 +195,34 @@ mod tests {
         Ok(candidacy.map(|Candidacy { namespace, lease, identity, pod }| {
             [namespace, lease, identity, pod.unwrap_or_default()]
         }))
+    }
+
+    #[test]
+    fn sync_is_plan_outside_a_pod_unless_a_flag_says_otherwise() {
+        let mode = |around: Surroundings, arguments: &[&str]| {
+            let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
+            flags.sync_mode_in(&around)
+        };
+        for arguments in [&[][..], &["--kubeconfig=k"], &["--context=c"], &["--finalizer"]] {
+            assert_eq!(mode(outside(), arguments), SyncMode::Plan, "{arguments:?}");
+            assert_eq!(mode(in_pod(), arguments), SyncMode::On, "{arguments:?}");
+        }
+        for arguments in [
+            &["--sync=on"][..],
+            &["--leader-election=lease"],
+            &["--leader-election=off", "--kubeconfig=k"],
+            &["--manifests=d"],
+        ] {
+            assert_eq!(mode(outside(), arguments), SyncMode::On, "{arguments:?}");
+        }
+        for (arguments, expected) in [
+            (&["--sync=plan", "--leader-election=lease"][..], SyncMode::Plan),
+            (&["--sync=off"], SyncMode::Off),
+            (&["--sync=plan", "--manifests=d"], SyncMode::Plan),
+        ] {
+            assert_eq!(mode(in_pod(), arguments), expected, "{arguments:?}");
+            assert_eq!(mode(outside(), arguments), expected, "{arguments:?}");
+        }
     }
 
     #[test]

@@ -105,16 +105,10 @@ pub struct Flags {
     )]
     pub selection: SelectionMode,
 
-    /// What is done about external targets: the writes are made, only logged, or not even thought of
-    #[arg(
-        long,
-        value_name = "MODE",
-        env = "LB_LINKER_SYNC",
-        default_value = "on",
-        value_enum,
-        help_heading = "External targets"
-    )]
-    pub sync: SyncMode,
+    /// What is done about external targets: on makes the writes, plan only logs them, off answers DNS and nothing else
+    /// [default: on in a Pod, with --leader-election and with --manifests; else plan]
+    #[arg(long, value_name = "MODE", env = "LB_LINKER_SYNC", value_enum, help_heading = "External targets")]
+    pub sync: Option<SyncMode>,
 
     /// What becomes of the external target of a Service that is gone
     #[arg(
@@ -424,7 +418,7 @@ impl Flags {
     pub fn policy(&self) -> Policy {
         let zone = self.zones.first().map(host_text).unwrap_or_default();
         Policy {
-            sync: self.sync,
+            sync: self.sync_mode(),
             on_delete: self.on_delete,
             // A Service that waits for its external target isn't recreated meanwhile.
             delete_delay: if self.finalizer { Duration::ZERO } else { self.delete_delay },
@@ -457,7 +451,7 @@ impl Flags {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }
         flags.extend([
-            ("--sync", value_name(&self.sync)),
+            ("--sync", value_name(&self.sync_mode())),
             ("--on-delete", value_name(&self.on_delete)),
             ("--delete-delay", values::duration_text(self.policy().delete_delay)),
             ("--finalizer", if self.finalizer { "on" } else { "off" }.to_owned()),

@@ -7,12 +7,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::info;
 
 use super::RunError;
 use crate::config::Flags;
 use crate::metrics::Metrics;
 use crate::store::Store;
-use crate::sync::client::connect;
+use crate::sync::client::{Connection, connect};
 use crate::sync::election::{Candidacy, Election, Leadership};
 use crate::sync::events::{self, Recorder};
 use crate::sync::manifests::{self, ManifestSource};
@@ -46,7 +47,8 @@ impl Source {
             };
             return Ok(Self::Manifests { keeper: flags.output.clone().map(open).transpose()? });
         }
-        let client = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        info!("API server {server}");
         let namespace = flags.target_namespace.clone();
         let outage = Outage::default();
         let keeper = Keeper::Namespace { client: client.clone(), outage: outage.clone(), namespace };
@@ -76,7 +78,7 @@ impl Source {
         end: &End,
     ) -> Recorder {
         let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
-        if flags.sync != SyncMode::On {
+        if flags.sync_mode() != SyncMode::On {
             return Recorder::none();
         }
         let recorder = Recorder::new(metrics.events_dropped.clone(), leadership.clone());
@@ -138,7 +140,7 @@ impl Source {
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
-                if flags.sync != SyncMode::Off {
+                if flags.sync_mode() != SyncMode::Off {
                     let settings = follow::Settings {
                         store: Arc::clone(&store),
                         client: client.clone(),
@@ -157,7 +159,7 @@ impl Source {
                     tasks.spawn(writers.track_future(following));
                 }
                 // Whoever only answers DNS has nothing to do with finalizers.
-                if flags.sync != SyncMode::Off {
+                if flags.sync_mode() != SyncMode::Off {
                     let (client, outage) = (client.clone(), outage.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
                     let (store, is_ours) = (Arc::clone(&store), flags.finalizer);
@@ -207,7 +209,7 @@ impl Source {
     /// Starts the election, if there is one. The lease is given back at the end of `end`.
     fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &Arc<Metrics>, end: &End) -> Leadership {
         let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
-            metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync == SyncMode::On));
+            metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync_mode() == SyncMode::On));
             return Leadership::always();
         };
         let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());

@@ -199,6 +199,8 @@ async fn check_cluster_names_every_missing_right() {
             "--cluster",
             "--upstream",
             "none",
+            "--sync",
+            "on",
             "--kubeconfig",
             kubeconfig,
             "--target-namespace",
@@ -233,7 +235,8 @@ async fn check_cluster_tries_an_external_target_in_the_target_namespace() {
         let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);
         let common =
             ["check", "--cluster", "--upstream", "none", "--kubeconfig", kubeconfig.to_str().unwrap()];
-        run_to_end([&common[..], args].concat())
+        let sync: &[&str] = if args.contains(&"--sync") { &[] } else { &["--sync", "on"] };
+        run_to_end([&common[..], sync, args].concat())
     };
     // Rights can be there for a namespace that isn't: everywhere, for one.
     let home = cluster.create_namespace("everywhere").await;

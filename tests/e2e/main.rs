@@ -33,4 +33,5 @@ mod tls;
 mod trouble;
 mod upstreams;
 mod wishes;
+mod workstation;
 mod zone_answers;

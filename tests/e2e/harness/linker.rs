@@ -75,8 +75,18 @@ impl Linker {
         Self::start_with(&[], args)
     }
 
-    /// Does what [`Linker::start`] does, with these variables.
+    /// Does what [`Linker::start`] does, with these variables. It writes, unless an argument says otherwise: tests run
+    /// outside a Pod, where lb-linker has to be told to.
     pub fn start_with<S: AsRef<OsStr>>(
+        variables: &[(&str, &str)],
+        args: impl IntoIterator<Item = S>,
+    ) -> Self {
+        Self::start_bare(&[&[("LB_LINKER_SYNC", "on")], variables].concat(), args)
+    }
+
+    /// Starts lb-linker with these variables and arguments, beside those for its ports, and waits until its ports are
+    /// open.
+    pub fn start_bare<S: AsRef<OsStr>>(
         variables: &[(&str, &str)],
         args: impl IntoIterator<Item = S>,
     ) -> Self {

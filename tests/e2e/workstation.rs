@@ -1,0 +1,88 @@
+//! lb-linker started outside a Pod: it says which cluster it works with, and writes only where it is told to.
+
+use serde_json::Value;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::dns::answers;
+use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::{cluster_with_target, eventually};
+use crate::story::external_target;
+
+async fn balancer(cluster: &Cluster, namespace: &str) {
+    cluster.create_load_balancer(namespace, "web").await;
+    cluster.set_ingress(namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+}
+
+/// The URL of the API server, and the context, as the log names them.
+fn api_server(kubeconfig: &str) -> String {
+    // JSON is YAML, and what the harness writes.
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(kubeconfig).unwrap()).unwrap();
+    let (url, context) = (&config["clusters"][0]["cluster"]["server"], &config["current-context"]);
+    format!("API server {} (context {context} of {kubeconfig})", url.as_str().unwrap())
+}
+
+#[tokio::test]
+async fn outside_a_pod_writes_are_logged_and_not_made() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("laptop").await;
+    balancer(&cluster, &namespace).await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let object = format!("web-{namespace}-ext");
+    let args = ["--kubeconfig", kubeconfig, "--target-namespace", &target, "--watch-namespaces", &namespace];
+    let args = [&args[..], &["--upstream", "none"]].concat();
+    for _ in 0..2 {
+        let linker = Linker::start_bare(&[], &args);
+        let line = linker.line("--sync on makes them").await;
+        assert!(line.contains("WARN") && line.contains("nothing is written"), "{line}");
+        linker.line(&api_server(kubeconfig)).await;
+        linker.line(&format!("plan for link {namespace}/web: create Service {target}/{object}")).await;
+        answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
+        assert_eq!(linker.writes(), 0.0);
+    }
+    assert!(cluster.get_service(&target, &object).await.is_none());
+
+    let check = run_to_end([&["check"], &args[..]].concat());
+    let printed = String::from_utf8(check.stdout).unwrap();
+    assert!(printed.contains(&api_server(kubeconfig)), "{printed}");
+    assert!(printed.contains("--sync on makes them"), "{printed}");
+    let plan = printed.lines().any(|line| line.starts_with("--sync ") && line.ends_with(" plan"));
+    assert!(plan, "{printed}");
+}
+
+#[tokio::test]
+async fn in_a_pod_or_with_an_election_writes_are_made() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let in_pod = [("KUBERNETES_SERVICE_HOST", "127.0.0.1")];
+    let election = [("LB_LINKER_LEADER_ELECTION", "off")];
+    for (variables, more) in [
+        (&in_pod[..], &[][..]),
+        (&election, &[]),
+        (&[], &["--leader-election", "off"]),
+        (&[], &["--sync", "on"]),
+    ] {
+        let namespace = cluster.create_namespace("writes").await;
+        let args = ["--kubeconfig", kubeconfig, "--target-namespace", &target, "--upstream", "none"];
+        let args = [&args[..], &["--watch-namespaces", &namespace], more].concat();
+        let linker = Linker::start_bare(variables, args);
+        balancer(&cluster, &namespace).await;
+        external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+        assert_eq!(linker.logged("nothing is written"), 0, "{:#?}", linker.log());
+    }
+}
+
+#[tokio::test]
+async fn with_manifests_files_are_written_without_being_asked_for() {
+    let (manifests, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, \
+                   spec: {type: LoadBalancer}, status: {loadBalancer: {ingress: [{hostname: a.example.com}]}}}";
+    std::fs::write(manifests.path().join("web.yaml"), service).unwrap();
+    let (from, to) = (manifests.path().to_str().unwrap(), output.path().to_str().unwrap());
+    let linker = Linker::start_bare(&[], ["--manifests", from, "--output", to, "--upstream", "none"]);
+    let written = || async { output.path().join("web-shop-ext.yaml").exists().then_some(()) };
+    eventually("the external target", written).await;
+    assert_eq!(linker.logged("nothing is written"), 0, "{:#?}", linker.log());
+    assert_eq!(linker.logged("API server"), 0, "{:#?}", linker.log());
+}
