@@ -1,5 +1,6 @@
 //! `lb-linker check`: looks whether everything is in place, and changes nothing.
 
+mod instance;
 mod rights;
 mod target;
 
@@ -57,7 +58,10 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
         let needed = rights::needed(flags, candidacy.as_ref());
         rights::ask_for(&mut findings, client.clone(), &needed).await;
         if flags.sync_mode() == SyncMode::On {
-            target::try_one(&mut findings, client, &flags.target_namespace).await;
+            target::try_one(&mut findings, client.clone(), &flags.target_namespace).await;
+        }
+        if flags.sync_mode() != SyncMode::Off {
+            instance::look(&mut findings, client, &flags.target_namespace, &flags.instance()).await;
         }
     } else {
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;

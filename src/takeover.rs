@@ -73,7 +73,7 @@ pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> 
         }
     }
     let namespace = &flags.target_namespace;
-    match orphans(&client, namespace, &selection).await {
+    match orphans(&client, namespace, &selection, &flags.instance()).await {
         Ok(orphans) => outcome.lines.extend(orphan_lines(namespace, &orphans)),
         Err(error) => outcome.problems.push(error.explain(RIGHTS)),
     }
@@ -237,6 +237,7 @@ async fn orphans(
     client: &Client,
     target_namespace: &str,
     selection: &Selection,
+    instance: &str,
 ) -> Result<BTreeMap<String, ServiceKey>, ListError> {
     let labelled = ListParams::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
     let objects = list(client, Some(target_namespace), "Services", labelled).await?;
@@ -244,7 +245,7 @@ async fn orphans(
         .into_iter()
         .filter_map(|object| {
             let service = object.0.ok()?;
-            Some((service.metadata.name.clone()?, orphan_of(&service.metadata, selection)?))
+            Some((service.metadata.name.clone()?, orphan_of(&service.metadata, selection, Some(instance))?))
         })
         .collect();
     if orphans.is_empty() {

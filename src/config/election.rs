@@ -94,8 +94,7 @@ impl Flags {
     }
 
     pub(super) fn candidacy_in(&self, around: Surroundings) -> Result<Option<Candidacy>, ConfigError> {
-        let in_cluster = around.in_cluster && self.kubeconfig.is_none() && self.context.is_none();
-        let usual = if in_cluster { LeaderElection::Lease } else { LeaderElection::Off };
+        let usual = if self.is_own_cluster(&around) { LeaderElection::Lease } else { LeaderElection::Off };
         let how = self.election.leader_election.unwrap_or(usual);
         let writes = self.sync_mode_in(&around) == SyncMode::On;
         if self.manifests.is_some() || !writes || how == LeaderElection::Off {
@@ -110,8 +109,7 @@ impl Flags {
             };
             (namespace, Some(pod))
         } else {
-            let own = around.pod_namespace.or(around.account_namespace).filter(|_| in_cluster);
-            (own.unwrap_or_else(|| self.target_namespace.clone()), None)
+            (self.lease_namespace_in(&around), None)
         };
         Ok(Some(Candidacy { namespace, lease: self.election.lease_name.clone(), identity, pod }))
     }
@@ -135,6 +133,28 @@ impl Flags {
             "nothing is written to the cluster, the writes are only logged: outside a Pod the default of --sync is \
              plan; --sync on makes them",
         )
+    }
+
+    /// Returns whether the cluster is the one that this process runs in.
+    fn is_own_cluster(&self, around: &Surroundings) -> bool {
+        around.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
+    }
+
+    /// Returns the namespace of a Lease that is renewed: the Pod's, outside a Pod the target namespace.
+    fn lease_namespace_in(&self, around: &Surroundings) -> String {
+        let own = around.pod_namespace.as_ref().or(around.account_namespace.as_ref());
+        own.filter(|_| self.is_own_cluster(around)).unwrap_or(&self.target_namespace).clone()
+    }
+
+    /// Returns the name of the installation that external targets belong to.
+    #[must_use]
+    pub fn instance(&self) -> String {
+        self.instance_in(&Surroundings::look())
+    }
+
+    fn instance_in(&self, around: &Surroundings) -> String {
+        let default = || format!("{}/{}", self.lease_namespace_in(around), self.election.lease_name);
+        self.instance.clone().unwrap_or_else(default)
     }
 
     /// Returns what this instance is called, in the Lease and in Events.
@@ -260,6 +280,14 @@ mod tests {
         ] {
             assert_eq!(candidacy(in_pod(), arguments), Ok(None), "{arguments:?}");
         }
+        let instance = |around, arguments: &[&str]| {
+            Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags.instance_in(&around)
+        };
+        assert_eq!(instance(in_pod(), &["--target-namespace=t"]), "lb-linker/lb-linker");
+        assert_eq!(instance(in_pod(), &["--lease-name=b"]), "lb-linker/b");
+        assert_eq!(instance(in_pod(), &["--kubeconfig=k", "--target-namespace=t"]), "t/lb-linker");
+        assert_eq!(instance(outside(), &["--lease-name=b"]), "external-targets/b");
+        assert_eq!(instance(in_pod(), &["--instance=my.own"]), "my.own");
         assert_eq!(candidacy(outside(), &[]), Ok(None));
         for around in [outside(), unnamed] {
             let refused = candidacy(around, &["--leader-election=life"]).unwrap_err();

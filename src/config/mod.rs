@@ -27,7 +27,7 @@ pub use admission::AdmissionFlags;
 pub use election::{ElectionFlags, LeaderElection};
 use selector::selector;
 pub use upstream::UpstreamSpec;
-use values::{delay, dns_label, listen, max_deletes, zone};
+use values::{delay, dns_label, instance, listen, max_deletes, zone};
 
 /// The port of DNS (RFC 1035 section 4.2).
 const DNS_PORT: u16 = 53;
@@ -71,6 +71,19 @@ pub struct Flags {
         help_heading = "External targets"
     )]
     pub target_namespace: String,
+
+    /// Name of this installation, where several keep external targets in one namespace: it leaves the objects of
+    /// other instances alone; all replicas have the same one [default: the namespace and the name of the Lease, as
+    /// in lb-linker/lb-linker; outside a Pod the target namespace and the name of the Lease]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "LB_LINKER_INSTANCE",
+        value_parser = instance,
+        conflicts_with = "manifests",
+        help_heading = "External targets"
+    )]
+    pub instance: Option<String>,
 
     /// Namespaces whose load balancers are followed, separated by commas [default: all]
     #[arg(
@@ -427,7 +440,14 @@ impl Flags {
             max_deletes: self.max_deletes.unwrap_or_default(),
             ip_targets: self.ip_targets,
             prune: self.prune,
+            instance: self.has_instance().then(|| self.instance()),
         }
+    }
+
+    /// Returns whether the objects of other instances are told from those of this one: files have no instances,
+    /// and where only DNS is answered all objects are read.
+    fn has_instance(&self) -> bool {
+        self.manifests.is_none() && self.sync_mode() != SyncMode::Off
     }
 
     /// Returns the flags with their values in force, for people to read. Those that the Corefile says are there.
@@ -449,6 +469,9 @@ impl Flags {
         flags.push(("--selection", value_name(&self.selection)));
         if self.manifests.is_none() {
             flags.push(("--target-namespace", self.target_namespace.clone()));
+        }
+        if self.has_instance() {
+            flags.push(("--instance", self.instance()));
         }
         flags.extend([
             ("--sync", value_name(&self.sync_mode())),

@@ -47,6 +47,10 @@ fn values_that_cant_be_are_refused_in_one_sentence_that_says_what_would_be_right
             "error: invalid value 'A_b' for '--target-namespace <NAME>': not a namespace's name: lower-case letters, digits and hyphens, 63 at most",
         ),
         (
+            ["--instance", "a b"],
+            "error: invalid value 'a b' for '--instance <NAME>': not the name of an instance: 1 to 317 letters, digits, hyphens, underscores, dots and slashes",
+        ),
+        (
             ["--upstream", "8.8.8"],
             "error: invalid value '8.8.8' for '--upstream <ADDRESS[:PORT]|tls://ADDRESS[%NAME][:PORT]|FILE|none>': neither an address such as 192.0.2.1 or 192.0.2.1:53, nor a file's path with a slash in it, nor \"none\"",
         ),

@@ -11,6 +11,7 @@ use jiff::fmt::friendly::{Spacing, SpanPrinter};
 use super::selector::is_label_key;
 use crate::names;
 use crate::sync::brakes::MaxDeletes;
+use crate::sync::instance::is_name;
 
 /// Parses `127.0.0.1:53`, `[::1]:53` or `:53`, which means all addresses.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
@@ -107,6 +108,15 @@ pub(super) fn object_name(text: &str) -> Result<String, &'static str> {
         Ok(text.to_owned())
     } else {
         Err("not an object's name: lower-case letters, digits, hyphens and dots, 253 at most")
+    }
+}
+
+/// Parses the name of an instance.
+pub(super) fn instance(text: &str) -> Result<String, &'static str> {
+    if is_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("not the name of an instance: 1 to 317 letters, digits, hyphens, underscores, dots and slashes")
     }
 }
 

@@ -107,6 +107,7 @@ pub struct Metrics {
     pub conflicts: IntGauge,
     /// External targets whose Service is gone and that lb-linker hasn't written.
     pub orphans: IntGauge,
+    objects_of_others: IntGauge,
     names_lost: IntGauge,
     targets_refused: IntGauge,
     /// External targets whose removal is held back because there are too many at once.
@@ -160,6 +161,10 @@ impl Metrics {
             orphans: IntGauge::new(
                 "lb_linker_orphans",
                 "External targets of somebody else, with our labels, whose Service is gone.",
+            )?,
+            objects_of_others: IntGauge::new(
+                "lb_linker_objects_of_other_instances",
+                "External targets and EndpointSlices in the target namespace that belong to other lb-linker instances.",
             )?,
             names_lost: IntGauge::new(
                 "lb_linker_names_lost",
@@ -245,6 +250,7 @@ impl Metrics {
         registry.register(Box::new(metrics.api_writes.clone()))?;
         registry.register(Box::new(metrics.conflicts.clone()))?;
         registry.register(Box::new(metrics.orphans.clone()))?;
+        registry.register(Box::new(metrics.objects_of_others.clone()))?;
         registry.register(Box::new(metrics.names_lost.clone()))?;
         registry.register(Box::new(metrics.targets_refused.clone()))?;
         registry.register(Box::new(metrics.deletes_held.clone()))?;
@@ -291,6 +297,11 @@ impl Metrics {
         self.watch_events.inc();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.watch_last_event.set(now.as_secs_f64());
+    }
+
+    /// Sets how many objects of the target namespace belong to other instances.
+    pub fn set_objects_of_others(&self, number: usize) {
+        self.objects_of_others.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
     /// Counts a look at a link that was begun at `since` and has ended now.

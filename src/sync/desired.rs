@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::admission::HOSTNAME;
+use super::instance::INSTANCE;
 use super::object::{Conditions, Endpoint, EndpointSlice, Object};
 use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
 use crate::store::{Host, Link, ServiceKey, Target};
@@ -226,20 +227,54 @@ impl Precondition {
     }
 }
 
+/// What each write leaves in the annotations of an external target or EndpointSlice, beside what it is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// The instance that writes; none where there are no instances.
+    pub instance: Option<String>,
+}
+
+impl Stamp {
+    /// Returns the annotations.
+    fn annotations(&self) -> BTreeMap<String, String> {
+        let instance = self.instance.iter().map(|instance| (INSTANCE.to_owned(), instance.clone()));
+        instance.collect()
+    }
+
+    /// Puts the annotations on an object that is to be created.
+    pub(super) fn put_on(&self, object: &mut Object) {
+        let annotations = self.annotations();
+        if !annotations.is_empty() {
+            object.meta_mut().annotations.get_or_insert_default().extend(annotations);
+        }
+    }
+
+    /// Returns the JSON merge patch (RFC 7386) that sets these annotations and nothing else, with its
+    /// precondition.
+    #[must_use]
+    pub fn patch(&self, only: &Precondition) -> Value {
+        json!({"metadata": {
+            "uid": only.uid,
+            "resourceVersion": only.resource_version,
+            "annotations": self.annotations(),
+        }})
+    }
+}
+
 /// Returns the JSON merge patch (RFC 7386) that sets every field that is ours and nulls what
 /// doesn't belong. It carries its precondition: the API server refuses it for another uid (422)
 /// and another version (409).
 #[must_use]
-pub fn merge_patch(desired: &Object, only: &Precondition) -> Value {
-    let metadata = json!({
+pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Value {
+    let mut metadata = json!({
         "uid": only.uid,
         "resourceVersion": only.resource_version,
         "labels": desired.meta().labels,
+        "annotations": stamp.annotations(),
     });
     match desired {
         Object::Service(service) => {
-            let mut metadata = metadata;
-            metadata["annotations"] = json!({HOSTNAME: service.annotation(HOSTNAME)});
+            metadata["annotations"][HOSTNAME] = service.annotation(HOSTNAME).into();
             if let Some(uid) = service.annotation(SERVICE_UID) {
                 metadata["annotations"][SERVICE_UID] = uid.into();
             }

@@ -14,6 +14,7 @@ pub mod excerpt;
 pub mod follow;
 pub mod forbidden;
 pub mod guarded;
+pub mod instance;
 mod line_limit;
 pub mod manifests;
 pub mod object;

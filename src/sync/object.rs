@@ -215,6 +215,14 @@ impl Object {
         }
     }
 
+    /// Returns its metadata, to be changed.
+    pub fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::Service(service) => &mut service.metadata,
+            Self::EndpointSlice(slice) => &mut slice.metadata,
+        }
+    }
+
     /// Returns the Service that it is.
     #[must_use]
     pub fn as_service(&self) -> Option<&Service> {

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 
 use super::desired::{IPV4, IPV6, slice_name};
+use super::instance::{INSTANCE, OtherOwner};
 use super::object::{Kind, Object, ObjectId};
 use super::packed::{Packed, id_bytes};
 use crate::names;
@@ -14,11 +15,15 @@ use crate::store::ServiceKey;
 /// The objects of the target namespace, by id and by the link that they are labelled for.
 #[derive(Debug, Default)]
 pub struct Objects {
+    /// This instance: the objects of another one count as labelled for no link.
+    instance: Option<String>,
     all: HashSet<Kept>,
     /// Links' objects with names that aren't their links' first choice: nearly none.
     elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// How many links there are objects of.
     links: usize,
+    /// How many objects with our managed-by label belong to other instances.
+    of_others: usize,
     /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
     /// still be under way.
     deleted: HashMap<String, ObjectId>,
@@ -60,6 +65,40 @@ struct Meanwhile {
 }
 
 impl Objects {
+    /// Returns that nothing is known, for this instance; `None`: all objects count as its own.
+    #[must_use]
+    pub fn new(instance: Option<String>) -> Self {
+        Self { instance, ..Self::default() }
+    }
+
+    /// Returns the link that an object is labelled for, unless it belongs to another instance.
+    #[must_use]
+    pub fn owner_of(&self, object: &Packed) -> Option<ServiceKey> {
+        object.labelled_for().filter(|_| !self.is_of_another(object))
+    }
+
+    fn is_of_another(&self, object: &Packed) -> bool {
+        let Some(own) = &self.instance else { return false };
+        object.annotation(INSTANCE).is_some_and(|instance| !instance.is_empty() && instance != *own)
+    }
+
+    /// Returns how many external targets and EndpointSlices belong to other instances.
+    #[must_use]
+    pub fn number_of_others(&self) -> usize {
+        self.of_others
+    }
+
+    /// Returns the other instance that owns most of the external targets and EndpointSlices, if there is one.
+    #[must_use]
+    pub fn other_owner(&self, namespace: &str) -> Option<OtherOwner> {
+        if self.of_others == 0 {
+            return None;
+        }
+        let labelled = self.iter().filter(|object| object.labelled_for().is_some());
+        let instances = labelled.map(|object| object.annotation(INSTANCE).filter(|name| !name.is_empty()));
+        OtherOwner::find(namespace, self.instance.as_deref()?, instances)
+    }
+
     /// Returns an object.
     #[must_use]
     pub fn get(&self, id: &ObjectId) -> Option<&Packed> {
@@ -75,7 +114,7 @@ impl Objects {
     pub fn of_link(&self, key: &ServiceKey) -> Vec<&Packed> {
         let usual = object_ids(&names::external_target(key.namespace(), key.name()));
         let usual = usual.iter().filter_map(|id| self.get(id));
-        let usual = usual.filter(|object| object.labelled_for().as_ref() == Some(key));
+        let usual = usual.filter(|object| self.owner_of(object).as_ref() == Some(key));
         let Some(elsewhere) = self.elsewhere.get(key) else { return usual.collect() };
         let mut objects: Vec<&Packed> = usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
         objects.sort_by_cached_key(|object| object.id());
@@ -84,7 +123,7 @@ impl Objects {
 
     /// Returns the links that objects are labelled for, as often as they have objects.
     pub fn links(&self) -> impl Iterator<Item = ServiceKey> {
-        self.iter().filter_map(Packed::labelled_for)
+        self.iter().filter_map(|object| self.owner_of(object))
     }
 
     /// Returns how many links have objects here.
@@ -188,7 +227,8 @@ impl Objects {
     fn insert(&mut self, object: Packed) {
         let id = object.id();
         self.take(&id);
-        if let Some(key) = object.labelled_for() {
+        self.of_others += usize::from(object.labelled_for().is_some() && self.is_of_another(&object));
+        if let Some(key) = self.owner_of(&object) {
             self.links += usize::from(self.of_link(&key).is_empty());
             if !is_usual(&id, &key) {
                 self.elsewhere.entry(key).or_default().insert(id);
@@ -199,7 +239,8 @@ impl Objects {
 
     fn take(&mut self, id: &ObjectId) -> Option<Packed> {
         let object = self.all.take(&id_bytes(id.kind, &id.name)[..])?.0;
-        if let Some(key) = object.labelled_for() {
+        self.of_others -= usize::from(object.labelled_for().is_some() && self.is_of_another(&object));
+        if let Some(key) = self.owner_of(&object) {
             if let Entry::Occupied(mut ids) = self.elsewhere.entry(key.clone()) {
                 ids.get_mut().remove(id);
                 if ids.get().is_empty() {
@@ -332,6 +373,37 @@ mod tests {
         };
         assert!(names("web").is_empty());
         assert_eq!(names("api"), ["a"]);
+    }
+
+    #[test]
+    fn objects_of_another_instance_are_of_no_link() {
+        let of = |name: &str, instance: Option<&str>| {
+            let mut object = object(name, name, 1, name);
+            let annotations = instance.map(|instance| [(INSTANCE.to_owned(), instance.to_owned())].into());
+            object.meta_mut().annotations = annotations;
+            object
+        };
+        let mut objects = Objects::new(Some("own".to_owned()));
+        for (name, instance) in [("a", Some("own")), ("b", None), ("c", Some("other")), ("d", Some(""))] {
+            objects.apply(&of(name, instance));
+        }
+        let mut links: Vec<String> = objects.links().map(|key| key.name().to_owned()).collect();
+        links.sort();
+        assert_eq!(links, ["a", "b", "d"]);
+        assert!(objects.of_link(&ServiceKey::new("default", "c")).is_empty());
+        assert_eq!((objects.number_of_links(), objects.number_of_others()), (3, 1));
+        assert_eq!(objects.other_owner("targets"), None);
+        objects.remove(&id("a"), "a");
+        objects.remove(&id("b"), "b");
+        objects.remove(&id("d"), "d");
+        assert_eq!(objects.other_owner("targets").unwrap().other, "other");
+        objects.replace(Kind::Service, vec![]);
+        assert_eq!(objects.number_of_others(), 0);
+
+        let mut all = Objects::default();
+        all.apply(&of("c", Some("other")));
+        assert_eq!(all.links().count(), 1, "without an instance all objects count");
+        assert_eq!(all.number_of_others(), 0);
     }
 
     fn slice(name: &str, service: &str) -> Object {

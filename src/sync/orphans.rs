@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::desired::{labelled_for, written_by_us};
 use super::earlier::MAX_LINES;
+use super::instance::other_instance;
 use super::selection::Selection;
 use super::writer::Keeper;
 use crate::metrics::Metrics;
@@ -19,11 +20,12 @@ use crate::store::ServiceKey;
 const QUIET: Duration = Duration::from_secs(60);
 
 /// Returns whose orphan a Service of the target namespace is, if that load balancer is gone.
-/// Objects for namespaces that aren't watched aren't ours to judge.
+/// Objects for namespaces that aren't watched, and those of an instance other than `own`, aren't ours to judge.
 #[must_use]
-pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection) -> Option<ServiceKey> {
+pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>) -> Option<ServiceKey> {
     labelled_for(metadata).filter(|key| {
         selection.watches(key.namespace())
+            && other_instance(metadata, own).is_none()
             && !written_by_us(metadata)
             && metadata.deletion_timestamp.is_none()
     })
@@ -161,10 +163,15 @@ mod tests {
         let all = Selection::default();
         let elsewhere = Selection { namespaces: ["other".to_owned()].into(), ..Default::default() };
         let theirs = metadata(&["manager"], json!({}));
+        let orphan_of = |metadata: &ObjectMeta, selection| orphan_of(metadata, selection, Some("own"));
         assert_eq!(orphan_of(&theirs, &all), Some(ServiceKey::new("shop", "web")));
         assert_eq!(orphan_of(&theirs, &elsewhere), None);
         assert_eq!(orphan_of(&metadata(&["manager", "lb-linker"], json!({})), &all), None);
         assert_eq!(orphan_of(&metadata(&["manager"], json!({"labels": {}})), &all), None);
+        let of =
+            |instance| metadata(&["manager"], json!({"annotations": {"linker.hsj.com/instance": instance}}));
+        assert_eq!(orphan_of(&of("other"), &all), None);
+        assert!(orphan_of(&of("own"), &all).is_some());
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
         assert_eq!(orphan_of(&metadata(&["manager"], deleted), &all), None);
     }

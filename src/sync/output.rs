@@ -115,8 +115,8 @@ impl OutputDirectory {
         let as_expected = match write {
             Write::Create(_) => there.is_none(),
             Write::Change { .. } | Write::Delete { .. } => ours,
-            // Manifests are only read.
-            Write::Finalizer { .. } => return Ok(None),
+            // Manifests are only read, and files have no instances.
+            Write::Annotate { .. } | Write::Finalizer { .. } => return Ok(None),
         };
         if !as_expected {
             return Err(WriteError::Conflict);
@@ -134,7 +134,7 @@ impl OutputDirectory {
                 std::fs::rename(&partial, &path).map_err(|error| failed(&error))?;
                 Ok(read(&path))
             }
-            Write::Delete { .. } | Write::Finalizer { .. } => {
+            Write::Delete { .. } | Write::Annotate { .. } | Write::Finalizer { .. } => {
                 std::fs::remove_file(&path).map_err(|error| failed(&error))?;
                 Ok(None)
             }

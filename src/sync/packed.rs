@@ -11,6 +11,7 @@ use super::desired::{
     FIELD_MANAGER, HEADLESS, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID,
     SLICE_MANAGED_BY, labels_for,
 };
+use super::instance::INSTANCE;
 use super::object::{Kind, Object, ObjectId};
 use super::service::EXTERNAL_NAME;
 use crate::store::ServiceKey;
@@ -18,7 +19,7 @@ use read::Unpacker;
 use write::{Packer, has_more};
 
 /// What many of them have in common: one byte each. It is written nowhere, so it may change.
-const COMMON: [&str; 18] = [
+const COMMON: [&str; 20] = [
     "",
     FIELD_MANAGER,
     MANAGED_BY.0,
@@ -37,6 +38,9 @@ const COMMON: [&str; 18] = [
     "TCP",
     "UDP",
     "manager",
+    INSTANCE,
+    // The default with deploy/.
+    "lb-linker/lb-linker",
 ];
 
 /// What the first byte of a text says. Below this it is one of [`COMMON`].
@@ -146,6 +150,24 @@ impl Packed {
             let mut all = (0..labels).map(|_| (unpacker.text(), unpacker.text()));
             all.find(|(key, _)| key == wanted).map(|(_, value)| value)
         })
+    }
+
+    /// Returns the value of an annotation.
+    #[must_use]
+    pub fn annotation(&self, wanted: &str) -> Option<Cow<'_, str>> {
+        let (_, mut unpacker) = self.unpacker();
+        let flags = unpacker.byte();
+        if flags & ANNOTATIONS == 0 {
+            return None;
+        }
+        unpacker.text();
+        unpacker.text();
+        for _ in 0..if flags & LABELS == 0 { 0 } else { unpacker.number() } {
+            unpacker.text();
+            unpacker.text();
+        }
+        let mut all = (0..unpacker.number()).map(|_| (unpacker.text(), unpacker.text()));
+        all.find(|(key, _)| key == wanted).map(|(_, value)| value)
     }
 
     /// Returns its kind, and what comes behind its name.

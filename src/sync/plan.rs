@@ -10,6 +10,7 @@ use super::desired::{
     service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
 };
 use super::excerpt::{sentence, value};
+use super::instance::{INSTANCE, instance_of, other_instance};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
 use crate::store::{Link, ServiceKey};
@@ -33,6 +34,13 @@ pub enum Write {
         /// Which version of it.
         only: Precondition,
     },
+    /// Write the annotations that each write of ours leaves, and nothing else.
+    Annotate {
+        /// Which object.
+        id: ObjectId,
+        /// Which version of it.
+        only: Precondition,
+    },
     /// Put our finalizer on a load balancer, or take it off.
     Finalizer {
         /// Which load balancer.
@@ -50,7 +58,7 @@ impl Write {
     pub fn id(&self) -> ObjectId {
         match self {
             Self::Create(desired) | Self::Change { desired, .. } => desired.id(),
-            Self::Delete { id, .. } => id.clone(),
+            Self::Delete { id, .. } | Self::Annotate { id, .. } => id.clone(),
             Self::Finalizer { service, .. } => {
                 ObjectId { kind: Kind::LoadBalancer, name: service.to_string() }
             }
@@ -62,7 +70,7 @@ impl Write {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Create(_) => "create",
-            Self::Change { .. } | Self::Finalizer { .. } => "patch",
+            Self::Change { .. } | Self::Annotate { .. } | Self::Finalizer { .. } => "patch",
             Self::Delete { .. } => "delete",
         }
     }
@@ -72,7 +80,9 @@ impl Write {
     pub fn uid(&self) -> &str {
         match self {
             Self::Create(_) => "",
-            Self::Change { only, .. } | Self::Delete { only, .. } => only.uid.as_deref().unwrap_or_default(),
+            Self::Change { only, .. } | Self::Delete { only, .. } | Self::Annotate { only, .. } => {
+                only.uid.as_deref().unwrap_or_default()
+            }
             Self::Finalizer { uid, .. } => uid,
         }
     }
@@ -82,7 +92,9 @@ impl Write {
     pub fn resource_version(&self) -> Option<&str> {
         match self {
             Self::Create(_) | Self::Finalizer { .. } => None,
-            Self::Change { only, .. } | Self::Delete { only, .. } => only.resource_version.as_deref(),
+            Self::Change { only, .. } | Self::Delete { only, .. } | Self::Annotate { only, .. } => {
+                only.resource_version.as_deref()
+            }
         }
     }
 }
@@ -164,6 +176,8 @@ pub struct Policy {
     /// Whether what somebody else has written with our labels counts as ours where its Service is
     /// gone.
     pub prune: bool,
+    /// Which instance this is: the objects of another one are a stranger's. `None`: there are no instances.
+    pub instance: Option<String>,
 }
 
 /// Decides the next step for a link.
@@ -186,8 +200,8 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
 
 /// Decides the next step for a link's objects.
 fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
-    let labelled = |object: &&Service| labelled_for(&object.metadata).as_ref() == Some(&link.key);
-    let ours = actual.named.filter(labelled).filter(|_| !actual.is_orphan);
+    let own = policy.instance.as_deref();
+    let ours = ours_of(link, actual, own);
     let desired = match (link.outlived_since(), &link.target) {
         (Some(since), _) => {
             // EndpointSlices go after their Service, so that none is left behind.
@@ -218,7 +232,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
         (_, Some(target)) => Desired::of(link, target, policy.ip_targets),
     };
     let service = || match &desired.service {
-        Some(desired) => service_step(link, desired, actual.named, ours),
+        Some(desired) => service_step(link, desired, actual.named, ours, own),
         None => ours.map_or(Step::Done, |ours| remove(Kind::Service, &ours.metadata)),
     };
     if let conflict @ Step::Conflict { .. } = service() {
@@ -241,7 +255,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
     // Addresses first, then the Service that leads to them; away from them the other way round. So
     // the name always leads somewhere.
     let wanted_slices = || {
-        let step = |desired| slice_step(desired, actual);
+        let step = |desired| slice_step(desired, actual, own);
         desired.slices.iter().map(step).find(|step| *step != Step::Done).unwrap_or(Step::Done)
     };
     let unwanted_slices = || {
@@ -252,6 +266,26 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
         unwanted.map_or(Step::Done, |slice| remove(Kind::EndpointSlice, &slice.metadata))
     };
     first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
+}
+
+/// Returns the Service that is the external target of a link and belongs to no other instance.
+fn ours_of<'a>(link: &Link, actual: Actual<'a>, own: Option<&str>) -> Option<&'a Service> {
+    let named = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
+    named.filter(|object| !actual.is_orphan && other_instance(&object.metadata, own).is_none())
+}
+
+/// Returns the write that puts this instance's name on an object of a living link that names no instance: the
+/// earlier operator's, or one that an older version has written.
+#[must_use]
+pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Write> {
+    let own = policy.instance.as_deref().filter(|_| !link.is_gone())?;
+    let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
+    let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+    let mut objects = service.into_iter().chain(slices);
+    let is_nobodys =
+        |metadata: &ObjectMeta| instance_of(metadata).is_none() && metadata.deletion_timestamp.is_none();
+    let (kind, metadata) = objects.find(|(_, metadata)| is_nobodys(metadata))?;
+    Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
 /// Returns all the writes that would follow each other for a link.
@@ -279,7 +313,7 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
                 slices.retain(|slice| slice.metadata.name != made.metadata.name);
                 slices.push((**made).clone());
             }
-            Write::Finalizer { .. } => {}
+            Write::Annotate { .. } | Write::Finalizer { .. } => {}
             Write::Delete { id, .. } => {
                 let is_it = |name: &Option<String>| name.as_ref() == Some(&id.name);
                 match id.kind {
@@ -304,11 +338,17 @@ fn first_of(steps: [&dyn Fn() -> Step; 4]) -> Step {
     steps.iter().map(|step| step()).find(|step| *step != Step::Done).unwrap_or(Step::Done)
 }
 
-fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: Option<&Service>) -> Step {
+fn service_step(
+    link: &Link,
+    desired: &Service,
+    named: Option<&Service>,
+    ours: Option<&Service>,
+    own: Option<&str>,
+) -> Step {
     let Some(object) = named else {
         return Step::Write(Write::Create(desired.clone().into()));
     };
-    let ours = match (ours, stranger(object)) {
+    let ours = match (ours, stranger(object, own)) {
         (Some(ours), _) => ours,
         (None, None) => object,
         (None, Some(why)) => {
@@ -333,19 +373,26 @@ fn service_step(link: &Link, desired: &Service, named: Option<&Service>, ours: O
     Step::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
 }
 
-fn slice_step(desired: &EndpointSlice, actual: Actual<'_>) -> Step {
+fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> Step {
     let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
     let ours = actual.slices.iter().find(same_name);
     let stranger = actual.strange_slices.iter().find(same_name);
     let there = match (ours, stranger) {
         (Some(ours), _) => ours,
         // One of ours that has lost its labels.
-        (None, Some(lost)) if written_by_us(&lost.metadata) && labelled_for(&lost.metadata).is_none() => lost,
+        (None, Some(lost))
+            if written_by_us(&lost.metadata)
+                && labelled_for(&lost.metadata).is_none()
+                && other_instance(&lost.metadata, own).is_none() =>
+        {
+            lost
+        }
         (None, Some(stranger)) => {
-            return Step::Conflict {
-                object: ObjectId::of(Kind::EndpointSlice, &stranger.metadata),
-                why: "an EndpointSlice of somebody else has its name".to_owned(),
+            let why = match other_instance(&stranger.metadata, own) {
+                Some(other) => belongs_to(other),
+                None => "an EndpointSlice of somebody else has its name".to_owned(),
             };
+            return Step::Conflict { object: ObjectId::of(Kind::EndpointSlice, &stranger.metadata), why };
         }
         (None, None) => return Step::Write(Write::Create(desired.clone().into())),
     };
@@ -372,8 +419,11 @@ fn remove(kind: Kind, metadata: &ObjectMeta) -> Step {
 /// Says why an object that isn't labelled for the link that wants its name is somebody else's; an
 /// ExternalName Service that somebody has made by hand may be adopted, and what has lost our labels
 /// is taken back.
-fn stranger(object: &Service) -> Option<String> {
+fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
     let metadata = &object.metadata;
+    if let Some(other) = other_instance(metadata, own) {
+        return Some(belongs_to(other));
+    }
     let owner = metadata.owner_references.iter().flatten().next();
     match (object.label(MANAGED_BY.0), labelled_for(metadata), owner) {
         (_, Some(key), _) => Some(format!("it is labelled as the external target of {key}")),
@@ -392,6 +442,11 @@ fn stranger(object: &Service) -> Option<String> {
         _ if object.spec.cluster_ip.as_deref() == Some(HEADLESS.1) && written_by_us(metadata) => None,
         _ => Some(format!("it is no {EXTERNAL_NAME} Service and doesn't carry lb-linker's labels")),
     }
+}
+
+/// Says that an object belongs to another instance.
+fn belongs_to(instance: &str) -> String {
+    format!("it belongs to the lb-linker instance {} (annotation {INSTANCE})", value(instance))
 }
 
 #[cfg(test)]

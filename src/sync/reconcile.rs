@@ -4,6 +4,7 @@
 //! its object closer is made. At most one write per link is under way, and one link's trouble
 //! holds up no other.
 
+mod adoption;
 mod hearing;
 mod writing;
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -25,12 +27,13 @@ use super::brakes::Removals;
 use super::closed::Closed;
 use super::desired::{labelled_for, points_at, written_by_us};
 use super::election::Leadership;
+use super::instance::other_instance;
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::{Objects, object_ids};
 use super::orphans::Orphans;
 use super::pace::Pace;
 use super::packed::Packed;
-use super::plan::{Actual, Policy, Step, SyncMode, all_writes, next_step};
+use super::plan::{Actual, Policy, Step, SyncMode, Write, adoption, all_writes, next_step};
 use super::report::Report;
 use super::selection::Selection;
 use super::service::Service;
@@ -39,6 +42,7 @@ use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, State, Store};
+use adoption::AdoptionQueue;
 pub(super) use writing::OUTDATED;
 use writing::Written;
 
@@ -115,6 +119,9 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             () = until(reconciler.closed.due()) => {
                 reconciler.closed.next().iter().for_each(|key| reconciler.queue(key));
             }
+            () = until(reconciler.adoption.due()) => {
+                reconciler.adoption.next(tokio::time::Instant::now()).iter().for_each(|key| reconciler.queue(key));
+            }
             Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
         }
     }
@@ -154,6 +161,7 @@ struct Reconciler {
     closed: Closed,
     removals: Removals,
     orphans: Orphans,
+    adoption: AdoptionQueue,
     /// Whether the last write had no answer.
     unanswered: bool,
 }
@@ -163,7 +171,7 @@ impl Reconciler {
         let report = Report::new(settings.keeper.clone(), settings.news.clone());
         let orphans = Orphans::new(Arc::clone(&settings.news.metrics));
         Self {
-            objects: Objects::default(),
+            objects: Objects::new(settings.policy.instance.clone()),
             listed: HashSet::new(),
             term: settings.leadership.term(),
             listed_in_term: HashSet::new(),
@@ -178,6 +186,7 @@ impl Reconciler {
             closed: Closed::default(),
             removals: Removals::default(),
             orphans,
+            adoption: AdoptionQueue::default(),
             unanswered: false,
             settings,
         }
@@ -212,6 +221,7 @@ impl Reconciler {
     fn heed_standing(&mut self) {
         if self.settings.leadership.current_term().is_none() {
             self.report.cease();
+            self.adoption.clear();
         }
     }
 
@@ -299,6 +309,7 @@ impl Reconciler {
         let Some(link) = self.settings.store.get(&key) else {
             self.report.forget(&key);
             self.pace.forget(&key);
+            self.adoption.forget(&key);
             // Who has left an object behind is looked at once more, as somebody who is gone.
             if self.left_something(&key) {
                 self.settings.store.insert_gone(&key, self.noted_hostnames(&key));
@@ -346,11 +357,15 @@ impl Reconciler {
             self.report.not_held(&key);
             self.pace.succeeded(&key);
         }
-        let holder = |name: &str| self.objects.get(&ObjectId::service(name))?.labelled_for();
+        let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
         self.report.whose_name(&link, holder, is_news);
         let result = match step {
             Step::Done => {
                 self.report.settled(&link);
+                let adoption = self.due_adoption(&link, actual);
+                if adoption.is_some_and(|write| self.start(&link, write, now)) {
+                    return;
+                }
                 Reconciled::Unchanged
             }
             Step::Write(_) if self.settings.policy.sync == SyncMode::Off => Reconciled::Unchanged,
@@ -380,7 +395,7 @@ impl Reconciler {
             }
             Step::Write(write) => {
                 let ours =
-                    actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&key));
+                    actual.named.filter(|object| self.owner_of(&object.metadata).as_ref() == Some(&key));
                 let target = || points_at(ours?, slices.iter().copied());
                 self.report.retargets(&key, !is_news, target);
                 if self.start(&link, write, now) {
@@ -390,6 +405,24 @@ impl Reconciler {
             }
         };
         self.settings.news.metrics.reconciled(result, now);
+    }
+}
+
+impl Reconciler {
+    /// Returns the write that puts this instance's name on an object of a link, if it is that link's turn.
+    fn due_adoption(&mut self, link: &Link, actual: Actual<'_>) -> Option<Write> {
+        let may_write = self.settings.policy.sync == SyncMode::On && self.may_write();
+        let write = adoption(link, actual, &self.settings.policy).filter(|_| may_write);
+        if write.is_none() {
+            self.adoption.forget(&link.key);
+        }
+        write.filter(|_| self.adoption.ask(&link.key, tokio::time::Instant::now()))
+    }
+
+    /// Returns the link that an object is labelled for, unless it belongs to another instance.
+    fn owner_of(&self, metadata: &ObjectMeta) -> Option<ServiceKey> {
+        let own = self.settings.policy.instance.as_deref();
+        labelled_for(metadata).filter(|_| other_instance(metadata, own).is_none())
     }
 }
 

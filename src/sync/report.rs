@@ -9,6 +9,7 @@ use super::News;
 use super::brakes::MaxDeletes;
 use super::events::Reason;
 use super::excerpt::examples;
+use super::instance::OtherOwner;
 use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
 use super::refusals::Refusals;
@@ -34,6 +35,8 @@ pub(super) struct Report {
     /// Links that have another target than the one they had, or their external target has still.
     former: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
+    /// Whether it was said that another instance owns most objects.
+    other_owner: bool,
     /// What keeps objects of a kind from being written by a verb.
     troubles: HashMap<(&'static str, Kind), Trouble>,
     /// What keeps single objects from being written.
@@ -55,6 +58,7 @@ impl Report {
             names_lost: HashMap::new(),
             former: HashMap::new(),
             planned: HashMap::new(),
+            other_owner: false,
             troubles: HashMap::new(),
             refusals: Refusals::default(),
         }
@@ -130,6 +134,7 @@ impl Report {
                 info!("external target {object}: removed");
                 record(Reason::Removed, &object);
             }
+            (Write::Annotate { .. }, _) => debug!("{} {object}: annotations written", id.kind),
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
         let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) else { return false };
@@ -207,6 +212,18 @@ impl Report {
             info!("link {key}: the name of its external target is free now, or not needed");
             self.count_conflicts();
         }
+    }
+
+    /// Says once that another instance owns most objects of the target namespace, if it is so, and how many
+    /// objects other instances own.
+    pub(super) fn other_owner(&mut self, number: usize, find: impl FnOnce(&str) -> Option<OtherOwner>) {
+        self.news.metrics.set_objects_of_others(number);
+        let Keeper::Namespace { namespace, .. } = &self.keeper else { return };
+        let found = find(namespace);
+        if let Some(owner) = found.as_ref().filter(|_| !self.other_owner) {
+            warn!("{owner}");
+        }
+        self.other_owner = found.is_some();
     }
 
     /// Says that an external target isn't removed yet, because so many have been.

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tower::timeout::error::Elapsed;
 
-use super::desired::{FIELD_MANAGER, merge_patch};
+use super::desired::{FIELD_MANAGER, Stamp, merge_patch};
 use super::earlier::is_another;
 use super::election::NotLeading;
 use super::excerpt::sentence;
@@ -158,9 +158,9 @@ impl Keeper {
         }
     }
 
-    /// Carries out one write. Returns the object as it is afterwards, or nothing if it is gone,
-    /// and the HTTP code for the metrics.
-    pub async fn write(&self, write: Write) -> (u16, Result<Option<Object>, WriteError>) {
+    /// Carries out one write, which leaves `stamp` on the object. Returns the object as it is afterwards, or
+    /// nothing if it is gone, and the HTTP code for the metrics.
+    pub async fn write(&self, write: Write, stamp: &Stamp) -> (u16, Result<Option<Object>, WriteError>) {
         let (client, outage, namespace) = match self {
             Self::Namespace { client, outage, namespace } => (client.clone(), outage, namespace),
             Self::Directory(directory) => return (0, directory.write(write).await),
@@ -174,9 +174,11 @@ impl Keeper {
         }
         let sent = match write.id().kind {
             Kind::Service | Kind::LoadBalancer => {
-                send::<Service>(&Api::namespaced(client, namespace), write).await
+                send::<Service>(&Api::namespaced(client, namespace), write, stamp).await
             }
-            Kind::EndpointSlice => send::<EndpointSlice>(&Api::namespaced(client, namespace), write).await,
+            Kind::EndpointSlice => {
+                send::<EndpointSlice>(&Api::namespaced(client, namespace), write, stamp).await
+            }
         };
         match sent {
             Ok(object) => {
@@ -251,22 +253,27 @@ fn finalizer_patch(uid: &str, add: bool) -> Value {
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
 }
 
-async fn send<K>(api: &Api<K>, write: Write) -> kube::Result<Option<Object>>
+async fn send<K>(api: &Api<K>, write: Write, stamp: &Stamp) -> kube::Result<Option<Object>>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Into<Object>,
 {
     let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     let patch = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     match write {
-        Write::Create(object) => {
+        Write::Create(mut object) => {
+            stamp.put_on(&mut object);
             let body = serde_json::to_vec(&object).map_err(kube::Error::SerdeError)?;
             let request = Request::new(api.resource_url()).create(&post, body);
             let request = request.map_err(kube::Error::BuildRequest)?;
             api.clone().into_client().request::<K>(request).await.map(|object| Some(object.into()))
         }
         Write::Change { desired, only } => {
-            let body = Patch::Merge(merge_patch(&desired, &only));
+            let body = Patch::Merge(merge_patch(&desired, &only, stamp));
             api.patch(&desired.id().name, &patch, &body).await.map(|object| Some(object.into()))
+        }
+        Write::Annotate { id, only } => {
+            let body = Patch::Merge(stamp.patch(&only));
+            api.patch(&id.name, &patch, &body).await.map(|object| Some(object.into()))
         }
         Write::Delete { id, only } => {
             let params = DeleteParams {

@@ -15,6 +15,7 @@ mod events;
 mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
+mod instances;
 mod leader;
 mod manifests;
 mod meddling;

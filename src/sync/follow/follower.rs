@@ -131,6 +131,7 @@ mod tests {
             max_deletes: MaxDeletes::Unlimited,
             ip_targets: IpTargets::Headless,
             prune: false,
+            instance: None,
         }
     }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::store::{Host, Port, ServiceKey, State, Target};
-use crate::sync::desired::{ORIGINAL_NAME, merge_patch};
+use crate::sync::desired::{ORIGINAL_NAME, Stamp, merge_patch};
 
 const DELAY: Duration = Duration::from_secs(600);
 
@@ -20,6 +20,7 @@ fn policy() -> Policy {
         max_deletes: MaxDeletes::Unlimited,
         ip_targets: IpTargets::Headless,
         prune: false,
+        instance: None,
     }
 }
 
@@ -123,7 +124,7 @@ fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
             panic!("{drift}")
         };
         assert_eq!(
-            merge_patch(&desired, &only),
+            merge_patch(&desired, &only, &Stamp::default()),
             json!({
                 "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
@@ -201,7 +202,7 @@ fn the_names_that_a_link_has_are_noted_on_its_external_target() {
     let Step::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
         panic!("it has none any more")
     };
-    let patch = merge_patch(&desired, &only);
+    let patch = merge_patch(&desired, &only, &Stamp::default());
     assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/hostname"], Value::Null);
 }
 
@@ -303,7 +304,7 @@ fn run(
         steps.push(show(step));
         assert!(steps.len() < 10, "{steps:?}");
         match write {
-            Write::Finalizer { .. } => panic!("no objects"),
+            Write::Annotate { .. } | Write::Finalizer { .. } => panic!("no objects"),
             Write::Create(Object::Service(made)) => *named = Some(stored(&*made)),
             Write::Change { desired: Object::Service(made), .. } => *named = Some(stored(&*made)),
             Write::Create(Object::EndpointSlice(made)) => there.push(stored(&*made)),

@@ -10,7 +10,7 @@ use super::writing::removal_of;
 use super::{Reconciler, Settings};
 use crate::store::{Change, LastTarget, ServiceKey, State, Target, WrittenFor};
 use crate::sync::admission::noted_hostnames;
-use crate::sync::desired::{SERVICE_UID, labelled_for, points_at, stepping_stone, written_by_us};
+use crate::sync::desired::{SERVICE_UID, points_at, stepping_stone, written_by_us};
 use crate::sync::log_changes;
 use crate::sync::object::{Kind, Object, ObjectId};
 use crate::sync::objects::{Objects, external_target};
@@ -53,7 +53,7 @@ impl Reconciler {
     /// Counts that the external target of a Service that is gone was removed: perhaps by somebody who
     /// led before.
     fn note_removal(&mut self, id: &ObjectId, uid: &str) {
-        let holder = self.objects.get(id).and_then(Packed::labelled_for);
+        let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
         let outlived = |key: ServiceKey| {
             self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
         };
@@ -81,6 +81,8 @@ impl Reconciler {
             }
             self.tell_holder(&object.id(), Some(&object));
         }
+        self.report
+            .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
         self.settings.store.set_holders_known();
         if was_listed {
             self.adopt_departed();
@@ -122,8 +124,8 @@ impl Reconciler {
     fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
         if id.kind == Kind::Service {
             let metadata = object.map(Object::meta);
-            let holder = metadata.and_then(labelled_for);
-            let noted = metadata.map(noted_hostnames).unwrap_or_default();
+            let holder = metadata.and_then(|metadata| self.owner_of(metadata));
+            let noted = metadata.filter(|_| holder.is_some()).map(noted_hostnames).unwrap_or_default();
             self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
         }
     }
@@ -144,7 +146,7 @@ impl Reconciler {
 
     /// Tells the store what an external target points at that an earlier process has left.
     fn tell_last_target(&self, object: &Object) {
-        let (Some(service), Some(holder)) = (object.as_service(), labelled_for(object.meta())) else {
+        let (Some(service), Some(holder)) = (object.as_service(), self.owner_of(object.meta())) else {
             return;
         };
         let objects: Vec<Object> = self.objects.of_link(&holder).into_iter().map(Packed::unpack).collect();
@@ -172,6 +174,7 @@ impl Reconciler {
     pub(super) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
         self.queue_concerned(id);
         change(&mut self.objects);
+        self.settings.news.metrics.set_objects_of_others(self.objects.number_of_others());
         self.tell_holder(id, self.objects.get(id).map(Packed::unpack).as_ref());
         self.queue_concerned(id);
     }
@@ -180,7 +183,7 @@ impl Reconciler {
         if !self.is_listed() {
             return;
         }
-        let labelled = self.objects.get(id).and_then(Packed::labelled_for);
+        let labelled = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
         let wanting = external_target(id).map(|name| self.settings.store.wanting(name)).unwrap_or_default();
         for key in labelled.iter().chain(&wanting) {
             self.queue(key);
@@ -217,13 +220,14 @@ impl Reconciler {
 
     pub(super) fn note_orphans(&mut self, key: &ServiceKey) {
         let Settings { store, selection, policy, .. } = &self.settings;
+        let own = policy.instance.as_deref();
         let mut orphans = Vec::new();
         // An earlier Service of this name may have left one, too.
         let recreated = || store.get(key).is_some_and(|link| matches!(link.state, State::Recreated(_)));
         if policy.sync != SyncMode::Off && !policy.prune && (!store.knows(key) || recreated()) {
             let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
             let services = objects.iter().filter_map(Object::as_service);
-            let services = services.filter(|service| orphan_of(&service.metadata, selection).is_some());
+            let services = services.filter(|service| orphan_of(&service.metadata, selection, own).is_some());
             orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
         }
         self.orphans.set(key, orphans);

@@ -9,7 +9,7 @@ use futures::FutureExt;
 
 use super::Reconciler;
 use crate::store::{Link, ServiceKey};
-use crate::sync::desired::written_by_us;
+use crate::sync::desired::{Stamp, written_by_us};
 use crate::sync::object::{Kind, Object, ObjectId};
 use crate::sync::packed::Packed;
 use crate::sync::plan::Write;
@@ -87,8 +87,9 @@ impl Reconciler {
         self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
+        let stamp = Stamp { instance: self.settings.policy.instance.clone() };
         self.writes.spawn(async move {
-            let request = AssertUnwindSafe(keeper.write(write.clone())).catch_unwind();
+            let request = AssertUnwindSafe(keeper.write(write.clone(), &stamp)).catch_unwind();
             let (code, result) = match leadership.write(term, request).await {
                 Ok(Ok(answered)) => answered,
                 Ok(Err(_)) => (0, Err(WriteError::panicked())),

@@ -1,0 +1,63 @@
+//! Whether most objects of the target namespace belong to another instance.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+
+use super::Findings;
+use crate::sync::desired::MANAGED_BY;
+use crate::sync::instance::{OtherOwner, instance_of};
+
+/// How long the API server may take for all pages of both lists.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Objects a page. Of each only the metadata is read.
+const PAGE_SIZE: u32 = 500;
+
+/// Adds a finding where another instance owns most external targets and EndpointSlices. Returns nothing about
+/// rights that are missing, which [`super::rights`] names.
+pub(super) async fn look(findings: &mut Findings, client: Client, namespace: &str, own: &str) {
+    let lists = async {
+        let mut instances = instances::<Service>(&client, namespace).await?;
+        instances.extend(self::instances::<EndpointSlice>(&client, namespace).await?);
+        Ok::<_, kube::Error>(instances)
+    };
+    match tokio::time::timeout(PATIENCE, lists).await {
+        Ok(Ok(instances)) => {
+            let other = OtherOwner::find(namespace, own, instances.into_iter());
+            findings.cluster.extend(other.map(|other| other.to_string()));
+        }
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404) => {}
+        Ok(Err(error)) => {
+            findings.lines.push(format!("can't list the external targets in namespace {namespace}: {error}"));
+        }
+        Err(_) => findings
+            .lines
+            .push(format!("no answer within {PATIENCE:?} to lists of the objects in namespace {namespace}")),
+    }
+}
+
+/// Returns the instance of each object with our managed-by label.
+async fn instances<K>(client: &Client, namespace: &str) -> kube::Result<Vec<Option<String>>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let labels = format!("{}={}", MANAGED_BY.0, MANAGED_BY.1);
+    let mut params = ListParams::default().labels(&labels).limit(PAGE_SIZE);
+    let mut instances = Vec::new();
+    loop {
+        let page = api.list_metadata(&params).await?;
+        instances
+            .extend(page.items.iter().map(|object| instance_of(&object.metadata).map(ToOwned::to_owned)));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(instances),
+        }
+    }
+}

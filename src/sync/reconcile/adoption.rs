@@ -1,0 +1,85 @@
+//! Paces the writes that put this instance's name on objects that name no instance: an upgrade is no reason for
+//! thousands of writes at once.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::ServiceKey;
+
+/// How long the first of these writes waits: a start has more urgent writes.
+pub(super) const FIRST: Duration = Duration::from_secs(60);
+/// How long the next one waits after another.
+const NEXT: Duration = Duration::from_secs(1);
+
+/// The links with an object that names no instance.
+#[derive(Debug, Default)]
+pub(super) struct AdoptionQueue {
+    waiting: BTreeSet<ServiceKey>,
+    /// When the next link's turn comes.
+    due: Option<Instant>,
+    /// The link whose turn it is.
+    turn: Option<ServiceKey>,
+}
+
+impl AdoptionQueue {
+    /// Returns whether a link may write now; else it waits for its turn.
+    pub(super) fn ask(&mut self, key: &ServiceKey, now: Instant) -> bool {
+        if self.turn.take_if(|turn| turn == key).is_some() {
+            return true;
+        }
+        self.waiting.insert(key.clone());
+        self.due.get_or_insert(now + FIRST);
+        false
+    }
+
+    /// Returns when the next turn begins.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Begins the next turn, and returns whose it is.
+    pub(super) fn next(&mut self, now: Instant) -> Option<ServiceKey> {
+        self.turn = self.waiting.pop_first();
+        // The timer runs out once more after the last one: what is found a moment later is paced, too.
+        self.due = self.turn.is_some().then(|| now + NEXT);
+        self.turn.clone()
+    }
+
+    /// Forgets a link that has nothing to adopt.
+    pub(super) fn forget(&mut self, key: &ServiceKey) {
+        self.waiting.remove(key);
+    }
+
+    /// Forgets all: another process leads.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_object_a_second_is_adopted_a_minute_after_the_start() {
+        let (mut queue, start) = (AdoptionQueue::default(), Instant::now());
+        let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("a", &i.to_string())).collect();
+        for key in &keys {
+            assert!(!queue.ask(key, start));
+            assert!(!queue.ask(key, start), "asking twice changes nothing");
+        }
+        for (i, key) in keys.iter().enumerate() {
+            let due = queue.due().unwrap();
+            assert_eq!(due, start + FIRST + NEXT * u32::try_from(i).unwrap());
+            assert_eq!(queue.next(due).as_ref(), Some(key));
+            assert!(!queue.ask(&ServiceKey::new("b", "b"), due), "it is another one's turn");
+            queue.forget(&ServiceKey::new("b", "b"));
+            assert!(queue.ask(key, due));
+        }
+        let after = queue.due().unwrap();
+        assert_eq!(queue.next(after), None);
+        assert_eq!(queue.due(), None);
+    }
+}

@@ -1,0 +1,293 @@
+//! Several lb-linker installations that keep their external targets in one namespace.
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::ControlPlane;
+use crate::harness::dns::answers;
+use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::{cluster_with_target, eventually};
+use crate::story::external_target;
+
+const INSTANCE: &str = "linker.hsj.com/instance";
+const OTHERS: &str = "lb_linker_objects_of_other_instances";
+
+/// Starts the instance of a team: it follows the load balancers with that team's label.
+fn instance(plane: &ControlPlane, target: &str, namespaces: &str, team: &str, more: &[&str]) -> Linker {
+    let selector = format!("team={team}");
+    let name = format!("of/{team}");
+    let args = ["--upstream", "none", "--watch-namespaces", namespaces, "--service-selector", &selector];
+    let args = [&args[..], &["--instance", &name, "--delete-delay", "0s"], more].concat();
+    Linker::in_cluster(plane, target, &args)
+}
+
+async fn load_balancer(cluster: &Cluster, namespace: &str, name: &str, team: &str, ingress: &[Ingress<'_>]) {
+    let service = json!({
+        "metadata": {"name": name, "labels": {"team": team}},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false},
+    });
+    cluster.create_service(namespace, service).await;
+    cluster.set_ingress(namespace, name, ingress).await;
+}
+
+/// The name of each Service and EndpointSlice of the target namespace, and its instance.
+fn instances(plane: &ControlPlane, target: &str) -> Vec<(String, String)> {
+    let list = plane.kubectl(&["-n", target, "get", "services,endpointslices", "-o", "json"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let of =
+        |item: &Value| (text(&item["metadata"]["name"]), text(&item["metadata"]["annotations"][INSTANCE]));
+    let mut found: Vec<_> = list["items"].as_array().unwrap().iter().map(of).collect();
+    found.sort();
+    found
+}
+
+fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(name, instance)| ((*name).to_owned(), (*instance).to_owned())).collect()
+}
+
+async fn versions(cluster: &Cluster, target: &str) -> Vec<Option<String>> {
+    let list = cluster.services(target).list(&ListParams::default()).await.unwrap();
+    list.into_iter().map(|service| service.metadata.resource_version).collect()
+}
+
+/// Waits until so many writes have been counted, which happens a moment after they are seen, and no more.
+async fn wrote(linker: &Linker, number: f64) {
+    eventually(&format!("{number} writes"), || async { (linker.writes() >= number).then_some(()) }).await;
+    assert!((linker.writes() - number).abs() < 0.5, "{} writes: {:#?}", linker.writes(), linker.log());
+}
+
+#[tokio::test]
+async fn instances_leave_each_others_objects_alone() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("shared").await;
+    let host = |name: &'static str| [Ingress::Hostname(name)];
+    load_balancer(&cluster, &namespace, "one", "a", &host("one.example.com")).await;
+    load_balancer(&cluster, &namespace, "two", "b", &[Ingress::Ip("192.0.2.2")]).await;
+    let a = instance(plane, &target, &namespace, "a", &[]);
+    let (one, two) = (format!("one-{namespace}-ext"), format!("two-{namespace}-ext"));
+    external_target(&cluster, &target, &one, "one.example.com").await;
+    let b = instance(plane, &target, &namespace, "b", &[]);
+    let slice = format!("{two}-ipv4");
+    let both = pairs(&[(&one, "of/a"), (&two, "of/b"), (&slice, "of/b")]);
+    eventually("both objects", || async { (instances(plane, &target) == both).then_some(()) }).await;
+    drop((a, b));
+
+    // What an instance finds at its start is no reason to remove what another one has written, nor is what it
+    // hears later: each writes once more, and nothing else happened before that.
+    let (a, b) =
+        (instance(plane, &target, &namespace, "a", &[]), instance(plane, &target, &namespace, "b", &[]));
+    for (linker, name, team) in [(&a, "three", "a"), (&b, "four", "b")] {
+        load_balancer(&cluster, &namespace, name, team, &host("later.example.com")).await;
+        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "later.example.com").await;
+        wrote(linker, 1.0).await;
+    }
+    a.counts(OTHERS, 3.0).await;
+    b.counts(OTHERS, 2.0).await;
+
+    cluster.delete_service(&namespace, "one").await;
+    let gone = || async { cluster.get_service(&target, &one).await.is_none().then_some(()) };
+    eventually("the end of what a has written", gone).await;
+    answers(b.dns, &format!("two.{namespace}.lb.internal. A"), "192.0.2.2").await;
+    answers(a.dns, &format!("two.{namespace}.lb.internal. A"), "Non-Existent Domain").await;
+    let (three, four) = (format!("three-{namespace}-ext"), format!("four-{namespace}-ext"));
+    let left = pairs(&[(&four, "of/b"), (&three, "of/a"), (&two, "of/b"), (&slice, "of/b")]);
+    assert_eq!(instances(plane, &target), left);
+    wrote(&a, 2.0).await;
+    wrote(&b, 1.0).await;
+}
+
+#[tokio::test]
+async fn a_name_of_another_instance_is_a_conflict() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("clash").await;
+    let other = format!("y-{namespace}");
+    plane.kubectl(&["create", "namespace", &other]);
+    let both = format!("{namespace},{other}");
+    // x-y-NAMESPACE-ext is the first choice of both.
+    load_balancer(&cluster, &other, "x", "a", &[Ingress::Hostname("a.example.com")]).await;
+    let a = instance(plane, &target, &both, "a", &[]);
+    let name = format!("x-y-{namespace}-ext");
+    let first = external_target(&cluster, &target, &name, "a.example.com").await;
+    let b = instance(plane, &target, &both, "b", &[]);
+    b.ready().await;
+    load_balancer(&cluster, &namespace, "x-y", "b", &[Ingress::Hostname("b.example.com")]).await;
+    let line =
+        b.line(&format!("external target {target}/{name} of link {namespace}/x-y is left alone")).await;
+    assert!(line.contains(r#"it belongs to the lb-linker instance "of/a""#), "{line}");
+    let events = ["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
+    let conflict = || async { plane.kubectl(&events).contains("Conflict").then_some(()) };
+    eventually("the Event", conflict).await;
+    assert_eq!(b.metric("lb_linker_conflicts"), Some(1.0));
+    answers(b.dns, &format!("x-y.{namespace}.lb.internal. CNAME"), "b.example.com.").await;
+    assert_eq!(cluster.get_service(&target, &name).await, Some(first));
+    wrote(&a, 1.0).await;
+    wrote(&b, 0.0).await;
+
+    // The holder gives it up.
+    cluster.delete_service(&other, "x").await;
+    external_target(&cluster, &target, &name, "b.example.com").await;
+    assert_eq!(instances(plane, &target), pairs(&[(&name, "of/b")]));
+}
+
+#[tokio::test]
+async fn objects_without_an_instance_are_adopted_at_a_slow_pace() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("upgrade").await;
+    load_balancer(&cluster, &namespace, "host", "a", &[Ingress::Hostname("a.example.com")]).await;
+    load_balancer(&cluster, &namespace, "ip", "a", &[Ingress::Ip("192.0.2.2")]).await;
+    let mut before = instance(plane, &target, &namespace, "a", &[]);
+    let (host, ip) = (format!("host-{namespace}-ext"), format!("ip-{namespace}-ext"));
+    let slice = format!("{ip}-ipv4");
+    let all = |instance| pairs(&[(&host, instance), (&ip, instance), (&slice, instance)]);
+    eventually("the objects", || async { (instances(plane, &target) == all("of/a")).then_some(()) }).await;
+    assert!(before.stop().success());
+    // What a version before the annotation has left.
+    let objects = ["-n", &target, "annotate", "services,endpointslices", "--all"];
+    plane.kubectl(&[&objects[..], &[&format!("{INSTANCE}-")]].concat());
+    assert_eq!(instances(plane, &target), all(""));
+
+    let started = Instant::now();
+    let a = instance(plane, &target, &namespace, "a", &[]);
+    a.ready().await;
+    load_balancer(&cluster, &namespace, "later", "a", &[Ingress::Hostname("later.example.com")]).await;
+    external_target(&cluster, &target, &format!("later-{namespace}-ext"), "later.example.com").await;
+    // Nothing but the new one is written at once.
+    wrote(&a, 1.0).await;
+    let deadline = started + Duration::from_secs(180);
+    while a.writes() < 4.0 {
+        assert!(Instant::now() < deadline, "{:#?}", instances(plane, &target));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(started.elapsed() > Duration::from_secs(60), "{:?}", started.elapsed());
+    let adopted =
+        || async { instances(plane, &target).iter().all(|(_, instance)| instance == "of/a").then_some(()) };
+    eventually("the names of the instance", adopted).await;
+    // One write for each object.
+    wrote(&a, 4.0).await;
+    assert_eq!(a.logged("WARN"), 0, "{:#?}", a.log());
+}
+
+#[tokio::test]
+async fn another_owner_of_most_objects_is_named_with_both_remedies() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("renamed").await;
+    for name in ["one", "two", "three"] {
+        load_balancer(&cluster, &namespace, name, "a", &[Ingress::Hostname("a.example.com")]).await;
+    }
+    let mut before = instance(plane, &target, &namespace, "a", &[]);
+    let objects = || async { (instances(plane, &target).len() == 3).then_some(()) };
+    eventually("the objects", objects).await;
+    assert!(before.stop().success());
+    let versions_before = versions(&cluster, &target).await;
+
+    // The same installation under another name.
+    let renamed = |name: &str| {
+        let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--instance", name];
+        Linker::in_cluster(plane, &target, &args)
+    };
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let check = |name: &str| -> Output {
+        let args = ["check", "--cluster", "--upstream", "none", "--target-namespace", &target];
+        run_to_end([&args[..], &["--instance", name, "--kubeconfig", kubeconfig.to_str().unwrap()]].concat())
+    };
+    let linker = renamed("new");
+    let line = linker.line("belong to the lb-linker instance of/a").await;
+    assert!(line.contains("WARN") && line.contains("3 of 3 external targets"), "{line}");
+    let remedies = [
+        "--instance=of/a;".to_owned(),
+        format!("kubectl -n {target} annotate services,endpointslices --all linker.hsj.com/instance-"),
+    ];
+    assert!(remedies.iter().all(|remedy| line.contains(remedy)), "{line}");
+    linker.counts(OTHERS, 3.0).await;
+    linker.counts("lb_linker_conflicts", 3.0).await;
+    assert_eq!(linker.logged("belong to the lb-linker instance"), 1);
+    assert_eq!(linker.writes(), 0.0);
+    let output = check("new");
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert!(remedies.iter().all(|remedy| complaint.contains(remedy)), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    drop(linker);
+
+    // The first remedy.
+    assert_eq!(check("of/a").status.code(), Some(0));
+    let linker = renamed("of/a");
+    linker.ready().await;
+    linker.counts(OTHERS, 0.0).await;
+    load_balancer(&cluster, &namespace, "four", "a", &[Ingress::Hostname("a.example.com")]).await;
+    external_target(&cluster, &target, &format!("four-{namespace}-ext"), "a.example.com").await;
+    wrote(&linker, 1.0).await;
+    assert_eq!(linker.logged("belong to"), 0, "{:#?}", linker.log());
+    drop(linker);
+    assert_eq!(versions(&cluster, &target).await.iter().filter(|it| versions_before.contains(it)).count(), 3);
+
+    // The second one: what it follows is its own at once.
+    let linker = renamed("new");
+    linker.line("belong to the lb-linker instance of/a").await;
+    let (_, command) = remedies[1].split_once(' ').unwrap();
+    plane.kubectl(&command.split(' ').collect::<Vec<_>>());
+    linker.counts(OTHERS, 0.0).await;
+    futures::stream::iter(["one", "two", "three", "four"])
+        .for_each_concurrent(4, async |name| {
+            cluster.set_ingress(&namespace, name, &[Ingress::Hostname("b.example.com")]).await;
+            external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "b.example.com").await;
+        })
+        .await;
+    assert!(instances(plane, &target).iter().all(|(_, instance)| instance == "new"));
+    assert_eq!(check("new").status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn with_sync_off_the_objects_of_all_instances_are_read() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("off").await;
+    for (name, team) in [("one", "a"), ("two", "b")] {
+        load_balancer(&cluster, &namespace, name, team, &[Ingress::Hostname("kept.example.com")]).await;
+        let linker = instance(plane, &target, &namespace, team, &[]);
+        external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "kept.example.com").await;
+        drop(linker);
+        cluster.set_ingress(&namespace, name, &[]).await;
+    }
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--sync", "off"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    for name in ["one", "two"] {
+        answers(linker.dns, &format!("{name}.{namespace}.lb.internal. CNAME"), "kept.example.com.").await;
+    }
+    // One that writes knows the last targets of its own only.
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--instance", "of/a"];
+    let a = Linker::in_cluster(plane, &target, &args);
+    answers(a.dns, &format!("one.{namespace}.lb.internal. CNAME"), "kept.example.com.").await;
+    answers(a.dns, &format!("two.{namespace}.lb.internal. CNAME"), "No Error").await;
+}
+
+#[tokio::test]
+async fn takeover_lists_no_orphans_of_other_instances() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("none").await;
+    for (name, annotations) in [("nobodys", json!({})), ("theirs", json!({ INSTANCE: "of/b" }))] {
+        let labels = json!({"app.kubernetes.io/managed-by": "lb-linker-operator",
+            "original-service-name": "gone", "original-service-namespace": namespace});
+        let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
+        let spec = json!({"type": "ExternalName", "externalName": "old.example.com"});
+        cluster.create_service(&target, json!({"metadata": metadata, "spec": spec})).await;
+    }
+    let kubeconfig = plane.admin_kubeconfig();
+    let args = ["takeover", "--target-namespace", &target, "--watch-namespaces", &namespace, "--kubeconfig"];
+    let output = run_to_end([&args[..], &[kubeconfig.to_str().unwrap()]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("nobodys") && !text.contains("theirs"), "{text}");
+    // Neither does --prune remove it.
+    let args = ["--watch-namespaces", &namespace, "--upstream", "none", "--prune", "--delete-delay", "0s"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    let gone = || async { cluster.get_service(&target, "nobodys").await.is_none().then_some(()) };
+    eventually("the end of the orphan", gone).await;
+    assert!(cluster.get_service(&target, "theirs").await.is_some());
+    linker.counts("lb_linker_orphans", 0.0).await;
+    wrote(&linker, 1.0).await;
+}
