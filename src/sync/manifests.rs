@@ -1,5 +1,7 @@
 //! The source of links without a cluster: Services in YAML or JSON files of a directory.
 
+mod strings;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,7 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::warn;
 
@@ -21,6 +25,7 @@ use super::watch::{names_settled, observe};
 use super::{News, SyncError, log_changes, log_first_list};
 use crate::names;
 use crate::store::{Observed, ServiceKey, Store};
+use strings::{Document, Misread};
 
 /// The endings of file names that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
@@ -282,29 +287,49 @@ impl List {
     }
 }
 
+/// Returns the YAML documents of a file. What looks like an infinite number may be a string to kubectl.
+fn documents<'a, T: DeserializeOwned + 'a>(
+    content: &'a mut &[u8],
+) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_reader_input_bytes: None },
+        non_finite_float_policy: NonFiniteFloatPolicy::AsString,
+    };
+    serde_saphyr::read_with_options(content, options)
+}
+
 /// Returns the Services of a file with one or more YAML documents, or with JSON, which is YAML.
 ///
 /// # Errors
 /// One sentence that begins with file, line and column.
 fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
-    if let Err(error) = std::str::from_utf8(content) {
+    let text = std::str::from_utf8(content).map_err(|error| {
         let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
-        return Err(format!("{}:{line}:1: this line isn't UTF-8", path.display()));
-    }
+        format!("{}:{line}:1: this line isn't UTF-8", path.display())
+    })?;
     let at = |error: serde_saphyr::Error| located(&path.display().to_string(), &error);
     let place = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
     let mut found = Vec::new();
     let mut heads = content;
     let mut services = content;
     let mut lists = content;
-    // Three looks at the same documents: what it is decides which look counts.
-    let documents = serde_saphyr::read::<_, Spanned<Head>>(&mut heads)
-        .zip(serde_saphyr::read::<_, Service>(&mut services))
-        .zip(serde_saphyr::read::<_, List>(&mut lists));
-    for ((head, service), list) in documents {
+    let mut strings = content;
+    // Four looks at the same documents: what it is decides which look counts.
+    let documents = documents::<Spanned<Head>>(&mut heads)
+        .zip(documents::<Service>(&mut services))
+        .zip(documents::<List>(&mut lists))
+        .zip(documents::<Document>(&mut strings));
+    for (((head, service), list), strings) in documents {
         let head = head.map_err(at)?;
         let here = place(head.defined);
-        match (head.value.api_version.as_deref(), head.value.kind.as_deref()) {
+        let kind = (head.value.api_version.as_deref(), head.value.kind.as_deref());
+        // What can't be read at all the other looks tell.
+        if let (Ok(strings), (Some("v1"), Some("Service" | "List" | "ServiceList"))) = (strings, kind)
+            && let Some(Misread { place: at, why }) = strings.misread(text)
+        {
+            return Err(format!("{}: {why}", place(at)));
+        }
+        match kind {
             (Some("v1"), Some("Service")) => found.push((here, service.map_err(at)?)),
             (Some("v1"), Some("List" | "ServiceList")) => found.extend(list.map_err(at)?.services(place)?),
             (None, _) => return Err(format!("{here}: this document has no apiVersion")),

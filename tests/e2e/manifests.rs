@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::eventually;
-use crate::harness::linker::Linker;
+use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::programs::programs;
 
 fn service(name: &str, host: &str) -> String {
     format!(
@@ -202,10 +205,130 @@ async fn directories_that_are_replaced_are_followed_again() {
 async fn a_pipe_among_the_manifests_holds_up_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let pipe = directory.path().join("pipe.yaml");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     fs::write(directory.path().join("web.yaml"), service("web", "a.example")).unwrap();
     let mut linker = start(directory.path(), None);
     linker.ready().await;
     assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "a.example.");
     assert!(linker.stop().success());
+}
+
+/// Unquoted scalars, for a string each. What of them is a string to kubectl isn't said here: kubectl is asked.
+const SCALARS: &str = "n N y Y yes Yes YES yEs no No NO nO on On ON oN off Off OFF oFF true True TRUE tRUE false False FALSE \
+    1 -1 +1 0 -0 00 017 08 0o17 0O17 0x1f 0X1F 0b11 0B11 -0b11 1_000 1_ _1 1__0 0_7 0x_1f 0b_1 0o_7 -1_0 \
+    1e3 1E3 1e+3 1e3_0 1_000.5 1.5 1. 0. .5 .5_0 . +.5 1e 1e3.5 1e400 12345678901234567890 123456789012345678901234567890 \
+    .inf .Inf .INF .iNF +.inf -.inf .nan .NaN .NAN +.nan inf nan NaN Infinity \
+    2001-01-01 2001-1-1 2001-01-01T00:00:00Z 12:30:45 190:20:30 0x 0xg 0o8 0b12 0x1.8p1 0x1p-2 \
+    1.2.3.4 1.2.3 1:2 1,000 + _ << = \"n\" 'n' \"1e3\"";
+
+/// A Service with this scalar in one of its fields: `FIELD` stands for it in one of these lines.
+const METADATA: [&str; 4] = [
+    "metadata.name: {name: FIELD}",
+    "metadata.namespace: {name: NAME, namespace: FIELD}",
+    "metadata.annotations: {name: NAME, annotations: {k: FIELD}}",
+    "metadata.labels: {name: NAME, labels: {k: FIELD}}",
+];
+
+/// The same outside of the metadata.
+const OTHER_FIELDS: [&str; 4] = [
+    "spec.type: {name: NAME}; type: FIELD",
+    "spec.ports: {name: NAME}; ports: [{port: 1, name: FIELD}]",
+    "status.loadBalancer.ingress.hostname: {name: NAME}; hostname: FIELD",
+    "status.loadBalancer.ingress.ip: {name: NAME}; ip: FIELD",
+];
+
+fn service_with(field: &str, scalar: &str, name: &str) -> String {
+    let (_, rest) = field.split_once(": ").unwrap();
+    let (metadata, other) = rest.split_once("; ").unwrap_or((rest, "x: y"));
+    let is = |what: &str| other.starts_with(what);
+    let spec = if is("type") || is("ports") { other } else { "type: LoadBalancer" };
+    let ingress = if is("hostname") || is("ip") { other } else { "hostname: a.example" };
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {metadata}\nspec:\n  {spec}\n\
+         status:\n  loadBalancer:\n    ingress:\n    - {ingress}\n"
+    )
+    .replace("NAME", name)
+    .replace("FIELD", scalar)
+}
+
+/// Writes a Service for each case, and returns for each whether `lb-linker check` takes it, and whether kubectl does.
+fn taken(cases: &[(&str, &str)], kubectl: impl Fn(&Path) -> Command, fault: &str) -> Vec<(bool, bool)> {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, (field, scalar)) in cases.iter().enumerate() {
+        let path = directory.path().join(format!("{number:03}.yaml"));
+        fs::write(path, service_with(field, scalar, &format!("s{number}"))).unwrap();
+    }
+    let check = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
+    let [ours, theirs] =
+        [check, kubectl(directory.path()).output().unwrap()].map(|it| String::from_utf8(it.stderr).unwrap());
+    let faults = |text: &str, number: usize, fault: &str| {
+        text.lines().any(|line| line.contains(&format!("/{number:03}.yaml")) && line.contains(fault))
+    };
+    (0..cases.len()).map(|number| (!faults(&ours, number, ""), !faults(&theirs, number, fault))).collect()
+}
+
+fn differences(cases: &[(&str, &str)], taken: &[(bool, bool)]) -> Vec<String> {
+    let differ = cases.iter().zip(taken).filter(|(_, (ours, theirs))| ours != theirs);
+    differ
+        .map(|((field, scalar), (ours, theirs))| format!("{field} {scalar}: {ours}, kubectl {theirs}"))
+        .collect()
+}
+
+#[test]
+fn scalars_are_strings_here_where_they_are_to_kubectl() {
+    let mut cases: Vec<_> = SCALARS.split_whitespace().map(|scalar| (METADATA[2], scalar)).collect();
+    for field in METADATA {
+        cases.extend(["n", "1e3", "\"n\""].map(|scalar| (field, scalar)));
+    }
+    // This works without a server, and decodes metadata into its types.
+    let annotate = |directory: &Path| {
+        let mut kubectl = Command::new(&programs().kubectl);
+        kubectl.args(["annotate", "--local", "-o", "name", "x=y", "-f"]).arg(directory);
+        kubectl
+    };
+    let taken = taken(&cases, annotate, "");
+    assert_eq!(differences(&cases, &taken), [""; 0]);
+    let strings = taken.iter().filter(|(ours, _)| *ours).count();
+    assert!((20..taken.len() - 20).contains(&strings), "{strings} of {}", taken.len());
+}
+
+#[test]
+fn fields_that_the_api_server_refuses_are_refused_here() {
+    let mut cases = Vec::new();
+    for field in METADATA.into_iter().chain(OTHER_FIELDS) {
+        cases.extend(["n", "1e3", "\"n\""].map(|scalar| (field, scalar)));
+    }
+    let create = |directory: &Path| {
+        let mut kubectl = ControlPlane::shared().kubectl_command();
+        kubectl.args(["create", "--dry-run=server", "-o", "name", "-f"]).arg(directory);
+        kubectl
+    };
+    let taken = taken(&cases, create, "cannot unmarshal");
+    assert_eq!(differences(&cases, &taken), [""; 0]);
+    assert_eq!(taken.iter().filter(|(ours, _)| *ours).count(), METADATA.len() + OTHER_FIELDS.len());
+}
+
+#[test]
+fn a_misread_scalar_is_refused_with_its_place_also_in_a_list() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |text: &str| {
+        fs::write(directory.path().join("a.yaml"), text).unwrap();
+        let check = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
+        assert_eq!(check.status.code(), Some(2));
+        String::from_utf8(check.stderr).unwrap()
+    };
+    let found = check(&format!("{}---\n{}", service("web", "a.example"), service("n", "b.example")));
+    let why =
+        "metadata.name: n is a boolean to kubectl, which reads YAML 1.1, and has to be a string: write \"n\"";
+    assert!(found.contains(&format!("a.yaml:9:18: {why}")), "{found}");
+    let item = service("n", "a.example").replace('\n', "\n  ");
+    let found = check(&format!("apiVersion: v1\nkind: List\nitems:\n- {item}\n"));
+    assert!(found.contains(&format!("a.yaml:6:20: {why}")), "{found}");
+    let quoted =
+        service("web", "a.example").replace("LoadBalancer}", "LoadBalancer, ports: [{port: \"80\"}]}");
+    let found = check(&quoted);
+    assert!(
+        found.contains("a.yaml:4:43: spec.ports.port: \"80\" is a string, and has to be a number: write 80"),
+        "{found}"
+    );
 }

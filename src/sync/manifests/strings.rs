@@ -1,0 +1,390 @@
+//! Strings of manifests that kubectl reads as something else: it reads YAML 1.1, in which an unquoted `n` is a boolean
+//! and `1e3` a number. A manifest means the same here and there, or is refused here with its place.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_saphyr::{Location, Spanned};
+
+/// The strings and numbers of a Service, or of the items of a List, that lb-linker reads.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Document {
+    api_version: Option<String>,
+    kind: Option<String>,
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+    status: Option<Status>,
+    items: Option<Vec<Self>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: Option<Text>,
+    namespace: Option<Text>,
+    uid: Option<Text>,
+    resource_version: Option<Text>,
+    #[serde(default)]
+    labels: Entries,
+    #[serde(default)]
+    annotations: Entries,
+    finalizers: Option<Vec<Text>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(rename = "type")]
+    type_: Option<Text>,
+    external_name: Option<Text>,
+    #[serde(rename = "clusterIP")]
+    cluster_ip: Option<Text>,
+    ports: Option<Vec<Port>>,
+    #[serde(default)]
+    selector: Entries,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Port {
+    name: Option<Text>,
+    protocol: Option<Text>,
+    app_protocol: Option<Text>,
+    port: Option<Text>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    load_balancer: Option<LoadBalancer>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LoadBalancer {
+    ingress: Option<Vec<Ingress>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Ingress {
+    hostname: Option<Text>,
+    ip: Option<Text>,
+}
+
+/// A scalar as it is spelled; nothing for null.
+type Text = Spanned<Option<String>>;
+
+/// The entries of a map of strings, in order.
+#[derive(Debug, Default)]
+struct Entries(Vec<(Text, Text)>);
+
+/// A scalar that kubectl reads as something else.
+#[derive(Debug)]
+pub(super) struct Misread {
+    /// Where it is.
+    pub(super) place: Location,
+    /// What is wrong with it, and what would be right.
+    pub(super) why: String,
+}
+
+/// What kubectl reads an unquoted scalar as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    String,
+    Boolean,
+    Number,
+    Null,
+}
+
+// === impl Document ===
+
+impl Document {
+    /// Returns the first scalar, by its place in the content, that kubectl reads as something else.
+    pub(super) fn misread(&self, content: &str) -> Option<Misread> {
+        let mut found = Vec::new();
+        let mut check = Check { content, found: &mut found };
+        match &self.items {
+            Some(items) => {
+                items.iter().filter(|item| item.is_service()).for_each(|item| item.check(&mut check))
+            }
+            None => self.check(&mut check),
+        }
+        found.into_iter().min_by_key(|misread| (misread.place.line(), misread.place.column()))
+    }
+
+    /// Items of a ServiceList don't repeat what they are.
+    fn is_service(&self) -> bool {
+        let is = |field: &Option<String>, what| field.as_deref().is_none_or(|found| found == what);
+        is(&self.api_version, "v1") && is(&self.kind, "Service")
+    }
+
+    fn check(&self, check: &mut Check<'_>) {
+        if let Some(metadata) = &self.metadata {
+            check.string("metadata.name", &metadata.name);
+            check.string("metadata.namespace", &metadata.namespace);
+            check.string("metadata.uid", &metadata.uid);
+            check.string("metadata.resourceVersion", &metadata.resource_version);
+            check.entries("metadata.labels", &metadata.labels);
+            check.entries("metadata.annotations", &metadata.annotations);
+            for finalizer in metadata.finalizers.iter().flatten() {
+                check.text("metadata.finalizers", finalizer);
+            }
+        }
+        if let Some(spec) = &self.spec {
+            check.string("spec.type", &spec.type_);
+            check.string("spec.externalName", &spec.external_name);
+            check.string("spec.clusterIP", &spec.cluster_ip);
+            check.entries("spec.selector", &spec.selector);
+            for port in spec.ports.iter().flatten() {
+                check.string("spec.ports.name", &port.name);
+                check.string("spec.ports.protocol", &port.protocol);
+                check.string("spec.ports.appProtocol", &port.app_protocol);
+                check.number("spec.ports.port", &port.port);
+            }
+        }
+        let balancer = self.status.iter().filter_map(|status| status.load_balancer.as_ref());
+        for ingress in balancer.filter_map(|balancer| balancer.ingress.as_ref()).flatten() {
+            check.string("status.loadBalancer.ingress.hostname", &ingress.hostname);
+            check.string("status.loadBalancer.ingress.ip", &ingress.ip);
+        }
+    }
+}
+
+/// The look through a document.
+struct Check<'a> {
+    content: &'a str,
+    found: &'a mut Vec<Misread>,
+}
+
+impl Check<'_> {
+    fn string(&mut self, field: &str, text: &Option<Text>) {
+        text.iter().for_each(|text| self.text(field, text));
+    }
+
+    /// A string has to be one to kubectl, too.
+    fn text(&mut self, field: &str, text: &Text) {
+        let Some(value) = &text.value else { return };
+        let kind = kind(value);
+        if kind != Kind::String && self.is_plain(value, text.defined) {
+            let why = format!(
+                "{field}: {value} is {} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"",
+                kind.name()
+            );
+            self.found.push(Misread { place: text.referenced, why });
+        }
+    }
+
+    /// Keys are made strings by kubectl, which may be other ones: `on` is `true`, and `017` is `15`.
+    fn entries(&mut self, field: &str, entries: &Entries) {
+        for (key, value) in &entries.0 {
+            if key.value.as_deref().is_some_and(|key| !is_same_key(key)) {
+                self.text(field, key);
+            }
+            self.text(field, value);
+        }
+    }
+
+    /// A number in quotes is a string to kubectl.
+    fn number(&mut self, field: &str, text: &Option<Text>) {
+        let Some(Spanned { value: Some(value), referenced, defined }) = text else { return };
+        if length(*defined) != value.chars().count() && !self.is_tagged(*defined) {
+            let why = format!("{field}: {value:?} is a string, and has to be a number: write {value}");
+            self.found.push(Misread { place: *referenced, why });
+        }
+    }
+
+    /// Returns whether a scalar stands there without quotes, and without a tag that says what it is.
+    fn is_plain(&self, value: &str, defined: Location) -> bool {
+        length(defined) == value.chars().count() && !self.is_tagged(defined)
+    }
+
+    /// Returns whether a tag, or the header of a block scalar, stands before a scalar. An anchor may be between.
+    fn is_tagged(&self, scalar: Location) -> bool {
+        let offset = usize::try_from(scalar.span().offset()).unwrap_or(usize::MAX);
+        let end = self.content.char_indices().nth(offset).map_or(self.content.len(), |(at, _)| at);
+        let mut words = self.content[..end].split_whitespace().rev().filter(|word| !word.starts_with('&'));
+        let before = words.next().unwrap_or_default().trim_start_matches(['[', '{', ',']);
+        before.starts_with(['!', '|', '>'])
+    }
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::String => "a string",
+            Self::Boolean => "a boolean",
+            Self::Number => "a number",
+            Self::Null => "null",
+        }
+    }
+}
+
+/// Returns how many characters a scalar takes in the file, quotes included.
+fn length(scalar: Location) -> usize {
+    usize::try_from(scalar.span().len()).unwrap_or(usize::MAX)
+}
+
+/// Returns whether kubectl makes the same string of an unquoted key.
+fn is_same_key(key: &str) -> bool {
+    match kind(key) {
+        Kind::String => true,
+        Kind::Boolean => matches!(key, "true" | "false"),
+        Kind::Number => key.parse::<i64>().is_ok_and(|number| number.to_string() == key),
+        Kind::Null => false,
+    }
+}
+
+/// Returns what kubectl reads an unquoted scalar as: `resolve` of go-yaml v2, which sigs.k8s.io/yaml uses. Dates are
+/// strings in the end.
+fn kind(plain: &str) -> Kind {
+    match plain {
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" | "n" | "N"
+        | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => Kind::Boolean,
+        "" | "~" | "null" | "Null" | "NULL" => Kind::Null,
+        ".nan" | ".NaN" | ".NAN" | ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf"
+        | "-.Inf" | "-.INF" => Kind::Number,
+        _ => {
+            let is_number = match plain.as_bytes()[0] {
+                b'.' => has_digits_around_underscores(plain) && is_float(&plain.replace('_', "")),
+                b'+' | b'-' | b'0'..=b'9' => {
+                    let plain = plain.replace('_', "");
+                    is_integer(&plain) || is_float(&plain)
+                }
+                _ => false,
+            };
+            if is_number { Kind::Number } else { Kind::String }
+        }
+    }
+}
+
+/// Returns whether Go's `strconv.ParseInt` or `ParseUint` takes it, with base 0 and 64 bits.
+fn is_integer(text: &str) -> bool {
+    let (digits, largest) = match text.as_bytes().first() {
+        Some(b'-') => (&text[1..], 1 << 63),
+        Some(b'+') => (&text[1..], u128::from(i64::MAX.unsigned_abs())),
+        _ => (text, u128::from(u64::MAX)),
+    };
+    let (radix, digits) = match digits.as_bytes() {
+        [b'0', b'x' | b'X', _, ..] => (16, &digits[2..]),
+        [b'0', b'o' | b'O', _, ..] => (8, &digits[2..]),
+        [b'0', b'b' | b'B', _, ..] => (2, &digits[2..]),
+        [b'0', _, ..] => (8, &digits[1..]),
+        _ => (10, digits),
+    };
+    let is_digits = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
+    is_digits && u128::from_str_radix(digits, radix).is_ok_and(|number| number <= largest)
+}
+
+/// Returns whether it is a decimal number that 64 bits can hold, such as `1.5`, `.5`, `1.` or `1e3`.
+fn is_float(text: &str) -> bool {
+    let only = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'+' | b'-' | b'.' | b'e' | b'E');
+    text.bytes().all(only) && text.parse::<f64>().is_ok_and(f64::is_finite)
+}
+
+/// Returns whether each underscore stands between two digits, as Go's `strconv.ParseFloat` wants it.
+fn has_digits_around_underscores(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
+    let mut underscores = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'_');
+    underscores.all(|(at, _)| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)))
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct All;
+
+        impl<'de> Visitor<'de> for All {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of strings")
+            }
+
+            fn visit_unit<E>(self) -> Result<Entries, E> {
+                Ok(Entries::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(All)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Service whose annotation `k` has this value, and what is wrong with it.
+    fn misread(value: &str) -> Option<String> {
+        let content = format!("metadata:\n  annotations:\n    \u{e4}: \u{f6}\n    k: {value}\n");
+        let document = serde_saphyr::read::<_, Document>(&mut content.as_bytes()).next()?.ok()?;
+        let Misread { place, why } = document.misread(&content)?;
+        Some(format!("{}:{}: {why}", place.line(), place.column()))
+    }
+
+    #[test]
+    fn plain_scalars_are_what_they_are_to_kubectl() {
+        for (kind_, scalars) in [
+            (
+                Kind::Boolean,
+                "n N no No NO y Y yes Yes YES on On ON off Off OFF true True TRUE false False FALSE",
+            ),
+            (Kind::Null, "~ null Null NULL"),
+            (
+                Kind::Number,
+                "1 -1 +1 0 -0 00 017 08 0o17 0O17 0x1f 0X1F 0b11 0B11 -0b11 1_000 1_ 1__0 0_7 0x_1f 0b_1 0o_7 -1_0 1e3 \
+                 1E3 1e+3 1e3_0 1_000.5 1.5 1. 0. .5 .5_0 +.5 12345678901234567890 123456789012345678901234567890 .inf \
+                 .Inf .INF +.inf -.inf .nan .NaN .NAN",
+            ),
+            (
+                Kind::String,
+                "yEs nO oN oFF tRUE nULL .iNF +.nan nan NaN inf Infinity +inf _1 _ . + 1e 1e3.5 1e400 0x 0xg 0o8 0b12 \
+                 0x1.8p1 0x1p-2 0xfffffffffffffffff .5_ .5__0 1.2.3 1.2.3.4 2001-01-01 2001-1-1 2001-01-01T00:00:00Z \
+                 12:30:45 190:20:30 1:2 1,000 << = a web-1",
+            ),
+        ] {
+            for scalar in scalars.split_whitespace() {
+                assert_eq!(kind(scalar), kind_, "{scalar}");
+            }
+        }
+        assert_eq!(kind(""), Kind::Null);
+    }
+
+    #[test]
+    fn only_plain_scalars_are_misread() {
+        for value in
+            ["\"n\"", "'n'", "!!str n", "!!str &a 1e3", "&a !!str n", "|-\n      n", ">\n      n", "~", "web"]
+        {
+            assert_eq!(misread(value), None, "{value}");
+        }
+        for value in ["n", "&a n"] {
+            let found = misread(value).unwrap();
+            let column = 4 + value.len() + 3;
+            assert_eq!(
+                found,
+                format!(
+                    "4:{column}: metadata.annotations: n is a boolean to kubectl, which reads YAML 1.1, and has to be a \
+                     string: write \"n\""
+                )
+            );
+        }
+        assert!(misread("1e3").unwrap().contains(": 1e3 is a number to kubectl"));
+    }
+
+    #[test]
+    fn keys_are_misread_where_kubectl_makes_another_string_of_them() {
+        for (key, same) in
+            [("on", false), ("017", false), ("1e3", false), ("true", true), ("17", true), ("a", true)]
+        {
+            assert_eq!(is_same_key(key), same, "{key}");
+        }
+    }
+}
