@@ -50,6 +50,13 @@ fn max_files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
 }
 
+/// Returns so many percent of the files that the process may have open now, at least one. Sockets to upstreams have 60 %
+/// ([`forward`]), clients' connections 30 % ([`tcp`]), and probes 6 % ([`probes`]); the rest is for listeners, the API
+/// server and files.
+fn part_of_files(percent: usize) -> usize {
+    (max_files() / 100 * percent).max(1)
+}
+
 /// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like
 /// `::ffff:192.0.2.1` (RFC 4291 section 2.5.5.2).
 #[must_use]

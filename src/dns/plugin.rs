@@ -1,7 +1,7 @@
 //! What a plugin is: it gets a request, and answers it or has the next one answer it.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,11 @@ use super::question::{Question, room};
 use super::repeat::{Clients, Repeat};
 use super::report::Tally;
 use super::server::{Block, Server};
+use super::shares::OURSELVES;
 use super::wire::{Ede, MIN_UDP};
+
+/// Where requests of our own seem to come from.
+pub(super) const OWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A plugin of a server block. All requests go through the same one at once.
 #[async_trait]
@@ -171,6 +175,17 @@ impl Request {
             return self.size;
         }
         wire_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT)
+    }
+
+    /// Returns the client that its look-ups count for. A client's address is unmapped by now.
+    #[must_use]
+    pub fn account(&self) -> IpAddr {
+        if self.is_own() { OURSELVES } else { self.client.ip() }
+    }
+
+    /// Returns whether it is one of [`Server::own_request`]: no client asks from port 0, for it couldn't be answered.
+    fn is_own(&self) -> bool {
+        self.client == OWN
     }
 
     /// Returns an answer without records, of a plugin.

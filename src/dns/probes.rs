@@ -22,17 +22,18 @@ use tracing::{debug, error};
 
 use super::ahead::Servers;
 use super::server::Server;
-use super::{REST, is_fatal, is_shortage, max_files};
+use super::{REST, is_fatal, is_shortage, part_of_files};
 use crate::metrics::Metrics;
 use crate::store::Store;
 
 /// The media type of Prometheus's text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Connections of one listener at once, and never more than an eighth of the files that the process
-/// may have open for all three. When there are so many, the oldest makes room: who waits for the answer
+/// Connections of one listener at once. When there are so many, the oldest makes room: who waits for the answer
 /// to a probe is among the newest.
 const MAX_CONNECTIONS: usize = 300;
+/// The same in percent of the files that the process may have open. There are three listeners.
+const MAX_OF_FILES: usize = 2;
 
 /// How long a client may take to ask, and then to read the answer; as long as with CoreDNS.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -94,7 +95,7 @@ pub fn metrics(metrics: Arc<Metrics>, store: Arc<Store>) -> Router {
 /// # Errors
 /// If the listener is broken.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    let max = (max_files() / 24).clamp(1, MAX_CONNECTIONS);
+    let max = part_of_files(MAX_OF_FILES).min(MAX_CONNECTIONS);
     serve_at_most(max, listener, router, stop).await
 }
 

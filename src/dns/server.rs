@@ -1,7 +1,6 @@
 //! The server blocks behind one listener: the one with the longest matching zone answers.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -9,7 +8,7 @@ use std::time::Instant;
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
-use super::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use super::plugin::{Failure, Next, OWN, Outcome, Plugin, Purpose, Reply, Request};
 use super::plugins::lb_linker::LbLinker;
 use super::question::wire_name;
 use super::repeat::Clients;
@@ -158,14 +157,13 @@ impl Server {
     /// Returns a request of nobody, for what is looked up before somebody asks.
     #[must_use]
     pub fn own_request(self: &Arc<Self>, query: Query) -> Request {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut metadata = Message::query().metadata;
         metadata.recursion_desired = true;
         Request {
             server: Arc::clone(self),
             zone: Name::root(),
-            client: nobody,
-            local: nobody,
+            client: OWN,
+            local: OWN,
             protocol: hickory_server::net::xfer::Protocol::Tcp,
             size: 0,
             metadata,

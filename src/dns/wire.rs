@@ -39,6 +39,8 @@ impl Ede {
     pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
     /// The bound on questions to the upstream is reached.
     pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
+    /// The bound on sockets to upstreams is reached.
+    pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
     /// The answer is an older one (RFC 8914 section 4.4).
     pub const STALE: Self =
         Self { code: 3, text: "the target can't be resolved now: this is what was known last" };

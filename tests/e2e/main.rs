@@ -6,6 +6,7 @@ mod addresses;
 mod answers;
 mod bounds;
 mod brakes;
+mod client_quota;
 mod command_line;
 mod connections;
 mod control_plane;

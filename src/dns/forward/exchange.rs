@@ -23,6 +23,7 @@ use tracing::debug;
 use super::few::Few;
 use super::health::Upstream;
 use super::pool::{Connection, Stream};
+use super::socket_budget::{SocketPermit, SocketQuota};
 use super::sockets::Socket;
 use super::trouble::{Doing, Progress, Trouble};
 use crate::dns::question::Key;
@@ -100,6 +101,7 @@ struct Try<'a> {
     by_tcp: bool,
     times: Times,
     progress: &'a Progress,
+    quota: &'a SocketQuota,
 }
 
 /// Asks an upstream until the deadline, and returns when that has ended, too. One that fails, or is silent until it is
@@ -110,8 +112,9 @@ pub(super) async fn exchange(
     by_tcp: bool,
     times: Times,
     progress: Arc<Progress>,
+    quota: &SocketQuota,
 ) -> (Instant, Result<Message, Trouble>) {
-    let asking = Try { upstream: &upstream, question, by_tcp, times, progress: &progress };
+    let asking = Try { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
     let mut asking = pin!(asking.ask());
     let answer = tokio::select! {
         biased;
@@ -146,13 +149,14 @@ pub(super) async fn ping(upstream: &Upstream, question: &Key, deadline: Instant)
     let progress = &upstream.progress(now);
     // It is the check: it has timers of its own.
     let times = Times { begun: now, looked_at: deadline, deadline };
-    let asking = Try { upstream, question, by_tcp, times, progress };
+    let quota = &upstream.budget.of_checks();
+    let asking = Try { upstream, question, by_tcp, times, progress, quota };
     let bytes = question.encode(false);
-    // The sockets for that aren't counted, and what is open may be what is broken.
+    // An open socket may be what is broken, so each check opens one. It isn't counted as a miss of the pool.
     if by_tcp {
-        asking.over_new(&bytes).await.map(drop)
+        asking.over_new(&bytes, quota.take()).await.map(drop)
     } else {
-        asking.by_udp(&bytes, None, now).await.map(drop)
+        asking.by_udp(&bytes, quota.take(), None, now).await.map(drop)
     }
 }
 
@@ -185,9 +189,9 @@ impl Upstream {
         self.metrics.iter().for_each(|metrics| metrics.socket(protocol, was_open));
     }
 
-    fn open(&self) -> io::Result<Socket> {
+    fn open(&self, permit: SocketPermit) -> io::Result<Socket> {
         let from = self.source.map(|_| self.from());
-        Socket::open(from, self.endpoint.address)
+        Socket::open(from, self.endpoint.address, permit)
     }
 
     async fn connect(&self) -> io::Result<Stream> {
@@ -233,9 +237,10 @@ impl Try<'_> {
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
-        let idle = self.upstream.sockets.take(now);
+        let permit = self.quota.take();
+        let idle = permit.is_ok().then(|| self.upstream.sockets.take(now)).flatten();
         self.upstream.needed(idle.is_some(), false);
-        match self.by_udp(&bytes, idle, now).await? {
+        match self.by_udp(&bytes, permit, idle, now).await? {
             Reply::Answer(answer) => Ok(*answer),
             Reply::Truncated(cut) => {
                 let whole = by_stream();
@@ -263,6 +268,7 @@ impl Try<'_> {
     async fn by_udp(
         &self,
         bytes: &[u8],
+        mut permit: io::Result<SocketPermit>,
         mut idle: Option<Socket>,
         mut now: Instant,
     ) -> Result<Reply, Trouble> {
@@ -273,10 +279,10 @@ impl Try<'_> {
         let mut local = None;
         loop {
             let was_open = idle.is_some();
-            let socket = match idle.take() {
-                Some(socket) => Ok(socket),
-                None => self.upstream.open(),
-            };
+            let socket = permit.and_then(|permit| match idle.take() {
+                Some(socket) => Ok(socket.with(permit)),
+                None => self.upstream.open(permit),
+            });
             match socket {
                 Ok(socket) => {
                     local = local.or(socket.local);
@@ -309,6 +315,7 @@ impl Try<'_> {
                 pause *= 2;
             }
             id = rand::random();
+            permit = if tries.is_empty() { self.quota.take() } else { self.quota.take_spare() };
         }
     }
 
@@ -349,10 +356,14 @@ impl Try<'_> {
 
     /// Asks over a connection that is open already, if there is one, else over a new one.
     async fn by_stream(&self, bytes: &[u8]) -> Result<Message, Trouble> {
+        let permit = match self.quota.take() {
+            Ok(permit) => permit,
+            refused => return self.over_new(bytes, refused).await,
+        };
         let pooled = self.upstream.pool.take();
         self.upstream.needed(pooled.is_some(), true);
-        let Some(connection) = pooled else { return self.over_new(bytes).await };
-        let mut old = Box::pin(self.over(connection, bytes));
+        let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
+        let mut old = Box::pin(self.over(Connection { _permit: permit, ..connection }, bytes));
         let outcome = timeout(POOLED_PATIENCE, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
@@ -360,22 +371,28 @@ impl Try<'_> {
         // It may have been closed at the other end, or lead to nobody any more: then so do the others.
         self.upstream.pool.clear();
         self.upstream.needed(false, true);
-        let new = Box::pin(self.over_new(bytes));
         match outcome {
-            Ok(_) => new.await,
+            Ok(_) => {
+                drop(old);
+                self.over_new(bytes, self.quota.take()).await
+            }
             // Or the answer just takes its time.
-            Err(_) => select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer),
+            Err(_) => {
+                let new = Box::pin(self.over_new(bytes, self.quota.take_spare()));
+                select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
+            }
         }
     }
 
-    async fn over_new(&self, bytes: &[u8]) -> Result<Message, Trouble> {
+    async fn over_new(&self, bytes: &[u8], permit: io::Result<SocketPermit>) -> Result<Message, Trouble> {
         let dialing = self.upstream.dialing("tcp");
+        let permit = permit.map_err(|error| dialing.failed(error))?;
         self.progress.begins(dialing, Instant::now());
         let stream = match timeout_at(self.times.deadline, self.upstream.connect()).await {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.over(Connection { stream, opened: Instant::now() }, bytes).await
+        self.over(Connection { stream, opened: Instant::now(), _permit: permit }, bytes).await
     }
 
     /// Asks over a connection, which is kept for the next question if all goes well.
@@ -424,14 +441,15 @@ mod tests {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
-        let broken = upstream.open().unwrap();
+        let quota = upstream.budget.of_checks();
+        let broken = upstream.open(quota.take().unwrap()).unwrap();
         broken.fail_to_send();
         upstream.sockets.put(broken);
         let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
         let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
         let progress = Arc::new(upstream.progress(begun));
-        let asking = exchange(Arc::clone(&upstream), &question, false, times, progress);
+        let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let heard = async || {
             let mut message = [0; 512];
             // Checks of whether it lives ask for the root.

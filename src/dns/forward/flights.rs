@@ -1,5 +1,6 @@
 //! Questions to the upstreams that are under way.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hickory_proto::op::Message;
@@ -19,19 +20,25 @@ type Route = (Key, Purpose);
 pub struct Flights(flights::Flights<Route, Landing>);
 
 impl Flights {
-    /// Asks the upstreams, or waits for an answer to the same question. The look-up goes on when nobody waits
-    /// for it any more: who asks again finds it.
+    /// Asks the upstreams, or waits for an answer to the same question. The look-up goes on when no client waits
+    /// for it any more: a client that asks again finds it. To its end it counts for the client that it was begun for.
     ///
     /// # Errors
-    /// If there is no answer.
-    pub async fn look_up(&self, forward: &Arc<Forward>, question: Key, purpose: Purpose) -> Landing {
+    /// If there is no answer, or this client may not begin another look-up.
+    pub async fn look_up(
+        &self,
+        forward: &Arc<Forward>,
+        question: Key,
+        purpose: Purpose,
+        client: IpAddr,
+    ) -> Landing {
         let route = (question, purpose);
         let look_up = || {
-            let permit = forward.admit(purpose, route.0.is_common())?;
+            let share = forward.admit(purpose, route.0.is_common(), client)?;
             let (forward, question) = (Arc::clone(forward), route.0.clone());
             Ok(async move {
-                let landing = forward.ask(&question, purpose).await.map(Arc::new);
-                drop(permit);
+                let landing = forward.ask(&question, purpose, client).await.map(Arc::new);
+                drop(share);
                 landing
             })
         };
@@ -58,6 +65,30 @@ mod tests {
     use crate::dns::forward::{Endpoint, ForwardOptions, Transport};
     use crate::dns::question::Question;
 
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    #[tokio::test]
+    async fn a_look_up_counts_for_its_client_when_that_has_gone() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
+        let forward = Arc::new(Forward::new(vec![endpoint], options));
+        let flights = Arc::new(Flights::default());
+        let look_up = async |name: &str, client: IpAddr| {
+            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
+            let mut waiting =
+                Box::pin(async move { flights.look_up(&forward, question, Purpose::Forward, client).await });
+            futures::poll!(waiting.as_mut())
+        };
+        assert!(look_up("one.", CLIENT).await.is_pending(), "and then the client goes");
+        let refused = look_up("two.", CLIENT).await;
+        let busy = ForwardError::Busy { maximum: 2, own: 1 };
+        assert!(matches!(&refused, std::task::Poll::Ready(Err(error)) if *error == busy), "{refused:?}");
+        assert!(look_up("one.", CLIENT).await.is_pending(), "it may join");
+        assert!(look_up("two.", [10, 0, 0, 2].into()).await.is_pending());
+    }
+
     #[tokio::test]
     async fn equal_questions_share_a_look_up_unless_the_name_was_forgotten() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -67,7 +98,7 @@ mod tests {
         let look_up = async |name: &str, purpose| {
             let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
-            tokio::spawn(async move { flights.look_up(&forward, question, purpose).await });
+            tokio::spawn(async move { flights.look_up(&forward, question, purpose, CLIENT).await });
             yield_now().await;
         };
         let under_way = || {

@@ -15,7 +15,9 @@ use super::alarms::Alarms;
 use super::exchange::{Endpoint, ping};
 use super::metrics::Counters;
 use super::pool::Pool;
+use super::socket_budget::SocketBudget;
 use super::sockets::Sockets;
+use super::trouble::Trouble;
 use crate::dns::question::Question;
 
 /// How long a health check may take.
@@ -47,6 +49,8 @@ pub(super) struct Upstream {
     pub(super) endpoint: Endpoint,
     pub(super) pool: Pool,
     pub(super) sockets: Sockets,
+    /// The bound on open sockets.
+    pub(super) budget: Arc<SocketBudget>,
     pub(super) alarms: Alarms,
     /// How long an answer is waited for.
     pub(super) patience: Duration,
@@ -66,8 +70,9 @@ impl Upstream {
         let address = endpoint.address;
         Self {
             endpoint,
-            pool: Pool::new(options.keep),
-            sockets: Sockets::new(options.keep.sockets),
+            pool: Pool::new(options.keep, Arc::clone(&options.sockets)),
+            sockets: Sockets::new(options.keep.sockets, Arc::clone(&options.sockets)),
+            budget: Arc::clone(&options.sockets),
             alarms: Alarms::default(),
             patience: options.read_timeout,
             source: options.source,
@@ -111,6 +116,10 @@ impl Upstream {
         let mut question = Question::plain(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
         let pong = ping(self, &question.key(), Instant::now() + CHECK).await;
+        if pong.as_ref().is_err_and(Trouble::is_shortage) {
+            // It wasn't asked.
+            return false;
+        }
         let was_down = self.is_down();
         if pong.is_ok() {
             self.fails.store(0, Ordering::Relaxed);

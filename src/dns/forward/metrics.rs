@@ -25,6 +25,37 @@ pub struct ForwardMetrics {
     pub(super) all_down: IntCounter,
     /// Questions that were refused because too many were under way.
     pub rejects: IntCounter,
+    refused: [IntCounter; 3],
+}
+
+/// Which bound has had a look-up refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// The client has its share of the look-ups.
+    Client,
+    /// All clients together have all look-ups.
+    All,
+    /// There was no socket.
+    Sockets,
+}
+
+impl Bound {
+    const ALL: [Self; 3] = [Self::Client, Self::All, Self::Sockets];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::All => "all",
+            Self::Sockets => "sockets",
+        }
+    }
+}
+
+impl ForwardMetrics {
+    /// Counts a look-up that is refused.
+    pub(super) fn refused(&self, bound: Bound) {
+        self.refused[bound as usize].inc();
+    }
 }
 
 impl fmt::Debug for ForwardMetrics {
@@ -43,6 +74,11 @@ impl Family for ForwardMetrics {
             "coredns_proxy_request_duration_seconds",
             "Histogram of the time each request took.",
         );
+        let refused = counters(
+            "lb_linker_dns_lookups_refused_total",
+            "Look-ups that were refused, by bound: the share of the client, all look-ups (max_concurrent), or sockets.",
+            &["bound"],
+        )?;
         let duration =
             duration.buckets(prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?);
         Ok(Self {
@@ -70,6 +106,7 @@ impl Family for ForwardMetrics {
                 "coredns_forward_max_concurrent_rejects_total",
                 "Counter of the number of queries rejected because the concurrent queries were at maximum.",
             )?,
+            refused: Bound::ALL.map(|bound| refused.with_label_values(&[bound.label()])),
         })
     }
 }

@@ -10,7 +10,9 @@ mod metrics;
 pub(super) mod names;
 mod policy;
 mod pool;
+mod refusals;
 mod rounds;
+mod socket_budget;
 mod sockets;
 pub(super) mod tls;
 mod trouble;
@@ -25,19 +27,22 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use hickory_proto::op::{Message, ResponseCode};
 use smallvec::SmallVec;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
 use super::question::Key;
+use super::shares::{Share, Shares};
 pub use exchange::{Endpoint, TlsClient, Transport};
 use exchange::{SILENCE, Times, exchange};
 use few::Few;
 pub use health::HealthCheck;
 use health::Upstream;
+use metrics::Bound;
 pub use metrics::ForwardMetrics;
 pub use policy::Policy;
 pub use pool::Keep;
+use refusals::Refusals;
 use rounds::{Rounds, Waiting};
+pub use socket_budget::SocketBudget;
 
 /// How long upstreams are tried for one question, as by CoreDNS. Who asked may give up earlier.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -57,9 +62,11 @@ pub struct ForwardOptions {
     pub read_timeout: Duration,
     /// How many attempts may fail for one question; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
-    /// Questions of a kind that may be under way at once. Each costs a socket for every time that it is
-    /// sent.
+    /// Questions of a kind that may be under way at once; a client may have half of what is free. Each costs a socket
+    /// for every time that it is sent.
     pub max_concurrent: usize,
+    /// The sockets that all upstreams of the process may have.
+    pub sockets: Arc<SocketBudget>,
     /// Whether nobody is asked while all upstreams are down.
     pub fail_fast: bool,
     /// The codes that have a client's question go to the next upstream.
@@ -83,6 +90,7 @@ impl Default for ForwardOptions {
             read_timeout: Duration::from_secs(2),
             max_attempts: None,
             max_concurrent: 1000,
+            sockets: Arc::default(),
             fail_fast: false,
             failover: Vec::new(),
             prefer_udp: false,
@@ -100,10 +108,11 @@ pub struct Forward {
     options: ForwardOptions,
     turn: AtomicUsize,
     /// Clients' questions and targets have a bound each: a flood of the ones leaves the others alone.
-    forwards: Arc<Semaphore>,
-    chases: Arc<Semaphore>,
+    forwards: Arc<Shares>,
+    chases: Arc<Shares>,
     /// A tenth of those is for types that hardly anybody needs: one client can ask for all there are.
-    oddities: Arc<Semaphore>,
+    oddities: Arc<Shares>,
+    refusals: Refusals,
 }
 
 /// Upstreams as they are asked, one after the other.
@@ -129,9 +138,25 @@ pub enum ForwardError {
     /// None has answered so far: the look-up goes on.
     #[error("no upstream has answered yet")]
     Late,
-    /// Too many questions are under way: so many.
-    #[error("concurrent queries exceeded maximum {0}")]
-    Busy(usize),
+    /// Too many questions are under way. The text begins as CoreDNS's.
+    #[error("concurrent queries exceeded maximum {maximum}{}", share(*own))]
+    Busy {
+        /// The bound for all clients.
+        maximum: usize,
+        /// Questions of this client among them.
+        own: usize,
+    },
+    /// No upstream was asked, because the bound on sockets is reached.
+    #[error(
+        "no socket to an upstream is free: sockets to upstreams have 60 % of the process's limit of open files, and \
+         one client has half of what is free of them"
+    )]
+    NoSocket,
+}
+
+/// Returns what is added where a client has its share.
+fn share(own: usize) -> String {
+    if own == 0 { String::new() } else { format!(": {own} are of this client, which has its share") }
 }
 
 impl ForwardError {
@@ -145,13 +170,13 @@ impl Forward {
     /// Returns a client of these upstreams.
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, options: ForwardOptions) -> Self {
-        let places = |number: usize| Arc::new(Semaphore::new(number.min(Semaphore::MAX_PERMITS)));
         let forward = Self {
             upstreams: ArcSwap::default(),
             turn: AtomicUsize::new(0),
-            forwards: places(options.max_concurrent),
-            chases: places(options.max_concurrent),
-            oddities: places(options.max_concurrent.div_ceil(10)),
+            forwards: Shares::new(options.max_concurrent),
+            chases: Shares::new(options.max_concurrent),
+            oddities: Shares::new(options.max_concurrent.div_ceil(10)),
+            refusals: Refusals::default(),
             options,
         };
         forward.set(endpoints);
@@ -168,31 +193,44 @@ impl Forward {
         self.upstreams.store(Arc::new(endpoints.into_iter().map(upstream).collect()));
     }
 
-    /// Takes one of the places for questions under way; it is free again when the permit is dropped.
-    /// `common` says whether it is one for addresses.
+    /// Takes a place for a question under way, which counts for this client until the share is dropped. `common` says
+    /// whether it is a question for addresses.
     ///
     /// # Errors
-    /// If there is none.
-    pub fn admit(&self, purpose: Purpose, common: bool) -> Result<OwnedSemaphorePermit, ForwardError> {
-        let permits = match (purpose, common) {
+    /// [`ForwardError::Busy`] if there is none that the client may have.
+    pub fn admit(&self, purpose: Purpose, common: bool, client: IpAddr) -> Result<Share, ForwardError> {
+        let places = match (purpose, common) {
             (Purpose::Forward | Purpose::ForwardByTcp, _) => &self.forwards,
             (Purpose::Chase, true) => &self.chases,
             (Purpose::Chase, false) => &self.oddities,
         };
-        Arc::clone(permits).try_acquire_owned().map_err(|_| {
-            self.options.metrics.iter().for_each(|metrics| metrics.rejects.inc());
-            ForwardError::Busy(self.options.max_concurrent)
+        places.take(client, 1).ok_or_else(|| {
+            let own = places.held_by(client);
+            let error = ForwardError::Busy { maximum: places.limit(), own };
+            let bound = if own > 0 { Bound::Client } else { Bound::All };
+            self.options.metrics.iter().for_each(|metrics| {
+                metrics.rejects.inc();
+                metrics.refused(bound);
+            });
+            self.refusals.note(purpose, client, &error);
+            error
         })
     }
 
     /// Asks the question: one upstream first, and one more as soon as one has failed or is silent for half
-    /// a second. For a client the first answer counts whose code isn't in `failover`. For a target it is the
+    /// a second. The sockets count for `client`. For a client the first answer counts whose code isn't in `failover`. For a target it is the
     /// first good one; an error only when nothing better can come any more.
     ///
     /// # Errors
     /// If none has answered in time.
-    pub async fn ask(&self, question: &Key, purpose: Purpose) -> Result<Message, ForwardError> {
+    pub async fn ask(
+        &self,
+        question: &Key,
+        purpose: Purpose,
+        client: IpAddr,
+    ) -> Result<Message, ForwardError> {
         let (upstreams, attempts) = self.order()?;
+        let quota = &self.options.sockets.of(purpose, client);
         let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + DEADLINE.max(self.options.read_timeout);
@@ -208,7 +246,7 @@ impl Forward {
         loop {
             let next = rounds.next().filter(|_| now.duration_since(begun) < DEADLINE);
             if next.is_none() && !rounds.is_waiting() {
-                return poor.ok_or_else(|| ForwardError::NoAnswer(rounds.why()));
+                return poor.ok_or_else(|| self.failed(&rounds, purpose, client));
             }
             if let Some(next) = next.filter(|next| next.at <= now) {
                 let Waiting { number, upstream, progress, .. } = rounds.begun(next, now);
@@ -216,9 +254,9 @@ impl Forward {
                 let times = Times { begun: now, looked_at: now + SILENCE, deadline };
                 looked_at = Some((number, times.looked_at, Arc::clone(&progress)));
                 // Made in there: what is moved into a future that waits for it has its place twice.
-                tries.push(
-                    async move { (number, exchange(upstream, question, by_tcp, times, progress).await) },
-                );
+                tries.push(async move {
+                    (number, exchange(upstream, question, by_tcp, times, progress, quota).await)
+                });
                 continue;
             }
             tokio::select! {
@@ -250,6 +288,16 @@ impl Forward {
                 }
             }
         }
+    }
+
+    /// Returns why there is no answer.
+    fn failed(&self, rounds: &Rounds, purpose: Purpose, client: IpAddr) -> ForwardError {
+        if !rounds.lack_sockets() {
+            return ForwardError::NoAnswer(rounds.why());
+        }
+        self.options.metrics.iter().for_each(|metrics| metrics.refused(Bound::Sockets));
+        self.refusals.note(purpose, client, &ForwardError::NoSocket);
+        ForwardError::NoSocket
     }
 
     /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
@@ -312,6 +360,7 @@ mod tests {
 
     use super::*;
     use crate::dns::question::Question;
+    use crate::dns::shares::OURSELVES;
 
     #[tokio::test(start_paused = true)]
     async fn the_next_upstream_is_asked_half_a_second_after_a_silent_one() {
@@ -324,7 +373,7 @@ mod tests {
         let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let (mut message, begun) = ([0; 512], Instant::now());
         tokio::select! {
-            answer = forward.ask(&question, Purpose::Forward) => panic!("{answer:?}"),
+            answer = forward.ask(&question, Purpose::Forward, OURSELVES) => panic!("{answer:?}"),
             asked = next.recv(&mut message) => assert!(asked.is_ok()),
             () = sleep_until(begun + DEADLINE) => panic!("nobody else is asked"),
         }

@@ -13,8 +13,9 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Endpoint, Forward, ForwardOptions, Policy, Purpose, TlsClient, Transport};
+use super::{Endpoint, Forward, ForwardOptions, Policy, Purpose, SocketBudget, TlsClient, Transport};
 use crate::dns::question::Question;
+use crate::dns::shares::OURSELVES;
 
 /// The first pause between two tries, and the last.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -94,7 +95,7 @@ pub async fn resolve(
     let resolving = async {
         let mut pause = PAUSE.0;
         loop {
-            match resolve_once(&upstreams, &resolvers).await {
+            match resolve_once(&upstreams, &resolvers, &forward.options.sockets).await {
                 Ok(endpoints) => break endpoints,
                 Err(error) => warn!("plugin/forward: {error}; trying again in {} s", pause.as_secs()),
             }
@@ -112,13 +113,17 @@ pub async fn resolve(
     }
 }
 
-async fn resolve_once(upstreams: &[To], resolvers: &[SocketAddr]) -> io::Result<Vec<Endpoint>> {
+async fn resolve_once(
+    upstreams: &[To],
+    resolvers: &[SocketAddr],
+    sockets: &Arc<SocketBudget>,
+) -> io::Result<Vec<Endpoint>> {
     let mut all = Vec::new();
     for upstream in upstreams {
         match upstream {
             To::Address(address, speaking) => all.push(speaking.endpoint(*address)),
             To::Host(host, port, speaking) => {
-                let found = addresses(host, resolvers).await.and_then(|ips| match ips[..] {
+                let found = addresses(host, resolvers, sockets).await.and_then(|ips| match ips[..] {
                     [] => Err(io::Error::other("it has no addresses")),
                     _ => Ok(ips),
                 });
@@ -131,7 +136,11 @@ async fn resolve_once(upstreams: &[To], resolvers: &[SocketAddr]) -> io::Result<
     Ok(each_once(all.into_iter()))
 }
 
-async fn addresses(host: &str, resolvers: &[SocketAddr]) -> io::Result<Vec<IpAddr>> {
+async fn addresses(
+    host: &str,
+    resolvers: &[SocketAddr],
+    sockets: &Arc<SocketBudget>,
+) -> io::Result<Vec<IpAddr>> {
     if resolvers.is_empty() {
         return Ok(lookup_host((host, 0)).await?.map(|address| address.ip()).collect());
     }
@@ -142,12 +151,14 @@ async fn addresses(host: &str, resolvers: &[SocketAddr]) -> io::Result<Vec<IpAdd
         policy: Policy::Sequential,
         // Nobody is asked when nobody wants to know.
         max_fails: 0,
+        sockets: Arc::clone(sockets),
         ..ForwardOptions::default()
     };
     let resolver = Forward::new(endpoints, options);
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
-        match resolver.ask(&Question::plain(name.clone(), qtype).key(), Purpose::Chase).await {
+        let question = Question::plain(name.clone(), qtype).key();
+        match resolver.ask(&question, Purpose::Chase, OURSELVES).await {
             Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
                 RData::A(ip) => Some(IpAddr::V4(ip.0)),
                 RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),

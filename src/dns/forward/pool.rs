@@ -1,7 +1,7 @@
 //! Connections to an upstream that wait for their next question.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -9,11 +9,15 @@ use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
+use super::socket_budget::{SocketBudget, SocketPermit};
+
 /// A connection that is open.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: Stream,
     pub(super) opened: Instant,
+    /// Dropped after the stream.
+    pub(super) _permit: SocketPermit,
 }
 
 /// With TLS or without.
@@ -54,11 +58,12 @@ impl Default for Keep {
 pub(super) struct Pool {
     idle: Mutex<Vec<(Instant, Connection)>>,
     keep: Keep,
+    budget: Arc<SocketBudget>,
 }
 
 impl Pool {
-    pub(super) fn new(keep: Keep) -> Self {
-        Self { idle: Mutex::default(), keep }
+    pub(super) fn new(keep: Keep, budget: Arc<SocketBudget>) -> Self {
+        Self { idle: Mutex::default(), keep, budget }
     }
 
     /// Takes the connection that was used last: it is the least likely to be closed at the other end.
@@ -71,8 +76,10 @@ impl Pool {
 
     pub(super) fn put(&self, connection: Connection) {
         let mut idle = self.idle();
-        if idle.len() < self.keep.number {
-            idle.push((Instant::now(), connection));
+        if idle.len() < self.keep.number
+            && let Some(permit) = self.budget.idle()
+        {
+            idle.push((Instant::now(), Connection { _permit: permit, ..connection }));
         }
     }
 
@@ -94,15 +101,16 @@ mod tests {
 
     async fn connection(listener: &TcpListener) -> Connection {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        Connection { stream: Either::Left(stream), opened: Instant::now() }
+        let permit = SocketBudget::default().of_checks().take().unwrap();
+        Connection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
     }
 
     #[tokio::test(start_paused = true)]
     async fn connections_are_kept_so_long_and_so_many() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
-        let pool =
-            Pool::new(Keep { idle: seconds(10), age: Some(seconds(15)), number: 1, ..Keep::default() });
+        let keep = Keep { idle: seconds(10), age: Some(seconds(15)), number: 1, ..Keep::default() };
+        let pool = Pool::new(keep, Arc::default());
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;
         pool.put(second);

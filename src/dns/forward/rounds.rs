@@ -123,7 +123,19 @@ impl Rounds {
             self.failed += usize::from(outcome.is_err());
             self.next = now;
         }
-        outcome.map_err(|trouble| self.why = Some(trouble)).ok()
+        // What an upstream has said or not said tells more than that there was no socket for another try.
+        let tells = |trouble: &Trouble| self.why.is_none() || !trouble.is_shortage();
+        match outcome {
+            Ok(answer) => return Some(answer),
+            Err(trouble) if tells(&trouble) => self.why = Some(trouble),
+            Err(_) => {}
+        }
+        None
+    }
+
+    /// Returns whether no upstream was asked, because there was no socket for it.
+    pub(super) fn lack_sockets(&self) -> bool {
+        self.why.as_ref().is_some_and(Trouble::is_shortage)
     }
 
     /// Returns when the first of those that are being asked is late.

@@ -18,6 +18,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep};
 
+use super::socket_budget::{SocketBudget, SocketPermit};
+
 /// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and who
 /// guesses has a second in any case.
 const QUESTIONS: u8 = 128;
@@ -40,11 +42,13 @@ pub(super) struct Socket {
     opened: Instant,
     /// Questions that may still be asked.
     left: u8,
+    /// Dropped after the socket.
+    _permit: SocketPermit,
 }
 
 impl Socket {
     /// Opens one with a random port.
-    pub(super) fn open(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<Self> {
+    pub(super) fn open(from: Option<SocketAddr>, to: SocketAddr, permit: SocketPermit) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let socket = socket(family, SockType::Datagram, flags, None)?;
@@ -55,7 +59,12 @@ impl Socket {
         connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
         let udp = UdpSocket::from(socket);
         let local = udp.local_addr().ok();
-        Ok(Self { local, udp: for_reading(udp)?, opened: Instant::now(), left: QUESTIONS })
+        Ok(Self { local, udp: for_reading(udp)?, opened: Instant::now(), left: QUESTIONS, _permit: permit })
+    }
+
+    /// Returns the same socket for the look-up that this permit is of.
+    pub(super) fn with(self, permit: SocketPermit) -> Self {
+        Self { _permit: permit, ..self }
     }
 
     /// Sends a question. One that the kernel has no room for is lost, as UDP is.
@@ -127,6 +136,7 @@ pub(super) struct Sockets {
     idle: Arc<Mutex<Idle>>,
     /// How many are kept.
     number: usize,
+    budget: Arc<SocketBudget>,
 }
 
 #[derive(Debug, Default)]
@@ -137,8 +147,8 @@ struct Idle {
 }
 
 impl Sockets {
-    pub(super) fn new(number: usize) -> Self {
-        Self { idle: Arc::default(), number }
+    pub(super) fn new(number: usize, budget: Arc<SocketBudget>) -> Self {
+        Self { idle: Arc::default(), number, budget }
     }
 
     /// Takes any of them that is young still, and that nobody who guesses has found.
@@ -162,7 +172,8 @@ impl Sockets {
         if socket.left == 0 || idle.sockets.len() >= self.number {
             return;
         }
-        idle.sockets.push(socket);
+        let Some(permit) = self.budget.idle() else { return };
+        idle.sockets.push(socket.with(permit));
         if !idle.is_swept {
             idle.is_swept = true;
             tokio::spawn(sweep(Arc::downgrade(&self.idle)));
@@ -208,13 +219,18 @@ mod tests {
     use super::*;
 
     fn open(to: &UdpSocket) -> Socket {
-        Socket::open(None, to.local_addr().unwrap()).unwrap()
+        let permit = SocketBudget::default().of_checks().take().unwrap();
+        Socket::open(None, to.local_addr().unwrap(), permit).unwrap()
+    }
+
+    fn sockets(number: usize) -> Sockets {
+        Sockets::new(number, Arc::default())
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_port_is_used_for_a_few_questions_and_a_moment() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let sockets = Sockets::new(2);
+        let sockets = sockets(2);
         sockets.put(open(&to));
         for _ in 1..QUESTIONS {
             let used = sockets.take(Instant::now()).expect("it may be used again");
@@ -234,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn any_of_them_is_taken() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let sockets = Sockets::new(2);
+        let sockets = sockets(2);
         sockets.put(open(&to));
         sockets.put(open(&to));
         let mut ports = HashSet::new();
@@ -248,7 +264,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_somebody_has_guessed_is_closed() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let (sockets, socket) = (Sockets::new(1), open(&to));
+        let (sockets, socket) = (sockets(1), open(&to));
         let local = socket.local.unwrap();
         sockets.put(socket);
         to.send_to(b"forged", local).await.unwrap();
@@ -261,7 +277,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn those_that_nobody_needs_any_more_are_closed() {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let sockets = Sockets::new(1);
+        let sockets = sockets(1);
         for _ in 0..2 {
             sockets.put(open(&to));
             sleep(AGE * 2).await;

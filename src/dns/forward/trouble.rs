@@ -11,6 +11,7 @@ use nix::errno::Errno;
 
 use tokio::time::Instant;
 
+use super::socket_budget::NoSocket;
 use crate::dns::is_shortage;
 
 /// How long a connection may take to be there.
@@ -106,7 +107,7 @@ impl Progress {
 impl Trouble {
     /// Whether it says nothing about the upstream: there is no socket for it.
     pub(super) fn is_shortage(&self) -> bool {
-        is_shortage(&self.error)
+        is_shortage(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
 }
 

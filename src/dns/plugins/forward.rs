@@ -291,7 +291,8 @@ impl Forward {
             (Purpose::Client, Protocol::Udp) => Asked::Forward,
             (Purpose::Client, _) => Asked::ForwardByTcp,
         };
-        let answer = self.flights.look_up(&self.upstreams, request.question().key(), asked);
+        let answer =
+            self.flights.look_up(&self.upstreams, request.question().key(), asked, request.account());
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK, answer).await.unwrap_or(Err(ForwardError::Late));
@@ -312,7 +313,8 @@ const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
 
 fn failure(error: &ForwardError) -> Failure {
     match error {
-        ForwardError::Busy(_) => Failure::new(ResponseCode::Refused, error).with_ede(Ede::BUSY),
+        ForwardError::Busy { .. } => Failure::new(ResponseCode::Refused, error).with_ede(Ede::BUSY),
+        ForwardError::NoSocket => Failure::new(ResponseCode::Refused, error).with_ede(Ede::NO_SOCKET),
         ForwardError::NoAnswer(_) | ForwardError::Late => Failure::no_upstream(error),
     }
 }

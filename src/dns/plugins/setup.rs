@@ -17,6 +17,7 @@ use super::lb_linker::LbLinker;
 use super::words::zones;
 use crate::config::LogFormat;
 use crate::dns::corefile::{CorefileError, Line, Place, Word};
+use crate::dns::forward::SocketBudget;
 use crate::dns::lines::{Lines, Queue};
 use crate::dns::memory::Memories;
 use crate::dns::origins::Origins;
@@ -35,6 +36,8 @@ pub struct Site {
     pub targets: Arc<TargetPolicy>,
     /// What targets were last known to have.
     pub memories: Memories,
+    /// The sockets that the upstreams of all blocks may have.
+    pub upstream_sockets: Arc<SocketBudget>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Returns the addresses that this process is reached at where it listens on these; on none means on all.
@@ -157,6 +160,7 @@ impl Site {
                 store,
                 targets: Arc::default(),
                 memories: Memories::default(),
+                upstream_sockets: Arc::default(),
                 metrics,
                 lines,
                 own_addresses: |_| Vec::new(),

@@ -11,12 +11,13 @@ use futures::future::{AbortHandle, AbortRegistration};
 use tracing::warn;
 
 use crate::dns::shares::{Share, Shares};
-use crate::dns::{max_files, unmapped};
+use crate::dns::{part_of_files, unmapped};
 use crate::metrics::Metrics;
 
-/// Connections at once, and never more than half of the files that the process may have open: the
-/// upstream, the API server and the probes need some too.
+/// Connections at once.
 const MAX_CONNECTIONS: usize = 10_000;
+/// The same in percent of the files that the process may have open.
+const MAX_OF_FILES: usize = 30;
 /// Connections of one client address at once, and never more than a quarter of all. A NodeLocal cache
 /// is one client, and needs a connection for each question that is under way.
 ///
@@ -71,7 +72,7 @@ impl Places {
     /// Returns the places of a process, as many as its limit of open files allows now.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self::with(metrics, MAX_CONNECTIONS.min(max_files() / 2))
+        Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_OF_FILES)))
     }
 
     pub(super) fn with(metrics: Arc<Metrics>, max_connections: usize) -> Self {

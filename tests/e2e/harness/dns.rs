@@ -293,6 +293,12 @@ impl FaultyUpstream {
         Self { _tasks: tasks, address, asked }
     }
 
+    /// The names that it was asked for so far, as often as it was asked.
+    pub fn names(&self) -> Vec<Name> {
+        let asked = self.asked.lock().unwrap();
+        asked.iter().flat_map(|message| &message.queries).map(|query| query.name().clone()).collect()
+    }
+
     /// The messages that asked a question, a name and a type, so far.
     pub fn asked(&self, question: &str) -> Vec<Message> {
         let wanted = query(question).queries;

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -69,6 +70,12 @@ pub(crate) fn bare() -> Command {
     command
 }
 
+fn with_ports(command: &mut Command) {
+    for flag in ["--listen", "--metrics-listen", "--health-listen", "--ready-listen"] {
+        command.args([flag, "127.0.0.1:0"]);
+    }
+}
+
 impl Linker {
     /// Starts lb-linker with these arguments beside those for its ports, and waits until its ports are open.
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
@@ -92,10 +99,38 @@ impl Linker {
     ) -> Self {
         let mut command = bare();
         command.envs(variables.iter().copied());
-        for flag in ["--listen", "--metrics-listen", "--health-listen", "--ready-listen"] {
-            command.args([flag, "127.0.0.1:0"]);
+        with_ports(&mut command);
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Does what [`Linker::start`] does, where it may open so many files.
+    pub fn start_with_files<S: AsRef<OsStr>>(files: usize, args: impl IntoIterator<Item = S>) -> Self {
+        let program = bare();
+        let mut command = Command::new("sh");
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
         }
-        command.args(args).stderr(Stdio::piped());
+        command.args(["-ec", "ulimit -n \"$0\"; exec \"$@\"", &files.to_string()]).arg(program.get_program());
+        with_ports(&mut command);
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Starts lb-linker on a Corefile, which says where DNS, `/metrics`, `/health` and `/ready` are.
+    pub fn start_on_corefile(corefile: &str, directory: &Path) -> Self {
+        let path = directory.join("Corefile");
+        std::fs::write(&path, corefile).unwrap();
+        let mut command = bare();
+        command.arg("--manifests").arg(directory).arg("--corefile").arg(path);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        command.stderr(Stdio::piped());
         let mut process = Process::spawn(command).expect("lb-linker can be started");
         let stderr = process.stderr().expect("it is piped");
         let log: Arc<Mutex<Vec<String>>> = Arc::default();

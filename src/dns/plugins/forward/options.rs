@@ -90,8 +90,8 @@ struct Pem {
     word: Word,
 }
 
-/// Returns how many questions may be under way by default: as many as there are files for, for each may need
-/// four sockets.
+/// Returns how many questions may be under way by default: about as many as there are sockets for (see
+/// [`SocketBudget`](crate::dns::forward::SocketBudget)).
 fn under_way() -> usize {
     (max_files() / 4).clamp(UNDER_WAY.0, UNDER_WAY.1)
 }
@@ -116,8 +116,12 @@ pub(super) fn parse(
             word.error(format!("forward takes {MAX_TO} upstreams at most, and here are {}", to.len()))
         );
     }
-    let options =
-        ForwardOptions { max_concurrent: under_way(), metrics: Some(metrics), ..ForwardOptions::default() };
+    let options = ForwardOptions {
+        max_concurrent: under_way(),
+        sockets: Arc::clone(&setup.site.upstream_sockets),
+        metrics: Some(metrics),
+        ..ForwardOptions::default()
+    };
     let mut braces = Braces {
         except: Vec::new(),
         next: Vec::new(),

@@ -15,6 +15,7 @@ use super::super::testing::Site;
 use super::{Asked, Upstreams};
 use crate::dns::forward::{Endpoint, ForwardOptions, Policy, Transport};
 use crate::dns::question::{Key, Question};
+use crate::dns::shares::OURSELVES;
 use crate::held_port::HeldPort;
 
 mod broken;
@@ -259,7 +260,7 @@ async fn for_a_target_the_best_answer_counts() {
     let endpoints =
         [&failing, &good].map(|fake| Endpoint { address: fake.address, transport: Transport::Udp }).to_vec();
     let options = ForwardOptions { policy: Policy::Sequential, ..ForwardOptions::default() };
-    let answer = Upstreams::new(endpoints, options).ask(&plain("x."), Asked::Chase).await.unwrap();
+    let answer = Upstreams::new(endpoints, options).ask(&plain("x."), Asked::Chase, OURSELVES).await.unwrap();
     assert_eq!(answer.answers.len(), 1);
 }
 
@@ -322,14 +323,18 @@ async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
         ..ForwardOptions::default()
     };
     for (asked, network) in [(Asked::Forward, "udp"), (Asked::ForwardByTcp, "tcp")] {
-        let why = client(&silent, options.clone()).ask(&plain("x."), asked).await.unwrap_err().to_string();
+        let why = client(&silent, options.clone())
+            .ask(&plain("x."), asked, OURSELVES)
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(why.starts_with(&format!("read {network} 127.0.0.1:")), "{why}");
         assert!(why.ends_with(&format!("->{}: i/o timeout", silent.address)), "{why}");
     }
     let held = HeldPort::take().unwrap();
     let dead = held.local();
     let endpoint = Endpoint { address: dead, transport: Transport::Tcp };
-    let why = Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward).await;
+    let why = Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward, OURSELVES).await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
     let site = Site::block(&format!("forward . {dead}"));
     let reply = site.reply("x. A").await.unwrap();

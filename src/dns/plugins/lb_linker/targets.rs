@@ -242,7 +242,7 @@ fn why(reply: &Reply) -> String {
 
 /// Whether it is our own bound that has refused it.
 fn is_busy(reply: &Reply) -> bool {
-    reply.ede == Some(Ede::BUSY)
+    matches!(reply.ede, Some(Ede::BUSY | Ede::NO_SOCKET))
 }
 
 /// Whether an answer says what there is now (RFC 8767 section 4).
