@@ -57,6 +57,9 @@ pub trait Plugin: fmt::Debug + Send + Sync {
 
     /// Forgets what it knows from others about a name, given in wire form and lower case, or about all names.
     fn forget(&self, _name: Option<&[u8]>) {}
+
+    /// Starts afresh what it has given up on, or has found to be broken: SIGUSR1 asks for that.
+    fn restart(&self) {}
 }
 
 /// What has become of a request.

@@ -116,7 +116,10 @@ impl Reloader {
                 biased;
                 () = stop.cancelled() => break Ok(()),
                 (address, why) = self.serving.dead() => break Err(RunError::Dead { address, why }),
-                Some(()) = self.asked.recv() => self.reload(true, stop).await,
+                Some(()) = self.asked.recv() => {
+                    self.reload(true, stop).await;
+                    self.serving.restart();
+                }
                 () = sleep(pause) => self.reload(false, stop).await,
             }
         };

@@ -299,6 +299,11 @@ impl Serving {
         all
     }
 
+    /// Has all plugins start afresh what they have given up on: those of blocks that are as before, too.
+    pub(super) fn restart(&self) {
+        self.blocks.iter().flat_map(|live| &live.block.plugins).for_each(|plugin| plugin.restart());
+    }
+
     /// Waits until a listener has ended without being told to; says which, and why.
     pub(super) async fn dead(&mut self) -> (SocketAddr, String) {
         loop {

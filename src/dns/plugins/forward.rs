@@ -177,7 +177,6 @@ mod tests;
 mod to;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -187,6 +186,7 @@ use hickory_proto::rr::{Name, RecordType};
 use hickory_server::net::xfer::Protocol;
 use tokio::time::timeout;
 
+use super::r#loop::LoopState;
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 use crate::dns::forward::flights::Flights;
@@ -215,8 +215,8 @@ struct Forward {
     /// What is left to the next line.
     next: Vec<ResponseCode>,
     next_on_nodata: bool,
-    /// Set when what is forwarded comes back.
-    looping: Option<Arc<AtomicBool>>,
+    /// Whether what is forwarded comes back.
+    looping: Option<Arc<LoopState>>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -260,7 +260,7 @@ impl Plugin for Forward {
         if is_transfer(request.query.query_type()) {
             return Err(Failure::new(ResponseCode::Refused, ""));
         }
-        if self.looping.as_ref().is_some_and(|looping| looping.load(Ordering::Relaxed)) {
+        if self.looping.as_ref().is_some_and(|looping| looping.refuses(&request.query)) {
             return Err(Failure::servfail("what is forwarded comes back: see plugin/loop").with_ede(LOOP));
         }
         match self.look_up(request).await {

@@ -5,7 +5,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -14,6 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::lb_linker::LbLinker;
+use super::r#loop::LoopState;
 use super::words::zones;
 use crate::config::LogFormat;
 use crate::dns::corefile::{CorefileError, Line, Place, Word};
@@ -85,8 +85,8 @@ pub struct Draft {
     pub reload: Option<Reload>,
     /// The upstreams whose addresses the Corefile says, and where it does: none of them may be a listener of ours.
     pub upstreams: Vec<(SocketAddr, Place)>,
-    /// Set once `loop` has seen that what is forwarded comes back.
-    pub looping: Option<Arc<AtomicBool>>,
+    /// What `loop` has found out.
+    pub looping: Option<Arc<LoopState>>,
     /// What may be a mistake: a file that isn't there yet, and is looked for again later.
     pub doubts: Vec<CorefileError>,
     /// The files that were read, and what was in them.

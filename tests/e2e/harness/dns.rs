@@ -160,7 +160,7 @@ pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
 /// A real CoreDNS.
 pub struct CoreDns {
     process: Process,
-    _directory: TempDir,
+    directory: TempDir,
     _port: HeldPort,
     /// Where it answers.
     pub address: SocketAddr,
@@ -176,15 +176,26 @@ impl CoreDns {
     pub async fn start_with_scheme(scheme: &str, plugins: &str, db: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = HeldPort::take().unwrap();
-        let corefile = format!("{scheme}.:{} {{\n bind 127.0.0.1\n{plugins}\n}}", port.number());
-        std::fs::write(directory.path().join("Corefile"), corefile).unwrap();
         std::fs::write(directory.path().join("db"), db).unwrap();
+        let address = port.local();
+        let process = Self::run(&directory, scheme, plugins, address).await;
+        Self { process, directory, _port: port, address }
+    }
+
+    /// Ends it and starts it again at the same address, with these plugins instead.
+    pub async fn restart(&mut self, plugins: &str) {
+        self.process.kill();
+        self.process = Self::run(&self.directory, "", plugins, self.address).await;
+    }
+
+    async fn run(directory: &TempDir, scheme: &str, plugins: &str, address: SocketAddr) -> Process {
+        let corefile = format!("{scheme}.:{} {{\n bind 127.0.0.1\n{plugins}\n}}", address.port());
+        std::fs::write(directory.path().join("Corefile"), corefile).unwrap();
         let mut command = Command::new(&programs().coredns);
         command.current_dir(directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(command).unwrap();
-        let address = port.local();
         eventually("CoreDNS", || async { TcpStream::connect(address).await.ok() }).await;
-        Self { process, _directory: directory, _port: port, address }
+        process
     }
 
     /// Its process id.
