@@ -32,11 +32,18 @@
 //! - A UDP socket is used for 128 questions and a second at most, one at a time, and a repetition goes out from a
 //!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
 //!   What doesn't match the question isn't answered with FORMERR, but waited past.
-//! - Without *max_concurrent*, 1000 to 10,000 questions may be under way: a quarter of the files that the process
-//!   may open. CoreDNS has no bound, and dies of too many sockets. Questions that share a look-up count once;
-//!   what is behind the targets of links has the same number again for itself, a tenth of it for other types than
-//!   addresses. An upstream keeps 100 idle connections at most, and 1000 UDP sockets, unless *max_idle_conns* says
-//!   otherwise.
+//! - Look-ups and sockets are shared among clients, and a look-up counts for the client that it was begun for until it
+//!   ends, also when that client has gone. A client, which is an IPv4 or IPv6 address, may have half of what the other
+//!   clients leave free: alone 500 look-ups of `max_concurrent 1000`. More are refused. Equal questions share a
+//!   look-up, which counts once. CoreDNS has no bound for a client.
+//! - Without *max_concurrent*, 1000 to 10,000 look-ups may be under way: a quarter of the files that the process
+//!   may open. CoreDNS has no bound, and dies of too many sockets. Look-ups of what is behind the targets of links have
+//!   the same number again for themselves, a tenth of it for other types than addresses.
+//! - Sockets to upstreams, of all *forward* lines together, are 60 % of the files that the process may open at most
+//!   (RLIMIT_NOFILE at the start): 30 % for names that clients ask for, 15 % for targets of links, 5 % for health
+//!   checks, and 10 % stay open for the next question. Repeated questions and TCP count, too; while half of these
+//!   sockets are in use questions aren't repeated from another port. A look-up that has no socket at all is refused.
+//!   An upstream keeps 100 idle connections at most, and 1000 UDP sockets, unless *max_idle_conns* says otherwise.
 //! - Names behind **TO** are looked up while lb-linker answers already, until that succeeds, and not before it
 //!   starts; and the answers to targets of links are taken from the upstream that gives the best one, as if
 //!   *failover* named every error.
@@ -97,8 +104,8 @@
 //!   With 0 there are no checks, and nobody is ever down.
 //! - `max_connect_attempts` **NUMBER**: attempts that may fail for one question. The default is two for each
 //!   upstream; 0 is for no limit but the time. Each round through the upstreams takes 0.1s at least.
-//! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED. For the default,
-//!   and 0, see above.
+//! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED, and so does that of a
+//!   client with half of what is free. For the default, and 0, see above.
 //! - `health_check` **DURATION**: the pause between two checks. The default is 500ms; less than 10ms stands for that.
 //!   With `no_rec` they are sent without RD; `domain` **NAME** asks for the name servers of this name and not of the
 //!   root.
@@ -123,6 +130,8 @@
 //!
 //! - `coredns_forward_healthcheck_broken_total{}` - questions for which all upstreams were down.
 //! - `coredns_forward_max_concurrent_rejects_total{}` - questions refused because too many were under way.
+//! - `lb_linker_dns_lookups_refused_total{bound}` - look-ups that were refused, because of the share of a `client`,
+//!   because `all` were under way, or because there were no `sockets`. One line a minute of the log names a client.
 //! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of how long answers took.
 //! - `coredns_proxy_healthcheck_failures_total{proxy_name="forward", to}` - health checks that failed.
 //! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - questions for which a connection was
