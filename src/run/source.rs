@@ -19,6 +19,7 @@ use crate::sync::events::{self, Recorder};
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
 use crate::sync::plan::SyncMode;
+use crate::sync::term::unix_now;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
 use crate::sync::writer::Keeper;
@@ -209,8 +210,10 @@ impl Source {
     /// Starts the election, if there is one. The lease is given back at the end of `end`.
     fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &Arc<Metrics>, end: &End) -> Leadership {
         let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
-            metrics.leader.set(i64::from(self.keeper().is_some() && flags.sync_mode() == SyncMode::On));
-            return Leadership::always();
+            let writes = self.keeper().is_some() && flags.sync_mode() == SyncMode::On;
+            metrics.leader.set(i64::from(writes));
+            let in_cluster = writes && matches!(self, Self::Cluster { .. });
+            return if in_cluster { Leadership::without_election(unix_now()) } else { Leadership::always() };
         };
         let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());
         let leadership = election.leadership();

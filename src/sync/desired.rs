@@ -11,6 +11,7 @@ use super::admission::HOSTNAME;
 use super::instance::INSTANCE;
 use super::object::{Conditions, Endpoint, EndpointSlice, Object};
 use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
+use super::term::TERM;
 use crate::store::{Host, Link, ServiceKey, Target};
 
 /// The field manager of every write.
@@ -232,13 +233,15 @@ impl Precondition {
 pub struct Stamp {
     /// The instance that writes; none where there are no instances.
     pub instance: Option<String>,
+    /// The term of the leader that writes; none where there are no terms.
+    pub term: Option<u64>,
 }
 
 impl Stamp {
     /// Returns the annotations.
     fn annotations(&self) -> BTreeMap<String, String> {
         let instance = self.instance.iter().map(|instance| (INSTANCE.to_owned(), instance.clone()));
-        instance.collect()
+        instance.chain(self.term.map(|term| (TERM.to_owned(), term.to_string()))).collect()
     }
 
     /// Puts the annotations on an object that is to be created.

@@ -142,9 +142,9 @@ impl Recorder {
     /// Records an Event, unless too many wait already, of its namespace or of all.
     pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
         let Some(queue) = &self.0 else { return };
-        let Some(held) = queue.leadership.held() else { return };
+        let Some(term) = queue.leadership.held() else { return };
         let happening = Happening { regarding, reason, note: cut(note).into() };
-        queue.push(Waiting { happening, at: Timestamp::now(), term: held.term });
+        queue.push(Waiting { happening, at: Timestamp::now(), term });
     }
 
     /// Records an Event on the Service of a link. One that was never seen has none.

@@ -30,6 +30,7 @@ mod report;
 pub mod selection;
 pub mod service;
 mod service_log;
+pub mod term;
 pub mod trouble;
 pub mod unusable;
 pub mod watch;

@@ -77,7 +77,9 @@ impl Objects {
         object.labelled_for().filter(|_| !self.is_of_another(object))
     }
 
-    fn is_of_another(&self, object: &Packed) -> bool {
+    /// Returns whether an object belongs to another instance.
+    #[must_use]
+    pub fn is_of_another(&self, object: &Packed) -> bool {
         let Some(own) = &self.instance else { return false };
         object.annotation(INSTANCE).is_some_and(|instance| !instance.is_empty() && instance != *own)
     }

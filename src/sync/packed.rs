@@ -14,12 +14,13 @@ use super::desired::{
 use super::instance::INSTANCE;
 use super::object::{Kind, Object, ObjectId};
 use super::service::EXTERNAL_NAME;
+use super::term::TERM;
 use crate::store::ServiceKey;
 use read::Unpacker;
 use write::{Packer, has_more};
 
 /// What many of them have in common: one byte each. It is written nowhere, so it may change.
-const COMMON: [&str; 20] = [
+const COMMON: [&str; 21] = [
     "",
     FIELD_MANAGER,
     MANAGED_BY.0,
@@ -39,6 +40,7 @@ const COMMON: [&str; 20] = [
     "UDP",
     "manager",
     INSTANCE,
+    TERM,
     // The default with deploy/.
     "lb-linker/lb-linker",
 ];

@@ -13,6 +13,7 @@ use super::excerpt::{sentence, value};
 use super::instance::{INSTANCE, instance_of, other_instance};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
+use super::term::Written;
 use crate::store::{Link, ServiceKey};
 
 /// One write to the target namespace.
@@ -72,6 +73,16 @@ impl Write {
             Self::Create(_) => "create",
             Self::Change { .. } | Self::Annotate { .. } | Self::Finalizer { .. } => "patch",
             Self::Delete { .. } => "delete",
+        }
+    }
+
+    /// Returns whether nothing but the lease protects a write: it names no version of an object, or takes the object
+    /// away with the term that it bears.
+    #[must_use]
+    pub fn is_unprotected(&self) -> bool {
+        match self {
+            Self::Create(_) | Self::Delete { .. } | Self::Finalizer { .. } => true,
+            Self::Change { .. } | Self::Annotate { .. } => false,
         }
     }
 
@@ -285,6 +296,19 @@ pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Writ
     let is_nobodys =
         |metadata: &ObjectMeta| instance_of(metadata).is_none() && metadata.deletion_timestamp.is_none();
     let (kind, metadata) = objects.find(|(_, metadata)| is_nobodys(metadata))?;
+    Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+}
+
+/// Returns the write that puts right a term that can't be obeyed, on an object of a link: one that is no number, or
+/// more than a day ahead of `now` (Unix time in seconds).
+#[must_use]
+pub fn term_repair(link: &Link, actual: Actual<'_>, policy: &Policy, now: u64) -> Option<Write> {
+    let own = policy.instance.as_deref()?;
+    let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
+    let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+    let (kind, metadata) = service.into_iter().chain(slices).find(|(_, metadata)| {
+        metadata.deletion_timestamp.is_none() && Written::of(metadata, now) == Written::Unusable
+    })?;
     Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 

@@ -5,6 +5,7 @@
 //! holds up no other.
 
 mod adoption;
+mod former;
 mod hearing;
 mod writing;
 
@@ -33,16 +34,18 @@ use super::objects::{Objects, object_ids};
 use super::orphans::Orphans;
 use super::pace::Pace;
 use super::packed::Packed;
-use super::plan::{Actual, Policy, Step, SyncMode, Write, adoption, all_writes, next_step};
+use super::plan::{Actual, Policy, Step, SyncMode, Write, adoption, all_writes, next_step, term_repair};
 use super::report::Report;
 use super::selection::Selection;
 use super::service::Service;
+use super::term::unix_now;
 use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, State, Store};
 use adoption::AdoptionQueue;
+use former::FormerLeaders;
 pub(super) use writing::OUTDATED;
 use writing::Written;
 
@@ -98,6 +101,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
         }
     }
+    reconciler.take_term();
     reconciler.adopt_departed();
     reconciler.brake();
     reconciler.queue_all();
@@ -162,6 +166,7 @@ struct Reconciler {
     removals: Removals,
     orphans: Orphans,
     adoption: AdoptionQueue,
+    former: FormerLeaders,
     /// Whether the last write had no answer.
     unanswered: bool,
 }
@@ -187,6 +192,7 @@ impl Reconciler {
             removals: Removals::default(),
             orphans,
             adoption: AdoptionQueue::default(),
+            former: FormerLeaders::default(),
             unanswered: false,
             settings,
         }
@@ -198,6 +204,7 @@ impl Reconciler {
     fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
         self.term = self.settings.leadership.term();
         self.listed_in_term.clear();
+        self.former.clear();
         self.settings.keeper.events()
     }
 
@@ -349,7 +356,12 @@ impl Reconciler {
             other_services: &others,
             slices: &slices,
         };
-        let step = next_step(&link, actual, &self.settings.policy, now);
+        let objects_of_link = objects.iter().map(|object| object.uid());
+        let policy = match link.was_never_seen() && self.former.wrote_all(objects_of_link) {
+            true => &former::policy(&self.settings.policy),
+            false => &self.settings.policy,
+        };
+        let step = next_step(&link, actual, policy, now);
         if !matches!(step, Step::Conflict { .. }) {
             self.report.no_conflict(&key);
         }
@@ -362,8 +374,9 @@ impl Reconciler {
         let result = match step {
             Step::Done => {
                 self.report.settled(&link);
-                let adoption = self.due_adoption(&link, actual);
-                if adoption.is_some_and(|write| self.start(&link, write, now)) {
+                let annotate =
+                    self.due_term_repair(&link, actual).or_else(|| self.due_adoption(&link, actual));
+                if annotate.is_some_and(|write| self.start(&link, write, now)) {
                     return;
                 }
                 Reconciled::Unchanged
@@ -409,6 +422,12 @@ impl Reconciler {
 }
 
 impl Reconciler {
+    /// Returns the write that puts right a term that can't be obeyed.
+    fn due_term_repair(&self, link: &Link, actual: Actual<'_>) -> Option<Write> {
+        let may_write = self.settings.policy.sync == SyncMode::On && self.may_write();
+        term_repair(link, actual, &self.settings.policy, unix_now()).filter(|_| may_write)
+    }
+
     /// Returns the write that puts this instance's name on an object of a link, if it is that link's turn.
     fn due_adoption(&mut self, link: &Link, actual: Actual<'_>) -> Option<Write> {
         let may_write = self.settings.policy.sync == SyncMode::On && self.may_write();

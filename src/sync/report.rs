@@ -14,6 +14,7 @@ use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
 use super::refusals::Refusals;
 use super::service::{FINALIZER, Service};
+use super::term::TERM;
 use super::trouble::Trouble;
 use super::writer::{Keeper, WriteError};
 use crate::metrics::Reconciled;
@@ -35,6 +36,8 @@ pub(super) struct Report {
     /// Links that have another target than the one they had, or their external target has still.
     former: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
+    /// Links with an object that has a higher term than this leader's, and that term.
+    higher_terms: HashMap<ServiceKey, u64>,
     /// Whether it was said that another instance owns most objects.
     other_owner: bool,
     /// What keeps objects of a kind from being written by a verb.
@@ -58,6 +61,7 @@ impl Report {
             names_lost: HashMap::new(),
             former: HashMap::new(),
             planned: HashMap::new(),
+            higher_terms: HashMap::new(),
             other_owner: false,
             troubles: HashMap::new(),
             refusals: Refusals::default(),
@@ -204,6 +208,19 @@ impl Report {
             self.conflicts.insert(key.clone(), sentence);
         }
         self.count_conflicts();
+    }
+
+    /// Says once that an object of a link has a higher term than this leader's, and isn't written.
+    pub(super) fn higher_term(&mut self, key: &ServiceKey, id: &ObjectId, term: u64, own: u64) {
+        if self.higher_terms.insert(key.clone(), term) != Some(term) {
+            warn!(
+                "{} {} of link {key} isn't written: its annotation {TERM} says {term}, which is higher than the term \
+                 of this process, {own}; another lb-linker without a leader election writes here, too, or the \
+                 annotation was written by hand: remove it then, or start lb-linker again",
+                id.kind,
+                self.place(id)
+            );
+        }
     }
 
     /// Says that there is no such conflict any more, if there was one.
@@ -368,6 +385,7 @@ impl Report {
         self.names_lost.remove(key);
         self.former.remove(key);
         self.planned.remove(key);
+        self.higher_terms.remove(key);
     }
 
     fn count_conflicts(&self) {

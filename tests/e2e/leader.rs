@@ -11,11 +11,12 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;
+use crate::harness::clock::{Stop, StoppedClock};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end_with};
-use crate::harness::{cluster_with_target, deploy, eventually};
+use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
 use crate::story::external_target;
 
 /// A namespace with load balancers, a target namespace, and a ServiceAccount for each replica, so that the audit
@@ -377,6 +378,277 @@ async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_g
     for i in 0..LINKS {
         stage.written(&name(i), "three.example.com").await;
     }
+}
+
+#[tokio::test]
+async fn a_leader_whose_machine_was_suspended_writes_nothing_stale() {
+    nothing_stale_after("suspended", Stop::Suspend).await;
+}
+
+#[tokio::test]
+async fn a_leader_whose_machine_was_paused_writes_nothing_stale() {
+    nothing_stale_after("paused", Stop::Pause).await;
+}
+
+/// Stops the clocks of a leader for longer than its Lease, while targets change, Services go and others come; then it
+/// goes on, and hears what the next leader has written.
+async fn nothing_stale_after(prefix: &str, how: Stop) {
+    const LINKS: usize = 30;
+    const COMING: usize = 8;
+    let stage = Stage::new(prefix).await;
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    grant_optional(stage.plane, "source", &stage.namespace);
+    for account in ["a", "b"] {
+        let subject = format!("--serviceaccount={}:{account}", stage.namespace);
+        let role = ["create", "rolebinding", account, "--clusterrole=lb-linker-source", &subject];
+        stage.plane.kubectl(&[&["-n", &stage.namespace], &role[..]].concat());
+    }
+    let args = ["--leader-election", "lease", "--delete-delay", "0s", "--max-deletes", "unlimited"];
+    let mut clock = StoppedClock::new();
+    let variables = clock.variables();
+    let variables = variables.each_ref().map(|(name, value)| (*name, &**value));
+    let mut a = stage.replica("a", &variables, &args);
+    a.line("leading now as a_").await;
+    let b = stage.replica("b", &[], &args);
+    b.line(" leads").await;
+    b.ready().await;
+
+    let all = async |prefix: &str, number: usize, host: &str| {
+        let change = async |i: usize| stage.point_at(&format!("{prefix}-{i}"), host).await;
+        futures::stream::iter(0..number).for_each_concurrent(8, change).await;
+    };
+    let all_written = async |prefix: &str, number: usize, host: &str| {
+        for i in 0..number {
+            stage.written(&format!("{prefix}-{i}"), host).await;
+        }
+    };
+    let delete = async |prefix: &str, number: usize| {
+        for i in 0..number {
+            stage.cluster.delete_service(&stage.namespace, &format!("{prefix}-{i}")).await;
+        }
+    };
+    let all_gone = async |prefix: &str, number: usize| {
+        for i in 0..number {
+            let object = stage.object(&format!("{prefix}-{i}"));
+            let look =
+                || async { stage.cluster.get_service(&stage.target, &object).await.is_none().then_some(()) };
+            eventually(&format!("the end of {object}"), look).await;
+        }
+    };
+    let follower = json!({
+        "metadata": {"name": "follower", "annotations": {"linker.hsj.com/source": "svc-0"}},
+        "spec": {"type": "ExternalName", "externalName": "none.example.com"},
+    });
+    stage.cluster.create_service(&stage.namespace, follower).await;
+    all("svc", LINKS, "one.example.com").await;
+    all("going", COMING, "one.example.com").await;
+    all_written("svc", LINKS, "one.example.com").await;
+    all_written("going", COMING, "one.example.com").await;
+    external_target(&stage.cluster, &stage.namespace, "follower", "one.example.com").await;
+
+    clock.stop(&mut a);
+    all("svc", LINKS, "two.example.com").await;
+    delete("going", COMING).await;
+    all("coming", COMING, "two.example.com").await;
+    b.line("leading now as b_").await;
+    all_written("svc", LINKS, "two.example.com").await;
+    all_written("coming", COMING, "two.example.com").await;
+    all_gone("going", COMING).await;
+    all("svc", LINKS, "three.example.com").await;
+    all_written("svc", LINKS, "three.example.com").await;
+    external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
+    delete("coming", COMING).await;
+    all_gone("coming", COMING).await;
+    let before = stage.all_writes("a").len();
+
+    clock.go_on(&mut a, how);
+    let line = a.line(" leads").await;
+    assert!(line.contains("INFO b_"), "{line}");
+    for i in 0..LINKS {
+        stage.answer(&a, &format!("svc-{i}"), "three.example.com.").await;
+    }
+    // A target that b writes afterwards: what a has begun before is in the audit log by then.
+    stage.point_at("last", "last.example.com").await;
+    stage.written("last", "last.example.com").await;
+    let tried = stage.all_writes("a").split_off(before);
+    let (events, stale): (Vec<_>, Vec<_>) =
+        tried.iter().filter(|event| event.code < 300).partition(|event| event.resource == "events");
+    assert!(stale.is_empty(), "{stale:#?}");
+    // They are sent one by one: one may have been with the connection when the process was stopped.
+    assert!(events.len() <= 1, "{events:#?}");
+    all_written("svc", LINKS, "three.example.com").await;
+    external_target(&stage.cluster, &stage.namespace, "follower", "three.example.com").await;
+    all_gone("going", COMING).await;
+    all_gone("coming", COMING).await;
+}
+
+/// The term on an object, or on a Lease.
+fn term(annotations: Option<&std::collections::BTreeMap<String, String>>) -> Option<u64> {
+    annotations?.get("linker.hsj.com/term").map(|term| term.parse().unwrap())
+}
+
+#[tokio::test]
+async fn each_leader_writes_a_higher_term_and_none_for_its_own_sake() {
+    let stage = Stage::new("terms").await;
+    let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
+    stage.cluster.create_load_balancer(&stage.namespace, "ip").await;
+    stage.cluster.set_ingress(&stage.namespace, "ip", &[Ingress::Ip("192.0.2.1")]).await;
+    for name in ["web", "kept"] {
+        stage.point_at(name, "one.example.com").await;
+        stage.written(name, "one.example.com").await;
+    }
+    let term_of = async |name: &str| {
+        let object = stage.cluster.get_service(&stage.target, &stage.object(name)).await.unwrap();
+        term(object.metadata.annotations.as_ref())
+    };
+    let lease_term = async || term(stage.lease(&stage.target).await.metadata.annotations.as_ref());
+    let first = lease_term().await;
+    let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    assert!(first.is_some_and(|first| first <= unix && first + 600 > unix), "{first:?} at {unix}");
+    // With its slice.
+    stage.wrote("a", 4).await;
+    for name in ["web", "kept", "ip"] {
+        assert_eq!(term_of(name).await, first, "{name}");
+    }
+    let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
+        Api::namespaced(stage.cluster.client.clone(), &stage.target);
+    let slice = slices.get(&format!("{}-ipv4", stage.object("ip"))).await.unwrap();
+    assert_eq!(term(slice.metadata.annotations.as_ref()), first);
+    // Written before anything else.
+    let asked = stage.asked("a", &stage.target);
+    let claim = asked.iter().position(|event| event.resource == "leases" && event.is_write()).unwrap();
+    let write = asked.iter().position(|event| event.resource == "services" && event.is_write()).unwrap();
+    assert!(claim < write, "{asked:#?}");
+
+    assert!(a.stop().success());
+    b.line("leading now as b_").await;
+    stage.point_at("web", "two.example.com").await;
+    stage.written("web", "two.example.com").await;
+    let second = lease_term().await;
+    assert!(second > first, "{second:?} {first:?}");
+    assert_eq!((term_of("web").await, term_of("kept").await), (second, first));
+    stage.wrote("b", 1).await;
+}
+
+#[tokio::test]
+async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
+    let stage = Stage::new("by-hand").await;
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    let a = stage.replica("a", &[], &["--leader-election", "lease"]);
+    stage.point_at("web", "one.example.com").await;
+    stage.written("web", "one.example.com").await;
+    let (web, lease) = (stage.object("web"), || stage.lease(&stage.target));
+    let lease_term = async || term(lease().await.metadata.annotations.as_ref()).unwrap();
+    let set = async |value: &str| {
+        let patch = json!({"metadata": {"annotations": {"linker.hsj.com/term": value}}});
+        stage.cluster.patch_service(&stage.target, &web, patch).await;
+    };
+    let first = lease_term().await;
+    // The Lease still names this process: it goes on in a higher term.
+    set(&(first + 1000).to_string()).await;
+    a.line(&format!("it goes on in term {}", first + 1001)).await;
+    stage.point_at("web", "two.example.com").await;
+    stage.written("web", "two.example.com").await;
+    assert_eq!(lease_term().await, first + 1001);
+    assert_eq!(a.logged("not leading any more"), 0);
+
+    // What can't be obeyed is put right, and changes nothing else.
+    for value in ["nonsense".to_owned(), "-1".to_owned(), (first + 200_000).to_string()] {
+        set(&value).await;
+        let repaired = || async {
+            let object = stage.cluster.get_service(&stage.target, &web).await?;
+            (object.metadata.annotations?["linker.hsj.com/term"] == (first + 1001).to_string()).then_some(())
+        };
+        eventually(&format!("the repair of {value}"), repaired).await;
+    }
+    assert_eq!(lease_term().await, first + 1001);
+
+    // A Lease that another process has taken ends it, whatever the clock says.
+    let taken = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 5000).to_string()}},
+        "spec": {"holderIdentity": "another"}});
+    let patch = Patch::Merge(taken);
+    stage.leases(&stage.target).patch("lb-linker", &PatchParams::default(), &patch).await.unwrap();
+    set(&(first + 5000).to_string()).await;
+    a.line("not leading any more: another has taken the Lease").await;
+}
+
+#[tokio::test]
+async fn what_a_former_leader_creates_for_no_load_balancer_goes_at_once() {
+    let stage = Stage::new("former").await;
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    let a = stage.replica("a", &[], &["--leader-election", "lease", "--max-deletes", "0"]);
+    stage.point_at("web", "one.example.com").await;
+    stage.written("web", "one.example.com").await;
+    let lease = stage.lease(&stage.target).await;
+    let own = term(lease.metadata.annotations.as_ref()).unwrap();
+    let create = async |name: &str, term: Option<u64>| {
+        let instance = format!("{}/lb-linker", stage.target);
+        let mut annotations = json!({"linker.hsj.com/instance": instance});
+        if let Some(term) = term {
+            annotations["linker.hsj.com/term"] = json!(term.to_string());
+        }
+        let object = json!({
+            "metadata": {"name": stage.object(name), "annotations": annotations, "labels": {
+                "app.kubernetes.io/managed-by": "lb-linker-operator",
+                "original-service-name": name, "original-service-namespace": stage.namespace}},
+            "spec": {"type": "ExternalName", "externalName": "stale.example.com"},
+        });
+        let object = serde_json::from_value(object).unwrap();
+        let post = PostParams { field_manager: Some("lb-linker".to_owned()), ..Default::default() };
+        stage.cluster.services(&stage.target).create(&post, &object).await.unwrap();
+    };
+    create("undated", None).await;
+    create("current", Some(own)).await;
+    create("stale", Some(own - 1)).await;
+    let object = stage.object("stale");
+    let look = || async { stage.cluster.get_service(&stage.target, &object).await.is_none().then_some(()) };
+    eventually("the end of what the former leader has made", look).await;
+    a.line(&format!("a former leader has created it in term {}", own - 1)).await;
+    // The others wait for --delete-delay and --max-deletes, as anything of a Service that is gone.
+    for name in ["undated", "current"] {
+        assert!(stage.cluster.get_service(&stage.target, &stage.object(name)).await.is_some(), "{name}");
+    }
+    // One whose Service is there stays, and is put right.
+    stage
+        .cluster
+        .services(&stage.target)
+        .delete(&stage.object("web"), &DeleteParams::default())
+        .await
+        .unwrap();
+    stage.written("web", "one.example.com").await;
+    assert_eq!(a.metric("lb_linker_deletes_held"), Some(0.0));
+}
+
+#[tokio::test]
+async fn without_an_election_the_term_is_above_all_at_the_start() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("no-election").await;
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("one.example.com")]).await;
+    let object = format!("web-{namespace}-ext");
+    let first = external_target(&cluster, &target, &object, "one.example.com").await;
+    let first = term(first.metadata.annotations.as_ref()).unwrap();
+    assert!(linker.stop().success());
+    let ahead = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 3000).to_string()}}});
+    cluster.patch_service(&target, &object, ahead).await;
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("two.example.com")]).await;
+    let second = external_target(&cluster, &target, &object, "two.example.com").await;
+    assert_eq!(term(second.metadata.annotations.as_ref()), Some(first + 3001));
+    // Later nothing could say who is right: the object is left alone, and named.
+    let ahead = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 4000).to_string()}}});
+    cluster.patch_service(&target, &object, ahead).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("three.example.com")]).await;
+    linker.line("which is higher than the term of this process").await;
+    let kept = cluster.get_service(&target, &object).await.unwrap().spec.unwrap().external_name;
+    assert_eq!(kept.as_deref(), Some("two.example.com"));
+    let removed = json!({"metadata": {"annotations": {"linker.hsj.com/term": null}}});
+    cluster.patch_service(&target, &object, removed).await;
+    external_target(&cluster, &target, &object, "three.example.com").await;
 }
 
 #[tokio::test]

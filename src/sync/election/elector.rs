@@ -1,7 +1,7 @@
 //! The decisions of one candidate: what to do next, given what was seen and when.
 //!
-//! The moments of a Lease are never read: clocks of machines differ. What counts is how long ago, by
-//! this process's monotonic clock, it saw the Lease change.
+//! The moments of a Lease are never read: clocks of machines differ. What counts is how long ago, by a clock of this
+//! machine that also counts suspends, this process saw the Lease change.
 
 use std::mem;
 use std::time::Duration;
@@ -10,10 +10,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::{NotUsed, Object};
 use serde::Deserialize;
-use tokio::time::Instant;
 
+use super::clock::BootInstant;
+use super::fence::PACE;
 use super::leadership::{Span, Standing};
-use super::lease::{Owner, claim, duration, holder, owner, released};
+use super::lease::{Owner, claim, duration, holder, owner, released, term};
+use crate::sync::term::{above, unix};
 
 /// How long things last.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +51,7 @@ pub(super) struct PodStatus {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Nothing before this moment.
-    Wait(Instant),
+    Wait(BootInstant),
     /// Read the Lease.
     Look,
     /// Create it.
@@ -80,6 +82,8 @@ impl Step {
 pub(super) enum News {
     Gained,
     Lost(String),
+    /// A higher term than ours was seen, and the Lease still names us: we go on with this one.
+    Raised(u64),
     Resigned,
     /// Somebody else does.
     Leads(String),
@@ -92,7 +96,7 @@ pub(super) enum News {
 struct Sighting {
     lease: Lease,
     /// When this process saw it change, or first saw that it wasn't there any more.
-    changed: Instant,
+    changed: BootInstant,
     /// Whether it was read since the last wait. Who was stopped for long may see it renewed.
     fresh: bool,
     /// Whether the Pod that owns it lives, if somebody has looked.
@@ -124,9 +128,20 @@ enum Whose {
     Mine,
     Nobodys,
     /// Somebody's, up to this moment if it has one.
-    Theirs(Option<Instant>),
+    Theirs(Option<BootInstant>),
     /// That of whoever runs in this Pod, if it lives.
     Pods(String),
+}
+
+/// What follows from a higher term than ours on an external target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dispute {
+    /// There is none.
+    None,
+    /// The Lease has to be read.
+    Raised,
+    /// The Lease still names us, and gets a higher term.
+    Won,
 }
 
 /// One candidate.
@@ -138,12 +153,25 @@ pub(super) struct Elector {
     timing: Timing,
     known: Known,
     /// Nothing is asked before.
-    due: Instant,
+    due: BootInstant,
     /// Whether the last write was refused because the Lease had changed.
     conflict: bool,
     /// Until when it is held, and from when on others may have it.
-    held: Option<(Instant, Instant)>,
+    held: Option<(BootInstant, BootInstant)>,
     term: u64,
+    /// The highest term in the Lease and on external targets.
+    highest: u64,
+    /// The term in the claim that was written last.
+    claimed: Option<u64>,
+    dispute: Dispute,
+    /// When the last dispute was raised.
+    disputed: Option<BootInstant>,
+    /// Since when a writer has waited for a renewal.
+    asked: Option<BootInstant>,
+    /// When the last renewal that a writer had waited for was sent.
+    confirmed: Option<BootInstant>,
+    /// Whether requests have to wait after one that failed.
+    resting: bool,
     /// Who was said to lead.
     leader: Option<String>,
     news: Vec<News>,
@@ -151,7 +179,7 @@ pub(super) struct Elector {
 
 impl Elector {
     /// Returns a candidate that knows nothing; `term` is that of its last lease.
-    pub(super) fn new(me: String, pod: Option<Owner>, timing: Timing, term: u64, now: Instant) -> Self {
+    pub(super) fn new(me: String, pod: Option<Owner>, timing: Timing, term: u64, now: BootInstant) -> Self {
         Self {
             me,
             pod,
@@ -161,6 +189,13 @@ impl Elector {
             conflict: false,
             held: None,
             term,
+            highest: term,
+            claimed: None,
+            dispute: Dispute::None,
+            disputed: None,
+            asked: None,
+            confirmed: None,
+            resting: false,
             leader: None,
             news: Vec::new(),
         }
@@ -177,19 +212,25 @@ impl Elector {
         mem::take(&mut self.news)
     }
 
+    /// Returns when the last renewal that a writer had waited for was sent.
+    pub(super) fn confirmed(&self) -> Option<BootInstant> {
+        self.confirmed
+    }
+
     /// Returns the moment at which the lease is lost unless it is renewed before.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<BootInstant> {
         self.held.map(|(renewed_by, _)| renewed_by)
     }
 
     // === what to do ===
 
     /// Decides the next step.
-    pub(super) fn next(&mut self, now: Instant) -> Step {
+    pub(super) fn next(&mut self, now: BootInstant) -> Step {
         self.expire(now);
         if now < self.due {
             return Step::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
         }
+        self.resting = false;
         let (sighting, vanished) = match &self.known {
             Known::Nothing => return Step::Look,
             Known::Absent => return Step::Create,
@@ -197,7 +238,8 @@ impl Elector {
             Known::Vanished(sighting) => (sighting, true),
         };
         // The version in it says whether it is still the newest.
-        let renews = self.held.is_some() && self.pod.is_none() && !self.conflict;
+        let undisputed = !self.conflict && self.dispute == Dispute::None;
+        let renews = self.held.is_some() && self.pod.is_none() && undisputed;
         if renews {
             return Step::Replace;
         }
@@ -223,7 +265,7 @@ impl Elector {
         }
     }
 
-    fn whose(&self, sighting: &Sighting, vanished: bool, now: Instant) -> Whose {
+    fn whose(&self, sighting: &Sighting, vanished: bool, now: BootInstant) -> Whose {
         let Sighting { lease, changed, owner_lives, .. } = sighting;
         match holder(lease) {
             None => return Whose::Nobodys,
@@ -248,13 +290,20 @@ impl Elector {
         }
     }
 
-    /// Returns the Lease as it is to be written.
-    pub(super) fn claim(&self, name: &str, now: Timestamp) -> Lease {
+    /// Returns the Lease as it is to be written. A renewal goes on with its term; any other claim begins one that
+    /// is higher than all that were seen.
+    pub(super) fn claim(&mut self, name: &str, now: Timestamp) -> Lease {
         let there = match &self.known {
             Known::There(sighting) => Some(&sighting.lease),
             Known::Nothing | Known::Absent | Known::Vanished(_) => None,
         };
-        claim(there, name, &self.me, self.pod.as_ref(), self.timing.lease, now)
+        let seen = there.and_then(|lease| term(lease, now)).unwrap_or_default();
+        self.highest = self.highest.max(seen).max(self.term);
+        let renews = self.held.is_some() && self.dispute != Dispute::Won;
+        let term = if renews { self.term } else { above(self.highest, unix(now)) };
+        self.highest = self.highest.max(term);
+        self.claimed = Some(term);
+        claim(there, name, &self.me, self.pod.as_ref(), self.timing.lease, term, now)
     }
 
     /// Returns the Lease as it is to be left, if it is ours.
@@ -267,10 +316,43 @@ impl Elector {
         }
     }
 
+    // === what writers say ===
+
+    /// Takes in that a writer waits for a renewal that is sent from now on.
+    pub(super) fn ask(&mut self, now: BootInstant) {
+        if self.held.is_some() {
+            self.asked.get_or_insert(now);
+            self.hasten(self.confirmed.map_or(now, |last| now.max(last + PACE)));
+        }
+    }
+
+    /// Takes in the highest term on external targets. One above ours is another leader's, or was written by hand: the
+    /// Lease says which.
+    pub(super) fn see(&mut self, highest: u64, now: BootInstant) {
+        self.highest = self.highest.max(highest);
+        if self.held.is_some() && highest > self.term && self.dispute == Dispute::None {
+            self.dispute = Dispute::Raised;
+            if let Some(sighting) = self.known.sighting() {
+                sighting.fresh = false;
+            }
+            // Terms that are written by hand again and again cause no more requests than a renewal does.
+            if self.disputed.replace(now).is_none_or(|last| now >= last + self.timing.lease) {
+                self.hasten(now);
+            }
+        }
+    }
+
+    /// Has the Lease asked for at this moment or earlier, unless requests fail.
+    fn hasten(&mut self, due: BootInstant) {
+        if !self.resting {
+            self.due = self.due.min(due);
+        }
+    }
+
     // === what was seen ===
 
     /// Takes over an answer to [`Step::Look`] that was asked for at `sent`.
-    pub(super) fn saw(&mut self, lease: Option<Lease>, sent: Instant, now: Instant) {
+    pub(super) fn saw(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         let Some(lease) = lease else { return self.is_absent(now) };
         let version = |lease: &Lease| (lease.metadata.uid.clone(), lease.metadata.resource_version.clone());
@@ -280,9 +362,19 @@ impl Elector {
         };
         let holder = holder(&lease).map(ToOwned::to_owned);
         let mine = holder.as_ref() == Some(&self.me);
+        let there = term(&lease, Timestamp::now());
+        let same_term = there == Some(self.term);
+        self.highest = self.highest.max(there.unwrap_or_default());
         self.known = Known::There(Box::new(Sighting { lease, changed, fresh: true, owner_lives: None }));
-        self.due = now;
-        if mine && self.pod.is_some() {
+        (self.due, self.resting) = (now, false);
+        if mine && self.dispute == Dispute::Raised {
+            if same_term {
+                self.dispute = Dispute::Won;
+            } else {
+                self.lose("the Lease has another term".to_owned());
+            }
+        }
+        if mine && self.pod.is_some() && self.held.is_some() && self.dispute == Dispute::None {
             // With leader-for-life the Lease isn't renewed, but looked at.
             return self.hold(sent, now);
         }
@@ -299,22 +391,22 @@ impl Elector {
     }
 
     /// Takes over the Lease as it is after a write of ours that was sent at `sent`.
-    pub(super) fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
+    pub(super) fn wrote(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
         self.expire(now);
-        self.conflict = false;
+        (self.conflict, self.resting) = (false, false);
         self.known =
             Known::There(Box::new(Sighting { lease, changed: now, fresh: false, owner_lives: None }));
         self.hold(sent, now);
     }
 
     /// Takes over that the Lease was deleted.
-    pub(super) fn deleted(&mut self, now: Instant) {
+    pub(super) fn deleted(&mut self, now: BootInstant) {
         self.known = Known::Absent;
         self.due = now;
     }
 
     /// Takes over that there was none to write.
-    pub(super) fn gone(&mut self, now: Instant) {
+    pub(super) fn gone(&mut self, now: BootInstant) {
         self.expire(now);
         self.is_absent(now);
     }
@@ -332,24 +424,26 @@ impl Elector {
     }
 
     /// Takes over that the Lease isn't as it was seen last, or has been created by somebody else.
-    pub(super) fn conflict(&mut self, now: Instant) {
+    pub(super) fn conflict(&mut self, now: BootInstant) {
         self.expire(now);
         // At once: somebody else may lead. But where somebody writes it all the time, not in a loop.
         let pause = if mem::replace(&mut self.conflict, true) { self.timing.retry } else { Duration::ZERO };
         if matches!(self.known, Known::Absent) {
             self.known = Known::Nothing;
         }
+        self.resting = !pause.is_zero();
         self.rest_until(now + pause);
     }
 
     /// Takes over that a request failed: after that `pause` is due for who doesn't lead, and
     /// `at_least` for everybody.
-    pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: Instant) {
+    pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
         if matches!(self.known, Known::Absent) {
             self.known = Known::Nothing;
         }
         let pause = if self.held.is_some() { self.timing.retry.min(pause) } else { pause };
+        self.resting = true;
         self.rest_until(now + pause.max(at_least));
     }
 
@@ -357,10 +451,11 @@ impl Elector {
     pub(super) fn resign(&mut self) {
         if self.held.take().is_some() {
             self.news.push(News::Resigned);
+            (self.dispute, self.asked) = (Dispute::None, None);
         }
     }
 
-    fn is_absent(&mut self, now: Instant) {
+    fn is_absent(&mut self, now: BootInstant) {
         self.due = now;
         let held = self.held.is_some();
         self.lose("somebody has deleted the Lease".to_owned());
@@ -380,7 +475,7 @@ impl Elector {
         };
     }
 
-    fn rest_until(&mut self, due: Instant) {
+    fn rest_until(&mut self, due: BootInstant) {
         self.due = due;
         if let Some(sighting) = self.known.sighting() {
             sighting.fresh = false;
@@ -391,21 +486,31 @@ impl Elector {
 
     /// Counts from when the request was sent: others count from when they saw what it did, which is
     /// later.
-    fn hold(&mut self, sent: Instant, now: Instant) {
+    fn hold(&mut self, sent: BootInstant, now: BootInstant) {
         let renewed_by = sent + self.timing.renew;
         self.rest_until(sent + self.timing.retry);
         if renewed_by <= now {
             // An answer that took too long.
             return;
         }
+        if self.asked.take_if(|asked| *asked <= sent).is_some() {
+            self.confirmed = Some(sent);
+        }
+        let claimed = self.claimed.take();
         if self.held.replace((renewed_by, sent + self.timing.lease)).is_none() {
-            self.term += 1;
+            self.term = claimed.filter(|claimed| *claimed > self.term).unwrap_or(self.term.saturating_add(1));
             self.leader = Some(self.me.clone());
             self.news.push(News::Gained);
+        } else if let Some(claimed) = claimed.filter(|claimed| *claimed > self.term) {
+            self.term = claimed;
+            self.news.push(News::Raised(claimed));
+        }
+        if self.dispute == Dispute::Won {
+            self.dispute = Dispute::None;
         }
     }
 
-    fn expire(&mut self, now: Instant) {
+    fn expire(&mut self, now: BootInstant) {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
             let verb = if self.pod.is_some() { "read" } else { "renewed" };
             self.lose(format!("the Lease couldn't be {verb} for {} s", self.timing.renew.as_secs()));
@@ -415,6 +520,7 @@ impl Elector {
     fn lose(&mut self, why: String) {
         if self.held.take().is_some() {
             self.news.push(News::Lost(why));
+            (self.dispute, self.asked) = (Dispute::None, None);
         }
     }
 }

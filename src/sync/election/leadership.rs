@@ -2,13 +2,18 @@
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
-/// The term of who always leads.
+use super::clock::{self, BootInstant, Clock};
+use super::fence::Fence;
+use crate::sync::term::above;
+
+/// The term where there is no cluster.
 const ONLY_TERM: u64 = 1;
 /// How long the first lists wait for the first look at the lease: far longer than the API server takes.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -16,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Whether this process leads, as the election says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// The number of this term or the last one; 0 for who has never led.
+    /// This term or the last one; 0 for a process that has never led.
     pub(super) term: u64,
     pub(super) held: Option<Span>,
 }
@@ -26,30 +31,21 @@ pub(super) struct Standing {
 pub(super) enum Span {
     Until {
         /// Nothing is begun from here on.
-        renewed_by: Instant,
+        renewed_by: BootInstant,
         /// Others may take it from here on: whatever was begun has ended.
-        end: Instant,
+        end: BootInstant,
     },
     Always,
 }
 
 impl Span {
     /// Whether something may be begun.
-    fn is_open(self) -> bool {
+    fn is_open(self, now: BootInstant) -> bool {
         match self {
-            Self::Until { renewed_by, .. } => Instant::now() < renewed_by,
+            Self::Until { renewed_by, .. } => now < renewed_by,
             Self::Always => true,
         }
     }
-}
-
-/// The lease, held at the moment of the question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Its term.
-    pub term: u64,
-    /// The moment up to which it holds unless it is renewed; nothing for who always leads.
-    pub until: Option<Instant>,
 }
 
 /// The lease isn't held, or not in the term that was asked for, or ended while the request was under
@@ -64,22 +60,51 @@ pub struct Leadership {
     standing: watch::Receiver<Standing>,
     /// Whether the first look at the lease has led to something.
     settled: watch::Receiver<bool>,
+    rivals: Rivals,
+    clock: Clock,
+}
+
+/// What decides when another process may lead as well.
+#[derive(Clone, Debug)]
+enum Rivals {
+    /// The Lease does.
+    Elected(Arc<Fence>),
+    /// Without an election nothing does. The term is given here.
+    Ignored(Arc<watch::Sender<Standing>>),
 }
 
 impl Leadership {
-    pub(super) fn new(standing: watch::Receiver<Standing>, settled: watch::Receiver<bool>) -> Self {
-        Self { standing, settled }
+    pub(super) fn new(
+        standing: watch::Receiver<Standing>,
+        settled: watch::Receiver<bool>,
+        fence: Arc<Fence>,
+        clock: Clock,
+    ) -> Self {
+        Self { standing, settled, rivals: Rivals::Elected(fence), clock }
     }
 
-    /// Returns the leadership of somebody who doesn't wait for the first look.
-    fn of(standing: watch::Receiver<Standing>) -> Self {
-        Self::new(standing, watch::channel(true).1)
+    /// Returns the leadership of a process that takes part in no election, in this term.
+    fn alone(term: u64) -> Self {
+        let standing = watch::Sender::new(Standing { term, held: Some(Span::Always) });
+        Self {
+            standing: standing.subscribe(),
+            settled: watch::channel(true).1,
+            rivals: Rivals::Ignored(Arc::new(standing)),
+            clock: clock::now,
+        }
     }
 
-    /// Returns the leadership of somebody who has no rivals.
+    /// Returns the leadership where there is no cluster, or nothing is written to it.
     #[must_use]
     pub fn always() -> Self {
-        Self::of(watch::channel(Standing { term: ONLY_TERM, held: Some(Span::Always) }).1)
+        Self::alone(ONLY_TERM)
+    }
+
+    /// Returns the leadership of a process that writes to a cluster without an election. `now` is the Unix time in
+    /// seconds.
+    #[must_use]
+    pub fn without_election(now: u64) -> Self {
+        Self::alone(above(0, now))
     }
 
     /// Returns a leadership for a test, and what gives it for a term or takes it.
@@ -92,7 +117,8 @@ impl Leadership {
                 standing.held = term.map(|_| Span::Always);
             });
         };
-        (Self::of(receiver), lead)
+        let leadership = Self { standing: receiver, ..Self::always() };
+        (leadership, lead)
     }
 
     /// Returns whether the lease is held right now: by the clock, for the process may have been
@@ -102,28 +128,65 @@ impl Leadership {
         self.held().is_some()
     }
 
-    /// Returns the lease if it is held right now.
+    /// Returns the term of the lease if it is held right now, and no higher term has been seen.
     #[must_use]
-    pub fn held(&self) -> Option<Held> {
-        let standing = *self.standing.borrow();
-        let span = standing.held.filter(|span| span.is_open())?;
-        let until = match span {
-            Span::Until { renewed_by, .. } => Some(renewed_by),
-            Span::Always => None,
-        };
-        Some(Held { term: standing.term, until })
+    pub fn held(&self) -> Option<u64> {
+        self.span().map(|(term, _)| term)
     }
 
-    /// Returns the term as the election has said last, without a look at the clock: for who decides
-    /// on writes, not for who makes them.
+    /// Returns the term, and how long it lasts, if something may be begun.
+    fn span(&self) -> Option<(u64, Span)> {
+        let Standing { term, held } = *self.standing.borrow();
+        let span = held.filter(|span| span.is_open((self.clock)()) && !self.is_outdated(term))?;
+        Some((term, span))
+    }
+
+    /// Returns the term as the election has said last, unless a higher one has been seen, without a look at the
+    /// clock: for who decides on writes, not for who makes them.
     #[must_use]
     pub fn current_term(&self) -> Option<u64> {
-        let standing = *self.standing.borrow();
-        standing.held.map(|_| standing.term)
+        let Standing { term, held } = *self.standing.borrow();
+        held.filter(|_| !self.is_outdated(term)).map(|_| term)
     }
 
-    /// Returns the number of this term or the last one. It grows with each time that the lease is
-    /// got, and is 0 for who has never had it.
+    /// Returns whether there is no election.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        matches!(self.rivals, Rivals::Ignored(_))
+    }
+
+    /// Returns whether another leader's term has been seen: until the election has looked at the Lease nothing is
+    /// written.
+    fn is_outdated(&self, term: u64) -> bool {
+        match &self.rivals {
+            Rivals::Elected(fence) => fence.seen() > term,
+            Rivals::Ignored(_) => false,
+        }
+    }
+
+    /// Takes in a term on an external target.
+    pub fn see(&self, term: u64) {
+        if let Rivals::Elected(fence) = &self.rivals {
+            fence.see(term);
+        }
+    }
+
+    /// Takes in the highest term on external targets at the start: without an election this process takes one above
+    /// it.
+    pub fn begin_above(&self, highest: u64) {
+        if let Rivals::Ignored(standing) = &self.rivals {
+            standing.send_if_modified(|standing| {
+                let is_higher = highest >= standing.term;
+                if is_higher {
+                    standing.term = above(highest, 0);
+                }
+                is_higher
+            });
+        }
+    }
+
+    /// Returns this term or the last one. It grows with each time that the lease is got, and is 0 for a process that
+    /// has never had it.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.standing.borrow().term
@@ -158,37 +221,89 @@ impl Leadership {
     /// # Errors
     /// If the lease isn't held, in which case nothing was sent, or ends before the answer is there.
     pub async fn write<T>(&self, term: u64, request: impl Future<Output = T>) -> Result<T, NotLeading> {
-        let standing = *self.standing.borrow();
-        let span = standing.held.filter(|span| standing.term == term && span.is_open()).ok_or(NotLeading)?;
+        let (_, span) = self.span().filter(|(held, _)| *held == term).ok_or(NotLeading)?;
         let Span::Until { end, .. } = span else { return Ok(request.await) };
         let mut request = pin!(request);
-        let mut timer = pin!(sleep_until(end));
+        let mut timer = pin!(sleep(end.saturating_duration_since((self.clock)())));
         poll_fn(|context| {
             // The clock before the request: after a stop of the process both are ready, and the
-            // request may not have been sent yet.
-            if Instant::now() >= end || timer.as_mut().poll(context).is_ready() {
+            // request may not have been sent yet. The timer stands still in a suspend, the clock doesn't.
+            if (self.clock)() >= end || timer.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(NotLeading));
             }
             request.as_mut().poll(context).map(Ok)
         })
         .await
     }
+
+    /// Makes a request that no version of the object protects: a POST, a DELETE, an Event, a write of an object that
+    /// bears no term. The Lease is renewed before, by a request that is sent from now on: no clock tells that the
+    /// machine stood still a moment ago, the API server does. Requests that wait at the same time share a renewal.
+    ///
+    /// # Errors
+    /// As of [`Leadership::write`], and if the lease is lost before it could be renewed.
+    pub async fn write_confirmed<T>(
+        &self,
+        term: u64,
+        request: impl Future<Output = T>,
+    ) -> Result<T, NotLeading> {
+        self.confirm(term).await?;
+        self.write(term, request).await
+    }
+
+    /// Waits until the Lease has been renewed in this term, by a request that is sent from now on.
+    async fn confirm(&self, term: u64) -> Result<(), NotLeading> {
+        let Rivals::Elected(fence) = &self.rivals else { return Ok(()) };
+        let asked = (self.clock)();
+        let mut confirmed = fence.confirmed.subscribe();
+        let mut standing = self.standing.clone();
+        if self.held() != Some(term) {
+            return Err(NotLeading);
+        }
+        fence.asked.notify_one();
+        loop {
+            if confirmed.borrow_and_update().is_some_and(|sent| sent >= asked) {
+                return Ok(());
+            }
+            // The election says so when the lease is lost; where it has ended, nothing is held any more.
+            tokio::select! {
+                changed = confirmed.changed() => changed.map_err(|_| NotLeading)?,
+                changed = standing.changed() => changed.map_err(|_| NotLeading)?,
+            }
+            if self.held() != Some(term) {
+                return Err(NotLeading);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::sync::election::clock::by_hand;
 
     fn held(term: u64, seconds: u64) -> Standing {
-        let renewed_by = Instant::now() + Duration::from_secs(seconds);
+        let renewed_by = by_hand::now() + Duration::from_secs(seconds);
         Standing { term, held: Some(Span::Until { renewed_by, end: renewed_by + Duration::from_secs(5) }) }
+    }
+
+    /// Returns a leadership that an election gives, after its first look.
+    fn elected(standing: watch::Receiver<Standing>) -> Leadership {
+        Leadership::new(standing, watch::channel(true).1, Arc::default(), by_hand::now)
+    }
+
+    fn fence(leadership: &Leadership) -> Arc<Fence> {
+        let Rivals::Elected(fence) = &leadership.rivals else { panic!("there is an election") };
+        Arc::clone(fence)
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_clock_ends_a_lease_also_when_nobody_says_so() {
         let (_election, receiver) = watch::channel(held(3, 10));
-        let leadership = Leadership::of(receiver);
-        assert_eq!(leadership.held().map(|held| held.term), Some(3));
+        let leadership = elected(receiver);
+        assert_eq!(leadership.held(), Some(3));
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(!leadership.holds());
         assert_eq!(leadership.write(3, async {}).await, Err(NotLeading));
@@ -198,7 +313,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_is_sent_in_its_own_term_only() {
         let (election, receiver) = watch::channel(Standing::default());
-        let leadership = Leadership::of(receiver);
+        let leadership = elected(receiver);
         assert_eq!(leadership.term(), 0);
         assert_eq!(leadership.write(0, async {}).await, Err(NotLeading));
         election.send_replace(held(1, 10));
@@ -210,7 +325,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_never_reaches_past_the_end_of_the_lease() {
         let (_election, receiver) = watch::channel(held(1, 10));
-        let leadership = Leadership::of(receiver);
+        let leadership = elected(receiver);
         let before = Instant::now();
         assert_eq!(leadership.write(1, pending::<()>()).await, Err(NotLeading));
         assert_eq!(before.elapsed(), Duration::from_secs(15));
@@ -219,7 +334,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn after_a_stop_of_the_process_the_clock_counts_before_the_request_goes_on() {
         let (_election, receiver) = watch::channel(held(1, 10));
-        let leadership = Leadership::of(receiver);
+        let leadership = elected(receiver);
         let (connected, connection) = tokio::sync::oneshot::channel::<()>();
         let request = async {
             let _ = connection.await;
@@ -235,7 +350,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_has_no_rivals_always_leads() {
         let mut leadership = Leadership::always();
-        assert_eq!(leadership.held(), Some(Held { term: 1, until: None }));
+        assert_eq!(leadership.held(), Some(1));
         assert_eq!(leadership.write(1, async { 7 }).await, Ok(7));
         let never = timeout(Duration::from_secs(3600), leadership.changed()).await;
         assert!(never.is_err());
@@ -244,7 +359,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_hears_of_the_next_term() {
         let (election, receiver) = watch::channel(held(1, 10));
-        let leadership = Leadership::of(receiver);
+        let leadership = elected(receiver);
         let mut beyond = pin!(leadership.beyond(1));
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending);
         election.send_replace(Standing { term: 1, held: None });
@@ -257,12 +372,91 @@ mod tests {
     async fn the_first_look_at_the_lease_is_waited_for_and_not_for_ever() {
         let ((_election, standing), (looked, settled)) =
             (watch::channel(Standing::default()), watch::channel(false));
-        let (leadership, before) = (Leadership::new(standing, settled), Instant::now());
+        let (leadership, before) =
+            (Leadership::new(standing, settled, Arc::default(), by_hand::now), Instant::now());
         leadership.settled().await;
         assert_eq!(before.elapsed(), PATIENCE);
         looked.send_replace(true);
         leadership.settled().await;
         Leadership::always().settled().await;
         assert_eq!(before.elapsed(), PATIENCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspend_ends_a_lease_though_timers_stand_still() {
+        let (_election, receiver) = watch::channel(held(1, 10));
+        let leadership = elected(receiver);
+        let (connected, connection) = tokio::sync::oneshot::channel::<()>();
+        let request = async {
+            let _ = connection.await;
+            panic!("it is sent");
+        };
+        let mut write = pin!(leadership.write::<()>(1, request));
+        assert_eq!(futures::poll!(write.as_mut()), Poll::Pending);
+        let before = Instant::now();
+        by_hand::suspend(Duration::from_secs(20));
+        connected.send(()).unwrap();
+        assert_eq!(write.await, Err(NotLeading));
+        assert!(!leadership.holds());
+        assert_eq!(before.elapsed(), Duration::ZERO, "no timer was waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_higher_term_on_a_target_stops_all_writes() {
+        let (election, receiver) = watch::channel(held(5, 10));
+        let leadership = elected(receiver);
+        leadership.see(5);
+        leadership.see(4);
+        assert_eq!(leadership.held(), Some(5));
+        leadership.see(6);
+        assert_eq!((leadership.held(), leadership.current_term()), (None, None));
+        assert_eq!(leadership.write(5, async {}).await, Err(NotLeading));
+        election.send_replace(held(7, 10));
+        assert_eq!(leadership.write(7, async { 1 }).await, Ok(1));
+        let alone = Leadership::without_election(100);
+        alone.see(1000);
+        assert_eq!(alone.held(), Some(100), "no Lease could say that it isn't so");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_an_election_the_term_begins_above_all_seen() {
+        let leadership = Leadership::without_election(100);
+        leadership.begin_above(99);
+        assert_eq!(leadership.term(), 100);
+        leadership.begin_above(100);
+        assert_eq!(leadership.term(), 101);
+        leadership.begin_above(5000);
+        assert_eq!(leadership.held(), Some(5001));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unprotected_write_waits_for_a_renewal_sent_later() {
+        let (election, receiver) = watch::channel(held(1, 10));
+        let leadership = elected(receiver);
+        let fence = fence(&leadership);
+        // One that was sent a moment ago is no proof: the machine may have stood still since.
+        fence.confirmed.send_replace(Some(by_hand::now()));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let mut first = pin!(leadership.write_confirmed(1, async { 1 }));
+        let mut second = pin!(leadership.write_confirmed(1, async { 2 }));
+        assert_eq!(futures::poll!(first.as_mut()), Poll::Pending);
+        assert_eq!(futures::poll!(second.as_mut()), Poll::Pending);
+        fence.asked.notified().await;
+        fence.confirmed.send_replace(Some(by_hand::now()));
+        assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "they share one");
+        assert!(futures::poll!(pin!(fence.asked.notified())).is_pending());
+        // The Lease is another one's.
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let mut next = pin!(leadership.write_confirmed(1, async { 3 }));
+        assert_eq!(futures::poll!(next.as_mut()), Poll::Pending);
+        election.send_replace(Standing { term: 1, held: None });
+        assert_eq!(next.await, Err(NotLeading));
+        assert_eq!(leadership.write_confirmed(1, async { 4 }).await, Err(NotLeading));
+        // The election has ended.
+        election.send_replace(held(2, 60));
+        let mut last = pin!(leadership.write_confirmed(2, async { 5 }));
+        assert_eq!(futures::poll!(last.as_mut()), Poll::Pending);
+        drop(election);
+        assert_eq!(last.await, Err(NotLeading));
     }
 }

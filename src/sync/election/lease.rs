@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 
+use crate::sync::term::{TERM, Written, unix};
+
 /// The Pod that owns a Lease, with leader-for-life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
@@ -26,6 +28,11 @@ pub(super) fn owner(lease: &Lease) -> Option<Owner> {
     Some(Owner { name: pod.name.clone(), uid: pod.uid.clone() })
 }
 
+/// Returns the term that a Lease says, if it is one to be obeyed at `now`.
+pub(super) fn term(lease: &Lease, now: Timestamp) -> Option<u64> {
+    Written::of(&lease.metadata, unix(now)).term()
+}
+
 /// Returns how long a Lease lasts after its last change; nothing for one that ends with its Pod.
 pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
@@ -36,7 +43,7 @@ pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
     }
 }
 
-/// Returns a Lease as its holder writes it, in place of the one that is there. `duration` is none
+/// Returns a Lease as its holder writes it in its term, in place of the one that is there. `duration` is none
 /// with leader-for-life.
 pub(super) fn claim(
     there: Option<&Lease>,
@@ -44,10 +51,12 @@ pub(super) fn claim(
     me: &str,
     pod: Option<&Owner>,
     duration: Duration,
+    term: u64,
     now: Timestamp,
 ) -> Lease {
     let mut lease = there.cloned().unwrap_or_default();
     lease.metadata.name = Some(name.to_owned());
+    lease.metadata.annotations.get_or_insert_default().insert(TERM.to_owned(), term.to_string());
     let owners = lease.metadata.owner_references.take().unwrap_or_default();
     let owners: Vec<_> = owners
         .into_iter()

@@ -3,7 +3,9 @@
 //! `elector` decides, without I/O; this task asks the API server; whoever writes holds a
 //! [`Leadership`] and asks that. Losing the lease stops the writes and nothing else.
 
+mod clock;
 mod elector;
+mod fence;
 mod leadership;
 mod lease;
 
@@ -17,7 +19,7 @@ use k8s_openapi::api::core::v1;
 use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -25,9 +27,11 @@ use super::desired::FIELD_MANAGER;
 use super::trouble::{Outage, Trouble, explain, retry_after, root_cause};
 use super::{Pauses, SyncError};
 use crate::metrics::Metrics;
+use clock::{BootInstant, Clock};
 use elector::{Elector, News, Pod, Step, Timing};
+use fence::Fence;
 use leadership::Standing;
-pub use leadership::{Held, Leadership, NotLeading};
+pub use leadership::{Leadership, NotLeading};
 use lease::Owner;
 
 /// How long a request about the Lease waits for its answer.
@@ -60,6 +64,8 @@ pub struct Election {
     standing: watch::Sender<Standing>,
     /// Whether the first look at the Lease has led to something.
     settled: watch::Sender<bool>,
+    fence: Arc<Fence>,
+    clock: Clock,
 }
 
 impl Election {
@@ -69,13 +75,19 @@ impl Election {
         let holder = format!("{}_{:08x}", candidacy.identity, rand::random::<u32>());
         let standing = watch::Sender::new(Standing::default());
         let settled = watch::Sender::new(false);
-        Self { client, outage, metrics, candidacy, holder, standing, settled }
+        let (fence, clock) = (Arc::default(), clock::now as Clock);
+        Self { client, outage, metrics, candidacy, holder, standing, settled, fence, clock }
     }
 
     /// Returns what writers ask whether they may.
     #[must_use]
     pub fn leadership(&self) -> Leadership {
-        Leadership::new(self.standing.subscribe(), self.settled.subscribe())
+        Leadership::new(
+            self.standing.subscribe(),
+            self.settled.subscribe(),
+            Arc::clone(&self.fence),
+            self.clock,
+        )
     }
 
     /// Takes part until `stop`; then gives the lease back. Whoever writes has to have ended by then.
@@ -86,15 +98,28 @@ impl Election {
         let mut talk = Talk::new(&self);
         let Some(owner) = stop.run_until_cancelled(talk.owner()).await else { return Ok(()) };
         let term = self.standing.borrow().term;
-        let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, Instant::now());
+        let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, (self.clock)());
+        let mut seen = self.fence.watch_seen();
         loop {
-            let step = elector.next(Instant::now());
+            elector.see(*seen.borrow_and_update(), (self.clock)());
+            let step = elector.next((self.clock)());
             self.publish(&mut elector);
             // It leads, somebody else does, or nobody can say yet.
             if matches!(step, Step::Wait(_)) {
                 self.settled.send_replace(true);
             }
-            if stop.run_until_cancelled(talk.carry_out(&mut elector, step)).await.is_none() {
+            let done = async {
+                match step {
+                    Step::Wait(until) => tokio::select! {
+                        () = talk.wait(until) => {}
+                        () = self.fence.asked.notified() => elector.ask((self.clock)()),
+                        // It is read above; its sender lives as long as `self`.
+                        _ = seen.changed() => {}
+                    },
+                    step => talk.carry_out(&mut elector, step).await,
+                }
+            };
+            if stop.run_until_cancelled(done).await.is_none() {
                 break;
             }
             self.publish(&mut elector);
@@ -115,9 +140,18 @@ impl Election {
             *known = standing;
             news
         });
+        self.fence.confirmed.send_if_modified(|known| {
+            let is_new = *known != elector.confirmed();
+            *known = elector.confirmed();
+            is_new
+        });
         for news in elector.take_news() {
             match news {
-                News::Gained => info!("leading now as {}", self.holder),
+                News::Gained => info!("leading now as {} in term {}", self.holder, standing.term),
+                News::Raised(term) => warn!(
+                    "an external target has a higher term than this leader's, and the Lease is still its own: it goes \
+                     on in term {term}, with lists of all objects"
+                ),
                 News::Lost(why) => warn!("not leading any more: {why}"),
                 News::Resigned => info!("not leading any more: lb-linker is stopping"),
                 News::Leads(holder) => info!("{holder} leads"),
@@ -138,6 +172,8 @@ struct Talk<'a> {
     pauses: Pauses,
     /// Whether the last request of a round failed.
     failed: bool,
+    /// Whether a round of requests has ended.
+    waited: bool,
 }
 
 impl<'a> Talk<'a> {
@@ -154,6 +190,7 @@ impl<'a> Talk<'a> {
             trouble: Trouble::default(),
             pauses: Pauses::new(RETRY),
             failed: false,
+            waited: false,
         }
     }
 
@@ -169,27 +206,35 @@ impl<'a> Talk<'a> {
                 }
                 Err(failure) => {
                     let pause = self.failed(&failure, &doing).max(failure.retry_after());
-                    tokio::time::sleep(pause).await;
+                    sleep(pause).await;
                 }
             }
         }
     }
 
+    /// Waits until there is something to do. Timers stand still in a suspend: what follows looks at the clock.
+    async fn wait(&mut self, until: BootInstant) {
+        // A right to read alone ends no trouble.
+        if !self.failed {
+            self.succeeded();
+        }
+        self.waited = true;
+        sleep(until.saturating_duration_since((self.election.clock)())).await;
+    }
+
     async fn carry_out(&mut self, elector: &mut Elector, step: Step) {
-        let sent = Instant::now();
+        let clock = self.election.clock;
+        let sent = clock();
+        if std::mem::take(&mut self.waited) {
+            self.failed = false;
+        }
         let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
         let name = self.election.candidacy.lease.clone();
         let failure = match step {
-            Step::Wait(until) => {
-                // A right to read alone ends no trouble.
-                if !std::mem::take(&mut self.failed) {
-                    self.succeeded();
-                }
-                return tokio::time::sleep_until(until).await;
-            }
-            Step::Look => match ask_until(elector.deadline(), self.leases.get_opt(&name)).await {
+            Step::Wait(until) => return self.wait(until).await,
+            Step::Look => match ask_until(self.until(elector.deadline()), self.leases.get_opt(&name)).await {
                 Ok(lease) => {
-                    elector.saw(lease, sent, Instant::now());
+                    elector.saw(lease, sent, clock());
                     return self.election.outage.over();
                 }
                 Err(failure) => failure,
@@ -198,12 +243,15 @@ impl<'a> Talk<'a> {
                 let lease = elector.claim(&name, Timestamp::now());
                 let written = match step {
                     Step::Create => ask(self.leases.create(&post, &lease)).await,
-                    _ => ask_until(elector.deadline(), self.leases.replace(&name, &post, &lease)).await,
+                    _ => {
+                        ask_until(self.until(elector.deadline()), self.leases.replace(&name, &post, &lease))
+                            .await
+                    }
                 };
                 self.count(step.verb(), &written);
                 match written {
                     Ok(lease) => {
-                        elector.wrote(lease, sent, Instant::now());
+                        elector.wrote(lease, sent, clock());
                         return self.election.outage.over();
                     }
                     Err(failure) => failure,
@@ -216,7 +264,7 @@ impl<'a> Talk<'a> {
                 self.count(step.verb(), &deleted);
                 match deleted {
                     Ok(_) => {
-                        elector.deleted(Instant::now());
+                        elector.deleted(clock());
                         return self.election.outage.over();
                     }
                     Err(failure) => failure,
@@ -230,7 +278,7 @@ impl<'a> Talk<'a> {
                 Err(failure) => failure,
             },
         };
-        let now = Instant::now();
+        let now = clock();
         match (&step, failure.code()) {
             (Step::Create | Step::Replace | Step::Delete { .. }, 409) => elector.conflict(now),
             (Step::Replace | Step::Delete { .. }, 404) => elector.gone(now),
@@ -243,6 +291,11 @@ impl<'a> Talk<'a> {
                 elector.failed(pause, failure.retry_after(), now);
             }
         }
+    }
+
+    /// Returns how long it is until a moment.
+    fn until(&self, deadline: Option<BootInstant>) -> Option<Duration> {
+        deadline.map(|deadline| deadline.saturating_duration_since((self.election.clock)()))
     }
 
     /// Counts a write of the Lease.
@@ -259,10 +312,11 @@ impl<'a> Talk<'a> {
     /// Empties the Lease, so that another one takes over at once.
     async fn release(&mut self, elector: &Elector) {
         let name = &self.election.candidacy.lease;
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let deadline = (self.election.clock)() + REQUEST_TIMEOUT;
         let empty = async |lease: Lease| {
             let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-            let written = ask_until(Some(deadline), self.leases.replace(name, &post, &lease)).await;
+            let written =
+                ask_until(self.until(Some(deadline)), self.leases.replace(name, &post, &lease)).await;
             self.count("update", &written);
             written.map(drop)
         };
@@ -273,7 +327,7 @@ impl<'a> Talk<'a> {
                 Err(failure) if failure.code() == 409 => {}
                 written => return written,
             }
-            let lease = ask_until(Some(deadline), self.leases.get(name)).await?;
+            let lease = ask_until(self.until(Some(deadline)), self.leases.get(name)).await?;
             if lease::holder(&lease) == Some(&*self.election.holder) {
                 empty(lease::released(lease, Timestamp::now())).await?;
             }
@@ -352,11 +406,11 @@ async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Fai
 
 /// Who leads can't wait for an answer after its time is up.
 async fn ask_until<T>(
-    deadline: Option<Instant>,
+    left: Option<Duration>,
     request: impl Future<Output = kube::Result<T>>,
 ) -> Result<T, Failure> {
-    match deadline {
-        Some(deadline) => timeout_at(deadline, ask(request)).await.unwrap_or(Err(Failure::Unanswered)),
+    match left {
+        Some(left) => timeout(left, ask(request)).await.unwrap_or(Err(Failure::Unanswered)),
         None => ask(request).await,
     }
 }

@@ -183,7 +183,7 @@ impl Sender {
             return Outcome::Refused;
         };
         // An Event has no version that would refuse it when another one leads.
-        let Ok(sent) = leadership.write(known.term, self.request(happening, todo)).await else {
+        let Ok(sent) = leadership.write_confirmed(known.term, self.request(happening, todo)).await else {
             return Outcome::Refused;
         };
         let code = match &sent {

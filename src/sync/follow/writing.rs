@@ -56,8 +56,9 @@ impl Following {
                 "spec": {"externalName": name},
             }));
             let request = patch_elsewhere(client, &outage, &follower.key, &patch, RIGHT);
-            let (code, result) = match leadership.write(term, AssertUnwindSafe(request).catch_unwind()).await
-            {
+            // A follower bears no term that would tell of another leader.
+            let request = AssertUnwindSafe(request).catch_unwind();
+            let (code, result) = match leadership.write_confirmed(term, request).await {
                 Ok(Ok(answered)) => answered,
                 Ok(Err(_)) => (0, Err(WriteError::panicked())),
                 Err(not_leading) => (0, Err(not_leading.into())),

@@ -215,7 +215,8 @@ fn one_of_ours_takes_few_bytes_and_loses_its_namespace() {
             "uid": "0b4f3c1e-52a7-4d0e-9f57-2b1d6a1c9e11", "resourceVersion": "123456789",
             "creationTimestamp": "2026-11-01T00:00:00Z",
             "labels": {MANAGED_BY.0: MANAGED_BY.1, ORIGINAL_NAME: "svc-1234", ORIGINAL_NAMESPACE: "team-34"},
-            "annotations": {SERVICE_UID: "5c3a1be0-6f1e-4e7e-8f3b-b0f0f3a4d2c1", INSTANCE: "lb-linker/lb-linker"},
+            "annotations": {SERVICE_UID: "5c3a1be0-6f1e-4e7e-8f3b-b0f0f3a4d2c1", INSTANCE: "lb-linker/lb-linker",
+                TERM: "1790000000"},
             "managedFields": [{"manager": "lb-linker", "fieldsV1": {"f:spec": {}}}]
         },
         "spec": {"type": "ExternalName", "externalName": format!("a{}.elb.eu-west-1.amazonaws.com", "7".repeat(22))}

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::store::{Host, Port, ServiceKey, State, Target};
 use crate::sync::desired::{ORIGINAL_NAME, Stamp, merge_patch};
+use crate::sync::term::TERM;
 
 const DELAY: Duration = Duration::from_secs(600);
 
@@ -484,4 +485,92 @@ fn an_endpoint_slice_of_somebody_else_is_a_conflict_and_one_that_lost_its_labels
     assert_eq!(with(&slice), "conflict: an EndpointSlice of somebody else has its name");
     slice.metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
     assert_eq!(with(&slice), "patch EndpointSlice web-default-ext-ipv4");
+}
+
+/// The policy of the instance `own`.
+fn own() -> Policy {
+    Policy { instance: Some("own".to_owned()), ..policy() }
+}
+
+fn annotate(metadata: &mut ObjectMeta, key: &str, value: &str) {
+    metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+}
+
+#[test]
+fn objects_of_another_instance_are_in_conflict_and_left_alone() {
+    let link = ips(&["192.0.2.1"]);
+    let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
+    annotate(&mut service.metadata, INSTANCE, "other");
+    let why = r#"it belongs to the lb-linker instance "other""#;
+    for policy in [own(), Policy { on_delete: OnDelete::Tombstone, ..own() }] {
+        let actual = Actual { named: Some(&service), ..Default::default() };
+        // The slice comes first, and leads nowhere without its Service.
+        assert!(show(next_step(&link, actual, &policy, Instant::now())).contains(why));
+        let dead = gone(Instant::now());
+        assert_eq!(next_step(&dead, actual, &policy, Instant::now()), Step::Forget, "not ours to remove");
+        assert_eq!(adoption(&link, actual, &policy), None);
+    }
+    annotate(&mut slices[0].metadata, INSTANCE, "other");
+    slices[0].metadata.labels = None;
+    slices[0].metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
+    let strange: Vec<&EndpointSlice> = slices.iter().collect();
+    let actual = Actual { strange_slices: &strange, ..Default::default() };
+    assert!(show(next_step(&link, actual, &own(), Instant::now())).contains(why));
+    let taken_back = next_step(&link, actual, &policy(), Instant::now());
+    assert!(matches!(taken_back, Step::Write(Write::Change { .. })), "there are no instances");
+}
+
+#[test]
+fn objects_without_an_instance_are_adopted_one_by_one() {
+    let link = ips(&["192.0.2.1", "2001:db8::1"]);
+    let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
+    let adopted = |service: &Service, slices: &[EndpointSlice], link: &Link, policy: &Policy| {
+        let slices: Vec<&EndpointSlice> = slices.iter().collect();
+        let actual = Actual { named: Some(service), slices: &slices, ..Default::default() };
+        // For the annotation alone nothing else is written.
+        assert!(link.is_gone() || next_step(link, actual, policy, Instant::now()) == Step::Done);
+        adoption(link, actual, policy).map(|write| write.id().name)
+    };
+    let name = "web-default-ext";
+    assert_eq!(adopted(&service, &slices, &link, &own()).as_deref(), Some(name));
+    assert_eq!(adopted(&service, &slices, &link, &policy()), None, "there are no instances");
+    assert_eq!(adopted(&service, &slices, &gone(Instant::now()), &own()), None);
+    annotate(&mut service.metadata, INSTANCE, "own");
+    annotate(&mut slices[0].metadata, INSTANCE, "own");
+    assert_eq!(adopted(&service, &slices, &link, &own()), Some(format!("{name}-ipv6")));
+    annotate(&mut slices[1].metadata, INSTANCE, "own");
+    assert_eq!(adopted(&service, &slices, &link, &own()), None);
+}
+
+#[test]
+fn a_term_is_no_reason_to_write_unless_it_cant_be_obeyed() {
+    let (link, now) = (host("a.example."), 1_790_000_000);
+    for (term, is_repaired) in [("1", false), ("1790086400", false), ("1790086401", true), ("x", true)] {
+        let mut object = object("a.example.");
+        annotate(&mut object.metadata, TERM, term);
+        let actual = Actual { named: Some(&object), ..Default::default() };
+        assert_eq!(next_step(&link, actual, &own(), Instant::now()), Step::Done);
+        assert_eq!(term_repair(&link, actual, &own(), now).is_some(), is_repaired, "{term}");
+    }
+}
+
+#[test]
+fn each_write_leaves_the_instance_and_the_term() {
+    let stamp = Stamp { instance: Some("own".to_owned()), term: Some(7) };
+    let link = ips(&["192.0.2.1"]);
+    let only = Precondition { uid: Some("u".into()), resource_version: Some("1".into()) };
+    let stamped = json!({INSTANCE: "own", TERM: "7"});
+    assert_eq!(
+        stamp.patch(&only),
+        json!({"metadata": {"uid": "u", "resourceVersion": "1", "annotations": stamped}})
+    );
+    let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
+    let slice: Object = desired.slices[0].clone().into();
+    assert_eq!(merge_patch(&slice, &only, &stamp)["metadata"]["annotations"], stamped);
+    let mut service: Object = desired.service.unwrap().into();
+    let patch = merge_patch(&service, &only, &stamp);
+    assert_eq!(patch["metadata"]["annotations"][TERM], "7");
+    assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/service-uid"], "u");
+    stamp.put_on(&mut service);
+    assert_eq!(service.meta().annotations.as_ref().unwrap().len(), 3);
 }

@@ -39,12 +39,15 @@ impl Reconciler {
                 let was_outdated = self.outdated.remove(&id).is_some();
                 // What the answer to a write of ours has said needs no other look.
                 if was_outdated || self.objects.is_news(&object) {
+                    let is_new = self.objects.get(&id).is_none_or(|known| known.uid() != object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
+                    self.see_term(&object, is_new);
                 }
             }
             ObjectEvent::Deleted { id, uid } => {
                 self.outdated.remove(&id);
                 self.note_removal(&id, &uid);
+                self.former.forget(&uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
             }
         }
@@ -57,7 +60,7 @@ impl Reconciler {
         let outlived = |key: ServiceKey| {
             self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
         };
-        if id.kind == Kind::Service && holder.is_some_and(outlived) {
+        if id.kind == Kind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
             self.removals.seen(&removal_of(&id.name, uid), Instant::now());
         }
     }
@@ -68,6 +71,7 @@ impl Reconciler {
         self.outdated.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);
         self.listed_in_term.insert(kind);
+        self.see_terms();
         for id in &gone {
             self.tell_holder(id, None);
         }

@@ -75,7 +75,12 @@ impl Reconciler {
         if self.closed.holds(&key, &write) {
             return false;
         }
-        let removal = Self::removal(link, &write);
+        if let Some(term) = self.higher_term(&id) {
+            self.report.higher_term(&key, &id, term, self.term);
+            return false;
+        }
+        let removal =
+            Self::removal(link, &write).filter(|_| !link.was_never_seen() || !self.former.wrote(write.uid()));
         if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
@@ -87,10 +92,14 @@ impl Reconciler {
         self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
-        let stamp = Stamp { instance: self.settings.policy.instance.clone() };
+        let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
         self.writes.spawn(async move {
             let request = AssertUnwindSafe(keeper.write(write.clone(), &stamp)).catch_unwind();
-            let (code, result) = match leadership.write(term, request).await {
+            let written = match write.is_unprotected() {
+                true => leadership.write_confirmed(term, request).await,
+                false => leadership.write(term, request).await,
+            };
+            let (code, result) = match written {
                 Ok(Ok(answered)) => answered,
                 Ok(Err(_)) => (0, Err(WriteError::panicked())),
                 Err(not_leading) => (0, Err(not_leading.into())),

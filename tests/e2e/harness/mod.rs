@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod clients;
+pub mod clock;
 pub mod cluster;
 pub mod control_plane;
 pub mod data_dir;

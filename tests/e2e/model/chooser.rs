@@ -119,7 +119,8 @@ impl Chooser {
         operations
     }
 
-    pub fn batch(&mut self, universe: &Universe) -> Batch {
+    /// What happens next; with `restarts` lb-linker may end amid it.
+    pub fn batch(&mut self, universe: &Universe, restarts: bool) -> Batch {
         self.frozen.clear();
         let size = self.random.random_range(15..=40);
         let mut operations = Vec::new();
@@ -136,7 +137,7 @@ impl Chooser {
                 self.choose_free(&mut operations, universe);
             }
         }
-        let restart = self.random.random_bool(0.4).then(|| {
+        let restart = (restarts && self.random.random_bool(0.4)).then(|| {
             let after = match self.random.random_bool(0.5) {
                 true => self.random.random_range(0..operations.len()),
                 false => operations.len(),

@@ -20,21 +20,24 @@ mod observe;
 mod operations;
 mod rest;
 mod rules;
+mod suspend;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use futures::StreamExt;
 use lb_linker::store::ServiceKey;
 use lb_linker::sync::plan::OnDelete;
 use nix::sys::signal::Signal;
 
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, apply_deploy, deploy, grant};
 use chooser::{Batch, Chooser, Restart, Universe};
 use hands::{HIDDEN, Hands};
@@ -94,7 +97,7 @@ async fn run(name: &str, on_delete: OnDelete, seed: u64) {
     let mut run = Run::start(name, on_delete, seed, &universe).await;
     let mut chooser = Chooser::new(seed, on_delete);
     while run.operations < wanted {
-        let batch = chooser.batch(&universe);
+        let batch = chooser.batch(&universe, true);
         run.carry_out(batch, &chooser).await;
         let marks = chooser.mark(&universe);
         run.carry_out_together(&marks, None).await;
@@ -108,6 +111,46 @@ async fn run(name: &str, on_delete: OnDelete, seed: u64) {
     );
     eprintln!("model {name}: {:?}", run.tally);
     run.finish(wanted >= OPERATIONS);
+}
+
+fn target_namespace(name: &str) -> String {
+    format!("{name}-targets")
+}
+
+/// Makes the namespaces of a run, and gives lb-linker its rights there.
+fn prepare(name: &str, universe: &Universe) -> Arc<ControlPlane> {
+    let plane = plane();
+    let target = target_namespace(name);
+    for namespace in universe.namespaces.iter().chain([&target]) {
+        plane.kubectl(&["create", "namespace", namespace]);
+    }
+    grant(&plane, &target);
+    plane
+}
+
+/// The arguments of lb-linker in a run.
+fn args(name: &str, on_delete: OnDelete, universe: &Universe, kubeconfig: &Path) -> Vec<String> {
+    let on_delete = on_delete.to_possible_value().expect("none is hidden");
+    [
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--target-namespace",
+        &target_namespace(name),
+        "--watch-namespaces",
+        &universe.namespaces.join(","),
+        "--service-selector",
+        &format!("!{HIDDEN}"),
+        "--upstream",
+        "none",
+        "--on-delete",
+        on_delete.get_name(),
+        "--delete-delay",
+        "0s",
+        "--max-deletes",
+        "unlimited",
+    ]
+    .map(ToOwned::to_owned)
+    .into()
 }
 
 struct Run<'a> {
@@ -128,37 +171,25 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     async fn start(name: &str, on_delete: OnDelete, seed: u64, universe: &'a Universe) -> Self {
-        let plane = plane();
-        let target = format!("{name}-targets");
-        for namespace in universe.namespaces.iter().chain([&target]) {
-            plane.kubectl(&["create", "namespace", namespace]);
-        }
-        grant(&plane, &target);
+        let plane = prepare(name, universe);
         let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
-        let mut args: Vec<String> = [
-            "--kubeconfig",
-            kubeconfig.to_str().unwrap(),
-            "--target-namespace",
-            &target,
-            "--watch-namespaces",
-            &universe.namespaces.join(","),
-            "--service-selector",
-            &format!("!{HIDDEN}"),
-            "--upstream",
-            "none",
-            "--on-delete",
-            name,
-            "--delete-delay",
-            "0s",
-        ]
-        .map(ToOwned::to_owned)
-        .into();
-        let help = run_to_end(["--help"]).stdout;
-        if String::from_utf8_lossy(&help).contains("--max-deletes") {
-            args.extend(["--max-deletes", "unlimited"].map(ToOwned::to_owned));
-        }
-        let hands = Hands { cluster: plane.cluster().await, target_namespace: target };
+        let args = args(name, on_delete, universe, &kubeconfig);
         let linker = Linker::start(&args);
+        Self::with(name, on_delete, seed, universe, plane, args, linker).await
+    }
+
+    /// Begins with an lb-linker that has been started.
+    async fn with(
+        name: &str,
+        on_delete: OnDelete,
+        seed: u64,
+        universe: &'a Universe,
+        plane: Arc<ControlPlane>,
+        args: Vec<String>,
+        linker: Linker,
+    ) -> Self {
+        let target = target_namespace(name);
+        let hands = Hands { cluster: plane.cluster().await, target_namespace: target };
         linker.ready().await;
         let mut model = Model::new(on_delete);
         model.start(&Observed::default());

@@ -1,6 +1,8 @@
 use serde_json::json;
 
 use super::*;
+use crate::sync::election::clock::by_hand;
+use crate::sync::term::TERM;
 
 const ME: &str = "me_1";
 const T: Timing = Timing::DEFAULT;
@@ -22,7 +24,7 @@ fn lease(holder: &str, version: u64) -> Lease {
 /// A Lease that a Pod owns.
 fn owned(holder: &str, version: u64, pod: &str, uid: &str) -> Lease {
     let owner = Owner { name: pod.to_owned(), uid: uid.to_owned() };
-    let mut owned = claim(None, "lb-linker", holder, Some(&owner), T.lease, Timestamp::UNIX_EPOCH);
+    let mut owned = claim(None, "lb-linker", holder, Some(&owner), T.lease, 0, Timestamp::UNIX_EPOCH);
     owned.metadata.uid = Some("lease-uid".to_owned());
     owned.metadata.resource_version = Some(version.to_string());
     owned
@@ -40,17 +42,17 @@ fn pod(uid: &str, phase: &str) -> Pod {
     .unwrap()
 }
 
-fn candidate(now: Instant) -> Elector {
+fn candidate(now: BootInstant) -> Elector {
     Elector::new(ME.to_owned(), None, T, 0, now)
 }
 
-fn for_life(now: Instant) -> Elector {
+fn for_life(now: BootInstant) -> Elector {
     let pod = Owner { name: "my-pod".to_owned(), uid: "my-uid".to_owned() };
     Elector::new(ME.to_owned(), Some(pod), T, 0, now)
 }
 
 /// A candidate that has just created the Lease.
-fn leader(now: Instant) -> Elector {
+fn leader(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
     elector.saw(None, now, now);
     assert_eq!(elector.next(now), Step::Create);
@@ -61,7 +63,7 @@ fn leader(now: Instant) -> Elector {
 
 #[tokio::test]
 async fn a_lease_that_isnt_there_is_made_and_renewed_every_two_seconds() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     assert_eq!(elector.next(start), Step::Look);
     assert_eq!(elector.standing(), Standing::default());
@@ -82,7 +84,7 @@ async fn a_lease_that_isnt_there_is_made_and_renewed_every_two_seconds() {
 
 #[tokio::test]
 async fn somebody_elses_lease_is_taken_when_it_hasnt_changed_for_its_duration() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
@@ -106,7 +108,7 @@ async fn somebody_elses_lease_is_taken_when_it_hasnt_changed_for_its_duration() 
 
 #[tokio::test]
 async fn who_was_stopped_looks_before_it_judges() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
@@ -118,7 +120,7 @@ async fn who_was_stopped_looks_before_it_judges() {
 
 #[tokio::test]
 async fn an_empty_holder_is_free_at_once() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
     assert_eq!(elector.next(start), Step::Replace);
@@ -127,7 +129,7 @@ async fn an_empty_holder_is_free_at_once() {
 
 #[tokio::test]
 async fn what_isnt_renewed_in_time_is_lost_and_got_again_in_another_term() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     for at in [2, 4, 6, 8] {
         let now = start + seconds(at);
@@ -150,7 +152,7 @@ async fn what_isnt_renewed_in_time_is_lost_and_got_again_in_another_term() {
 
 #[tokio::test]
 async fn an_answer_that_came_while_the_process_was_stopped_gives_no_lease() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     let (sent, now) = (start + seconds(2), start + seconds(60));
     assert_eq!(elector.next(sent), Step::Replace);
@@ -164,7 +166,7 @@ async fn an_answer_that_came_while_the_process_was_stopped_gives_no_lease() {
 
 #[tokio::test]
 async fn a_lease_that_somebody_takes_is_lost_at_once() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
     assert_eq!(elector.next(now), Step::Replace);
@@ -178,7 +180,7 @@ async fn a_lease_that_somebody_takes_is_lost_at_once() {
 
 #[tokio::test]
 async fn a_lease_that_somebody_only_labels_stays_ours_and_is_no_hot_loop() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
     assert_eq!(elector.next(now), Step::Replace);
@@ -198,7 +200,7 @@ async fn a_lease_that_somebody_only_labels_stays_ours_and_is_no_hot_loop() {
 
 #[tokio::test]
 async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
     assert_eq!(elector.next(now), Step::Replace);
@@ -211,7 +213,7 @@ async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
 
 #[tokio::test]
 async fn somebody_elses_lease_that_vanishes_is_made_when_it_would_have_run_out() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
@@ -240,7 +242,7 @@ async fn somebody_elses_lease_that_vanishes_is_made_when_it_would_have_run_out()
 
 #[tokio::test]
 async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     elector.saw(None, start + seconds(2), start + seconds(2));
@@ -260,7 +262,7 @@ async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
 
 #[tokio::test]
 async fn a_lease_that_nobody_held_or_that_was_ours_to_delete_is_made_at_once() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
     assert_eq!(elector.next(start), Step::Replace);
@@ -278,7 +280,7 @@ async fn a_lease_that_nobody_held_or_that_was_ours_to_delete_is_made_at_once() {
 
 #[tokio::test]
 async fn a_lease_of_ours_that_vanished_after_we_had_lost_it_may_have_been_another_ones() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     let late = start + seconds(60);
     assert_eq!(elector.next(late), Step::Look);
@@ -297,7 +299,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
         (Some(pod("another-uid", "Running")), true),
         (None, true),
     ] {
-        let start = Instant::now();
+        let start = by_hand::now();
         let mut elector = for_life(start);
         elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
         elector.saw_pod(Some(&pod("their-uid", "Running")));
@@ -316,7 +318,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
         }
     }
     // What ran in this Pod before has ended.
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
     elector.saw(None, start, start);
@@ -325,7 +327,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
 
 #[tokio::test]
 async fn who_cant_ask_for_pods_waits_as_long_as_a_holder_for_life_goes_on_without_its_lease() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
     elector.saw(None, start, start);
@@ -337,7 +339,7 @@ async fn who_cant_ask_for_pods_waits_as_long_as_a_holder_for_life_goes_on_withou
 
 #[tokio::test]
 async fn who_is_second_to_create_it_follows() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(None, start, start);
     assert_eq!(elector.next(start), Step::Create);
@@ -349,7 +351,7 @@ async fn who_is_second_to_create_it_follows() {
 
 #[tokio::test]
 async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(None, start, start);
     assert_eq!(elector.next(start), Step::Create);
@@ -364,7 +366,7 @@ async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
 
 #[tokio::test]
 async fn a_lease_is_written_and_left_as_client_go_does() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let at = |text: &str| text.parse::<Timestamp>().unwrap();
     let show = |lease: &Lease| serde_json::to_value(lease.spec.as_ref().unwrap()).unwrap();
     let mut elector = candidate(start);
@@ -397,7 +399,7 @@ async fn a_lease_is_written_and_left_as_client_go_does() {
 
 #[tokio::test]
 async fn for_life_a_lease_is_owned_by_the_pod_and_read_instead_of_renewed() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(None, start, start);
     assert_eq!(elector.next(start), Step::Create);
@@ -417,6 +419,8 @@ async fn for_life_a_lease_is_owned_by_the_pod_and_read_instead_of_renewed() {
     assert_eq!(elector.next(late), Step::Look);
     assert_eq!(elector.take_news(), [News::Lost("the Lease couldn't be read for 10 s".to_owned())]);
     elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), late, late);
+    assert_eq!(elector.next(late), Step::Replace, "the new term is written before anything else");
+    elector.wrote(owned(ME, 2, "my-pod", "my-uid"), late, late);
     assert_eq!(elector.standing().term, 2);
 }
 
@@ -431,7 +435,7 @@ async fn for_life_the_lease_of_a_pod_is_deleted_when_the_pod_is_over_and_never_b
         (Some(pod("another-uid", "Running")), true),
         (None, true),
     ] {
-        let start = Instant::now();
+        let start = by_hand::now();
         let mut elector = for_life(start);
         elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
         // Its age is no matter.
@@ -452,7 +456,7 @@ async fn for_life_the_lease_of_a_pod_is_deleted_when_the_pod_is_over_and_never_b
 
 #[tokio::test]
 async fn for_life_the_next_process_in_the_same_pod_goes_on() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
     assert_eq!(elector.next(start), Step::Replace);
@@ -460,7 +464,7 @@ async fn for_life_the_next_process_in_the_same_pod_goes_on() {
 
 #[tokio::test]
 async fn the_two_kinds_of_leases_respect_each_other() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let late = start + seconds(3600);
     // One that ends with its Pod has no time.
     let mut elector = candidate(start);
@@ -481,10 +485,148 @@ async fn the_two_kinds_of_leases_respect_each_other() {
 
 #[tokio::test]
 async fn who_is_told_to_stop_says_so_once() {
-    let start = Instant::now();
+    let start = by_hand::now();
     let mut elector = leader(start);
     elector.resign();
     elector.resign();
     assert_eq!(elector.take_news(), [News::Resigned]);
     assert_eq!(elector.standing().held, None);
+}
+
+/// A Lease of ours in a term.
+fn in_term(term: &str, version: u64) -> Lease {
+    let mut lease = lease(ME, version);
+    lease.metadata.annotations = Some([(TERM.to_owned(), term.to_owned())].into());
+    lease
+}
+
+fn term_in(lease: &Lease) -> &str {
+    &lease.metadata.annotations.as_ref().unwrap()[TERM]
+}
+
+/// A leader in the term 1,000,000, which is its clock's time when it began.
+fn leader_in_term(now: BootInstant) -> Elector {
+    let mut elector = candidate(now);
+    elector.saw(None, now, now);
+    assert_eq!(elector.next(now), Step::Create);
+    let made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
+    assert_eq!(term_in(&made), "1000000");
+    elector.wrote(in_term("1000000", 1), now, now);
+    assert_eq!(elector.standing().term, 1_000_000);
+    elector.take_news();
+    elector
+}
+
+#[tokio::test]
+async fn a_term_is_above_all_seen_and_kept_by_renewals() {
+    let start = by_hand::now();
+    let mut elector = leader_in_term(start);
+    let now = start + seconds(2);
+    assert_eq!(elector.next(now), Step::Replace);
+    let renewed = elector.claim("lb-linker", Timestamp::from_second(1_000_002).unwrap());
+    assert_eq!(term_in(&renewed), "1000000");
+    elector.wrote(in_term("1000000", 2), now, now);
+    assert_eq!(elector.standing().term, 1_000_000);
+
+    let now = Timestamp::now().as_second();
+    for (in_lease, on_targets, above) in [
+        ("1000100", 0, 1_000_101),
+        ("1000100", 1_000_200, 1_000_201),
+        ("nonsense", 1_000_200, 1_000_201),
+        // More than a day ahead.
+        (&(now + 90_000).to_string(), 0, 0),
+        (&(now + 80_000).to_string(), 0, now + 80_001),
+    ] {
+        let mut elector = candidate(start);
+        elector.see(on_targets, start);
+        let mut free = in_term(in_lease, 5);
+        free.spec.as_mut().unwrap().holder_identity = None;
+        elector.saw(Some(free), start, start);
+        assert_eq!(elector.next(start), Step::Replace);
+        let claimed = elector.claim("lb-linker", Timestamp::from_second(now).unwrap());
+        assert_eq!(term_in(&claimed), above.max(now).to_string(), "{in_lease} {on_targets}");
+    }
+}
+
+#[tokio::test]
+async fn a_higher_term_on_a_target_has_the_lease_read_at_once() {
+    let start = by_hand::now();
+    // The Lease is still ours: a higher term.
+    let mut elector = leader_in_term(start);
+    let now = start + seconds(1);
+    elector.see(1_000_000, now);
+    assert_eq!(elector.next(now), Step::Wait(start + seconds(2)), "our own term is no news");
+    elector.see(1_000_700, now);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(Some(in_term("1000000", 1)), now, now);
+    assert_eq!(elector.next(now), Step::Replace);
+    let raised = elector.claim("lb-linker", Timestamp::from_second(1_000_001).unwrap());
+    assert_eq!(term_in(&raised), "1000701");
+    elector.wrote(in_term("1000701", 2), now, now);
+    assert_eq!(elector.take_news(), [News::Raised(1_000_701)]);
+    assert_eq!(elector.standing().term, 1_000_701);
+    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+    // Again and again is no reason for more requests.
+    elector.see(1_000_800, now + seconds(1));
+    assert_eq!(elector.next(now + seconds(1)), Step::Wait(now + seconds(2)));
+    assert_eq!(elector.next(now + seconds(2)), Step::Look);
+
+    // It is ours in another term, or another one's: we lead no more.
+    for there in [in_term("1000650", 7), in_term("x", 7), lease(ME, 7), lease("other_2", 7)] {
+        let mut elector = leader_in_term(start);
+        elector.see(1_000_700, now);
+        assert_eq!(elector.next(now), Step::Look);
+        elector.saw(Some(there.clone()), now, now);
+        assert_eq!(elector.standing().held, None, "{there:?}");
+        assert!(matches!(elector.take_news()[0], News::Lost(_)));
+    }
+
+    // For life, too.
+    let mut elector = for_life(start);
+    elector.saw(None, start, start);
+    assert_eq!(elector.next(start), Step::Create);
+    let mut made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
+    elector.wrote(made.clone(), start, start);
+    elector.see(1_000_700, now);
+    assert_eq!(elector.next(now), Step::Look);
+    elector.saw(Some(made.clone()), now, now);
+    assert_eq!(elector.next(now), Step::Replace);
+    made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
+    assert_eq!(term_in(&made), "1000701");
+}
+
+#[tokio::test]
+async fn a_writer_that_asks_gets_a_renewal_that_is_sent_later() {
+    let start = by_hand::now();
+    let mut elector = leader(start);
+    let now = start + seconds(1);
+    assert_eq!(elector.next(now), Step::Wait(start + seconds(2)));
+    elector.ask(now);
+    assert_eq!(elector.next(now), Step::Replace);
+    // One that was under way when it asked doesn't count.
+    elector.wrote(lease(ME, 2), start, now);
+    assert_eq!(elector.confirmed(), None);
+    elector.ask(now);
+    assert_eq!(elector.next(now), Step::Replace);
+    elector.wrote(lease(ME, 3), now, now);
+    assert_eq!(elector.confirmed(), Some(now));
+    // The next one comes a moment later, for all who ask until then.
+    elector.ask(now);
+    elector.ask(now + PACE / 2);
+    assert_eq!(elector.next(now + PACE / 2), Step::Wait(now + PACE));
+    assert_eq!(elector.next(now + PACE), Step::Replace);
+    elector.wrote(lease(ME, 4), now + PACE, now + PACE);
+    assert_eq!(elector.confirmed(), Some(now + PACE));
+    // Where requests fail it waits as long as they do.
+    let later = now + PACE + seconds(2);
+    assert_eq!(elector.next(later), Step::Replace);
+    elector.failed(seconds(15), Duration::ZERO, later);
+    elector.ask(later);
+    assert_eq!(elector.next(later), Step::Wait(later + seconds(2)));
+    // A process that doesn't lead has nothing to renew.
+    let mut elector = candidate(start);
+    elector.saw(Some(lease("other_2", 1)), start, start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    elector.ask(start);
+    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
 }

@@ -1,0 +1,109 @@
+//! Terms: the fencing token that tells a leader's writes from those of an earlier one.
+//!
+//! No clock does that: in a paused virtual machine all of them stand still, and the process goes on as if its Lease
+//! were still valid. Each leader therefore takes a term above every one that it has seen, writes it into the Lease
+//! before its first write, and leaves it on each external target and EndpointSlice that it writes. A process
+//! that finds a higher term than its own there asks the Lease before it writes anything else.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// The annotation with the term: of the leader, on the Lease; of the last leader that has written it, on an external
+/// target or EndpointSlice.
+pub const TERM: &str = "linker.hsj.com/term";
+/// How far a term may lie ahead of this machine's clock, in seconds: terms begin as Unix time, and clocks differ. One
+/// further ahead isn't obeyed, or a mistyped one would stop all leaders.
+const MAX_AHEAD: u64 = 24 * 3600;
+
+/// What an annotation says of a term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// There is none: it was written before there were terms, or by another program.
+    None,
+    /// This term.
+    Term(u64),
+    /// Nothing that can be obeyed: no number, or one too far ahead of the clock.
+    Unusable,
+}
+
+impl Written {
+    /// Reads the value of the annotation, if there is one, at `now` (Unix time in seconds).
+    #[must_use]
+    pub fn read(text: Option<&str>, now: u64) -> Self {
+        let Some(text) = text else { return Self::None };
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        match text.parse() {
+            Ok(term) if is_number && term <= now.saturating_add(MAX_AHEAD) => Self::Term(term),
+            _ => Self::Unusable,
+        }
+    }
+
+    /// Reads the annotation of an object.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta, now: u64) -> Self {
+        Self::read(metadata.annotations.as_ref().and_then(|all| all.get(TERM)).map(String::as_str), now)
+    }
+
+    /// Returns the term, if there is one to be obeyed.
+    #[must_use]
+    pub fn term(self) -> Option<u64> {
+        match self {
+            Self::Term(term) => Some(term),
+            Self::None | Self::Unusable => None,
+        }
+    }
+}
+
+/// Returns a term above `highest`, and at least `now` (Unix time in seconds).
+#[must_use]
+pub fn above(highest: u64, now: u64) -> u64 {
+    highest.saturating_add(1).max(now)
+}
+
+/// Returns the Unix time in seconds, by the wall clock.
+#[must_use]
+pub fn unix_now() -> u64 {
+    unix(Timestamp::now())
+}
+
+/// Returns a time as Unix time in seconds.
+#[must_use]
+pub fn unix(time: Timestamp) -> u64 {
+    u64::try_from(time.as_second()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_up_to_a_day_ahead_are_terms() {
+        let now = 1_790_000_000;
+        let read = |text: &str| Written::read(Some(text), now);
+        assert_eq!(Written::read(None, now), Written::None);
+        for (text, term) in [("0", 0), ("1790000000", now), ("1790086400", now + 86_400), ("007", 7)] {
+            assert_eq!(read(text), Written::Term(term), "{text}");
+        }
+        for text in [
+            "",
+            "+7",
+            "-1",
+            " 7",
+            "7.0",
+            "term",
+            "1790086401",
+            "18446744073709551615",
+            "99999999999999999999",
+        ] {
+            assert_eq!(read(text), Written::Unusable, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_new_term_is_above_all_seen_and_no_earlier_than_the_clock() {
+        assert_eq!(above(0, 1_790_000_000), 1_790_000_000);
+        assert_eq!(above(1_790_000_000, 1_790_000_000), 1_790_000_001);
+        assert_eq!(above(1_790_000_500, 1_790_000_000), 1_790_000_501);
+        assert_eq!(above(u64::MAX, 0), u64::MAX);
+    }
+}

@@ -1,0 +1,84 @@
+//! Clocks that stand still for one process: what a suspend or a paused virtual machine does to all of them.
+//!
+//! A library that is loaded into lb-linker before libc (`tests/stopped-clock/`) sets its clocks back. Time namespaces
+//! can't do it: their offsets are fixed when the first process is in.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use super::linker::Linker;
+
+/// The clocks of one lb-linker.
+pub struct StoppedClock {
+    directory: TempDir,
+    /// By how much CLOCK_MONOTONIC and CLOCK_BOOTTIME are behind.
+    behind: [Duration; 2],
+    stopped: Option<Instant>,
+}
+
+/// What stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// CLOCK_MONOTONIC, as in a suspend.
+    Suspend,
+    /// CLOCK_BOOTTIME, too, as in a virtual machine that is paused.
+    Pause,
+}
+
+impl StoppedClock {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let clock = Self { directory, behind: [Duration::ZERO; 2], stopped: None };
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stopped-clock/clock.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+        let mut build = Command::new(compiler);
+        build.args(["-shared", "-fPIC", "-O1", "-o"]).arg(clock.library()).arg(source);
+        assert!(build.status().expect("a C compiler").success(), "{source} can't be built");
+        std::fs::File::create(clock.file()).and_then(|mut file| file.write_all(&[0; 16])).expect("a file");
+        clock
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("clock")
+    }
+
+    fn library(&self) -> PathBuf {
+        self.directory.path().join("clock.so")
+    }
+
+    /// The variables of the process whose clocks these are.
+    pub fn variables(&self) -> [(&'static str, String); 2] {
+        [
+            ("LD_PRELOAD", self.library().display().to_string()),
+            ("STOPPED_CLOCK", self.file().display().to_string()),
+        ]
+    }
+
+    /// Stops the process.
+    pub fn stop(&mut self, linker: &mut Linker) {
+        linker.signal(Signal::SIGSTOP);
+        self.stopped = Some(Instant::now());
+    }
+
+    /// Has the process go on, which doesn't notice by these clocks that it was stopped.
+    pub fn go_on(&mut self, linker: &mut Linker, how: Stop) {
+        let elapsed = self.stopped.take().expect("it was stopped").elapsed();
+        self.behind[0] += elapsed;
+        if how == Stop::Pause {
+            self.behind[1] += elapsed;
+        }
+        let file = OpenOptions::new().write(true).open(self.file()).expect("the file of the clock");
+        for (behind, at) in self.behind.iter().zip([0, 8]) {
+            let nanos = i64::try_from(behind.as_nanos()).expect("some seconds");
+            file.write_all_at(&nanos.to_ne_bytes(), at).expect("the file of the clock can be written");
+        }
+        linker.signal(Signal::SIGCONT);
+    }
+}
