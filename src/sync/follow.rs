@@ -251,7 +251,7 @@ impl Following {
     /// Looks at all links and followers, because changes have been missed.
     fn look_again(&mut self) {
         self.memory.departed.look_again(&self.settings.store);
-        self.pace.resume();
+        self.pace.resume_all();
         self.queue_all();
     }
 

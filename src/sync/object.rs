@@ -126,6 +126,9 @@ impl Resource for EndpointSlice {
     }
 }
 
+/// What the keys of lb-linker's annotations begin with.
+const OUR_PREFIX: &str = "linker.hsj.com/";
+
 /// Which kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -195,6 +198,20 @@ impl Object {
     #[must_use]
     pub fn id(&self) -> ObjectId {
         ObjectId::of(self.kind(), self.meta())
+    }
+
+    /// Returns the object with lb-linker's annotations alone: others are never read, and may have 256 KB.
+    #[must_use]
+    pub fn without_foreign_annotations(mut self) -> Self {
+        let metadata = match &mut self {
+            Self::Service(service) => &mut service.metadata,
+            Self::EndpointSlice(slice) => &mut slice.metadata,
+        };
+        if let Some(annotations) = &mut metadata.annotations {
+            annotations.retain(|key, _| key.starts_with(OUR_PREFIX));
+        }
+        metadata.annotations.take_if(|annotations| annotations.is_empty());
+        self
     }
 
     /// Returns its kind.
@@ -289,6 +306,19 @@ mod tests {
         // What the API's own type takes, lb-linker's takes.
         serde_json::from_value::<v1::EndpointSlice>(slice.clone()).unwrap();
         serde_json::from_value(slice).unwrap()
+    }
+
+    #[test]
+    fn annotations_of_other_programs_are_dropped() {
+        let service = |annotations: Value| -> Object {
+            let service = json!({"metadata": {"name": "web", "annotations": annotations}});
+            serde_json::from_value::<Service>(service).unwrap().into()
+        };
+        let both = [("linker.hsj.com/service-uid", "u"), ("their.example/notes", "x")];
+        let kept = service(both.into_iter().collect()).without_foreign_annotations();
+        assert_eq!(kept, service(both[..1].iter().copied().collect()));
+        let theirs = service(both[1..].iter().copied().collect()).without_foreign_annotations();
+        assert_eq!(theirs.meta().annotations, None);
     }
 
     #[test]

@@ -48,8 +48,8 @@ pub(super) struct Pace<A> {
 #[derive(Debug)]
 struct Failure {
     pauses: Pauses,
-    /// The hash of the reason that was said last.
-    said: Option<u64>,
+    /// The hash of the reason, where it is one of this link alone.
+    reason: Option<u64>,
 }
 
 /// Writes for a link as it is now.
@@ -111,8 +111,33 @@ impl<A: PartialEq + Clone> Pace<A> {
         }
     }
 
-    /// Has a link looked at again after a failed write, and returns when.
+    /// Has a link looked at again after a write that has failed for a reason that others may have, too, and returns
+    /// when.
     pub(super) fn failed(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
+        let pause = self.pause(key, at_least);
+        if let Some(failure) = self.failures.get_mut(key) {
+            failure.reason = None;
+        }
+        pause
+    }
+
+    /// Has a link looked at again after a write that has failed for a reason of its own. Returns when, and whether
+    /// that is another reason than the one before.
+    pub(super) fn refused(
+        &mut self,
+        key: &ServiceKey,
+        at_least: Option<Duration>,
+        reason: &str,
+    ) -> (Duration, bool) {
+        let pause = self.pause(key, at_least);
+        let mut hasher = DefaultHasher::new();
+        reason.hash(&mut hasher);
+        let hash = hasher.finish();
+        let failure = self.failures.get_mut(key);
+        (pause, failure.is_none_or(|failure| failure.reason.replace(hash) != Some(hash)))
+    }
+
+    fn pause(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
         let failure = self.failures.entry(key.clone()).or_insert_with(Failure::new);
         let pause = failure.pauses.next().max(at_least.unwrap_or_default());
         let others = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
@@ -121,16 +146,12 @@ impl<A: PartialEq + Clone> Pace<A> {
         pause
     }
 
-    /// Notes why a write of a link has failed, after [`Self::failed`]. Returns whether that is another reason than
-    /// the one before.
-    pub(super) fn is_new_reason(&mut self, key: &ServiceKey, reason: &str) -> bool {
-        let mut hasher = DefaultHasher::new();
-        reason.hash(&mut hasher);
-        let hash = hasher.finish();
-        self.failures.get_mut(key).is_none_or(|failure| failure.said.replace(hash) != Some(hash))
+    /// Returns whether the last write of a link has failed.
+    pub(super) fn has_failed(&self, key: &ServiceKey) -> bool {
+        self.failures.contains_key(key)
     }
 
-    /// Notes that a write of a link was refused for a limit that its namespace has, after [`Self::failed`].
+    /// Notes that a write of a link was refused for a limit that its namespace has, after [`Self::refused`].
     pub(super) fn limited(&mut self, key: &ServiceKey) {
         self.limited.insert(key.clone());
     }
@@ -174,14 +195,23 @@ impl<A: PartialEq + Clone> Pace<A> {
         self.repairs.remove(key);
     }
 
-    /// Ends all rests after failures, and returns whose.
+    /// Ends the rests after failures that others had, too, and returns whose. What was refused alone waits on.
     pub(super) fn resume(&mut self) -> Vec<ServiceKey> {
-        self.limited.clear();
-        let keys: Vec<ServiceKey> = std::mem::take(&mut self.failures).into_keys().collect();
+        let shared = |(key, failure): (&ServiceKey, &Failure)| failure.reason.is_none().then(|| key.clone());
+        let keys: Vec<ServiceKey> = self.failures.iter().filter_map(shared).collect();
         for key in &keys {
+            self.failures.remove(key);
             self.stop_waiting(key);
         }
         keys
+    }
+
+    /// Ends all rests after failures.
+    pub(super) fn resume_all(&mut self) {
+        self.limited.clear();
+        for key in std::mem::take(&mut self.failures).into_keys() {
+            self.stop_waiting(&key);
+        }
     }
 
     /// Returns how long a write for a link as it is now has to wait, because somebody else undoes
@@ -215,7 +245,7 @@ impl<A: PartialEq + Clone> Pace<A> {
 
 impl Failure {
     fn new() -> Self {
-        Self { pauses: Pauses::new(RETRY), said: None }
+        Self { pauses: Pauses::new(RETRY), reason: None }
     }
 }
 
@@ -297,14 +327,30 @@ mod tests {
     #[tokio::test]
     async fn a_reason_is_new_once_until_it_changes_or_a_write_succeeds() {
         let (mut pace, key) = (Pace::<()>::default(), key());
-        let fails = |pace: &mut Pace<()>, reason| {
-            pace.failed(&key, None);
-            pace.is_new_reason(&key, reason)
-        };
+        let fails = |pace: &mut Pace<()>, reason| pace.refused(&key, None, reason).1;
         assert!(fails(&mut pace, "a") && !fails(&mut pace, "a"));
         assert!(fails(&mut pace, "b") && !fails(&mut pace, "b"));
         pace.succeeded(&ServiceKey::new("default", "web"));
         assert!(fails(&mut pace, "b"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_shared_trouble_ends_no_rest_of_a_refused_link() {
+        let (mut pace, refused) = (Pace::<()>::default(), key());
+        let keys: Vec<ServiceKey> = (0..3).map(|i| ServiceKey::new("default", &i.to_string())).collect();
+        pace.refused(&refused, None, "a policy");
+        for key in &keys {
+            pace.failed(key, None);
+        }
+        let mut resumed = pace.resume();
+        resumed.sort();
+        assert_eq!(resumed, keys);
+        assert!(pace.rests(&refused) && pace.has_failed(&refused));
+        pace.failed(&refused, None);
+        assert_eq!(pace.resume(), std::slice::from_ref(&refused), "its last failure was another one");
+        pace.refused(&refused, None, "a policy");
+        pace.resume_all();
+        assert!(!pace.rests(&refused) && !pace.has_failed(&refused));
     }
 
     #[tokio::test(start_paused = true)]

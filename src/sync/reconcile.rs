@@ -51,6 +51,8 @@ use writing::Written;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
+/// How many of them may be of links whose last write has failed: what refuses them may take its time.
+const MAX_RETRIES: usize = MAX_WRITES / 2;
 /// How long writes under way may take to end when lb-linker is told to stop.
 pub(super) const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -151,11 +153,16 @@ struct Reconciler {
     term: u64,
     listed_in_term: HashSet<Kind>,
     queue: VecDeque<ServiceKey>,
+    /// Links whose last write has failed: they are looked at when no others are queued.
+    retries: VecDeque<ServiceKey>,
+    /// What is in either of them.
     queued: HashSet<ServiceKey>,
     /// Links that haven't been looked at since the start: how they stand is no news.
     old_news: HashSet<ServiceKey>,
     /// Links with a write under way: they are looked at again when it has ended.
     in_flight: HashSet<ServiceKey>,
+    /// Those of them whose last write has failed.
+    retrying: HashSet<ServiceKey>,
     writes: JoinSet<Written>,
     pace: Pace<Arc<Link>>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
@@ -181,9 +188,11 @@ impl Reconciler {
             term: settings.leadership.term(),
             listed_in_term: HashSet::new(),
             queue: VecDeque::new(),
+            retries: VecDeque::new(),
             queued: HashSet::new(),
             old_news: HashSet::new(),
             in_flight: HashSet::new(),
+            retrying: HashSet::new(),
             writes: JoinSet::new(),
             pace: Pace::default(),
             outdated: HashMap::new(),
@@ -262,8 +271,16 @@ impl Reconciler {
 
     fn queue(&mut self, key: &ServiceKey) {
         if !self.in_flight.contains(key) && self.queued.insert(key.clone()) {
-            self.queue.push_back(key.clone());
+            let queue = if self.pace.has_failed(key) { &mut self.retries } else { &mut self.queue };
+            queue.push_back(key.clone());
         }
+    }
+
+    /// Takes the link that is looked at next out of its queue.
+    fn next_queued(&mut self) -> Option<ServiceKey> {
+        let next = self.queue.pop_front();
+        let retries = Some(&mut self.retries).filter(|_| self.retrying.len() < MAX_RETRIES);
+        next.or_else(|| retries?.pop_front())
     }
 
     // === what is done ===
@@ -271,7 +288,7 @@ impl Reconciler {
     /// Looks at queued links and starts writes, as many as may be under way.
     fn work(&mut self) {
         while self.writes.len() < MAX_WRITES {
-            let Some(key) = self.queue.pop_front() else { break };
+            let Some(key) = self.next_queued() else { break };
             self.queued.remove(&key);
             // A link that waits after a failed write is looked at when its time comes.
             if self.pace.rests(&key) {
@@ -289,6 +306,7 @@ impl Reconciler {
     /// Lets go of what a look at very many links has taken.
     fn tidy(&mut self) {
         self.queue.shrink_to_fit();
+        self.retries.shrink_to_fit();
         self.queued.shrink_to_fit();
         self.old_news.shrink_to_fit();
         self.report.tidy();

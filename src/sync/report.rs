@@ -141,9 +141,8 @@ impl Report {
             (Write::Annotate { .. }, _) => debug!("{} {object}: annotations written", id.kind),
             _ => debug!("EndpointSlice {object}: {}", write.verb()),
         }
-        let Some(mut trouble) = self.troubles.remove(&(write.verb(), id.kind)) else { return false };
-        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()));
-        true
+        let Some(trouble) = self.troubles.get_mut(&(write.verb(), id.kind)) else { return false };
+        trouble.over(&format!("{}s can be written again ({})", id.kind, write.verb()))
     }
 
     /// Says that a write failed for a reason that all of its sort have.

@@ -139,7 +139,11 @@ impl Complaints {
     }
 }
 
-/// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end.
+/// How often trouble of one kind that comes and goes is logged in [`QUIET`].
+const RETURNS: u32 = 5;
+
+/// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end. Trouble that comes and
+/// goes is logged five times a minute.
 #[derive(Debug, Default)]
 pub struct Trouble {
     /// By HTTP code: several may take turns.
@@ -150,6 +154,17 @@ pub struct Trouble {
 struct Said {
     at: Instant,
     unsaid: u64,
+    /// Whether its end wasn't said yet.
+    lasts: bool,
+    /// Since when it was said how often.
+    times: (Instant, u32),
+}
+
+impl Said {
+    fn is_quiet(&self) -> bool {
+        let (since, times) = self.times;
+        if self.lasts { self.at.elapsed() < QUIET } else { times >= RETURNS && since.elapsed() < QUIET }
+    }
 }
 
 impl Trouble {
@@ -181,24 +196,30 @@ impl Trouble {
 
     /// Returns whether it is time to say it, and how often it has been kept back.
     fn unsaid(&mut self, code: u16) -> Option<u64> {
-        let unsaid = match self.said.get_mut(&code) {
-            Some(said) if said.at.elapsed() < QUIET => {
+        let now = Instant::now();
+        let (unsaid, (since, times)) = match self.said.get_mut(&code) {
+            Some(said) if said.is_quiet() => {
                 said.unsaid += 1;
                 return None;
             }
-            Some(said) => said.unsaid,
-            None => 0,
+            Some(said) if said.times.0.elapsed() < QUIET => (said.unsaid, said.times),
+            Some(said) => (said.unsaid, (now, 0)),
+            None => (0, (now, 0)),
         };
-        self.said.insert(code, Said { at: Instant::now(), unsaid: 0 });
+        self.said.insert(code, Said { at: now, unsaid: 0, lasts: true, times: (since, times + 1) });
         Some(unsaid)
     }
 
-    /// Logs that the trouble is over, if there was any.
-    pub fn over(&mut self, sentence: &str) {
-        if !self.said.is_empty() {
-            self.said.clear();
+    /// Logs that the trouble is over, if any was logged. Returns whether it was.
+    pub fn over(&mut self, sentence: &str) -> bool {
+        let lasts = self.said.values().any(|said| said.lasts);
+        if lasts {
             info!("{sentence}");
         }
+        for said in self.said.values_mut() {
+            said.lasts = false;
+        }
+        lasts
     }
 }
 
@@ -258,5 +279,25 @@ impl WatchTrouble {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_that_comes_and_goes_is_said_five_times_a_minute() {
+        let mut trouble = Trouble::default();
+        let mut said = 0;
+        for _ in 0..1000 {
+            said += usize::from(trouble.unsaid(500).is_some());
+            trouble.over("it is over");
+        }
+        assert_eq!(said, 5);
+        assert!(!trouble.over("it is over"), "what wasn't said to begin isn't said to end");
+        assert_eq!(trouble.unsaid(429), Some(0), "each kind counts by itself");
+        assert_eq!(trouble.unsaid(429), None);
+        assert!(trouble.over("it is over") && !trouble.over("it is over"));
     }
 }

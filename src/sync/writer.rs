@@ -183,7 +183,7 @@ impl Keeper {
         match sent {
             Ok(object) => {
                 outage.over();
-                (if created { 201 } else { 200 }, Ok(object))
+                (if created { 201 } else { 200 }, Ok(object.map(Object::without_foreign_annotations)))
             }
             Err(error) => failed(error, outage, Asked { verb, resource, doing: &doing, right: ABSENT }),
         }
@@ -328,6 +328,11 @@ fn answered(status: &Status) -> String {
     format!("the API server answered {} {}", status.code, sentence(&status.message))
 }
 
+/// Returns what is kept of an object of the target namespace.
+fn kept(object: impl Into<Object>) -> Object {
+    object.into().without_foreign_annotations()
+}
+
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     events: Events<K>,
     kind: Kind,
@@ -349,7 +354,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 None
             }
             Event::InitApply(object) => {
-                list.extend(readable(object, &mut complaints).map(|object| Packed::of(&object.into())));
+                list.extend(readable(object, &mut complaints).map(|object| Packed::of(&kept(object))));
                 None
             }
             Event::InitDone => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
@@ -359,7 +364,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 if object.is_some() {
                     complaints.set(&key, None);
                 }
-                object.map(|object| ObjectEvent::Applied(object.into()))
+                object.map(|object| ObjectEvent::Applied(kept(object)))
             }
             Event::Delete(object) => {
                 complaints.set(&key_of(&object), None);

@@ -132,8 +132,7 @@ impl Following {
 
     /// Has a follower wait whose write has failed for a reason of its own.
     fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
-        let pause = self.pace.failed(key, at_least);
-        let is_new = self.pace.is_new_reason(key, reason);
+        let (pause, is_new) = self.pace.refused(key, at_least, reason);
         self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);
     }
 

@@ -89,6 +89,9 @@ impl Reconciler {
             |before: &Packed| before.labelled_for().is_none() && !written_by_us(before.unpack().meta());
         let adopted = self.objects.get(&id).is_some_and(is_strange);
         self.in_flight.insert(key.clone());
+        if self.pace.has_failed(&key) {
+            self.retrying.insert(key.clone());
+        }
         self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
@@ -122,6 +125,7 @@ impl Reconciler {
         }
         let id = write.id();
         self.in_flight.remove(&key);
+        self.retrying.remove(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.report.count(&write, code, &result, looked_at);
         }
@@ -209,8 +213,7 @@ impl Reconciler {
 
     /// Has a link wait whose write has failed for a reason of its own.
     fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
-        let pause = self.pace.failed(key, at_least);
-        let is_new = self.pace.is_new_reason(key, reason);
+        let (pause, is_new) = self.pace.refused(key, at_least, reason);
         self.report.failed(key, write, reason, pause, is_new);
     }
 }
