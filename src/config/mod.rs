@@ -163,7 +163,7 @@ pub struct Flags {
     pub ip_targets: IpTargets,
 
     /// How many external targets may be removed in ten minutes: a number, or "unlimited" [default: 10,
-    /// or a fifth of them, whichever is more]
+    /// or a fifth of them, whichever is more; and none of those that a flag leaves out, where they are most]
     #[arg(
         long,
         value_name = "NUMBER",

@@ -112,6 +112,8 @@ pub struct Metrics {
     targets_refused: IntGauge,
     /// External targets whose removal is held back because there are too many at once.
     pub deletes_held: IntGauge,
+    /// External targets that stay although a flag leaves their Services out, by `flag`.
+    pub left_out: IntGaugeVec,
     /// Kubernetes Events that were dropped.
     pub events_dropped: IntCounter,
     reconciles: IntCounterVec,
@@ -177,6 +179,13 @@ impl Metrics {
             deletes_held: IntGauge::new(
                 "lb_linker_deletes_held",
                 "External targets whose removal is held back because there are too many at once.",
+            )?,
+            left_out: IntGaugeVec::new(
+                Opts::new(
+                    "lb_linker_left_out",
+                    "External targets that stay until --max-deletes is given, although a flag leaves their Services out.",
+                ),
+                &["flag"],
             )?,
             events_dropped: IntCounter::new(
                 "lb_linker_events_dropped_total",
@@ -254,6 +263,7 @@ impl Metrics {
         registry.register(Box::new(metrics.names_lost.clone()))?;
         registry.register(Box::new(metrics.targets_refused.clone()))?;
         registry.register(Box::new(metrics.deletes_held.clone()))?;
+        registry.register(Box::new(metrics.left_out.clone()))?;
         registry.register(Box::new(metrics.events_dropped.clone()))?;
         registry.register(Box::new(metrics.reconciles.clone()))?;
         for result in Reconciled::ALL {
@@ -320,7 +330,7 @@ impl Metrics {
     /// # Errors
     /// If a metric can't be written, which only a defect of ours can cause.
     pub fn render(&self, store: &Arc<Store>) -> Result<String, prometheus::Error> {
-        let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("gone", 0)];
+        let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("left_out", 0), ("gone", 0)];
         let (mut refused, mut lost) = (0, 0);
         for link in store.links() {
             refused += i64::from(link.refused);
@@ -329,7 +339,8 @@ impl Metrics {
                 (State::Live | State::Recreated(_), Some(_)) => 0,
                 (State::Live | State::Recreated(_), None) => 1,
                 (State::Stale, _) => 2,
-                (State::Gone(_), _) => 3,
+                (State::LeftOut, _) => 3,
+                (State::Gone(_), _) => 4,
             };
             count[state].1 += 1;
         }

@@ -16,6 +16,7 @@ use crate::store::Store;
 use crate::sync::client::{Connection, connect};
 use crate::sync::election::{Candidacy, Election, Leadership};
 use crate::sync::events::{self, Recorder};
+use crate::sync::left_out::Registry;
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
 use crate::sync::plan::SyncMode;
@@ -66,6 +67,14 @@ impl Source {
         match self {
             Self::Cluster { keeper, .. } => Some(keeper),
             Self::Manifests { keeper } => keeper.as_ref(),
+        }
+    }
+
+    /// Returns where it can be looked up which Services exist.
+    fn registry(&self, flags: &Flags) -> Registry {
+        match self {
+            Self::Cluster { client, .. } => Registry::Cluster(client.clone()),
+            Self::Manifests { .. } => Registry::Manifests(flags.manifests.clone().unwrap_or_default()),
         }
     }
 
@@ -122,6 +131,7 @@ impl Source {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
                 keeper: keeper.clone(),
+                registry: self.registry(flags),
                 selection: Arc::clone(&selection),
                 admission: Arc::clone(&admission),
                 policy: flags.policy(),
@@ -138,6 +148,9 @@ impl Source {
             // Nothing is kept, so no external target has a holder to wait for.
             store.set_holders_known();
         }
+        // With --max-deletes the user has said that external targets may go.
+        let keeps_unlisted =
+            self.keeper().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
         let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
         match self {
             Self::Cluster { client, outage, .. } => {
@@ -183,6 +196,7 @@ impl Source {
                     selection,
                     admission,
                     guards: flags.finalizer,
+                    keeps_unlisted,
                     store,
                     news,
                     leadership,
@@ -195,8 +209,15 @@ impl Source {
             }
             Self::Manifests { .. } => {
                 let directory = flags.manifests.clone().unwrap_or_default();
-                let source =
-                    ManifestSource { directory, selection, admission, store, news, files: Arc::default() };
+                let source = ManifestSource {
+                    directory,
+                    selection,
+                    admission,
+                    store,
+                    news,
+                    files: Arc::default(),
+                    keeps_unlisted,
+                };
                 let until = stop.clone();
                 tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
                     until_stopped(until.clone(), source.clone().run())

@@ -148,7 +148,15 @@ mod tests {
                     8 => {
                         let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
                         let written_for = WrittenFor::Uid(uid.as_str().into());
-                        store.set_last_target(&key, LastTarget { target: Some(target), written_for });
+                        store.set_last_target(
+                            &key,
+                            LastTarget {
+                                target: Some(target),
+                                written_for,
+                                hostnames: Box::default(),
+                                is_ours: true,
+                            },
+                        );
                     }
                     _ => {
                         let list = vec![observed(&key, &uid, &ips, hostname)];

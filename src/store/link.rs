@@ -241,6 +241,9 @@ pub enum State {
     /// The Service was deleted and created again, and has no target yet. An external target that stands is the
     /// earlier Service's, which is gone since then at the latest.
     Recreated(Moment),
+    /// The Service isn't followed, perhaps because a flag leaves it out: the target is the one that its external
+    /// target records, and both stay.
+    LeftOut,
     /// The Service is gone since then; the link holds its names until its external target is gone.
     Gone(Moment),
 }
@@ -353,13 +356,19 @@ impl Link {
         matches!(self.state, State::Gone(_))
     }
 
+    /// Returns whether the Service isn't followed, and its external target says what the target is.
+    #[must_use]
+    pub fn is_left_out(&self) -> bool {
+        self.state == State::LeftOut
+    }
+
     /// Returns since when the Service is gone that the link's external target was written for: this one, or an
     /// earlier one of its name that has left it to a Service without a target.
     #[must_use]
     pub fn outlived_since(&self) -> Option<Instant> {
         match self.state {
             State::Recreated(since) | State::Gone(since) => Some(since.into()),
-            State::Live | State::Stale => None,
+            State::Live | State::Stale | State::LeftOut => None,
         }
     }
 
@@ -415,6 +424,9 @@ impl fmt::Display for Change {
             Some(Link { state: State::Gone(_), .. }) => "gone".to_owned(),
             Some(Link { state: State::Recreated(_), .. }) => "pending (recreated)".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
+            Some(Link { target: Some(target), state: State::LeftOut, .. }) => {
+                format!("{target} (kept: the Service isn't followed)")
+            }
             Some(Link { target: Some(target), state: State::Stale, .. }) => {
                 let why = if self.after.as_ref().is_some_and(|link| link.refused) {
                     "the Service's new one isn't followed"

@@ -70,6 +70,30 @@ pub struct LastTarget {
     pub target: Option<Target>,
     /// The Service whose target that is: another one of its name has another.
     pub written_for: WrittenFor,
+    /// The further DNS names that are noted on it, as far as they are granted.
+    pub hostnames: Box<[Box<str>]>,
+    /// Whether lb-linker would remove it without its Service.
+    pub is_ours: bool,
+}
+
+impl LastTarget {
+    /// Returns the uid of its Service, where that is noted; else an empty one.
+    #[must_use]
+    pub fn uid(&self) -> Uid {
+        match &self.written_for {
+            WrittenFor::Uid(uid) => uid.clone(),
+            WrittenFor::CreatedUntil(_) | WrittenFor::Anybody => Uid::default(),
+        }
+    }
+}
+
+/// The external targets that an earlier process has left, and what the first complete list says of their Services.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// How many Services with an external target are in the list.
+    pub listed: usize,
+    /// The others' external targets.
+    pub unlisted: Vec<(ServiceKey, LastTarget)>,
 }
 
 /// Which Service of a name an external target was written for.
@@ -202,8 +226,8 @@ impl Store {
         Some(self.depart(&mut allotment, &link))
     }
 
-    /// Returns how many living links there are, and which of those in a namespace, or in all, a list of
-    /// it lacks.
+    /// Returns how many links there are whose Services are followed, and which of those in a namespace, or in all, a
+    /// list of it lacks.
     #[must_use]
     pub fn missing_from<'a>(
         &self,
@@ -212,7 +236,7 @@ impl Store {
     ) -> (usize, HashSet<ServiceKey>) {
         let listed: HashSet<&ServiceKey> = list.collect();
         let (mut known, mut missing) = (0, HashSet::new());
-        for link in self.links().iter().filter(|link| !link.is_gone()) {
+        for link in self.links().iter().filter(|link| !link.is_gone() && !link.is_left_out()) {
             known += 1;
             let within = namespace.is_none_or(|namespace| link.key.namespace() == namespace);
             if within && !listed.contains(&link.key) {
@@ -245,7 +269,9 @@ impl Store {
             .links()
             .into_iter()
             .filter(|link| within(&link.key))
-            .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key) && !link.is_gone())
+            .filter(|link| !listed.contains(&link.key) && !kept.contains(&link.key))
+            // No list has what isn't followed.
+            .filter(|link| !link.is_gone() && !link.is_left_out())
             .collect();
         let mut changes = Vec::new();
         allotment.untold = Some(Vec::new());
@@ -290,7 +316,7 @@ impl Store {
             return None;
         }
         // The external targets could be seen later than the Services.
-        let blank = |link: &Arc<Link>| !link.is_gone() && link.target.is_none();
+        let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
         let link = self.get(key).filter(blank)?;
         let kept = match last.target {
             // By now its predecessor may have been seen, too: only a note is certain.
@@ -311,6 +337,59 @@ impl Store {
     /// nothing if there is a link, or a Service that can't be read.
     pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<Change> {
         self.insert_ghost(key, "", false, hostnames)
+    }
+
+    /// Returns the external targets that an earlier process has left and that lb-linker would remove without their
+    /// Services, once all Services have been listed and before [`Store::set_synced`].
+    #[must_use]
+    pub fn recorded(&self) -> Recorded {
+        // A Service that isn't followed may be known for the finalizer that it carries.
+        let is_unlisted = |key: &ServiceKey| self.get(key).is_none_or(|link| link.was_never_seen());
+        let left = |entry: &dashmap::mapref::multiple::RefMulti<'_, ServiceKey, LastTarget>| {
+            entry.is_ours && is_unlisted(entry.key()) && !self.unreadable.contains(entry.key())
+        };
+        let unlisted = self.last_targets.iter().filter(left);
+        let unlisted: Vec<_> = unlisted.map(|entry| (entry.key().clone(), entry.value().clone())).collect();
+        let allotment = self.write();
+        let holds = |link: &&Arc<Link>| !link.is_gone() && allotment.holds_something(&link.key);
+        Recorded { listed: self.links().iter().filter(holds).count(), unlisted }
+    }
+
+    /// Takes over that a Service isn't followed, perhaps because a flag leaves it out, and what its external target
+    /// says: adds a link in [`State::LeftOut`], or changes the one of a Service that this process has never seen.
+    /// `uid` is the Service's, or empty where it isn't known. Returns nothing where nothing changes.
+    pub fn keep_left_out(
+        &self,
+        key: &ServiceKey,
+        uid: Uid,
+        target: Option<Target>,
+        hostnames: Vec<Box<str>>,
+    ) -> Option<Change> {
+        let mut allotment = self.write();
+        let known = self.get(key);
+        if known.as_ref().is_some_and(|link| !link.was_never_seen()) || self.unreadable.contains(key) {
+            return None;
+        }
+        let hostnames = Wishes { hostnames: hostnames.into(), ..Default::default() };
+        let kept = Link {
+            uid,
+            target,
+            created: NEVER,
+            wishes: hostnames.shared(),
+            state: State::LeftOut,
+            ..known.as_ref().map_or_else(|| Link::new(key.clone(), ""), |link| Link::clone(link))
+        };
+        if known.as_deref() == Some(&kept) {
+            return None;
+        }
+        Some(self.put(&mut allotment, known, kept))
+    }
+
+    /// Takes over that the Service of a link in [`State::LeftOut`] is gone.
+    pub fn end_left_out(&self, key: &ServiceKey) -> Option<Change> {
+        let mut allotment = self.write();
+        let link = self.get(key).filter(|link| link.is_left_out())?;
+        Some(self.depart(&mut allotment, &link))
     }
 
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
@@ -357,10 +436,10 @@ impl Store {
         Some(self.put(&mut allotment, Some(link), changed))
     }
 
-    /// Forgets a link whose Service is gone: its names are free from here on.
+    /// Forgets a link whose Service is gone or isn't followed: its names are free from here on.
     pub fn forget(&self, key: &ServiceKey) -> Option<Change> {
         let mut allotment = self.write();
-        let link = self.get(key).filter(|link| link.is_gone())?;
+        let link = self.get(key).filter(|link| link.is_gone() || link.is_left_out())?;
         Some(self.remove(&mut allotment, &link))
     }
 
@@ -381,7 +460,10 @@ impl Store {
         let known = self.get(&key);
         let key = known.as_ref().map_or_else(|| allotment.kept_key(&key), |link| link.key.clone());
         // A recreated Service starts anew: its predecessor's target isn't its own.
-        let same = known.as_ref().filter(|link| link.uid == uid && !link.is_gone());
+        let same = known.as_ref().filter(|link| {
+            let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
+            is_it && !link.is_gone()
+        });
         let (in_use, predecessor_gone) = match &known {
             None => {
                 let last = self.last_targets.remove(&key).map(|(_, last)| last);

@@ -80,7 +80,8 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
 }
 
 fn last(host: &str, written_for: WrittenFor) -> LastTarget {
-    LastTarget { target: Some(Target::Hostname(self::host(host))), written_for }
+    let target = Some(Target::Hostname(self::host(host)));
+    LastTarget { target, written_for, hostnames: Box::default(), is_ours: true }
 }
 
 fn noted(uid: &str) -> WrittenFor {
@@ -123,6 +124,92 @@ fn outlived_since(store: &Store) -> Option<Instant> {
     store.get(&ServiceKey::new("default", "web")).unwrap().outlived_since()
 }
 
+fn key(name: &str) -> ServiceKey {
+    ServiceKey::new("default", name)
+}
+
+#[test]
+fn unlisted_external_targets_of_ours_are_told_from_listed_ones() {
+    let store = Store::new(Departed::Kept);
+    for name in ["listed", "unlisted", "unreadable", "orphan"] {
+        store.set_holder(&format!("{name}-default-ext"), Some(&key(name)), &[]);
+        let is_ours = name != "orphan";
+        store.set_last_target(&key(name), LastTarget { is_ours, ..last("a.example.", noted("1")) });
+    }
+    store.apply(seen("default", "listed", "1", &["a.example."]));
+    store.apply(seen("default", "without", "1", &[]));
+    store.set_unreadable(&key("unreadable"));
+    assert_eq!(store.recorded().unlisted.len(), 1);
+    // That it carries our finalizer doesn't say that it is gone.
+    store.insert_departing(&key("unlisted"), "1", true);
+    let recorded = store.recorded();
+    assert_eq!(recorded.listed, 1);
+    let unlisted: Vec<&ServiceKey> = recorded.unlisted.iter().map(|(key, _)| key).collect();
+    assert_eq!(unlisted, [&key("unlisted")]);
+    assert_eq!(recorded.unlisted[0].1.uid(), Uid::from("1"));
+    assert!(WrittenFor::Anybody.is(&"2".into(), None));
+    assert!(last("a.example.", WrittenFor::Anybody).uid().is_empty());
+}
+
+#[test]
+fn left_out_service_keeps_its_names_and_target_through_lists() {
+    let store = store_with_zone();
+    let web = key("web");
+    let host = Some(Target::Hostname(host("a.example.")));
+    let names = || vec![Box::from("shop.default.lb.internal")];
+    assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_some());
+    assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "nothing changes");
+    for name in [&["web-default"][..], &["web", "default"], &["shop", "default"]] {
+        assert_eq!(target(&store, name).as_deref(), Some("a.example"));
+    }
+    // No list has it, and none that lacks it says that it is gone.
+    assert_eq!(store.missing_from([].into_iter(), None), (0, HashSet::new()));
+    store.replace(None, vec![], vec![], &HashSet::new());
+    assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
+    assert!(store.insert_gone(&web, vec![]).is_none());
+    assert!(store.delete(&web, "another", None).is_none());
+
+    // Its own blank status keeps the target, another Service's doesn't.
+    store.apply(seen("default", "web", "1", &[]));
+    assert_eq!(store.get(&web).unwrap().state, State::Stale);
+    assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
+    for (noted, uid, expected) in [("1", "1", "a.example"), ("", "2", "a.example"), ("1", "2", "pending")] {
+        let store = Store::new(Departed::Kept);
+        store.keep_left_out(&web, noted.into(), host.clone(), vec![]);
+        store.apply(seen("default", "web", uid, &[]));
+        assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{noted:?} {uid}");
+    }
+}
+
+#[test]
+fn left_out_service_ends_as_others_do() {
+    let host = Some(Target::Hostname(host("a.example.")));
+    let left_out = || {
+        let store = Store::new(Departed::Kept);
+        store.insert_gone(&key("web"), vec![]);
+        assert!(store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]).is_some());
+        assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
+        store
+    };
+    for by_event in [false, true] {
+        let store = left_out();
+        let change =
+            if by_event { store.delete(&key("web"), "1", None) } else { store.end_left_out(&key("web")) };
+        assert!(change.is_some());
+        assert!(store.get(&key("web")).unwrap().is_gone());
+        assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
+        assert!(store.end_left_out(&key("web")).is_none());
+    }
+    let store = left_out();
+    assert!(store.forget(&key("web")).is_some());
+    assert_eq!(target(&store, &["web-default"]), None);
+    // What carries our finalizer still does.
+    let store = Store::new(Departed::Kept);
+    store.insert_departing(&key("web"), "1", true);
+    store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]);
+    assert!(store.get(&key("web")).unwrap().guarded);
+}
+
 #[test]
 fn recreated_service_without_target_outlives_nothing_of_its_own() {
     for (written_for, is_predecessors) in [
@@ -137,7 +224,7 @@ fn recreated_service_without_target_outlives_nothing_of_its_own() {
         let before = Instant::now();
         // The external target is seen before the Service, or after it; what it points at may be denied by now.
         for target in [last("a.example.", WrittenFor::Anybody).target, None] {
-            let last = || LastTarget { target: target.clone(), written_for: written_for.clone() };
+            let last = || LastTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
             let early = Store::new(Departed::Kept);
             early.set_last_target(&key, last());
             early.apply(pending());

@@ -47,6 +47,8 @@ pub enum Reason {
     Removed,
     /// The external target would be removed, if there weren't so many of them.
     RemovalHeld,
+    /// A flag leaves the Service out, and its external target stays nevertheless.
+    LeftOut,
 }
 
 impl Reason {
@@ -59,7 +61,8 @@ impl Reason {
             | Self::Conflict
             | Self::TargetRefused
             | Self::HostnameRefused
-            | Self::RemovalHeld => "Warning",
+            | Self::RemovalHeld
+            | Self::LeftOut => "Warning",
         }
     }
 
@@ -74,7 +77,7 @@ impl Reason {
             Self::Conflict => "LeaveAlone",
             Self::HostnameRefused => "IgnoreName",
             Self::Removed => "RemoveExternalTarget",
-            Self::RemovalHeld => "HoldRemoval",
+            Self::RemovalHeld | Self::LeftOut => "HoldRemoval",
         }
     }
 }

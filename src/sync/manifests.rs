@@ -18,6 +18,7 @@ use tracing::warn;
 use super::admission::Admission;
 use super::directory::{DirectoryError, changes};
 use super::excerpt::{self, sentence};
+use super::left_out::keep_unlisted;
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
@@ -45,6 +46,8 @@ pub struct ManifestSource {
     pub news: News,
     /// The files as they were read last, also by a run of this source before.
     pub files: Arc<Mutex<Files>>,
+    /// Whether most external targets stay, at the start, until it is known that their Services are gone.
+    pub keeps_unlisted: bool,
 }
 
 impl ManifestSource {
@@ -80,6 +83,9 @@ impl ManifestSource {
             if self.store.is_synced() {
                 log_changes(&self.news, changes);
             } else {
+                if self.keeps_unlisted {
+                    keep_unlisted(&self.store);
+                }
                 self.store.set_synced();
                 log_first_list(&self.store, &self.news, &changes);
             }
@@ -116,6 +122,17 @@ pub fn check(
     let services = files.services(selection, admission, &mut Complaints::default()).len();
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
     Ok(Checked { services, errors, notices: files.notices })
+}
+
+/// Returns all load balancers in the manifests of a directory that can be understood, whatever the flags leave out.
+///
+/// # Errors
+/// If the directory can't be read.
+pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> {
+    let mut files = Files::default();
+    files.read(directory)?;
+    let services = files.by_name.into_values().flat_map(|file| file.services);
+    Ok(services.filter(Service::is_living_load_balancer).collect())
 }
 
 /// The files as they were read last.

@@ -15,6 +15,7 @@ pub mod follow;
 pub mod forbidden;
 pub mod guarded;
 pub mod instance;
+pub mod left_out;
 mod line_limit;
 pub mod manifests;
 pub mod object;

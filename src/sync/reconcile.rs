@@ -7,6 +7,7 @@
 mod adoption;
 mod former;
 mod hearing;
+mod start_check;
 mod writing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -29,6 +30,7 @@ use super::closed::Closed;
 use super::desired::{labelled_for, points_at, written_by_us};
 use super::election::Leadership;
 use super::instance::other_instance;
+use super::left_out::{Registry, postponed};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::objects::{Objects, object_ids};
 use super::orphans::Orphans;
@@ -46,6 +48,7 @@ use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, State, Store};
 use adoption::AdoptionQueue;
 use former::FormerLeaders;
+use start_check::StartCheck;
 pub(super) use writing::OUTDATED;
 use writing::Written;
 
@@ -66,6 +69,8 @@ pub struct Settings {
     pub store: Arc<Store>,
     /// Where the external targets are.
     pub keeper: Keeper,
+    /// Where it can be looked up which Services exist.
+    pub registry: Registry,
     /// Which Services become links: the external targets of others aren't ours to touch.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
@@ -104,7 +109,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
         }
     }
     reconciler.take_term();
-    reconciler.adopt_departed();
+    reconciler.adopt_departed(true);
     reconciler.brake();
     reconciler.queue_all();
     reconciler.old_news = reconciler.queued.clone();
@@ -129,6 +134,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
                 reconciler.adoption.next(tokio::time::Instant::now()).iter().for_each(|key| reconciler.queue(key));
             }
             Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
+            Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
         }
     }
     let farewell = async {
@@ -174,6 +180,7 @@ struct Reconciler {
     orphans: Orphans,
     adoption: AdoptionQueue,
     former: FormerLeaders,
+    start_check: StartCheck,
     /// Whether the last write had no answer.
     unanswered: bool,
 }
@@ -202,6 +209,7 @@ impl Reconciler {
             orphans,
             adoption: AdoptionQueue::default(),
             former: FormerLeaders::default(),
+            start_check: StartCheck::default(),
             unanswered: false,
             settings,
         }
@@ -227,6 +235,8 @@ impl Reconciler {
     /// Makes the writes that were due when somebody else led, or nobody.
     fn take_up_writing(&mut self) {
         if self.may_write() {
+            self.take_stock(true);
+            self.announce();
             self.resume();
             self.queue_all();
             self.old_news = self.queued.clone();
@@ -255,7 +265,8 @@ impl Reconciler {
     /// Looks at every link, and at those that were forgotten while nobody listened.
     fn catch_up(&mut self) {
         self.queue_all();
-        let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links()).cloned();
+        let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links());
+        let known = known.chain(self.start_check.links()).cloned();
         let forgotten =
             known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
         for key in forgotten.collect::<Vec<_>>() {
@@ -331,7 +342,9 @@ impl Reconciler {
     fn reconcile(&mut self, key: ServiceKey) {
         self.pace.stop_waiting(&key);
         let (now, is_news) = (Instant::now(), !self.old_news.remove(&key));
-        let Some(link) = self.settings.store.get(&key) else {
+        let found = self.settings.store.get(&key);
+        self.start_check.settle(&key, found.as_deref(), &self.settings.news.metrics);
+        let Some(link) = found else {
             self.report.forget(&key);
             self.pace.forget(&key);
             self.adoption.forget(&key);
@@ -342,6 +355,10 @@ impl Reconciler {
             return self.note_orphans(&key);
         };
         self.note_orphans(&key);
+        if link.is_left_out() {
+            self.follow_recorded(&link);
+            return self.settings.news.metrics.reconciled(Reconciled::Waiting, now);
+        }
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
         let labelled: Vec<Object> = self.objects.of_link(&key).into_iter().map(Packed::unpack).collect();
@@ -379,7 +396,11 @@ impl Reconciler {
             true => &former::policy(&self.settings.policy),
             false => &self.settings.policy,
         };
-        let step = next_step(&link, actual, policy, now);
+        let mut step = next_step(&link, actual, policy, now);
+        if let (Some(since), true) = (link.outlived_since(), self.start_check.postpones(&key)) {
+            step = postponed(step, since, policy, now);
+        }
+        let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, Step::Conflict { .. }) {
             self.report.no_conflict(&key);
         }
@@ -400,6 +421,7 @@ impl Reconciler {
                 Reconciled::Unchanged
             }
             Step::Write(_) if self.settings.policy.sync == SyncMode::Off => Reconciled::Unchanged,
+            Step::Write(write) if is_kept(&write) => Reconciled::Waiting,
             Step::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
                 let removal = Self::removal(&link, &write);
                 if removal.is_none_or(|object| self.may_remove(&link, &object)) {

@@ -39,6 +39,14 @@ impl Selection {
             && self.labels.matches(service.metadata.labels.as_ref().unwrap_or(&Default::default()))
     }
 
+    /// Returns whether a Service would become a link, did it not lack what the flags ask for.
+    #[must_use]
+    pub fn leaves_out(&self, service: &Service) -> bool {
+        service.is_living_load_balancer()
+            && service.annotation(MANAGED) != Some("false")
+            && !self.selects(service)
+    }
+
     /// Returns whether Services of a namespace are looked at.
     #[must_use]
     pub fn watches(&self, namespace: &str) -> bool {

@@ -18,6 +18,7 @@ use super::brakes::{Doubt, SECOND_LOOK};
 use super::election::Leadership;
 use super::events::{Reason, Regarding};
 use super::guarded::Guarded;
+use super::left_out::keep_unlisted;
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
@@ -49,6 +50,8 @@ pub struct ClusterSource {
     pub admission: Arc<Admission>,
     /// Whether Services carry our finalizer, and wait for us when they are deleted.
     pub guards: bool,
+    /// Whether most external targets stay, at the start, until it is known that their Services are gone.
+    pub keeps_unlisted: bool,
     /// Where the links go.
     pub store: Arc<Store>,
     /// Where changes are told.
@@ -249,6 +252,9 @@ impl ClusterSource {
             return;
         }
         if complete {
+            if self.keeps_unlisted {
+                keep_unlisted(&self.store);
+            }
             self.store.set_synced();
             log_first_list(&self.store, &self.news, &changes);
         }
@@ -279,6 +285,11 @@ impl ClusterSource {
         if self.selection.selects(&service) {
             let observed = self.observe(&service, complaints);
             return log_changes(&self.news, self.store.apply(observed));
+        }
+        let is_left_out = || self.store.get(&key).is_some_and(|link| link.is_left_out());
+        if self.selection.leaves_out(&service) && is_left_out() {
+            // It was left out before, too.
+            return;
         }
         log_changes(&self.news, self.store.delete(&service.key(), service.uid(), service.version()));
         if self.guards && service.is_guarded() {

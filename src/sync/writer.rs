@@ -149,6 +149,15 @@ impl Keeper {
         }
     }
 
+    /// Returns where it is said that the API server is away, where there is one.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        match self {
+            Self::Namespace { outage, .. } => Some(outage.clone()),
+            Self::Directory(_) => None,
+        }
+    }
+
     /// Returns how an object is called in the log.
     #[must_use]
     pub fn describe(&self, object: &str) -> String {

@@ -882,3 +882,79 @@ async fn leader_for_life_needs_a_pod_and_its_rights() {
     stage.grant(&["life/rbac.yaml"], &stage.namespace);
     assert_eq!(run(&["check", "--cluster"], &pod), (Some(0), String::new()));
 }
+
+#[tokio::test]
+async fn new_leader_keeps_what_a_typo_leaves_out() {
+    let stage = Stage::new("left-out").await;
+    let names = ["one", "two", "three"];
+    for name in names {
+        stage.point_at(name, &format!("{name}.example.com")).await;
+    }
+    let (mut a, mut b) = stage.two(&["--delete-delay", "0s"]).await;
+    for name in names {
+        stage.written(name, &format!("{name}.example.com")).await;
+    }
+    assert!(b.stop().success() && a.stop().success());
+    let written = stage.all_writes("a").len();
+
+    let (mut a, b) = stage.two(&["--delete-delay", "0s", "--service-selector", "tire=web"]).await;
+    for linker in [&a, &b] {
+        let line = linker.line("--service-selector leaves out their load balancers").await;
+        assert!(line.contains("3 of 3 external targets would go"), "{line}");
+        for name in names {
+            stage.answer(linker, name, &format!("{name}.example.com.")).await;
+        }
+    }
+    a.kill();
+    b.line("leading now as b_").await;
+    let events = ["-n", &stage.namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
+    eventually("the new leader's Events", || async {
+        let recorded = stage.all_writes("b");
+        (recorded.iter().any(|event| event.resource == "events")
+            && stage.plane.kubectl(&events).contains("LeftOut"))
+        .then_some(())
+    })
+    .await;
+    for name in names {
+        stage.written(name, &format!("{name}.example.com")).await;
+        stage.answer(&b, name, &format!("{name}.example.com.")).await;
+    }
+    assert_eq!(stage.writes("b").len(), 0, "{:#?}", stage.writes("b"));
+    assert!(stage.writes("a").len() <= written, "{:#?}", stage.writes("a"));
+    assert!(
+        (b.metric("lb_linker_left_out{flag=\"--service-selector\"}").unwrap() - 3.0).abs() < f64::EPSILON
+    );
+}
+
+#[tokio::test]
+async fn follower_with_a_typo_answers_as_the_leader_and_removes_nothing_later() {
+    let stage = Stage::new("left-out").await;
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    let args = ["--leader-election", "lease", "--delete-delay", "0s"];
+    let mut a = stage.replica("a", &[], &args);
+    a.line("leading now as a_").await;
+    for name in ["one", "two"] {
+        stage.point_at(name, &format!("{name}.example.com")).await;
+        stage.written(name, &format!("{name}.example.com")).await;
+    }
+    let b = stage.replica("b", &[], &[&args[..], &["--service-selector", "tire=web"]].concat());
+    b.line("2 of 2 external targets would go").await;
+    for name in ["one", "two"] {
+        stage.answer(&b, name, &format!("{name}.example.com.")).await;
+    }
+    // It follows what the leader writes, and knows of what is new that it is there.
+    stage.point_at("one", "new.example.com").await;
+    stage.answer(&b, "one", "new.example.com.").await;
+    stage.point_at("three", "three.example.com").await;
+    stage.written("three", "three.example.com").await;
+    stage.answer(&b, "three", "No Error").await;
+    a.kill();
+    b.line("leading now as b_").await;
+    b.line("3 of 3 external targets would go; 1 of them because --service-selector").await;
+    stage.answer(&b, "three", "three.example.com.").await;
+    for (name, host) in [("one", "new"), ("two", "two"), ("three", "three")] {
+        stage.written(name, &format!("{host}.example.com")).await;
+        stage.answer(&b, name, &format!("{host}.example.com.")).await;
+    }
+    assert_eq!(stage.writes("b").len(), 0, "{:#?}", stage.writes("b"));
+}

@@ -18,6 +18,7 @@ mod finalizer;
 mod harness;
 mod instances;
 mod leader;
+mod left_out;
 mod loops;
 mod manifests;
 mod meddling;

@@ -64,6 +64,10 @@ impl Follower {
             return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Wish::Leave };
         };
         let Some(target) = &link.target else { return Wish::Leave };
+        if link.is_left_out() {
+            // What its Service allows isn't known.
+            return Wish::Leave;
+        }
         if !self.is_allowed(&link.wishes) {
             return Wish::Refuse(format!(
                 "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
@@ -200,6 +204,9 @@ mod tests {
         assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
         assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Wish::Refuse(_)));
         assert_eq!(own.wish(None, None, &delete), Wish::Leave);
+        let left_out = |link| Link { state: State::LeftOut, ..link };
+        assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Wish::Leave);
+        assert_eq!(wish(&other, left_out(link(host("new.example."), &[]))), Wish::Leave, "it may be allowed");
 
         assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Wish::Refuse(_)));
         for allowed in [&["b", "app"][..], &["*"]] {

@@ -17,6 +17,7 @@ use crate::sync::objects::{Objects, external_target};
 use crate::sync::orphans::orphan_of;
 use crate::sync::packed::Packed;
 use crate::sync::plan::SyncMode;
+use crate::sync::service::Service;
 use crate::sync::writer::ObjectEvent;
 
 impl Reconciler {
@@ -89,7 +90,7 @@ impl Reconciler {
             .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
         self.settings.store.set_holders_known();
         if was_listed {
-            self.adopt_departed();
+            self.adopt_departed(false);
             self.resume();
             self.queue_all();
         }
@@ -153,24 +154,42 @@ impl Reconciler {
         let (Some(service), Some(holder)) = (object.as_service(), self.owner_of(object.meta())) else {
             return;
         };
-        let objects: Vec<Object> = self.objects.of_link(&holder).into_iter().map(Packed::unpack).collect();
-        let slices = objects.iter().filter_map(Object::as_slice);
-        // Where a tombstone leads is nobody's target, nor is a step on the way to an address.
-        let nobodys = |target: &Target| {
-            let text = target.to_string();
-            text == self.settings.policy.tombstone || text == stepping_stone(&object.id().name)
-        };
-        let target = points_at(service, slices).filter(|target| !nobodys(target));
-        // What isn't followed any more isn't either.
-        let followed =
-            target.and_then(|target| self.settings.admission.targets.followed(holder.namespace(), target));
         let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
             (Some(uid), _) => WrittenFor::Uid(uid.into()),
             (None, Some(created)) => WrittenFor::CreatedUntil(created.0.as_second()),
             (None, None) => WrittenFor::Anybody,
         };
-        let last = LastTarget { target: followed, written_for };
+        let hostnames =
+            self.settings.admission.still_granted(holder.namespace(), noted_hostnames(object.meta()));
+        let last = LastTarget {
+            target: self.target_of(&holder, service),
+            written_for,
+            hostnames: hostnames.into(),
+            is_ours: self.is_of_ours(&holder, object.meta()),
+        };
         log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
+    }
+
+    /// Returns the target that the external target of a link records, if it may still be followed.
+    pub(super) fn recorded_target(&self, key: &ServiceKey) -> Option<Target> {
+        let objects = self.objects.of_link(key).into_iter().map(Packed::unpack);
+        let services = objects.filter_map(|object| object.as_service().cloned());
+        services.filter_map(|service| self.target_of(key, &service)).next()
+    }
+
+    /// Returns the target that an external target of a link, of which this is the Service, points at.
+    fn target_of(&self, key: &ServiceKey, service: &Service) -> Option<Target> {
+        let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
+        let slices = objects.iter().filter_map(Object::as_slice);
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        // Where a tombstone leads is nobody's target, nor is a step on the way to an address.
+        let nobodys = |target: &Target| {
+            let text = target.to_string();
+            text == self.settings.policy.tombstone || text == stepping_stone(name)
+        };
+        let target = points_at(service, slices).filter(|target| !nobodys(target));
+        // What isn't followed any more isn't either.
+        target.and_then(|target| self.settings.admission.targets.followed(key.namespace(), target))
     }
 
     /// Changes what is known of an object, and queues the links that it mattered to before and
@@ -194,16 +213,11 @@ impl Reconciler {
         }
     }
 
-    /// Objects of ours whose Service is gone since a time when nobody watched; and orphans, which are
-    /// nobody's.
-    pub(super) fn adopt_departed(&mut self) {
+    /// Takes over what is left of Services that aren't followed; and orphans, which no Service has. `begins`: at the start.
+    pub(super) fn adopt_departed(&mut self, begins: bool) {
         let unknown = self.objects.links().filter(|key| !self.settings.store.knows(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();
-        for key in keys.iter().filter(|key| self.left_something(key)) {
-            if let Some(change) = self.settings.store.insert_gone(key, self.noted_hostnames(key)) {
-                info!("link {}: its Service is gone, its external target is still there", change.key);
-            }
-        }
+        self.take_stock(begins);
         keys.extend(self.orphans.links().cloned());
         for key in &keys {
             self.note_orphans(key);

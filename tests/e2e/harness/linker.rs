@@ -162,12 +162,16 @@ impl Linker {
     /// remove as many external targets as it likes unless the arguments say otherwise: on the shared control plane
     /// all tests delete load balancers, and together more than the brake lets pass.
     pub fn in_cluster(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
+        let unlimited = ["--max-deletes", "unlimited"];
+        let default = if args.contains(&"--max-deletes") { &[][..] } else { &unlimited[..] };
+        Self::in_cluster_as_given(cluster, target_namespace, &[default, args].concat())
+    }
+
+    /// Does what [`Linker::in_cluster`] does, without a `--max-deletes` of its own.
+    pub fn in_cluster_as_given(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
         let kubeconfig = cluster.kubeconfig_for_service_account("lb-linker", "lb-linker");
         let mut all = vec!["--kubeconfig", kubeconfig.to_str().expect("a path of ours")];
         all.extend(["--target-namespace", target_namespace]);
-        if !args.contains(&"--max-deletes") {
-            all.extend(["--max-deletes", "unlimited"]);
-        }
         all.extend(args);
         Self::start(all)
     }

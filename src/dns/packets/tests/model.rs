@@ -234,7 +234,12 @@ impl World<'_> {
                     (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
                 store.set_last_target(
                     &key,
-                    LastTarget { target: Some(target), written_for: WrittenFor::Uid("u".into()) },
+                    LastTarget {
+                        target: Some(target),
+                        written_for: WrittenFor::Uid("u".into()),
+                        hostnames: Box::default(),
+                        is_ours: true,
+                    },
                 );
                 format!("{key} was at 192.0.2.10")
             }

@@ -1,0 +1,516 @@
+//! What keeps a wrong flag from removing most external targets, and from taking their names out of DNS.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::ControlPlane;
+use crate::harness::dns::{answers, short};
+use crate::harness::linker::Linker;
+use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::{cluster_with_target, eventually, grant_optional};
+
+/// A target namespace, and a namespace of load balancers `svc-0`, `svc-1`, … with the label `tier=web` whose external
+/// targets an lb-linker has written.
+struct Stage {
+    plane: &'static ControlPlane,
+    cluster: Cluster,
+    target: String,
+    namespace: String,
+}
+
+impl Stage {
+    async fn new(number: usize) -> Self {
+        let (plane, cluster, target) = cluster_with_target().await;
+        let namespace = cluster.create_namespace("left-out").await;
+        let stage = Self { plane, cluster, target, namespace };
+        futures::stream::iter(0..number)
+            .for_each_concurrent(8, |i| stage_one(&stage.cluster, &stage.namespace, i))
+            .await;
+        stage
+    }
+
+    /// Does what [`Stage::new`] does, and has the external targets written by an lb-linker with these flags, which
+    /// ends.
+    async fn linked(number: usize, args: &[&str]) -> Self {
+        let stage = Self::new(number).await;
+        let mut linker = stage.start(args);
+        stage.there_are(number).await;
+        assert!(linker.stop().success());
+        stage
+    }
+
+    /// Starts an lb-linker that follows this namespace and removes external targets at once, as far as it does.
+    fn start(&self, args: &[&str]) -> Linker {
+        let watched = ["--watch-namespaces", &self.namespace];
+        let watched = if args.contains(&"--watch-namespaces") { &[][..] } else { &watched[..] };
+        let all = [&["--upstream", "none", "--delete-delay", "0s"], watched, args].concat();
+        Linker::in_cluster_as_given(self.plane, &self.target, &all)
+    }
+
+    async fn objects(&self) -> Vec<(String, String)> {
+        let list = self.cluster.services(&self.target).list(&ListParams::default()).await.unwrap();
+        list.iter().map(|object| (object.name_any(), object.resource_version().unwrap_or_default())).collect()
+    }
+
+    async fn there_are(&self, number: usize) {
+        eventually(&format!("{number} external targets"), || async {
+            (self.objects().await.len() == number).then_some(())
+        })
+        .await;
+    }
+
+    fn question(&self, i: usize) -> String {
+        format!("svc-{i}.{}.lb.internal. CNAME", self.namespace)
+    }
+
+    /// Asserts that DNS gives these load balancers' last targets.
+    async fn answered(&self, linker: &Linker, which: impl Iterator<Item = usize>) {
+        for i in which {
+            assert_eq!(short(linker.dns, &self.question(i)).await, format!("svc-{i}.example.com."));
+            let dashed = format!("svc-{i}-{}.lb.internal. CNAME", self.namespace);
+            assert_eq!(short(linker.dns, &dashed).await, format!("svc-{i}.example.com."));
+        }
+    }
+
+    /// Asserts that lb-linker has nothing to do and that the external targets are these.
+    async fn untouched(&self, linker: &Linker, before: &[(String, String)]) {
+        // A removal would follow at once.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(self.objects().await, before);
+        assert!((linker.writes() - 0.0).abs() < f64::EPSILON, "{}", linker.writes());
+    }
+
+    async fn events(&self, reason: &str, at_least: usize) {
+        let events = ["-n", &self.namespace, "get", "events", "-o", "jsonpath={.items[*].reason}"];
+        eventually(&format!("{at_least} Events {reason}"), || async {
+            (self.plane.kubectl(&events).matches(reason).count() >= at_least).then_some(())
+        })
+        .await;
+    }
+}
+
+async fn stage_one(cluster: &Cluster, namespace: &str, i: usize) {
+    let name = format!("svc-{i}");
+    cluster
+        .create_service(
+            namespace,
+            json!({
+                "metadata": {"name": name, "labels": {"tier": "web"}},
+                "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false},
+            }),
+        )
+        .await;
+    cluster.set_ingress(namespace, &name, &[Ingress::Hostname(&format!("{name}.example.com"))]).await;
+}
+
+const LEFT_OUT: &str = "lb_linker_left_out{flag=\"--service-selector\"}";
+
+#[tokio::test]
+async fn typo_in_selector_removes_nothing_and_dns_goes_on() {
+    for number in [2, 3, 5, 30] {
+        let stage = Stage::linked(number, &["--service-selector", "tier=web"]).await;
+        let before = stage.objects().await;
+        let mut linker = stage.start(&["--service-selector", "tire=web"]);
+        // From the first answer on it is the last target, never that there is none.
+        loop {
+            let answer = short(linker.dns, &stage.question(0)).await;
+            if answer == "svc-0.example.com." {
+                break;
+            }
+            assert_eq!(answer, "Server Failure", "not ready yet");
+        }
+        let line = linker.line("--service-selector leaves out their load balancers, which exist").await;
+        assert!(line.contains("WARN"), "{line}");
+        let counted = format!("{number} of {number} external targets would go; {number} of them because");
+        assert!(line.contains(&counted), "{line}");
+        assert!(line.contains("correct --service-selector, or give --max-deletes"), "{line}");
+        linker.counts(LEFT_OUT, number as f64).await;
+        assert_eq!(linker.metric("lb_linker_links{state=\"left_out\"}"), Some(number as f64));
+        stage.answered(&linker, 0..number).await;
+        stage.events("LeftOut", 2).await;
+        stage.untouched(&linker, &before).await;
+        stage.answered(&linker, 0..number).await;
+        // It says so once.
+        assert_eq!(linker.logged("leaves out their load balancers"), 1);
+        assert!(linker.stop().success());
+
+        let linker = stage.start(&["--service-selector", "tire=web", "--max-deletes", "unlimited"]);
+        stage.there_are(0).await;
+        answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
+        assert_eq!(linker.metric(LEFT_OUT), Some(0.0));
+    }
+}
+
+#[tokio::test]
+async fn max_deletes_number_removes_so_many_that_are_left_out() {
+    let stage = Stage::linked(3, &[]).await;
+    let linker = stage.start(&["--service-selector", "tire=web", "--max-deletes", "3"]);
+    stage.there_are(0).await;
+    answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
+}
+
+#[tokio::test]
+async fn half_of_them_left_out_go_as_before() {
+    let stage = Stage::linked(4, &[]).await;
+    for i in 0..2 {
+        let patch = json!({"metadata": {"labels": {"tier": "db"}}});
+        stage.cluster.patch_service(&stage.namespace, &format!("svc-{i}"), patch).await;
+    }
+    let linker = stage.start(&["--service-selector", "tier=web"]);
+    stage.there_are(2).await;
+    answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
+    stage.answered(&linker, 2..4).await;
+}
+
+#[tokio::test]
+async fn left_out_service_is_followed_again_once_it_is_selected() {
+    let stage = Stage::linked(3, &[]).await;
+    let mut linker = stage.start(&["--selection", "annotated"]);
+    let left_out = "lb_linker_left_out{flag=\"--selection\"}";
+    linker.counts(left_out, 3.0).await;
+    let annotate = |i: usize, annotations: serde_json::Value| {
+        let name = format!("svc-{i}");
+        let stage = &stage;
+        async move {
+            let patch = json!({"metadata": {"annotations": annotations}});
+            stage.cluster.patch_service(&stage.namespace, &name, patch).await;
+        }
+    };
+    // Any other change of a Service that is left out changes nothing.
+    for i in 0..3 {
+        annotate(i, json!({"touched": "1"})).await;
+    }
+    annotate(0, json!({"linker.hsj.com/managed": "true"})).await;
+    linker.counts(left_out, 2.0).await;
+    stage.cluster.set_ingress(&stage.namespace, "svc-0", &[Ingress::Hostname("new.example.com")]).await;
+    answers(linker.dns, &stage.question(0), "new.example.com.").await;
+    stage.answered(&linker, 1..3).await;
+    stage.there_are(3).await;
+    // One that opts out has said so itself, and one that is deleted is gone.
+    annotate(1, json!({"linker.hsj.com/managed": "false"})).await;
+    stage.there_are(2).await;
+    stage.cluster.delete_service(&stage.namespace, "svc-2").await;
+    stage.there_are(1).await;
+    linker.counts(left_out, 0.0).await;
+    assert!(linker.stop().success());
+}
+
+#[tokio::test]
+async fn external_target_of_a_left_out_service_is_what_dns_says() {
+    let stage = Stage::linked(2, &[]).await;
+    let linker = stage.start(&["--service-selector", "tire=web"]);
+    linker.counts(LEFT_OUT, 2.0).await;
+    let object = |i: usize| format!("svc-{i}-{}-ext", stage.namespace);
+    let patch = json!({"spec": {"externalName": "other.example.com"}});
+    stage.cluster.patch_service(&stage.target, &object(0), patch).await;
+    answers(linker.dns, &stage.question(0), "other.example.com.").await;
+    stage.cluster.delete_service(&stage.target, &object(1)).await;
+    answers(linker.dns, &stage.question(1), "Non-Existent Domain").await;
+    linker.counts(LEFT_OUT, 1.0).await;
+    stage.there_are(1).await;
+}
+
+#[tokio::test]
+async fn watch_namespaces_that_leaves_most_out_changes_no_answer() {
+    let stage = Stage::linked(2, &[]).await;
+    let other = stage.cluster.create_namespace("watched").await;
+    stage_one(&stage.cluster, &other, 0).await;
+    let both = format!("{},{other}", stage.namespace);
+    let mut linker = stage.start(&["--watch-namespaces", &both]);
+    stage.there_are(3).await;
+    assert!(linker.stop().success());
+    let before = stage.objects().await;
+
+    // First with the right to list all Services, then only those of the namespace that is watched.
+    let account = narrow_account(&stage, &other);
+    let kubeconfig = stage.plane.kubeconfig_for_service_account(&other, &account);
+    let narrow = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target];
+    let args = ["--upstream", "none", "--delete-delay", "0s", "--watch-namespaces", &other];
+    for narrow in [None, Some(narrow)] {
+        let mut linker = match narrow {
+            None => stage.start(&["--watch-namespaces", &other]),
+            Some(narrow) => Linker::start([&narrow[..], &args].concat()),
+        };
+        let line = linker.line("--watch-namespaces leaves out their load balancers").await;
+        assert!(line.contains("2 of 3 external targets would go"), "{line}");
+        stage.answered(&linker, 0..2).await;
+        assert_eq!(
+            short(linker.dns, &format!("svc-0.{other}.lb.internal. CNAME")).await,
+            "svc-0.example.com."
+        );
+        linker.counts("lb_linker_left_out{flag=\"--watch-namespaces\"}", 2.0).await;
+        stage.untouched(&linker, &before).await;
+        assert!(linker.stop().success());
+    }
+}
+
+/// Makes a ServiceAccount that may read Services of its own namespace and write external targets, and no more.
+fn narrow_account(stage: &Stage, namespace: &str) -> String {
+    let account = "narrow".to_owned();
+    let subject = format!("--serviceaccount={namespace}:{account}");
+    stage.plane.kubectl(&["-n", namespace, "create", "serviceaccount", &account]);
+    for (place, role) in [(namespace, "--clusterrole=lb-linker"), (&*stage.target, "--role=lb-linker")] {
+        stage.plane.kubectl(&["-n", place, "create", "rolebinding", "narrow", role, &subject]);
+    }
+    account
+}
+
+#[tokio::test]
+async fn services_that_are_gone_keep_their_external_targets_for_ten_minutes() {
+    for number in [2, 30] {
+        let stage = Stage::linked(number, &[]).await;
+        let before = stage.objects().await;
+        futures::stream::iter(0..number)
+            .for_each_concurrent(8, |i| {
+                let (cluster, namespace) = (&stage.cluster, &stage.namespace);
+                async move { cluster.delete_service(namespace, &format!("svc-{i}")).await }
+            })
+            .await;
+        // A number says how many may go, not that they have to go at once.
+        for args in [&[][..], &["--max-deletes", "100"]] {
+            let mut linker = stage.start(args);
+            let line = linker.line("because their load balancers are gone").await;
+            assert!(line.contains("they stay for ten minutes more than --delete-delay"), "{line}");
+            answers(linker.dns, &stage.question(0), "No Error").await;
+            stage.untouched(&linker, &before).await;
+            assert_eq!(linker.metric("lb_linker_links{state=\"gone\"}"), Some(number as f64));
+            assert!(linker.stop().success());
+        }
+        let linker = stage.start(&["--max-deletes", "unlimited"]);
+        stage.there_are(0).await;
+        answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
+        assert_eq!(linker.logged("would go"), 0, "{:#?}", linker.log());
+    }
+}
+
+#[tokio::test]
+async fn namespace_that_was_deleted_and_a_typo_are_told_apart() {
+    let stage = Stage::linked(3, &[]).await;
+    let other = stage.cluster.create_namespace("deleted").await;
+    for i in 0..2 {
+        stage_one(&stage.cluster, &other, i).await;
+    }
+    let both = format!("{},{other}", stage.namespace);
+    let mut linker = stage.start(&["--watch-namespaces", &both]);
+    stage.there_are(5).await;
+    assert!(linker.stop().success());
+    let before = stage.objects().await;
+    // Without its controller a namespace doesn't end by itself.
+    for i in 0..2 {
+        stage.cluster.delete_service(&other, &format!("svc-{i}")).await;
+    }
+    stage.plane.kubectl(&["delete", "namespace", &other, "--wait=false"]);
+
+    let linker = stage.start(&["--watch-namespaces", &both, "--service-selector", "tire=web"]);
+    let line = linker.line("--service-selector leaves out their load balancers").await;
+    assert!(line.contains("5 of 5 external targets would go; 3 of them"), "{line}");
+    let line = linker.line("because their load balancers are gone").await;
+    assert!(line.contains("5 of 5 external targets would go; 2 of them"), "{line}");
+    stage.answered(&linker, 0..3).await;
+    for i in 0..2 {
+        answers(linker.dns, &format!("svc-{i}.{other}.lb.internal. CNAME"), "No Error").await;
+    }
+    stage.untouched(&linker, &before).await;
+}
+
+#[tokio::test]
+async fn recreated_services_count_as_gone_at_a_start() {
+    let stage = Stage::linked(2, &[]).await;
+    let before = stage.objects().await;
+    for i in 0..2 {
+        let name = format!("svc-{i}");
+        stage.cluster.delete_service(&stage.namespace, &name).await;
+        stage.cluster.create_load_balancer(&stage.namespace, &name).await;
+    }
+    let linker = stage.start(&[]);
+    let line = linker.line("because their load balancers are gone").await;
+    assert!(line.contains("2 of 2 external targets would go"), "{line}");
+    answers(linker.dns, &stage.question(0), "No Error").await;
+    stage.untouched(&linker, &before).await;
+    // A target in time keeps the object.
+    stage.cluster.set_ingress(&stage.namespace, "svc-0", &[Ingress::Hostname("new.example.com")]).await;
+    answers(linker.dns, &stage.question(0), "new.example.com.").await;
+    stage.there_are(2).await;
+}
+
+#[tokio::test]
+async fn ip_targets_skip_removes_most_only_with_max_deletes() {
+    let stage = Stage::new(2).await;
+    for i in 0..2 {
+        let name = format!("svc-{i}");
+        stage
+            .cluster
+            .set_ingress(&stage.namespace, &name, &[Ingress::Ip(&format!("192.0.2.{}", i + 1))])
+            .await;
+    }
+    let mut linker = stage.start(&[]);
+    stage.there_are(2).await;
+    let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> =
+        Api::namespaced(stage.cluster.client.clone(), &stage.target);
+    eventually("the EndpointSlices", || async {
+        (slices.list(&ListParams::default()).await.unwrap().items.len() == 2).then_some(())
+    })
+    .await;
+    assert!(linker.stop().success());
+    let before = stage.objects().await;
+    let mut linker = stage.start(&["--ip-targets", "skip"]);
+    linker.line("2 of 2 external targets would go; 2 of them because --ip-targets").await;
+    linker.counts("lb_linker_left_out{flag=\"--ip-targets\"}", 2.0).await;
+    stage.untouched(&linker, &before).await;
+    assert!(linker.stop().success());
+    let _linker = stage.start(&["--ip-targets", "skip", "--max-deletes", "unlimited"]);
+    stage.there_are(0).await;
+}
+
+#[tokio::test]
+async fn plan_says_what_a_typo_would_do() {
+    let stage = Stage::linked(3, &[]).await;
+    let before = stage.objects().await;
+    let linker = stage.start(&["--service-selector", "tire=web", "--sync", "plan"]);
+    linker.line("3 of 3 external targets would go; 3 of them because --service-selector leaves out").await;
+    stage.answered(&linker, 0..3).await;
+    stage.untouched(&linker, &before).await;
+    assert_eq!(linker.logged("plan for link"), 0, "{:#?}", linker.log());
+    let linker =
+        stage.start(&["--service-selector", "tire=web", "--sync", "plan", "--max-deletes", "unlimited"]);
+    for i in 0..3 {
+        linker.line(&format!("delete Service {}/svc-{i}-", stage.target)).await;
+    }
+}
+
+#[tokio::test]
+async fn failed_look_up_removes_nothing_until_it_is_answered() {
+    let stage = Stage::linked(3, &[]).await;
+    let before = stage.objects().await;
+    stage.cluster.delete_service(&stage.namespace, "svc-0").await;
+    let answers_it = Arc::new(AtomicBool::new(false));
+    let meddler = {
+        let answers_it = Arc::clone(&answers_it);
+        Arc::new(move |line: &str| {
+            // Nothing else asks for the Services of all namespaces.
+            let is_look_up = line.starts_with("GET /api/v1/services?");
+            if is_look_up && !answers_it.load(Ordering::Relaxed) {
+                Meddling::Answer(500, "InternalError")
+            } else {
+                Meddling::Pass
+            }
+        })
+    };
+    let api = MeddledApi::start(stage.plane, meddler).await;
+    let own = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &stage.target, "--upstream", "none"];
+    let flags = ["--watch-namespaces", &stage.namespace, "--delete-delay", "0s"];
+    let typo = ["--service-selector", "tire=web"];
+    let linker = Linker::start([&own[..], &flags, &typo].concat());
+    linker.line("until then most external targets stay as they are").await;
+    stage.answered(&linker, 0..3).await;
+    stage.untouched(&linker, &before).await;
+    answers_it.store(true, Ordering::Relaxed);
+    linker.line("3 of 3 external targets would go; 2 of them because --service-selector").await;
+    answers(linker.dns, &stage.question(0), "No Error").await;
+    stage.answered(&linker, 1..3).await;
+    stage.untouched(&linker, &before).await;
+}
+
+#[tokio::test]
+async fn finalizers_of_left_out_services_stay() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("left-out").await;
+    grant_optional(plane, "finalizer", &namespace);
+    let stage = Stage { plane, cluster, target, namespace };
+    for i in 0..2 {
+        stage_one(&stage.cluster, &stage.namespace, i).await;
+    }
+    let guarded = || async {
+        let mut number = 0;
+        for i in 0..2 {
+            let service = stage.cluster.get_service(&stage.namespace, &format!("svc-{i}")).await.unwrap();
+            number += usize::from(service.finalizers().contains(&"lb-linker/finalizer".to_owned()));
+        }
+        number
+    };
+    let mut linker = stage.start(&["--finalizer"]);
+    stage.there_are(2).await;
+    eventually("the finalizers", || async { (guarded().await == 2).then_some(()) }).await;
+    assert!(linker.stop().success());
+    let before = stage.objects().await;
+    let linker = stage.start(&["--finalizer", "--selection", "annotated"]);
+    linker.line("2 of 2 external targets would go; 2 of them because --selection").await;
+    stage.answered(&linker, 0..2).await;
+    stage.untouched(&linker, &before).await;
+    assert_eq!(guarded().await, 2);
+    // One that is deleted isn't held up.
+    stage.cluster.delete_service(&stage.namespace, "svc-0").await;
+    stage.there_are(1).await;
+    eventually("its end", || async {
+        stage.cluster.get_service(&stage.namespace, "svc-0").await.is_none().then_some(())
+    })
+    .await;
+    stage.answered(&linker, 1..2).await;
+}
+
+fn manifest(name: &str, tier: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, labels: {{tier: {tier}}}}}\n\
+         spec: {{type: LoadBalancer}}\n\
+         status: {{loadBalancer: {{ingress: [{{hostname: {name}.example.com}}]}}}}\n"
+    )
+}
+
+fn from_files(directory: &Path, output: &Path, args: &[&str]) -> Linker {
+    let (directory, output) = (directory.to_str().unwrap(), output.to_str().unwrap());
+    let own = ["--manifests", directory, "--output", output, "--upstream", "none", "--delete-delay", "0s"];
+    Linker::start([&own, args].concat())
+}
+
+#[tokio::test]
+async fn empty_directory_or_typo_removes_no_files() {
+    let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for name in ["a", "b", "c"] {
+        fs::write(directory.path().join(format!("{name}.yaml")), manifest(name, "web")).unwrap();
+    }
+    let files = || {
+        let mut names: Vec<String> = fs::read_dir(output.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        names.sort();
+        names
+    };
+    let there_are = |number: usize| {
+        let files = &files;
+        async move {
+            eventually(&format!("{number} files"), || async { (files().len() == number).then_some(()) })
+                .await;
+        }
+    };
+    let mut linker = from_files(directory.path(), output.path(), &[]);
+    there_are(3).await;
+    assert!(linker.stop().success());
+
+    let mut linker = from_files(directory.path(), output.path(), &["--service-selector", "tire=web"]);
+    linker.line("3 of 3 external targets would go; 3 of them because --service-selector leaves out").await;
+    assert_eq!(short(linker.dns, "a.default.lb.internal. CNAME").await, "a.example.com.");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(files().len(), 3);
+    assert!(linker.stop().success());
+
+    let empty = tempfile::tempdir().unwrap();
+    let mut linker = from_files(empty.path(), output.path(), &[]);
+    linker.line("3 of 3 external targets would go; 3 of them because their load balancers are gone").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(files().len(), 3);
+    assert!(linker.stop().success());
+
+    let _linker = from_files(empty.path(), output.path(), &["--max-deletes", "unlimited"]);
+    there_are(0).await;
+}
