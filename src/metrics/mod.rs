@@ -1,6 +1,7 @@
 //! What lb-linker counts, and how it is shown to Prometheus.
 
 pub mod spread;
+pub mod staleness;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use prometheus::{
 };
 
 use crate::store::{State, Store};
+use staleness::Staleness;
 
 /// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of
 /// a request.
@@ -120,6 +122,8 @@ pub struct Metrics {
     reconcile_duration: Histogram,
     watch_events: IntCounter,
     watch_last_event: Gauge,
+    /// When each watch has heard something last.
+    pub staleness: Staleness,
     /// 1 while this process may write external targets.
     pub leader: IntGauge,
     /// Sync tasks that ended and were started again, by `task`.
@@ -202,6 +206,7 @@ impl Metrics {
                 )
                 .buckets(reconcile_buckets),
             )?,
+            staleness: Staleness::register(&registry)?,
             watch_last_event: Gauge::new(
                 "lb_linker_watch_last_event_timestamp_seconds",
                 "Unix time of the last event from the watch of LoadBalancer Services.",
@@ -345,6 +350,7 @@ impl Metrics {
             count[state].1 += 1;
         }
         self.targets_refused.set(refused);
+        self.staleness.show();
         self.names_lost.set(lost);
         for (state, number) in count {
             self.links.with_label_values(&[state]).set(number);

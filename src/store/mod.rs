@@ -134,6 +134,8 @@ pub struct Store {
     /// Services that exist and can't be read.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
+    /// What the serial is more than the newest resourceVersion: nothing, unless versions have gone backwards.
+    ahead: AtomicU64,
     /// Whether the serial is a resourceVersion.
     versioned: AtomicBool,
     departed: Departed,
@@ -164,6 +166,7 @@ impl Store {
             last_targets: DashMap::new(),
             unreadable: DashSet::new(),
             serial: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
             versioned: AtomicBool::new(false),
             departed,
             zones: RwLock::default(),
@@ -557,13 +560,24 @@ impl Store {
         let _ = self.feed.send(change);
     }
 
+    /// Takes over that resourceVersions go on from this one, which is older than those before: etcd has been restored
+    /// to an earlier revision. The zone's serial goes on from where it is, as it may never go back (RFC 1982); a
+    /// process that starts later counts from the versions again.
+    pub fn rewind(&self, resource_version: u64) {
+        let _writer = self.write();
+        let next = self.serial.load(Ordering::Relaxed) + 1;
+        self.ahead.store(next.saturating_sub(resource_version), Ordering::Relaxed);
+        self.serial.store(next, Ordering::Relaxed);
+    }
+
     /// The zone's serial is the newest resourceVersion applied, alike on all replicas; a source
     /// without versions counts on from the clock, so that a restart never goes back.
     fn advance_serial(&self, resource_version: Option<u64>) {
         match resource_version {
             Some(version) => {
                 self.versioned.store(true, Ordering::Relaxed);
-                self.serial.fetch_max(version, Ordering::Relaxed);
+                let serial = version.saturating_add(self.ahead.load(Ordering::Relaxed));
+                self.serial.fetch_max(serial, Ordering::Relaxed);
             }
             None if !self.versioned.load(Ordering::Relaxed) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());

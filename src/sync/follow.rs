@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::runtime::watcher::Event;
-use kube::{Api, Client};
+use kube::Client;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -26,7 +25,7 @@ use tracing::{error, info};
 use super::desired::{Precondition, SOURCE};
 use super::election::Leadership;
 use super::events::{Reason, Regarding};
-use super::guarded::Guarded;
+use super::list_watch::{Item, list_watch};
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
 use super::reconcile::{FAREWELL, poison};
@@ -34,7 +33,7 @@ use super::refusals::Refusals;
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, Outage};
-use super::watch::guarded;
+use super::watch::in_namespace;
 use super::{News, SyncError};
 use crate::store::{Change, ServiceKey, Store};
 use departed::Departed;
@@ -170,8 +169,7 @@ struct Following {
     unknown: HashMap<ServiceKey, Instant>,
 }
 
-type WatchEvent = kube::runtime::watcher::Result<Event<Guarded<Service>>>;
-type Events = futures::stream::BoxStream<'static, (usize, WatchEvent)>;
+type Events = futures::stream::BoxStream<'static, (usize, Item<Service>)>;
 
 impl Following {
     fn new(settings: Settings, memory: Memory, term: u64) -> Self {
@@ -196,13 +194,10 @@ impl Following {
 
     fn watch(&self) -> Events {
         let watches = self.followers.scopes().map(|(number, within)| {
-            let client = self.settings.client.clone();
-            let api = match within.namespace() {
-                Some(namespace) => Api::namespaced(client, namespace),
-                None => Api::all(client),
-            };
-            let (fields, labels) = within.selectors();
-            let events = guarded::<Service>(api, &fields, &labels);
+            let query = within.query();
+            let sign = in_namespace("sources", query.namespace.as_deref());
+            let sign = self.settings.news.metrics.staleness.watch(&sign);
+            let events = list_watch::<Service>(self.settings.client.clone(), query, sign);
             events.map(move |event| (number, event)).boxed()
         });
         futures::stream::select_all(watches).boxed()
@@ -210,7 +205,7 @@ impl Following {
 
     // === what is heard ===
 
-    fn heed(&mut self, number: usize, event: WatchEvent) {
+    fn heed(&mut self, number: usize, event: Item<Service>) {
         let was_listed = self.followers.is_listed();
         for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
             match heard {

@@ -37,12 +37,21 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
     /// From JSON in memory only, where the text is at hand. In a watch's event that takes `type` to
     /// come before `object`, which is how the API server writes it (`metav1.WatchEvent`).
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&RawValue>::deserialize(deserializer)?.get();
+        Self::from_json(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
+    }
+}
+
+impl<K: DeserializeOwned> Guarded<K> {
+    /// Decodes an object.
+    ///
+    /// # Errors
+    /// If the text doesn't even say which object it is.
+    pub(super) fn from_json(text: &str) -> serde_json::Result<Self> {
         let error = match serde_json::from_str(text) {
             Ok(object) => return Ok(Self(Ok(object))),
             Err(error) => said(&error),
         };
-        let Named { metadata } = serde_json::from_str(text).map_err(D::Error::custom)?;
+        let Named { metadata } = serde_json::from_str(text)?;
         let Identity { name, namespace, uid, resource_version } = metadata;
         let metadata = ObjectMeta { name, namespace, uid, resource_version, ..Default::default() };
         Ok(Self(Err(InvalidObject { error, metadata })))

@@ -17,6 +17,7 @@ pub mod guarded;
 pub mod instance;
 pub mod left_out;
 mod line_limit;
+pub mod list_watch;
 pub mod manifests;
 pub mod object;
 pub mod objects;

@@ -29,6 +29,9 @@ pub struct Objects {
     deleted: HashMap<String, ObjectId>,
     /// Writes under way, and what has been heard meanwhile.
     under_way: HashMap<ObjectId, Meanwhile>,
+    /// The kinds of which a list comes in, with the objects whose writes were answered since it began: the list may
+    /// have been made before.
+    listing: HashMap<Kind, HashSet<ObjectId>>,
 }
 
 /// An object, found by its kind and name as its first bytes have them.
@@ -139,11 +142,22 @@ impl Objects {
         self.all.iter().map(|kept| &kept.0)
     }
 
-    /// Replaces all objects of a kind by a complete list. An object that the answer to a write has
-    /// shown to be newer than in the list stays as it is. Returns those that are gone.
-    pub fn replace(&mut self, kind: Kind, list: Vec<Packed>) -> Vec<ObjectId> {
+    /// Takes over that a list of the objects of a kind begins.
+    pub fn list_begins(&mut self, kind: Kind) {
+        self.listing.insert(kind, HashSet::new());
+    }
+
+    /// Replaces all objects of a kind by a complete list, which is the truth whatever its versions: after etcd was
+    /// restored they are older than what was known. Only an object of which the answer to a write has come since the
+    /// list began stays as it is, if it is newer than in the list. Of several versions of an object in the list the
+    /// last one counts. Returns those that are gone.
+    pub fn replace(&mut self, kind: Kind, objects: Vec<Packed>) -> Vec<ObjectId> {
         self.deleted.retain(|_, id| id.kind != kind);
-        let list: HashSet<Kept> = list.into_iter().map(Kept).collect();
+        let answered = self.listing.remove(&kind).unwrap_or_default();
+        let mut list = HashSet::new();
+        for object in objects {
+            list.replace(Kept(object));
+        }
         let is_gone = |object: &&Packed| object.kind() == kind && !list.contains(object.id_bytes());
         let gone: Vec<ObjectId> = self.iter().filter(is_gone).map(Packed::id).collect();
         for id in &gone {
@@ -151,7 +165,8 @@ impl Objects {
         }
         for Kept(object) in list {
             let known = self.all.get(object.id_bytes());
-            if !known.is_some_and(|known| is_newer(&known.0, &object)) {
+            let was_answered = || answered.contains(&object.id());
+            if !known.is_some_and(|known| is_newer(&known.0, &object) && was_answered()) {
                 self.insert(object);
             }
         }
@@ -181,6 +196,9 @@ impl Objects {
         });
         if !outdated {
             self.apply(object);
+            if let Some(answered) = self.listing.get_mut(&id.kind) {
+                answered.insert(id);
+            }
         }
     }
 
@@ -317,9 +335,24 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
+    fn a_list_is_the_truth_whatever_its_versions() {
         let mut objects = Objects::default();
         objects.apply(&object("a", "1", 9, "new"));
+        objects.answered(&object("a", "1", 10, "new"));
+        objects.list_begins(Kind::EndpointSlice);
+        objects.list_begins(Kind::Service);
+        let twice = [object("a", "1", 4, "older"), object("a", "1", 5, "old")];
+        objects.replace(Kind::Service, twice.iter().map(Packed::of).collect());
+        assert_eq!(objects.get(&id("a")).unwrap().version(), Some(5), "of two versions the last one");
+        objects.apply(&object("a", "1", 6, "web"));
+        assert_eq!(objects.get(&id("a")).unwrap().version(), Some(6));
+    }
+
+    #[test]
+    fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
+        let mut objects = Objects::default();
+        objects.list_begins(Kind::Service);
+        objects.answered(&object("a", "1", 9, "new"));
         objects.apply(&object("b", "2", 9, "gone"));
         objects.replace(Kind::Service, vec![Packed::of(&object("a", "1", 5, "old"))]);
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(9));

@@ -94,7 +94,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
         return Ok(());
     }
-    let mut events = settings.keeper.events();
+    let mut events = settings.keeper.events(&settings.news.metrics.staleness);
     let leadership = settings.leadership.clone();
     let mut standing = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
@@ -222,7 +222,7 @@ impl Reconciler {
         self.term = self.settings.leadership.term();
         self.listed_in_term.clear();
         self.former.clear();
-        self.settings.keeper.events()
+        self.settings.keeper.events(&self.settings.news.metrics.staleness)
     }
 
     /// Returns whether writes may be made: by the leader, once everything has been listed in its term.

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kube::runtime::watcher::{self, Event};
 use tracing::{info, warn};
 
 use super::ServiceLog;
 use super::excerpt;
+use super::guarded::Guarded;
+use super::list_watch::{Event, Item, WatchError};
+use super::object::Kind;
 use crate::store::ServiceKey;
 
 /// How long the same trouble stays unmentioned after it was logged.
@@ -72,54 +74,55 @@ pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
 }
 
 /// Returns one sentence about a watch of `what` that failed.
-fn explain_watch(error: &watcher::Error, what: &str, right: &str) -> String {
-    use watcher::Error;
+fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
     match error {
-        Error::InitialListFailed(error) => explain(error, &format!("list {what}"), right),
-        Error::WatchStartFailed(error) | Error::WatchFailed(error) => {
-            explain(error, &format!("watch {what}"), right)
-        }
+        WatchError::List(error) => explain(error, &format!("list {what}"), right),
+        WatchError::Watch(error) => explain(error, &format!("watch {what}"), right),
         // Too old a resourceVersion: a new list follows.
-        Error::WatchError(status) => {
+        WatchError::Ended(status) => {
             format!(
                 "the watch of {what} was ended by the API server: {} {}",
                 status.code,
                 excerpt::sentence(&status.message)
             )
         }
-        Error::NoResourceVersion => format!("the watch of {what} sent an object without a resourceVersion"),
+        WatchError::Unidentified => {
+            format!(
+                "the watch of {what} sent an event without a name or a resourceVersion; everything is listed again"
+            )
+        }
     }
 }
 
-/// Returns the HTTP code behind a watch's error; 0 if there was no answer.
-#[must_use]
-pub fn watch_code(error: &watcher::Error) -> u16 {
-    use watcher::Error;
-    match error {
-        Error::InitialListFailed(kube::Error::Api(status))
-        | Error::WatchStartFailed(kube::Error::Api(status))
-        | Error::WatchFailed(kube::Error::Api(status))
-        | Error::WatchError(status) => status.code,
-        _ => 0,
-    }
-}
-
-/// What is wrong with single Services: said when it begins or changes, not with every event.
-#[derive(Debug, Default)]
+/// What is wrong with single objects of a kind: said when it begins or changes, not with every event.
+#[derive(Debug)]
 pub struct Complaints {
+    kind: Kind,
     said: HashMap<ServiceKey, String>,
     log: ServiceLog,
 }
 
+impl Default for Complaints {
+    fn default() -> Self {
+        Self::of_kind(Kind::Service)
+    }
+}
+
 impl Complaints {
-    /// Takes over what is wrong with a Service now, and logs it if that is news and there weren't too many such lines.
+    /// Returns that nothing is wrong with any object of a kind.
+    #[must_use]
+    pub fn of_kind(kind: Kind) -> Self {
+        Self { kind, said: HashMap::new(), log: ServiceLog::default() }
+    }
+
+    /// Takes over what is wrong with an object now, and logs it if that is news and there weren't too many such lines.
     /// Returns whether it is news.
     pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) -> bool {
         match complaint {
             None => drop(self.said.remove(key)),
             Some(complaint) if self.said.get(key) == Some(&complaint) => {}
             Some(complaint) => {
-                self.log.warn(key, &format!("Service {key}: {complaint}"));
+                self.log.warn(key, &format!("{} {key}: {complaint}", self.kind));
                 self.said.insert(key.clone(), complaint);
                 return true;
             }
@@ -127,13 +130,13 @@ impl Complaints {
         false
     }
 
-    /// Returns what is wrong with a Service, as it was said last.
+    /// Returns what is wrong with an object, as it was said last.
     #[must_use]
     pub fn of(&self, key: &ServiceKey) -> Option<&str> {
         self.said.get(key).map(String::as_str)
     }
 
-    /// Forgets the Services of which `known` says that there are none.
+    /// Forgets the objects of which `known` says that there are none.
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
         self.said.retain(|key, _| known(key));
     }
@@ -259,19 +262,28 @@ impl WatchTrouble {
         Self { outage, own: Trouble::default(), what, hint }
     }
 
+    /// Returns what is watched, as the log names it.
+    #[must_use]
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
     /// Returns the event, or logs what is wrong with the watch.
-    pub fn unless_failed<K>(&mut self, event: watcher::Result<Event<K>>) -> Option<Event<K>> {
-        match event {
-            Ok(Event::Init) => Some(Event::Init),
+    pub fn unless_failed<K>(&mut self, item: Item<K>) -> Option<Event<Guarded<K>>> {
+        match item {
+            Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {
                 self.outage.over();
                 self.own.over(&format!("the {} can be followed again", self.what));
                 Some(event)
             }
             Err(error) => {
-                match watch_code(&error) {
-                    0 => self.outage.report(&root_cause(&error)),
-                    code => {
+                match (&error, error.code()) {
+                    (WatchError::Unidentified, _) => {
+                        self.own.report(0, &explain_watch(&error, &self.what, self.hint));
+                    }
+                    (error, 0) => self.outage.report(&root_cause(error)),
+                    (_, code) => {
                         self.outage.over();
                         self.own.report(code, &explain_watch(&error, &self.what, self.hint));
                     }

@@ -1,15 +1,12 @@
 //! The source of links in a cluster: the watch of LoadBalancer Services.
 
 use std::collections::HashSet;
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
-use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
+use kube::{Client, Resource, ResourceExt};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -19,21 +16,14 @@ use super::election::Leadership;
 use super::events::{Reason, Regarding};
 use super::guarded::Guarded;
 use super::left_out::keep_unlisted;
+use super::list_watch::{Event, Item, Query, list_watch};
 use super::selection::Selection;
 use super::service::{LOAD_BALANCER, Service};
-use super::trouble::{Complaints, Outage, WatchTrouble, watch_code};
+use super::trouble::{Complaints, Outage, WatchTrouble};
 use super::unusable::{Subject, Unusable};
-use super::{News, Pauses, SyncError, log_changes, log_first_list};
+use super::{News, SyncError, log_changes, log_first_list};
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
 
-/// Objects a page: larger ones cost memory, smaller ones the API server's time.
-const PAGE_SIZE: u32 = 250;
-/// Seconds after which the API server ends a watch. A connection that died in silence is noticed
-/// 5 s later, which keeps it below a minute.
-const WATCH_SECONDS: u32 = 50;
-
-/// The first and the longest pause after an error of a watch.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// How long links wait for it to be known who holds which name.
 const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -62,44 +52,8 @@ pub struct ClusterSource {
     pub listed: tokio::sync::watch::Sender<u64>,
 }
 
-/// The events of a watch, of objects that can be decoded or not.
-pub(super) type Events<K> = BoxStream<'static, watcher::Result<Event<Guarded<K>>>>;
-
-/// The events of one of several watches, with its number.
-type Tagged = BoxStream<'static, (usize, watcher::Result<Event<Guarded<Service>>>)>;
-
-/// Watches the objects that the selectors select, guarded against undecodable ones, with growing
-/// pauses after errors.
-pub(super) fn guarded<K>(api: Api<Guarded<K>>, fields: &str, labels: &str) -> Events<K>
-where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    let config =
-        watcher::Config::default().page_size(PAGE_SIZE).timeout(WATCH_SECONDS).fields(fields).labels(labels);
-    let watch =
-        Watch { events: watcher::watcher(api, config).boxed(), pauses: Pauses::new(RETRY), pause: None };
-    futures::stream::unfold(watch, |mut watch| async move {
-        if let Some(pause) = watch.pause.take() {
-            tokio::time::sleep(pause).await;
-        }
-        let event = watch.events.next().await?;
-        match &event {
-            // Too old a version to go on from: a new list says all, and needs no rest.
-            Err(error) if watch_code(error) == 410 => {}
-            Err(_) => watch.pause = Some(watch.pauses.next()),
-            Ok(Event::Init) => {}
-            Ok(_) => watch.pauses = Pauses::new(RETRY),
-        }
-        Some((event, watch))
-    })
-    .boxed()
-}
-
-struct Watch<K> {
-    events: Events<K>,
-    pauses: Pauses,
-    pause: Option<Duration>,
-}
+/// What one of several watches says, with its number.
+type Tagged = BoxStream<'static, (usize, Item<Service>)>;
 
 /// One of the watches: of a namespace, or of all.
 #[derive(Debug)]
@@ -169,17 +123,25 @@ impl ClusterSource {
             };
             let scope = &mut scopes[number];
             let Some(event) = scope.trouble.unless_failed(event) else { continue };
-            if !matches!(event, Event::Init) {
-                // That one is kube's own: nobody has answered yet.
+            if !matches!(event, Event::ListBegins) {
+                // That one isn't the API server's.
                 self.news.metrics.watched();
             }
             match event {
-                Event::Init => scope.list = List::default(),
-                Event::InitApply(object) => scope.list.add(&self, object, &mut complaints),
-                Event::InitDone => {
+                Event::ListBegins => scope.list = List::default(),
+                Event::Listed(object) => scope.list.add(&self, object, &mut complaints),
+                Event::ListEnds { rewound } => {
                     scope.listed = true;
                     names_settled(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
+                    if let Some(version) = rewound {
+                        warn!(
+                            "the API server's list of {} has version {version}, which is older than what it sent \
+                             before: etcd was restored to an earlier state, which counts from here on",
+                            scope.trouble.what()
+                        );
+                        self.store.rewind(version);
+                    }
                     let changes = self.take_list(scope, &mut doubt, list);
                     complaints.retain(|key| self.store.get(key).is_some());
                     let complete = scopes.iter().all(|scope| scope.listed);
@@ -188,10 +150,10 @@ impl ClusterSource {
                         self.listed.send_replace(term);
                     }
                 }
-                Event::Apply(object) => self.applied(object, &mut complaints),
+                Event::Applied(object) => self.applied(object, &mut complaints),
                 // "Left the selection", with the object as it was before: only its key, uid and
                 // version are news.
-                Event::Delete(object) => {
+                Event::Deleted(object) => {
                     let (key, uid) = (key_of(&object), object.uid().unwrap_or_default());
                     let version = object.resource_version().and_then(|version| version.parse().ok());
                     complaints.set(&key, None);
@@ -203,8 +165,16 @@ impl ClusterSource {
 
     /// Starts to list and watch anew; what was followed before isn't any more.
     fn follow(&self, number: usize, scope: &mut Scope) -> Tagged {
-        let events = self.watch(scope.namespace.as_deref()).map(move |event| (number, event));
-        let (events, end) = abortable(events);
+        let query = Query {
+            namespace: scope.namespace.clone(),
+            fields: format!("spec.type={LOAD_BALANCER}"),
+            labels: self.selection.labels.to_string(),
+            ..Query::default()
+        };
+        let sign =
+            self.news.metrics.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
+        let events = list_watch::<Service>(self.client.clone(), query, sign);
+        let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {
             before.abort();
         }
@@ -236,14 +206,6 @@ impl ClusterSource {
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
         changes.extend(departing.into_iter().filter_map(insert));
         changes
-    }
-
-    fn watch(&self, namespace: Option<&str>) -> Events<Service> {
-        let api = match namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
-        guarded(api, &format!("spec.type={LOAD_BALANCER}"), &self.selection.labels.to_string())
     }
 
     fn listed(&self, changes: Vec<Change>, complete: bool) {
@@ -326,6 +288,11 @@ impl List {
             None => self.unreadable.push(key),
         }
     }
+}
+
+/// Returns how a watch of a namespace, or of all, is called in the metrics.
+pub(super) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
+    namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
 }
 
 /// Waits until a moment; without one, for ever.

@@ -7,7 +7,6 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{Request, Status};
-use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -18,13 +17,15 @@ use super::earlier::is_another;
 use super::election::NotLeading;
 use super::excerpt::sentence;
 use super::forbidden::Forbidden;
+use super::list_watch::{Event, Events, Query, list_watch};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::output::OutputDirectory;
 use super::packed::Packed;
 use super::plan::Write;
 use super::service::{FINALIZER, Service};
-use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause, watch_code};
-use super::watch::{Events, guarded, key_of, readable};
+use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
+use super::watch::{key_of, readable};
+use crate::metrics::staleness::Staleness;
 use crate::store::ServiceKey;
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
@@ -38,6 +39,8 @@ const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/final
 /// What happened to the objects there.
 #[derive(Debug)]
 pub enum ObjectEvent {
+    /// The objects of a kind are being listed from here on.
+    ListBegins(Kind),
     /// A complete list of the objects of a kind.
     Listed(Kind, Vec<Packed>),
     /// The objects of some kind can't be seen now; the reason has been logged.
@@ -132,13 +135,17 @@ pub enum Keeper {
 }
 
 impl Keeper {
-    /// Follows the objects that are there; the first event is a complete list.
+    /// Follows the objects that are there: first comes a complete list. `staleness` shows how long ago the watches
+    /// have heard something.
     #[must_use]
-    pub fn events(&self) -> BoxStream<'static, ObjectEvent> {
+    pub fn events(&self, staleness: &Staleness) -> BoxStream<'static, ObjectEvent> {
         match self {
             Self::Namespace { client, outage, namespace } => {
-                let services = guarded::<Service>(Api::namespaced(client.clone(), namespace), "", "");
-                let slices = guarded::<EndpointSlice>(Api::namespaced(client.clone(), namespace), "", "");
+                let query = Query { namespace: Some(namespace.clone()), ..Query::default() };
+                let sign = staleness.watch("external-targets");
+                let services = list_watch::<Service>(client.clone(), query.clone(), sign);
+                let sign = staleness.watch("endpoint-slices");
+                let slices = list_watch::<EndpointSlice>(client.clone(), query, sign);
                 futures::stream::select(
                     namespace_events(services, Kind::Service, namespace, outage.clone()),
                     namespace_events(slices, Kind::EndpointSlice, namespace, outage.clone()),
@@ -349,25 +356,25 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     outage: Outage,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
     let mut trouble = WatchTrouble::new(outage, format!("{kind}s in namespace {namespace}"), ABSENT);
-    let mut complaints = Complaints::default();
+    let mut complaints = Complaints::of_kind(kind);
     let mut list = Vec::new();
     events.filter_map(move |event| {
         // What may pass is waited for; not a right or a namespace that is missing.
-        let unseen = event.as_ref().is_err_and(|error| matches!(watch_code(error), 401 | 403 | 404));
+        let unseen = event.as_ref().is_err_and(|error| matches!(error.code(), 401 | 403 | 404));
         let Some(event) = trouble.unless_failed(event) else {
             return std::future::ready(unseen.then_some(ObjectEvent::Unseen));
         };
         std::future::ready(match event {
-            Event::Init => {
+            Event::ListBegins => {
                 list = Vec::new();
-                None
+                Some(ObjectEvent::ListBegins(kind))
             }
-            Event::InitApply(object) => {
+            Event::Listed(object) => {
                 list.extend(readable(object, &mut complaints).map(|object| Packed::of(&kept(object))));
                 None
             }
-            Event::InitDone => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
-            Event::Apply(object) => {
+            Event::ListEnds { .. } => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
+            Event::Applied(object) => {
                 let key = key_of(&object);
                 let object = readable(object, &mut complaints);
                 if object.is_some() {
@@ -375,7 +382,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 }
                 object.map(|object| ObjectEvent::Applied(kept(object)))
             }
-            Event::Delete(object) => {
+            Event::Deleted(object) => {
                 complaints.set(&key_of(&object), None);
                 Some(ObjectEvent::Deleted {
                     id: ObjectId { kind, name: object.name_any() },

@@ -36,6 +36,7 @@ mod throughput;
 mod tls;
 mod trouble;
 mod upstreams;
+mod watches;
 mod wishes;
 mod workstation;
 mod zone_answers;

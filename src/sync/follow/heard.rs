@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use kube::runtime::watcher::{self, Event};
+use kube::ResourceExt;
 
 use super::follower::Follower;
 use crate::store::ServiceKey;
 use crate::sync::desired::{MANAGED_BY, SOURCE};
-use crate::sync::guarded::Guarded;
+use crate::sync::list_watch::{Event, Item, Query};
 use crate::sync::selection::Selection;
 use crate::sync::service::{EXTERNAL_NAME, Service};
 use crate::sync::trouble::{Complaints, Outage, WatchTrouble};
@@ -50,15 +50,15 @@ impl Within {
     }
 
     /// Returns the namespace to watch; without one it is all.
-    pub(super) fn namespace(&self) -> Option<&str> {
+    fn namespace(&self) -> Option<&str> {
         match self {
             Self::All | Self::AllBut(_) => None,
             Self::Only(namespace, _) => Some(namespace),
         }
     }
 
-    /// Returns the selectors of fields and of labels.
-    pub(super) fn selectors(&self) -> (String, String) {
+    /// Returns what is listed and watched there.
+    pub(super) fn query(&self) -> Query {
         let mut fields = format!("spec.type={EXTERNAL_NAME}");
         if let Self::AllBut(namespace) = self {
             fields.push_str(&format!(",metadata.namespace!={namespace}"));
@@ -66,7 +66,7 @@ impl Within {
         let (label, ours) = MANAGED_BY;
         let labels =
             if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
-        (fields, labels)
+        Query { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only: false }
     }
 
     fn contains(&self, key: &ServiceKey) -> bool {
@@ -102,13 +102,13 @@ struct Scope {
 struct Seen {
     key: ServiceKey,
     uid: Box<str>,
-    says: Option<Result<Follower, String>>,
+    follower: Option<Result<Follower, String>>,
 }
 
 impl Seen {
     fn of(service: &Service, target_namespace: Option<&str>) -> Self {
-        let says = Follower::of(service, target_namespace);
-        Self { key: service.key(), uid: service.uid().into(), says }
+        let follower = Follower::of(service, target_namespace);
+        Self { key: service.key(), uid: service.uid().into(), follower }
     }
 }
 
@@ -167,19 +167,19 @@ impl Followers {
     pub(super) fn heed(
         &mut self,
         number: usize,
-        event: watcher::Result<Event<Guarded<Service>>>,
+        event: Item<Service>,
         complaints: &mut Complaints,
     ) -> Vec<Heard> {
         let scope = &mut self.scopes[number];
         let Some(event) = scope.trouble.unless_failed(event) else { return Vec::new() };
         let mut heard = Vec::new();
         match event {
-            Event::Init => {
+            Event::ListBegins => {
                 scope.list.clear();
                 scope.unreadable.clear();
                 return heard;
             }
-            Event::InitApply(object) => {
+            Event::Listed(object) => {
                 let key = key_of(&object);
                 match readable(object, complaints) {
                     // Nearly none of them follows anything.
@@ -190,7 +190,7 @@ impl Followers {
                     None => drop(scope.unreadable.insert(key)),
                 }
             }
-            Event::InitDone => {
+            Event::ListEnds { .. } => {
                 scope.listed = true;
                 let (list, unreadable) =
                     (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
@@ -209,23 +209,27 @@ impl Followers {
                     self.seen(seen, &mut heard);
                 }
             }
-            Event::Apply(object) => {
+            Event::Applied(object) => {
                 if let Some(service) = readable(object, complaints) {
                     self.seen(Seen::of(&service, self.target_namespace.as_deref()), &mut heard);
                 }
             }
-            Event::Delete(object) => {
+            Event::Deleted(object) => {
                 let key = key_of(&object);
-                self.forget(&key);
-                heard.push(Heard::NoFollower(key));
+                // The end of an earlier Service of that name isn't the end of this one.
+                let is_another = |known: &Follower| known.version.uid != object.uid();
+                if !self.known.get(&key).is_some_and(is_another) {
+                    self.forget(&key);
+                    heard.push(Heard::NoFollower(key));
+                }
             }
         }
         heard.push(Heard::Answer);
         heard
     }
 
-    fn seen(&mut self, Seen { key, uid, says }: Seen, heard: &mut Vec<Heard>) {
-        match says {
+    fn seen(&mut self, Seen { key, uid, follower }: Seen, heard: &mut Vec<Heard>) {
+        match follower {
             Some(Ok(follower)) => {
                 if self.known.get(&key).is_some_and(|known| {
                     known.source != follower.source || known.version.uid != follower.version.uid
@@ -265,6 +269,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::sync::guarded::Guarded;
 
     fn followers(namespaces: &[&str]) -> Followers {
         let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
@@ -283,11 +288,11 @@ mod tests {
     fn list(followers: &mut Followers, number: usize, services: Vec<Value>) -> Vec<Heard> {
         let mut complaints = Complaints::default();
         let mut heed = |event| followers.heed(number, Ok(event), &mut complaints);
-        heed(Event::Init);
+        heed(Event::ListBegins);
         for service in services {
-            heed(Event::InitApply(object(service)));
+            heed(Event::Listed(object(service)));
         }
-        heed(Event::InitDone)
+        heed(Event::ListEnds { rewound: None })
     }
 
     #[test]
@@ -318,7 +323,7 @@ mod tests {
         list(&mut followers, 0, vec![service("db", "web")]);
         let key = ServiceKey::new("a", "db");
         let mut apply = |source| {
-            followers.heed(0, Ok(Event::Apply(object(service("db", source)))), &mut Complaints::default())
+            followers.heed(0, Ok(Event::Applied(object(service("db", source)))), &mut Complaints::default())
         };
         let anew = [Heard::NoFollower(key.clone()), Heard::Follower(key.clone()), Heard::Answer];
         assert_eq!(apply("b/web"), anew);

@@ -27,6 +27,7 @@ impl Reconciler {
 
     pub(super) fn observe(&mut self, event: ObjectEvent) {
         match event {
+            ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
             ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
             ObjectEvent::Unseen => {
                 self.settings.store.set_holders_known();

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -240,6 +240,41 @@ impl ControlPlane {
         self.try_start_apiserver().unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Stops all, copies what etcd has stored, and starts all again. Blocking.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn back_up(&self) {
+        self.stop_apiserver();
+        self.stop_etcd();
+        copy_directory(&self.file("etcd"), &self.file("backup")).expect("the data can be copied");
+        self.start_again();
+    }
+
+    /// Stops all, puts what [`ControlPlane::back_up`] has copied in the place of what etcd has stored since, and starts
+    /// all again: versions go backwards. Blocking.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn restore(&self) {
+        self.stop_apiserver();
+        self.stop_etcd();
+        fs::remove_dir_all(self.file("etcd")).expect("etcd's data can be removed");
+        copy_directory(&self.file("backup"), &self.file("etcd")).expect("the data can be copied");
+        self.start_again();
+    }
+
+    fn stop_etcd(&self) {
+        if let Some(mut etcd) = lock(&self.etcd).take() {
+            etcd.stop(READY_TIMEOUT);
+        }
+    }
+
+    fn start_again(&self) {
+        self.start_etcd().unwrap_or_else(|error| panic!("{error}"));
+        self.start_apiserver();
+    }
+
     /// Everything that it was asked so far, but for what it asks itself. A request is entered when it is done
     /// with, which may be a moment after its answer came.
     pub fn audit_events(&self) -> Vec<AuditEvent> {
@@ -250,4 +285,20 @@ impl ControlPlane {
 /// A lock that a panicking test leaves usable: what it guards is never half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    // etcd refuses data that others may read.
+    fs::set_permissions(to, fs::metadata(from)?.permissions())?;
+    for entry in fs::read_dir(from)? {
+        let (entry, to) = (entry?, to);
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_directory(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
 }

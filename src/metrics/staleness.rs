@@ -1,0 +1,96 @@
+//! How long ago each watch has shown that it lives.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use prometheus::{GaugeVec, Opts, Registry};
+
+/// When a watch has heard something last: an event, a bookmark or a complete list.
+#[derive(Debug)]
+pub struct Sign(Mutex<Instant>);
+
+impl Sign {
+    /// Takes over that something has been heard now.
+    pub fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn age(&self) -> f64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed().as_secs_f64()
+    }
+}
+
+/// The metric `lb_linker_watch_staleness_seconds`, by watch.
+#[derive(Debug)]
+pub struct Staleness {
+    gauge: GaugeVec,
+    watches: Mutex<BTreeMap<String, Weak<Sign>>>,
+}
+
+impl Staleness {
+    /// Returns the metric, registered, without a watch.
+    ///
+    /// # Errors
+    /// Only if there is one of that name already.
+    pub(super) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let opts = Opts::new(
+            "lb_linker_watch_staleness_seconds",
+            "Seconds since the last event, bookmark or complete list of a watch.",
+        );
+        let gauge = GaugeVec::new(opts, &["watch"])?;
+        registry.register(Box::new(gauge.clone()))?;
+        Ok(Self { gauge, watches: Mutex::default() })
+    }
+
+    /// Returns where the watch of this name notes what it hears. Its age counts from now, or goes on where the watch
+    /// takes the place of another one of its name; it is shown as long as anything keeps what is returned.
+    pub fn watch(&self, name: &str) -> Arc<Sign> {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = watches.get(name).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let sign = Arc::new(Sign(Mutex::new(Instant::now())));
+            watches.insert(name.to_owned(), Arc::downgrade(&sign));
+            sign
+        })
+    }
+
+    /// Sets the metric to the ages of this moment.
+    pub(super) fn show(&self) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|name, sign| {
+            let sign = sign.upgrade();
+            match &sign {
+                Some(sign) => self.gauge.with_label_values(&[name]).set(sign.age()),
+                // Without the label it isn't shown.
+                None => drop(self.gauge.remove_label_values(&[name])),
+            }
+            sign.is_some()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::core::Collector;
+
+    use super::*;
+
+    #[test]
+    fn the_age_of_each_watch_is_shown_while_it_lasts() {
+        let staleness = Staleness::register(&Registry::new()).unwrap();
+        let shown = || {
+            staleness.show();
+            staleness.gauge.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
+        };
+        assert_eq!(shown(), 0);
+        let (one, two) = (staleness.watch("one"), staleness.watch("two"));
+        assert!(Arc::ptr_eq(&one, &staleness.watch("one")));
+        assert_eq!(shown(), 2);
+        assert!(staleness.gauge.with_label_values(&["one"]).get() >= 0.0);
+        drop(two);
+        assert_eq!(shown(), 1);
+        one.note();
+        assert!(one.age() < 60.0);
+    }
+}

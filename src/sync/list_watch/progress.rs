@@ -1,0 +1,392 @@
+//! What a list/watch loop does next: decisions without I/O.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a watch may stay without an event, a bookmark or a list before everything is listed again.
+pub(super) const SILENCE: Duration = Duration::from_secs(150);
+/// So many times as long after lists that have shown nothing new: the API server sends bookmarks only when the version
+/// has advanced, so a quiet cluster looks like a watch that has died.
+const LONGEST: u32 = 4;
+/// A watch that ends sooner has been refused, whatever its HTTP status says.
+const SHORT: Duration = Duration::from_secs(1);
+/// A watch that has lasted so long works: what went wrong before is forgotten.
+const SETTLED: Duration = Duration::from_secs(30);
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input<'a> {
+    /// A complete list has come.
+    Listed {
+        /// The list's resourceVersion.
+        version: &'a str,
+        /// How many objects are in it.
+        objects: u64,
+        /// The newest version of an object in it, if all are numbers.
+        newest: Option<u64>,
+    },
+    /// A list has failed, with this HTTP code or 0.
+    ListFailed(u16),
+    /// The API server has begun to answer a watch.
+    WatchBegan,
+    /// An event of the watch.
+    Event {
+        /// The object's resourceVersion.
+        version: &'a str,
+        /// How it changes the number of objects.
+        change: Change,
+    },
+    /// A bookmark.
+    Bookmark(&'a str),
+    /// An event that doesn't say which object it is about, or which version.
+    Unidentified,
+    /// The watch was refused, or has sent an error, with this HTTP code or 0.
+    WatchFailed(u16),
+    /// The watch has ended in good order.
+    WatchEnded,
+    /// The deadline of [`Progress::deadline`] has passed.
+    Silence,
+}
+
+/// How an event changes the number of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Added,
+    Modified,
+    Deleted,
+}
+
+/// What the loop does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It reads on.
+    Continue,
+    /// It begins a watch, after a pause of this many doublings; 0 is at once.
+    Watch(u32),
+    /// It lists everything, after a pause of this many doublings; 0 is at once.
+    List(u32),
+}
+
+/// The state of one list/watch loop.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// The version that the next watch goes on from: of the last list, event or bookmark.
+    version: Option<String>,
+    objects: u64,
+    /// When an event, a bookmark or a list has come last.
+    last_sign: Instant,
+    /// How long it may be silent after that.
+    silence: Duration,
+    /// How long that is at first.
+    first_silence: Duration,
+    /// When the watch began, and whether it has sent something that was new.
+    began: Option<Instant>,
+    progressed: bool,
+    /// Requests that failed, one after the other.
+    failures: u32,
+    /// Short watches and lists that had to be repeated, until a watch has lasted.
+    restarts: u32,
+}
+
+impl Progress {
+    /// Returns the state of a loop that begins now, with a list.
+    pub(super) fn new(now: Instant, silence: Duration) -> Self {
+        Self {
+            version: None,
+            objects: 0,
+            last_sign: now,
+            silence,
+            first_silence: silence,
+            began: None,
+            progressed: false,
+            failures: 0,
+            restarts: 0,
+        }
+    }
+
+    /// Returns the version that a watch begins after; nothing before the first list.
+    pub(super) fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
+    /// Returns when a watch that stays silent has to make way for a list.
+    pub(super) fn deadline(&self) -> Instant {
+        self.last_sign + self.silence
+    }
+
+    /// Returns whether a version is older than what has been seen, which it is after etcd has been restored to an
+    /// earlier revision. Versions are numbers since Kubernetes 1.35 (KEP-5504); of others nothing can be said.
+    pub(super) fn rewinds(&self, version: &str) -> bool {
+        number(version).zip(self.version().and_then(number)).is_some_and(|(new, known)| new < known)
+    }
+
+    /// Takes over what has happened, and returns what to do next.
+    pub(super) fn take(&mut self, input: Input<'_>, now: Instant) -> Step {
+        match input {
+            Input::Listed { version, objects, newest } => {
+                self.silence = if self.differs(version, objects, newest) {
+                    self.first_silence
+                } else {
+                    (self.silence * 2).min(self.first_silence * LONGEST)
+                };
+                self.objects = objects;
+                self.sign(version, now);
+                Step::Watch(0)
+            }
+            Input::ListFailed(410) => self.list_again(),
+            Input::ListFailed(_) => Step::List(self.failed()),
+            Input::WatchBegan => {
+                (self.began, self.progressed) = (Some(now), false);
+                Step::Continue
+            }
+            Input::Event { version, .. } | Input::Bookmark(version) if self.rewinds(version) => {
+                self.settle(now);
+                self.list_again()
+            }
+            Input::Event { version, change } => {
+                self.objects = match change {
+                    Change::Added => self.objects + 1,
+                    Change::Modified => self.objects,
+                    Change::Deleted => self.objects.saturating_sub(1),
+                };
+                self.progressed = true;
+                self.silence = self.first_silence;
+                self.sign(version, now);
+                Step::Continue
+            }
+            Input::Bookmark(version) => {
+                self.silence = self.first_silence;
+                self.sign(version, now);
+                Step::Continue
+            }
+            Input::Unidentified | Input::WatchFailed(410) => {
+                self.settle(now);
+                self.list_again()
+            }
+            Input::WatchFailed(_) => {
+                self.settle(now);
+                // The API server may come back with an earlier state: silence is suspicious again.
+                self.silence = self.first_silence;
+                let pause = self.failed();
+                self.watch(pause, now)
+            }
+            Input::WatchEnded => {
+                let is_short = self.began.is_none_or(|began| now.duration_since(began) < SHORT);
+                self.settle(now);
+                let pause = match (is_short, self.progressed) {
+                    (false, _) => 0,
+                    (true, true) => 1,
+                    (true, false) => self.restarted(),
+                };
+                self.watch(pause, now)
+            }
+            Input::Silence => Step::List(0),
+        }
+    }
+
+    /// Whether a list says something that wasn't known: to be certain of that it would have to be compared object by
+    /// object, but this much tells whether the watch has lost something.
+    fn differs(&self, version: &str, objects: u64, newest: Option<u64>) -> bool {
+        let Some(known) = self.version().and_then(number) else { return true };
+        let is_older = number(version).is_none_or(|version| version < known);
+        is_older || objects != self.objects || newest.is_none_or(|newest| newest > known)
+    }
+
+    fn sign(&mut self, version: &str, now: Instant) {
+        self.version = Some(version.to_owned());
+        self.last_sign = now;
+        self.failures = 0;
+    }
+
+    fn watch(&self, pause: u32, now: Instant) -> Step {
+        if self.version.is_none() || now >= self.deadline() { Step::List(pause) } else { Step::Watch(pause) }
+    }
+
+    fn list_again(&mut self) -> Step {
+        Step::List(self.restarted())
+    }
+
+    fn failed(&mut self) -> u32 {
+        self.failures = self.failures.saturating_add(1);
+        self.failures
+    }
+
+    fn restarted(&mut self) -> u32 {
+        self.restarts = self.restarts.saturating_add(1);
+        self.restarts
+    }
+
+    /// Takes over that the watch is over: where it has lasted, all is well.
+    fn settle(&mut self, now: Instant) {
+        if self.began.take().is_some_and(|began| now.duration_since(began) >= SETTLED) {
+            (self.failures, self.restarts) = (0, 0);
+        }
+    }
+}
+
+/// Returns a version as a number: newer is larger.
+pub(super) fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(version: &str, objects: u64, newest: u64) -> Input<'_> {
+        Input::Listed { version, objects, newest: Some(newest) }
+    }
+
+    fn modified(version: &str) -> Input<'_> {
+        Input::Event { version, change: Change::Modified }
+    }
+
+    /// Takes each input so many milliseconds after the one before, and compares the steps.
+    fn run(steps: &[(u64, Input<'_>, Step)]) -> (Progress, Instant) {
+        let mut now = Instant::now();
+        let mut progress = Progress::new(now, SILENCE);
+        for (number, (pause, input, expected)) in steps.iter().enumerate() {
+            now += Duration::from_millis(*pause);
+            assert_eq!(progress.take(*input, now), *expected, "step {number}: {input:?}");
+        }
+        (progress, now)
+    }
+
+    const LISTED: (u64, Input<'_>, Step) =
+        (0, Input::Listed { version: "100", objects: 2, newest: Some(90) }, Step::Watch(0));
+    const BEGAN: (u64, Input<'_>, Step) = (0, Input::WatchBegan, Step::Continue);
+
+    #[test]
+    fn a_watch_goes_on_after_the_last_version() {
+        let (progress, _) = run(&[
+            LISTED,
+            BEGAN,
+            (10, modified("101"), Step::Continue),
+            (10, Input::Bookmark("107"), Step::Continue),
+            (50_000, Input::WatchEnded, Step::Watch(0)),
+        ]);
+        assert_eq!(progress.version(), Some("107"));
+    }
+
+    #[test]
+    fn short_watches_are_paced_ever_more_seldom() {
+        let short = |pause| (10, Input::WatchEnded, Step::Watch(pause));
+        run(&[LISTED, BEGAN, short(1), BEGAN, short(2), BEGAN, short(3)]);
+        // One that has sent something is paced, too, but not ever more seldom.
+        let event = (10, modified("101"), Step::Continue);
+        run(&[LISTED, BEGAN, event, short(1), BEGAN, (10, modified("102"), Step::Continue), short(1)]);
+        let long = (30_000, Input::WatchEnded, Step::Watch(0));
+        run(&[LISTED, BEGAN, short(1), BEGAN, long, BEGAN, short(1)]);
+    }
+
+    #[test]
+    fn gone_leads_to_a_paced_list_wherever_it_is_said() {
+        let gone = |pause| (10, Input::WatchFailed(410), Step::List(pause));
+        run(&[
+            LISTED,
+            gone(1),
+            LISTED,
+            BEGAN,
+            gone(2),
+            (10, Input::ListFailed(410), Step::List(3)),
+            LISTED,
+            BEGAN,
+            (30_000, Input::WatchFailed(410), Step::List(1)),
+        ]);
+    }
+
+    #[test]
+    fn failures_are_paced_until_something_comes() {
+        let failed = |pause| (10, Input::WatchFailed(0), Step::Watch(pause));
+        run(&[
+            (0, Input::ListFailed(403), Step::List(1)),
+            (0, Input::ListFailed(0), Step::List(2)),
+            LISTED,
+            failed(1),
+            failed(2),
+            BEGAN,
+            failed(3),
+            BEGAN,
+            (0, Input::Bookmark("100"), Step::Continue),
+            failed(1),
+        ]);
+        let (progress, now) = run(&[LISTED, failed(1), (149_990, Input::WatchFailed(503), Step::List(2))]);
+        assert!(progress.deadline() <= now, "after so long only a list says how things are");
+    }
+
+    #[test]
+    fn a_version_that_goes_backwards_begins_a_list() {
+        run(&[LISTED, BEGAN, (10, modified("99"), Step::List(1))]);
+        run(&[LISTED, BEGAN, (10, Input::Bookmark("99"), Step::List(1))]);
+        run(&[
+            LISTED,
+            BEGAN,
+            (10, Input::Bookmark("100"), Step::Continue),
+            (0, modified("9"), Step::List(1)),
+        ]);
+        // Nothing is known of versions that are no numbers.
+        let odd = (0, Input::Listed { version: "b", objects: 0, newest: None }, Step::Watch(0));
+        run(&[odd, BEGAN, (10, modified("a"), Step::Continue)]);
+        let (progress, _) = run(&[LISTED]);
+        assert!(progress.rewinds("99") && !progress.rewinds("100") && !progress.rewinds("a"));
+        let (progress, _) = run(&[LISTED, (0, listed("50", 2, 50), Step::Watch(0))]);
+        assert_eq!(progress.version(), Some("50"), "the list is the truth");
+    }
+
+    #[test]
+    fn an_event_without_key_or_version_begins_a_paced_list() {
+        run(&[
+            LISTED,
+            BEGAN,
+            (10, Input::Unidentified, Step::List(1)),
+            LISTED,
+            BEGAN,
+            (10, Input::Unidentified, Step::List(2)),
+        ]);
+    }
+
+    #[test]
+    fn lists_without_news_double_the_silence() {
+        let silent = |seconds| {
+            let (mut progress, now) = run(&[LISTED]);
+            let mut steps = vec![];
+            let mut now = now;
+            for _ in 0..seconds {
+                now = progress.deadline();
+                assert_eq!(progress.take(Input::Silence, now), Step::List(0));
+                steps.push(progress.silence.as_secs());
+                progress.take(listed("200", 2, 90), now);
+            }
+            (progress, now, steps)
+        };
+        let (mut progress, now, steps) = silent(5);
+        assert_eq!(steps, [150, 300, 600, 600, 600]);
+        progress.take(Input::Bookmark("201"), now);
+        assert_eq!(progress.deadline(), now + SILENCE, "what has spoken is missed when it is silent");
+        for (news, input) in [
+            ("an older version", listed("99", 2, 90)),
+            ("another object", listed("300", 3, 90)),
+            ("one less", listed("300", 1, 90)),
+            ("a newer object", listed("300", 2, 250)),
+            ("versions that are no numbers", Input::Listed { version: "x", objects: 2, newest: None }),
+        ] {
+            let (mut progress, now, _) = silent(2);
+            progress.take(input, now);
+            assert_eq!(progress.deadline(), now + SILENCE, "{news}");
+        }
+    }
+
+    #[test]
+    fn events_that_were_heard_are_no_news_of_a_list() {
+        let (mut progress, now) = run(&[
+            LISTED,
+            BEGAN,
+            (0, Input::Event { version: "110", change: Change::Added }, Step::Continue),
+            (0, Input::Event { version: "120", change: Change::Added }, Step::Continue),
+            (0, Input::Event { version: "130", change: Change::Deleted }, Step::Continue),
+        ]);
+        progress.take(listed("140", 3, 120), now);
+        assert_eq!(progress.silence, 2 * SILENCE);
+    }
+}

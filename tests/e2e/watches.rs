@@ -1,0 +1,168 @@
+//! Watches that die in silence, that are refused, and lists of all sorts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{answers, short};
+use crate::harness::linker::Linker;
+use crate::harness::proxy::{MeddledApi, Meddling};
+use crate::harness::{apply_deploy, cluster_with_target, eventually};
+use crate::story::external_target;
+
+const TARGETS: &str = "external-targets";
+/// How the answer to a name that doesn't exist is shown.
+const ABSENT: &str = "Non-Existent Domain";
+/// Seconds of silence after which everything is listed again; 150 for users.
+const SILENCE: (&str, &str) = ("LB_LINKER_TEST_SILENCE", "3");
+
+fn start(plane: &ControlPlane, variables: &[(&str, &str)], args: &[&str]) -> Linker {
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let mut all = vec!["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", TARGETS];
+    all.extend(["--upstream", "none", "--max-deletes", "unlimited"]);
+    all.extend(args);
+    Linker::start_with(variables, all)
+}
+
+async fn point(cluster: &Cluster, name: &str, host: &str) {
+    cluster.set_ingress("default", name, &[Ingress::Hostname(host)]).await;
+}
+
+async fn serial(linker: &Linker) -> u64 {
+    let soa = short(linker.dns, "lb.internal. SOA").await;
+    soa.split(' ').nth(2).and_then(|serial| serial.parse().ok()).unwrap_or_else(|| panic!("{soa:?}"))
+}
+
+#[tokio::test]
+async fn etcd_restored_to_an_earlier_state_is_followed() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    for name in ["web", "api"] {
+        cluster.create_load_balancer("default", name).await;
+        point(&cluster, name, "old.example.com").await;
+    }
+    let linker = start(&plane, &[SILENCE], &["--delete-delay", "0s"]);
+    external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
+    external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
+    plane.back_up();
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("default", "late").await;
+    cluster.delete_service("default", "api").await;
+    for number in 0..50 {
+        point(&cluster, "late", &format!("late-{number}.example.com")).await;
+        point(&cluster, "web", &format!("new-{number}.example.com")).await;
+    }
+    answers(linker.dns, "web-default.lb.internal. CNAME", "new-49.example.com.").await;
+    answers(linker.dns, "late-default.lb.internal. CNAME", "late-49.example.com.").await;
+    external_target(&cluster, TARGETS, "web-default-ext", "new-49.example.com").await;
+    answers(linker.dns, "api-default.lb.internal. CNAME", ABSENT).await;
+    let before = serial(&linker).await;
+
+    plane.restore();
+    let cluster = plane.cluster().await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
+    answers(linker.dns, "api-default.lb.internal. CNAME", "old.example.com.").await;
+    answers(linker.dns, "late-default.lb.internal. CNAME", ABSENT).await;
+    linker.line("which is older than what it sent before: etcd was restored to an earlier state").await;
+    let restored = serial(&linker).await;
+    assert!(restored > before, "{restored} after {before}: secondaries never go back");
+
+    // From here on all goes its usual way: the objects are as the API server has them.
+    point(&cluster, "web", "newest.example.com").await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "newest.example.com.").await;
+    external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
+    external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
+    assert!(serial(&linker).await > restored);
+    assert!(cluster.get_service(TARGETS, "late-default-ext").await.is_none());
+}
+
+/// What lb-linker has asked for: lists that were streamed, pages and watches of Services, without its failures.
+async fn lists(plane: &ControlPlane) -> (usize, usize) {
+    let by_linker = |user: &str| user == "system:serviceaccount:lb-linker:lb-linker";
+    let events = plane.audit_events().into_iter();
+    let events: Vec<_> =
+        events.filter(|event| by_linker(&event.user) && event.resource == "services").collect();
+    let streams = events.iter().filter(|event| event.uri.contains("sendInitialEvents=true")).count();
+    let pages =
+        events.iter().filter(|event| event.verb == "list" && event.uri.contains("fieldSelector=spec.type"));
+    (streams, pages.count())
+}
+
+#[tokio::test]
+async fn lists_come_in_pages_where_the_api_server_streams_none() {
+    for streams in [true, false] {
+        let gate = format!("--feature-gates=WatchList={streams}");
+        let plane = ControlPlane::start(Options { apiserver_args: vec![gate] });
+        apply_deploy(&plane);
+        let cluster = plane.cluster().await;
+        for number in 0..25 {
+            cluster.create_load_balancer("default", &format!("web-{number}")).await;
+            point(&cluster, &format!("web-{number}"), "a.example.com").await;
+        }
+        let mut linker = start(&plane, &[], &[]);
+        linker.ready().await;
+        for number in 0..25 {
+            external_target(&cluster, TARGETS, &format!("web-{number}-default-ext"), "a.example.com").await;
+        }
+        point(&cluster, "web-7", "b.example.com").await;
+        answers(linker.dns, "web-7-default.lb.internal. CNAME", "b.example.com.").await;
+        linker.stop();
+        // A watch is entered in the log when it has ended.
+        eventually("the requests in the log", || async {
+            let (streamed, pages) = lists(&plane).await;
+            if streams { streamed > 0 && pages == 0 } else { streamed > 0 && pages > 1 }.then_some(())
+        })
+        .await;
+    }
+}
+
+/// How many watches are begun while an API server refuses them in this way and changes come in all the same.
+async fn watches_while(meddling: Meddling) -> usize {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("refused").await;
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    let meddler = move |line: &str| {
+        if !line.contains("watch=true") {
+            return Meddling::Pass;
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        meddling.clone()
+    };
+    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
+    cluster.create_load_balancer(&namespace, "web").await;
+    let linker = Linker::start_with(&[SILENCE], args.into_iter().chain(["--watch-namespaces", &namespace]));
+    linker.ready().await;
+    for host in ["a.example.com", "b.example.com"] {
+        cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(host)]).await;
+        answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), &format!("{host}.")).await;
+        external_target(&cluster, &target, &format!("web-{namespace}-ext"), host).await;
+    }
+    count.load(Ordering::SeqCst)
+}
+
+#[tokio::test]
+async fn watches_that_are_closed_at_once_are_paced() {
+    let watches = watches_while(Meddling::Empty).await;
+    assert!(watches < 200, "{watches} watches, where 8,900 a second would be possible");
+}
+
+#[tokio::test]
+async fn watches_that_are_gone_at_once_are_paced() {
+    let watches = watches_while(Meddling::Answer(410, "Expired")).await;
+    assert!(watches < 200, "{watches} watches, where 6,700 a second would be possible");
+}
+
+#[tokio::test]
+async fn the_age_of_each_watch_is_a_metric() {
+    let (plane, _, target) = cluster_with_target().await;
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
+    linker.ready().await;
+    for watch in ["load-balancers", "external-targets", "endpoint-slices"] {
+        let age = linker.metric(&format!("lb_linker_watch_staleness_seconds{{watch=\"{watch}\"}}"));
+        assert!(age.is_some_and(|age| age < 900.0), "{watch}: {age:?}");
+    }
+}
