@@ -302,7 +302,7 @@ async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on(
         [("services", &stage.target), ("endpointslices", &stage.target), ("services", &stage.namespace)]
     {
         let is_it = |event: &AuditEvent| {
-            event.verb == "list" && event.resource == resource && event.namespace == *namespace
+            event.is_list() && event.resource == resource && event.namespace == *namespace
         };
         assert!(since[..first].iter().any(is_it), "{resource} in {namespace}: {since:#?}");
     }

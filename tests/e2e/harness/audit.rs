@@ -19,7 +19,7 @@ pub(super) const POLICY: &str = r#"{
   ]
 }"#;
 
-/// A request that was answered in full.
+/// A request that was answered in full, or a watch that has begun.
 #[derive(Clone, Debug)]
 pub struct AuditEvent {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
@@ -45,20 +45,28 @@ pub struct AuditEvent {
 }
 
 impl AuditEvent {
+    /// Whether it asked for all objects: in pages, or streamed at the beginning of a watch.
+    pub fn is_list(&self) -> bool {
+        self.verb == "list" || self.uri.contains("sendInitialEvents=true")
+    }
+
     /// Whether it asked for a change.
     pub fn is_write(&self) -> bool {
         ["create", "update", "patch", "delete", "deletecollection"].contains(&self.verb.as_str())
     }
 }
 
-/// Reads an audit log, in the order in which the requests were done with.
+/// Reads an audit log, in the order in which the requests were done with, and watches began.
 pub(super) fn read(log: &Path) -> Vec<AuditEvent> {
     let text = fs::read_to_string(log).expect("the audit log can be read");
     // A line that is being written has no line end yet.
     text.split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))
         .map(|line| serde_json::from_str::<Line>(line).expect("an audit log has a JSON object per line"))
-        .filter(|line| line.stage == "ResponseComplete")
+        .filter(|line| {
+            let stage = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
+            line.stage == stage
+        })
         .map(AuditEvent::from)
         .collect()
 }
