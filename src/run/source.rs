@@ -197,6 +197,7 @@ impl Source {
                     admission,
                     guards: flags.finalizer,
                     keeps_unlisted,
+                    delete_delay: flags.policy().delete_delay,
                     store,
                     news,
                     leadership,

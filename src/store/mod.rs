@@ -216,6 +216,18 @@ impl Store {
     /// Takes over that a Service is gone, or left the selection. A `uid` that isn't the link's
     /// means another, earlier Service of that name, and changes nothing.
     pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<Change> {
+        self.delete_since(key, uid, resource_version, Instant::now())
+    }
+
+    /// Does what [`Store::delete`] does with a Service that counts as gone since then: from that moment on it is counted
+    /// how long its external target stays.
+    pub fn delete_since(
+        &self,
+        key: &ServiceKey,
+        uid: &str,
+        resource_version: Option<u64>,
+        since: Instant,
+    ) -> Option<Change> {
         let mut allotment = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
@@ -226,7 +238,7 @@ impl Store {
             return None;
         }
         self.advance_serial(resource_version);
-        Some(self.depart(&mut allotment, &link))
+        Some(self.depart(&mut allotment, &link, since))
     }
 
     /// Returns how many links there are whose Services are followed, and which of those in a namespace, or in all, a
@@ -282,7 +294,7 @@ impl Store {
             changes.extend(self.apply_one(&mut allotment, observed));
         }
         for link in absent {
-            changes.push(self.depart(&mut allotment, &link));
+            changes.push(self.depart(&mut allotment, &link, Instant::now()));
         }
         allotment.untold.take().into_iter().flatten().for_each(|change| self.tell(change));
         changes
@@ -526,12 +538,12 @@ impl Store {
         Some(self.put(allotment, known, link))
     }
 
-    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
+    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>, since: Instant) -> Change {
         match self.departed {
             Departed::Dropped => self.remove(allotment, link),
             Departed::Kept => {
                 // What a Service has left that never had a target itself is its predecessor's.
-                let since = link.outlived_since().unwrap_or_else(Instant::now);
+                let since = link.outlived_since().map_or(since, |outlived| outlived.min(since));
                 let state = State::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
                 self.put(allotment, Some(Arc::clone(link)), gone)

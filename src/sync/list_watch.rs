@@ -117,7 +117,13 @@ pub struct Query {
 
 impl Query {
     fn list(&self, limit: u32, token: Option<&str>) -> ListParams {
-        let params = ListParams::default().fields(&self.fields).labels(&self.labels).limit(limit);
+        let mut params = ListParams::default().limit(limit);
+        if !self.fields.is_empty() {
+            params = params.fields(&self.fields);
+        }
+        if !self.labels.is_empty() {
+            params = params.labels(&self.labels);
+        }
         token.map_or(params.clone(), |token| params.continue_token(token))
     }
 
@@ -185,6 +191,55 @@ where
         Some((list_watch.next().await, list_watch))
     });
     items.boxed()
+}
+
+/// Lists the objects of a query once, in pages that are told one by one.
+///
+/// # Errors
+/// If a page can't be had: 410 where the list has taken too long.
+pub async fn list_pages<K>(
+    client: Client,
+    query: &Query,
+    mut told: impl FnMut(Vec<Guarded<K>>),
+) -> kube::Result<()>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
+    let (mut size, mut token) = (PageSize::default(), None);
+    loop {
+        let limit = size.objects();
+        let page = query.list_request(&request, limit, token.as_deref());
+        match read_page::<K>(client.clone(), page, limit).await {
+            Ok((page, bytes)) => {
+                size = size.after(page.items.len(), bytes);
+                told(page.items);
+                token = page.metadata.continue_.filter(|token| !token.is_empty());
+                if token.is_none() {
+                    return Ok(());
+                }
+            }
+            Err(PageError::TooLarge) => size = size.smaller(),
+            Err(PageError::Kube(error)) => return Err(error),
+        }
+    }
+}
+
+/// Finds an object by its name, as it is now: with the right to list alone.
+///
+/// # Errors
+/// If the API server doesn't answer, or refuses.
+pub(super) async fn find<K>(client: Client, namespace: &str, name: &str) -> kube::Result<Option<Guarded<K>>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    let query = Query { fields: format!("metadata.name={name}"), ..Query::default() };
+    let request = query.list_request(&Request::new(K::url_path(&(), Some(namespace))), 1, None);
+    match read_page::<K>(client, request, 1).await {
+        Ok((page, _)) => Ok(page.items.into_iter().next()),
+        Err(PageError::Kube(error)) => Err(error),
+        Err(PageError::TooLarge) => Err(broken("the object is too large")),
+    }
 }
 
 /// Whether lists are streamed.

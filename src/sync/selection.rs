@@ -10,6 +10,19 @@ use super::service::Service;
 /// The annotation by which a Service opts in (`"true"`) or out (`"false"`).
 pub const MANAGED: &str = "linker.hsj.com/managed";
 
+/// How a Service stands to the selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    /// It becomes a link.
+    Selected,
+    /// It has asked not to be one by its annotation.
+    OptedOut,
+    /// It is a load balancer that isn't selected.
+    NotSelected,
+    /// It is no load balancer, or is being deleted.
+    Gone,
+}
+
 /// Which Services become links.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
@@ -27,16 +40,26 @@ impl Selection {
     /// Returns whether a Service becomes a link.
     #[must_use]
     pub fn selects(&self, service: &Service) -> bool {
+        self.membership(service) == Membership::Selected
+    }
+
+    /// Returns how a Service stands to the selection.
+    #[must_use]
+    pub fn membership(&self, service: &Service) -> Membership {
         let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
         let opted = service.annotation(MANAGED);
         let external_target = self.target_namespace.as_deref() == Some(namespace)
             && service.label(MANAGED_BY.0) == Some(MANAGED_BY.1);
-        service.is_living_load_balancer()
-            && !external_target
-            && self.watches(namespace)
-            && opted != Some("false")
+        if !service.is_living_load_balancer() || external_target {
+            return Membership::Gone;
+        }
+        if opted == Some("false") {
+            return Membership::OptedOut;
+        }
+        let selected = self.watches(namespace)
             && (!self.annotated_only || opted == Some("true"))
-            && self.labels.matches(service.metadata.labels.as_ref().unwrap_or(&Default::default()))
+            && self.labels.matches(service.metadata.labels.as_ref().unwrap_or(&Default::default()));
+        if selected { Membership::Selected } else { Membership::NotSelected }
     }
 
     /// Returns whether a Service would become a link, did it not lack what the flags ask for.

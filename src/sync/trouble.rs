@@ -256,6 +256,9 @@ pub struct WatchTrouble {
 }
 
 impl WatchTrouble {
+    /// What grants the right to read load balancers.
+    pub const READING: &'static str = "lb-linker needs the ClusterRole of deploy/";
+
     /// Returns a watch of `what` without trouble; `hint` says what to do about a missing right.
     #[must_use]
     pub fn new(outage: Outage, what: String, hint: &'static str) -> Self {

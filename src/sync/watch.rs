@@ -1,5 +1,7 @@
 //! The source of links in a cluster: the watch of LoadBalancer Services.
 
+mod leaving;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +10,7 @@ use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::{Client, Resource, ResourceExt};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::admission::Admission;
 use super::brakes::{Doubt, SECOND_LOOK};
@@ -17,12 +19,13 @@ use super::events::{Reason, Regarding};
 use super::guarded::Guarded;
 use super::left_out::keep_unlisted;
 use super::list_watch::{Event, Item, Query, list_watch};
-use super::selection::Selection;
+use super::selection::{Membership, Selection};
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble};
 use super::unusable::{Subject, Unusable};
 use super::{News, SyncError, log_changes, log_first_list};
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
+use leaving::{Deleted, Leaving};
 
 /// How long links wait for it to be known who holds which name.
 const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
@@ -42,6 +45,8 @@ pub struct ClusterSource {
     pub guards: bool,
     /// Whether most external targets stay, at the start, until it is known that their Services are gone.
     pub keeps_unlisted: bool,
+    /// How long the links of Services are kept that aren't selected any more (`--delete-delay`).
+    pub delete_delay: Duration,
     /// Where the links go.
     pub store: Arc<Store>,
     /// Where changes are told.
@@ -74,7 +79,7 @@ impl Scope {
             Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
-        let trouble = WatchTrouble::new(outage, what, "lb-linker needs the ClusterRole of deploy/");
+        let trouble = WatchTrouble::new(outage, what, WatchTrouble::READING);
         Self { namespace, list: List::default(), listed: false, trouble, again: None, end: None }
     }
 }
@@ -98,9 +103,15 @@ impl ClusterSource {
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
         }
-        let (mut complaints, mut doubt) = (Complaints::default(), Doubt::default());
+        let mut doubt = Doubt::default();
+        let (client, outage) = (self.client.clone(), self.outage.clone());
+        let mut heard = Heard {
+            complaints: Complaints::default(),
+            leaving: Leaving::new(client, outage, Arc::clone(&self.selection), self.delete_delay),
+        };
         loop {
             let again = scopes.iter().filter_map(|scope| scope.again).min();
+            let over = heard.leaving.due().map(Instant::from_std);
             let (number, event) = tokio::select! {
                 biased;
                 () = self.leadership.beyond(term) => {
@@ -112,6 +123,16 @@ impl ClusterSource {
                     continue;
                 }
                 event = events.next() => event.ok_or(SyncError::WatchEnded)?,
+                (deleted, membership) = heard.leaving.answer() => {
+                    self.left(&deleted, membership, &mut heard.leaving);
+                    continue;
+                }
+                () = until(over) => {
+                    for (key, uid, since) in heard.leaving.over(std::time::Instant::now()) {
+                        log_changes(&self.news, self.store.delete_since(&key, &uid, None, since));
+                    }
+                    continue;
+                }
                 () = until(again) => {
                     for (number, scope) in scopes.iter_mut().enumerate() {
                         if scope.again.take_if(|at| *at <= Instant::now()).is_some() {
@@ -129,7 +150,7 @@ impl ClusterSource {
             }
             match event {
                 Event::ListBegins => scope.list = List::default(),
-                Event::Listed(object) => scope.list.add(&self, object, &mut complaints),
+                Event::Listed(object) => scope.list.add(&self, object, &mut heard.complaints),
                 Event::ListEnds { rewound } => {
                     scope.listed = true;
                     names_settled(&self.store).await;
@@ -142,23 +163,16 @@ impl ClusterSource {
                         );
                         self.store.rewind(version);
                     }
-                    let changes = self.take_list(scope, &mut doubt, list);
-                    complaints.retain(|key| self.store.get(key).is_some());
+                    let changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
+                    heard.complaints.retain(|key| self.store.get(key).is_some());
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
                     if complete {
                         self.listed.send_replace(term);
                     }
                 }
-                Event::Applied(object) => self.applied(object, &mut complaints),
-                // "Left the selection", with the object as it was before: only its key, uid and
-                // version are news.
-                Event::Deleted(object) => {
-                    let (key, uid) = (key_of(&object), object.uid().unwrap_or_default());
-                    let version = object.resource_version().and_then(|version| version.parse().ok());
-                    complaints.set(&key, None);
-                    log_changes(&self.news, self.store.delete(&key, &uid, version));
-                }
+                Event::Applied(object) => self.applied(object, &mut heard),
+                Event::Deleted(object) => self.deleted(&object, &mut heard),
             }
         }
     }
@@ -182,14 +196,27 @@ impl ClusterSource {
     }
 
     /// Takes over a complete list. Of what it lacks too much isn't believed until another one agrees.
-    fn take_list(&self, scope: &mut Scope, doubt: &mut Doubt, list: List) -> Vec<Change> {
-        let List { seen, unreadable, departing, .. } = list;
+    fn take_list(
+        &self,
+        scope: &mut Scope,
+        doubt: &mut Doubt,
+        list: List,
+        leaving: &mut Leaving,
+    ) -> Vec<Change> {
+        let List { seen, unreadable, departing, unselected, .. } = list;
+        for Observed { key, .. } in &seen {
+            leaving.forget(key);
+        }
+        for (deleted, membership) in unselected {
+            self.left(&deleted, membership, leaving);
+        }
+        let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
         let namespace = scope.namespace.as_deref();
-        let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable);
+        let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
         let (known, missing) = self.store.missing_from(listed, namespace);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list is compared with nothing.
-        let kept = if self.store.is_synced() {
+        let mut kept = if self.store.is_synced() {
             doubt.keeps(known, &missing, within, std::time::Instant::now())
         } else {
             HashSet::new()
@@ -202,6 +229,7 @@ impl ClusterSource {
                 kept.len()
             );
         }
+        kept.extend(staying);
         let mut changes = self.store.replace(namespace, seen, unreadable, &kept);
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
         changes.extend(departing.into_iter().filter_map(insert));
@@ -241,24 +269,82 @@ impl ClusterSource {
         observed
     }
 
-    fn applied(&self, object: Guarded<Service>, complaints: &mut Complaints) {
+    fn applied(&self, object: Guarded<Service>, heard: &mut Heard) {
         let key = key_of(&object);
-        let Some(service) = readable(object, complaints) else { return self.store.set_unreadable(&key) };
-        if self.selection.selects(&service) {
-            let observed = self.observe(&service, complaints);
+        let Some(service) = readable(object, &mut heard.complaints) else {
+            return self.store.set_unreadable(&key);
+        };
+        let membership = self.selection.membership(&service);
+        if membership == Membership::Selected {
+            heard.leaving.forget(&key);
+            let observed = self.observe(&service, &mut heard.complaints);
             return log_changes(&self.news, self.store.apply(observed));
         }
-        let is_left_out = || self.store.get(&key).is_some_and(|link| link.is_left_out());
-        if self.selection.leaves_out(&service) && is_left_out() {
+        heard.complaints.set(&key, None);
+        let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
+        if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
             // It was left out before, too.
             return;
         }
-        log_changes(&self.news, self.store.delete(&service.key(), service.uid(), service.version()));
+        self.left(&deleted, membership, &mut heard.leaving);
         if self.guards && service.is_guarded() {
             // It waits for us, also where we have never known it as a load balancer.
             log_changes(&self.news, self.store.insert_departing(&service.key(), service.uid(), true));
         }
     }
+
+    /// Takes over that a Service is gone, or left the selection: the event has the object as it was before, of which
+    /// only its key, uid and version are news.
+    fn deleted(&self, object: &Guarded<Service>, heard: &mut Heard) {
+        let version = object.resource_version().and_then(|version| version.parse().ok());
+        let deleted = Deleted { key: key_of(object), uid: object.uid().unwrap_or_default(), version };
+        heard.complaints.set(&deleted.key, None);
+        let is_gone = object.meta().deletion_timestamp.is_some();
+        if !is_gone && self.is_followed(&deleted) {
+            heard.leaving.ask(deleted);
+        } else {
+            self.left(&deleted, Membership::Gone, &mut heard.leaving);
+        }
+    }
+
+    /// Whether a Service has a link though the flags have left it out since this process began.
+    fn is_left_out(&self, key: &ServiceKey) -> bool {
+        self.store.get(key).is_some_and(|link| link.is_left_out())
+    }
+
+    /// Whether a Service has a living link.
+    fn is_followed(&self, Deleted { key, uid, .. }: &Deleted) -> bool {
+        self.store.get(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
+    }
+
+    /// Takes over how a Service stands that isn't selected any more.
+    fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut Leaving) {
+        let Deleted { key, uid, version } = deleted;
+        let since = match membership {
+            // The watch shows it again.
+            Membership::Selected => return,
+            Membership::NotSelected if self.is_left_out(key) => return,
+            Membership::NotSelected if self.is_followed(deleted) => {
+                if leaving.keep(key, uid) {
+                    info!(
+                        "link {key}: its Service isn't selected any more; it is kept for {:?}",
+                        leaving.delay()
+                    );
+                }
+                return;
+            }
+            Membership::OptedOut => leaving.long_ago(),
+            Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
+        };
+        leaving.forget(key);
+        log_changes(&self.news, self.store.delete_since(key, uid, *version, since));
+    }
+}
+
+/// What is remembered of the Services beside the links.
+struct Heard {
+    complaints: Complaints,
+    leaving: Leaving,
 }
 
 /// A list as it comes in, page by page.
@@ -270,22 +356,27 @@ struct List {
     unreadable: Vec<ServiceKey>,
     /// Services that are no links and carry our finalizer, with their uid.
     departing: Vec<(ServiceKey, Box<str>)>,
+    /// Services that have a living link and aren't selected any more.
+    unselected: Vec<(Deleted, Membership)>,
 }
 
 impl List {
     fn add(&mut self, source: &ClusterSource, object: Guarded<Service>, complaints: &mut Complaints) {
         let key = key_of(&object);
-        match readable(object, complaints) {
-            Some(service) if source.selection.selects(&service) => {
-                let observed = source.observe(&service, complaints);
-                let ports = self.ports.shared(Arc::clone(&observed.ports));
-                self.seen.push(Observed { ports, ..observed });
-            }
-            Some(service) if source.guards && service.is_guarded() => {
-                self.departing.push((key, service.uid().into()));
-            }
-            Some(_) => {}
-            None => self.unreadable.push(key),
+        let Some(service) = readable(object, complaints) else { return self.unreadable.push(key) };
+        let membership = source.selection.membership(&service);
+        if membership == Membership::Selected {
+            let observed = source.observe(&service, complaints);
+            let ports = self.ports.shared(Arc::clone(&observed.ports));
+            return self.seen.push(Observed { ports, ..observed });
+        }
+        complaints.set(&key, None);
+        if source.guards && service.is_guarded() {
+            self.departing.push((key.clone(), service.uid().into()));
+        }
+        let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
+        if source.is_followed(&deleted) {
+            self.unselected.push((deleted, membership));
         }
     }
 }

@@ -105,3 +105,82 @@ async fn a_load_balancer_that_loses_the_selected_label_is_gone() {
     cluster.patch_service(&namespace, "web", json!({"metadata": {"labels": {"tier": "db"}}})).await;
     answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "Non-Existent Domain").await;
 }
+
+#[tokio::test]
+async fn a_service_that_is_not_selected_any_more_is_kept_for_the_delay() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("left").await;
+    for name in ["left", "back", "out", "deleted"] {
+        load_balancer(&cluster, &namespace, name, json!({"labels": {"tier": "web"}})).await;
+    }
+    let args = ["--upstream", "none", "--delete-delay", "1h", "--service-selector", "tier=web"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    let object = |name: &str| format!("{name}-{namespace}-ext");
+    let question = |name: &str| format!("{name}-{namespace}.lb.internal. CNAME");
+    for name in ["left", "back", "out", "deleted"] {
+        external_target(&cluster, &target, &object(name), "a.example.com").await;
+    }
+    let relabel = async |name: &str, metadata: serde_json::Value| {
+        cluster.patch_service(&namespace, name, json!({"metadata": metadata})).await;
+    };
+    let not_selected = |name: &str| format!("link {namespace}/{name}: its Service isn't selected any more");
+
+    // For the watch all four are deleted.
+    relabel("left", json!({"labels": {"tier": "db"}})).await;
+    relabel("back", json!({"labels": {"tier": "db"}})).await;
+    let opted_out = json!({"labels": {"tier": "db"}, "annotations": {"linker.hsj.com/managed": "false"}});
+    relabel("out", opted_out).await;
+    cluster.delete_service(&namespace, "deleted").await;
+    linker.line(&not_selected("left")).await;
+    linker.line(&not_selected("back")).await;
+    answers(linker.dns, &question("out"), "Non-Existent Domain").await;
+    eventually("its end", || async {
+        cluster.get_service(&target, &object("out")).await.is_none().then_some(())
+    })
+    .await;
+    answers(linker.dns, &question("deleted"), "No Error").await;
+    external_target(&cluster, &target, &object("deleted"), "a.example.com").await;
+    assert_eq!(short(linker.dns, &question("left")).await, "a.example.com.");
+    external_target(&cluster, &target, &object("left"), "a.example.com").await;
+
+    relabel("back", json!({"labels": {"tier": "web"}})).await;
+    cluster.set_ingress(&namespace, "back", &[Ingress::Hostname("b.example.com")]).await;
+    answers(linker.dns, &question("back"), "b.example.com.").await;
+    external_target(&cluster, &target, &object("back"), "b.example.com").await;
+    assert_eq!(linker.logged(&not_selected("deleted")), 0);
+    assert!(linker.stop().success());
+
+    // With a short delay it ends by itself, also by an annotation that is no opt-out.
+    relabel("back", json!({"annotations": {"linker.hsj.com/managed": "true"}})).await;
+    let args = ["--upstream", "none", "--delete-delay", "1s", "--selection", "annotated"];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    answers(linker.dns, &question("back"), "b.example.com.").await;
+    annotate(&cluster, &namespace, "back", None).await;
+    linker.line(&not_selected("back")).await;
+    answers(linker.dns, &question("back"), "Non-Existent Domain").await;
+    eventually("its end", || async {
+        cluster.get_service(&target, &object("back")).await.is_none().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_opted_out_service_drops_its_complaints() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("complaints").await;
+    let linker =
+        Linker::in_cluster(plane, &target, &["--upstream", "none", "--watch-namespaces", &namespace]);
+    linker.ready().await;
+    load_balancer(&cluster, &namespace, "web", json!({})).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("localhost")]).await;
+    let complaint = format!("Service {namespace}/web: the load balancer's hostname");
+    linker.line(&complaint).await;
+    linker.counts("lb_linker_targets_refused", 1.0).await;
+    annotate(&cluster, &namespace, "web", Some("false")).await;
+    linker.counts("lb_linker_targets_refused", 0.0).await;
+    let said = linker.logged(&complaint);
+    // It is said again of a Service that opts in again: nothing of it was remembered.
+    annotate(&cluster, &namespace, "web", None).await;
+    eventually("the complaint", || async { (linker.logged(&complaint) > said).then_some(()) }).await;
+    linker.counts("lb_linker_targets_refused", 1.0).await;
+}
