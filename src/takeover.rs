@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use futures::StreamExt;
+use kube::{Client, ResourceExt};
 
 use crate::config::Flags;
 use crate::run::RunError;
@@ -18,6 +17,7 @@ use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, 
 use crate::sync::excerpt::examples;
 use crate::sync::forbidden::Forbidden;
 use crate::sync::guarded::Guarded;
+use crate::sync::list_watch::{Query, list_pages};
 use crate::sync::orphans::{orphan_of, removal_command};
 use crate::sync::plan::SyncMode;
 use crate::sync::selection::Selection;
@@ -28,8 +28,6 @@ use crate::sync::trouble::explain;
 const AT_ONCE: usize = 8;
 /// Pauses before what failed for the API server's sake is tried again; then it is given up.
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
-/// Objects a page.
-const PAGE_SIZE: u32 = 100;
 /// Services between two lines about the progress.
 const PROGRESS: usize = 500;
 /// External targets a command: a line that a shell takes and a person can read.
@@ -239,7 +237,7 @@ async fn orphans(
     selection: &Selection,
     instance: &str,
 ) -> Result<BTreeMap<String, ServiceKey>, ListError> {
-    let labelled = ListParams::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
+    let labelled = Query { labels: format!("{}={}", MANAGED_BY.0, MANAGED_BY.1), ..Query::default() };
     let objects = list(client, Some(target_namespace), "Services", labelled).await?;
     let mut orphans: BTreeMap<String, ServiceKey> = objects
         .into_iter()
@@ -253,7 +251,7 @@ async fn orphans(
     }
     let mut living = HashSet::new();
     for place in places(&selection.namespaces) {
-        let fields = ListParams::default().fields(&format!("spec.type={LOAD_BALANCER}"));
+        let fields = Query { fields: format!("spec.type={LOAD_BALANCER}"), ..Query::default() };
         for service in list(client, place, "LoadBalancer Services", fields).await? {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
             // One that can't be read exists all the same.
@@ -271,20 +269,13 @@ async fn list(
     client: &Client,
     place: Option<&str>,
     what: &str,
-    params: ListParams,
+    query: Query,
 ) -> Result<Vec<Guarded<Service>>, ListError> {
-    let api: Api<Guarded<Service>> = match place {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
+    let query = Query { namespace: place.map(ToOwned::to_owned), ..query };
     let all = || async {
-        let pages = futures::stream::try_unfold(Some(params.clone().limit(PAGE_SIZE)), |params| async {
-            let Some(params) = params else { return Ok(None) };
-            let page = api.list(&params).await?;
-            let token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
-            Ok(Some((page.items, token.map(|token| params.continue_token(&token)))))
-        });
-        pages.try_concat().await
+        let mut all = Vec::new();
+        list_pages(client.clone(), &query, |page| all.extend(page)).await?;
+        Ok(all)
     };
     persist(code, all)
         .await

@@ -6,14 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::api::{ListParams, Patch, PatchParams};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams};
 use kube::core::{PartialObjectMeta, SelectorExt};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::desired::FIELD_MANAGER;
 use super::excerpt::examples;
+use super::guarded::Guarded;
+use super::list_watch::{Query, list_pages};
 use super::selection::Selection;
 use super::service::{FINALIZER, Service};
 use super::trouble::{Outage, explain, root_cause};
@@ -22,8 +25,6 @@ use crate::store::{ServiceKey, Store};
 
 /// Services that are named in the log, and orphans at a time: what one screen holds.
 pub(super) const MAX_LINES: usize = 20;
-/// Objects a page, as for the watches.
-const PAGE_SIZE: u32 = 100;
 /// The first and the longest pause before the Services are listed again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// How long it waits for the lists that DNS waits for: all Services are twice as many.
@@ -45,15 +46,16 @@ pub struct Bound {
 }
 
 impl Bound {
-    fn of(service: &PartialObjectMeta<Service>) -> Option<Self> {
-        let (ours, others): (Vec<_>, Vec<_>) =
-            service.finalizers().iter().cloned().partition(|finalizer| finalizer == FINALIZER);
+    fn of(metadata: &ObjectMeta) -> Option<Self> {
+        let finalizers = metadata.finalizers.iter().flatten().cloned();
+        let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| finalizer == FINALIZER);
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
         (!ours.is_empty()).then(|| Self {
-            key: ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any()),
-            uid: service.uid().unwrap_or_default(),
-            stuck: service.metadata.deletion_timestamp.is_some(),
+            key: ServiceKey::new(&text(&metadata.namespace), &text(&metadata.name)),
+            uid: text(&metadata.uid),
+            stuck: metadata.deletion_timestamp.is_some(),
             others,
-            labels: service.labels().clone(),
+            labels: metadata.labels.clone().unwrap_or_default(),
         })
     }
 
@@ -147,23 +149,15 @@ pub async fn bound(
 ) -> Result<Vec<Bound>, ListError> {
     let mut found = Vec::new();
     for place in places(namespaces) {
-        let api: Api<Service> = match place {
-            Some(namespace) => Api::namespaced(client.clone(), namespace),
-            None => Api::all(client.clone()),
+        let query =
+            Query { namespace: place.map(ToOwned::to_owned), metadata_only: true, ..Query::default() };
+        let told = |page: Vec<Guarded<Service>>| {
+            looked_at(page.len());
+            found.extend(page.iter().map(Resource::meta).filter_map(Bound::of));
         };
-        let mut params = ListParams::default().limit(PAGE_SIZE);
-        loop {
-            let page = api.list_metadata(&params).await.map_err(|source| ListError {
-                what: in_place("Services", place),
-                source: Box::new(source),
-            })?;
-            looked_at(page.items.len());
-            found.extend(page.items.iter().filter_map(Bound::of));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
-        }
+        list_pages(client.clone(), &query, told)
+            .await
+            .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
     }
     // The stuck ones first: somebody waits for them.
     found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
@@ -264,19 +258,19 @@ mod tests {
 
     #[test]
     fn only_services_with_the_earlier_finalizer_are_bound() {
-        assert_eq!(Bound::of(&service(&[], true)), None);
-        assert_eq!(Bound::of(&service(&["lb-linker/other"], true)), None);
-        let bound = Bound::of(&service(&["a/b", FINALIZER, "c/d"], true)).unwrap();
+        assert_eq!(Bound::of(&service(&[], true).metadata), None);
+        assert_eq!(Bound::of(&service(&["lb-linker/other"], true).metadata), None);
+        let bound = Bound::of(&service(&["a/b", FINALIZER, "c/d"], true).metadata).unwrap();
         assert!(bound.stuck);
         assert_eq!(bound.others, ["a/b", "c/d"]);
-        assert!(!Bound::of(&service(&[FINALIZER], false)).unwrap().stuck);
+        assert!(!Bound::of(&service(&[FINALIZER], false).metadata).unwrap().stuck);
     }
 
     #[test]
     fn the_log_names_each_with_its_command_and_no_more_than_a_screen_of_them() {
         assert!(lines(&[]).is_empty());
         let found: Vec<Bound> =
-            (0..45).filter_map(|i| Bound::of(&service(&[FINALIZER], i % 2 == 0))).collect();
+            (0..45).filter_map(|i| Bound::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();
         let lines = lines(&found);
         assert_eq!(lines.len(), 22);
         assert!(lines[0].contains("carry it: 45, stuck in deletion: 23"), "{}", lines[0]);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::stream::{AbortHandle, SelectAll, abortable};
 use kube::Client;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
@@ -106,7 +107,8 @@ async fn lead(
 ) -> Result<Memory, SyncError> {
     let mut leadership = settings.leadership.clone();
     let mut following = Following::new(settings.clone(), memory, term);
-    let mut events = following.watch();
+    let mut events: SelectAll<Events> =
+        (0..following.followers.number_of_scopes()).map(|number| following.watch(number)).collect();
     while leadership.current_term() == Some(term) && !stop.is_cancelled() {
         following.work();
         tokio::select! {
@@ -119,7 +121,9 @@ async fn lead(
             },
             event = events.next() => {
                 let (number, event) = event.ok_or(SyncError::WatchEnded)?;
-                following.heed(number, event);
+                if following.heed(number, event) {
+                    events.push(following.watch(number));
+                }
             }
             key = following.pace.due() => following.queue(&key),
             () = following.places.due(), if following.writes.len() < MAX_WRITES => {}
@@ -150,6 +154,8 @@ struct Following {
     memory: Memory,
     term: u64,
     followers: Followers,
+    /// What ends the watch of each scope.
+    watches: HashMap<usize, AbortHandle>,
     queue: BTreeSet<ServiceKey>,
     /// Followers with a write under way, and whether what it is about has changed meanwhile.
     in_flight: HashMap<ServiceKey, bool>,
@@ -175,6 +181,7 @@ impl Following {
     fn new(settings: Settings, memory: Memory, term: u64) -> Self {
         Self {
             followers: Followers::new(&settings.selection, &settings.outage),
+            watches: HashMap::new(),
             settings,
             memory,
             term,
@@ -192,24 +199,29 @@ impl Following {
         }
     }
 
-    fn watch(&self) -> Events {
-        let watches = self.followers.scopes().map(|(number, within)| {
-            let query = within.query();
-            let sign = in_namespace("sources", query.namespace.as_deref());
-            let sign = self.settings.news.metrics.staleness.watch(&sign);
-            let events = list_watch::<Service>(self.settings.client.clone(), query, sign);
-            events.map(move |event| (number, event)).boxed()
-        });
-        futures::stream::select_all(watches).boxed()
+    /// Begins to list and watch a scope; what was followed there before isn't any more.
+    fn watch(&mut self, number: usize) -> Events {
+        let query = self.followers.query(number);
+        let sign = in_namespace("sources", query.namespace.as_deref());
+        let sign = self.settings.news.metrics.staleness.watch(&sign);
+        let events = list_watch::<Service>(self.settings.client.clone(), query, sign);
+        let (events, end) = abortable(events.map(move |event| (number, event)));
+        if let Some(before) = self.watches.insert(number, end) {
+            before.abort();
+        }
+        events.boxed()
     }
 
     // === what is heard ===
 
-    fn heed(&mut self, number: usize, event: Item<Service>) {
+    /// Takes over what a watch says. Returns whether it has to begin anew.
+    fn heed(&mut self, number: usize, event: Item<Service>) -> bool {
         let was_listed = self.followers.is_listed();
+        let mut anew = false;
         for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
             match heard {
                 Heard::Answer => self.open(&Place::Everywhere),
+                Heard::Used => anew = true,
                 Heard::Follower(key) => self.queue(&key),
                 Heard::NoFollower(key) => {
                     self.forget(&key);
@@ -225,6 +237,7 @@ impl Following {
             self.old_news = self.followers.keys().cloned().collect();
             self.queue_all();
         }
+        anew
     }
 
     fn link_changed(&mut self, change: &Change) {

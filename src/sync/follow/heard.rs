@@ -25,6 +25,8 @@ pub(super) enum Heard {
     NoFollower(ServiceKey),
     /// The API server answers.
     Answer,
+    /// The annotation is used where only metadata were listed: the Services there have to be listed in full.
+    Used,
 }
 
 /// Where a watch looks. External targets follow nothing, and there is one for each link: where they are is looked at
@@ -58,7 +60,7 @@ impl Within {
     }
 
     /// Returns what is listed and watched there.
-    pub(super) fn query(&self) -> Query {
+    fn query(&self, metadata_only: bool) -> Query {
         let mut fields = format!("spec.type={EXTERNAL_NAME}");
         if let Self::AllBut(namespace) = self {
             fields.push_str(&format!(",metadata.namespace!={namespace}"));
@@ -66,7 +68,7 @@ impl Within {
         let (label, ours) = MANAGED_BY;
         let labels =
             if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
-        Query { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only: false }
+        Query { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only }
     }
 
     fn contains(&self, key: &ServiceKey) -> bool {
@@ -96,6 +98,8 @@ struct Scope {
     list: Vec<Seen>,
     unreadable: HashSet<ServiceKey>,
     listed: bool,
+    /// Whether no Service is known there that carries the annotation: then its metadata are enough.
+    unused: bool,
 }
 
 /// What a Service says that it follows. The Service itself, with all its annotations, isn't kept.
@@ -126,7 +130,14 @@ impl Followers {
             let what = format!("ExternalName Services in {within}");
             let hint = "lb-linker needs the ClusterRole of deploy/";
             let trouble = WatchTrouble::new(outage.clone(), what, hint);
-            Scope { within, trouble, list: Vec::new(), unreadable: HashSet::new(), listed: false }
+            Scope {
+                within,
+                trouble,
+                list: Vec::new(),
+                unreadable: HashSet::new(),
+                listed: false,
+                unused: true,
+            }
         };
         Self {
             target_namespace: selection.target_namespace.clone(),
@@ -136,9 +147,15 @@ impl Followers {
         }
     }
 
-    /// Returns what to watch, by number.
-    pub(super) fn scopes(&self) -> impl Iterator<Item = (usize, &Within)> {
-        self.scopes.iter().map(|scope| &scope.within).enumerate()
+    /// Returns how many scopes there are to watch.
+    pub(super) fn number_of_scopes(&self) -> usize {
+        self.scopes.len()
+    }
+
+    /// Returns what to list and watch in a scope: only metadata, until a Service there carries the annotation.
+    pub(super) fn query(&self, number: usize) -> Query {
+        let Scope { within, unused, .. } = &self.scopes[number];
+        within.query(*unused)
     }
 
     /// Returns whether a complete list has come from everywhere.
@@ -173,6 +190,17 @@ impl Followers {
         let scope = &mut self.scopes[number];
         let Some(event) = scope.trouble.unless_failed(event) else { return Vec::new() };
         let mut heard = Vec::new();
+        if scope.unused
+            && let Event::Listed(object) | Event::Applied(object) = &event
+        {
+            if object.annotations().contains_key(SOURCE) {
+                // What comes of this list doesn't count: another one begins.
+                scope.unused = false;
+                heard.push(Heard::Used);
+            }
+            heard.push(Heard::Answer);
+            return heard;
+        }
         match event {
             Event::ListBegins => {
                 scope.list.clear();
@@ -286,6 +314,7 @@ mod tests {
     }
 
     fn list(followers: &mut Followers, number: usize, services: Vec<Value>) -> Vec<Heard> {
+        followers.scopes[number].unused = false;
         let mut complaints = Complaints::default();
         let mut heed = |event| followers.heed(number, Ok(event), &mut complaints);
         heed(Event::ListBegins);
@@ -318,10 +347,29 @@ mod tests {
     }
 
     #[test]
+    fn only_metadata_are_listed_until_the_annotation_is_used() {
+        let mut followers = followers(&["a", "b"]);
+        let mut complaints = Complaints::default();
+        let metadata = |source: Option<&str>| {
+            let annotations = source.map(|source| json!({SOURCE: source}));
+            object(json!({"metadata": {"namespace": "a", "name": "db", "annotations": annotations}}))
+        };
+        let mut heed = |event| followers.heed(0, Ok(event), &mut complaints);
+        heed(Event::ListBegins);
+        assert_eq!(heed(Event::Listed(metadata(None))), [Heard::Answer]);
+        assert_eq!(heed(Event::ListEnds { rewound: None }), [Heard::Answer]);
+        assert_eq!(heed(Event::Applied(metadata(None))), [Heard::Answer]);
+        assert_eq!(heed(Event::Applied(metadata(Some("web")))), [Heard::Used, Heard::Answer]);
+        assert!(!followers.query(0).metadata_only && followers.query(1).metadata_only);
+        assert_eq!(followers.keys().count(), 0, "nothing is known of it yet");
+    }
+
+    #[test]
     fn a_new_source_is_another_follower_and_a_malformed_one_none() {
         let mut followers = followers(&[]);
         list(&mut followers, 0, vec![service("db", "web")]);
         let key = ServiceKey::new("a", "db");
+        followers.scopes[0].unused = false;
         let mut apply = |source| {
             followers.heed(0, Ok(Event::Applied(object(service("db", source)))), &mut Complaints::default())
         };
