@@ -1,4 +1,4 @@
-//! External targets as they are kept: packed into some 130 bytes each, where the object itself takes 2 KB. There are
+//! External targets as they are kept: packed into some 150 bytes each, where the object itself takes 2 KB. There are
 //! as many of them as links, and one is only read when its link is looked at.
 
 mod read;
