@@ -293,9 +293,9 @@ pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Writ
     let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
     let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
     let mut objects = service.into_iter().chain(slices);
-    let is_nobodys =
+    let names_no_instance =
         |metadata: &ObjectMeta| instance_of(metadata).is_none() && metadata.deletion_timestamp.is_none();
-    let (kind, metadata) = objects.find(|(_, metadata)| is_nobodys(metadata))?;
+    let (kind, metadata) = objects.find(|(_, metadata)| names_no_instance(metadata))?;
     Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 

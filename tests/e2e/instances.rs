@@ -270,7 +270,7 @@ async fn with_sync_off_the_objects_of_all_instances_are_read() {
 async fn takeover_lists_no_orphans_of_other_instances() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("none").await;
-    for (name, annotations) in [("nobodys", json!({})), ("theirs", json!({ INSTANCE: "of/b" }))] {
+    for (name, annotations) in [("unmarked", json!({})), ("theirs", json!({ INSTANCE: "of/b" }))] {
         let labels = json!({"app.kubernetes.io/managed-by": "lb-linker-operator",
             "original-service-name": "gone", "original-service-namespace": namespace});
         let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
@@ -281,11 +281,11 @@ async fn takeover_lists_no_orphans_of_other_instances() {
     let args = ["takeover", "--target-namespace", &target, "--watch-namespaces", &namespace, "--kubeconfig"];
     let output = run_to_end([&args[..], &[kubeconfig.to_str().unwrap()]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("nobodys") && !text.contains("theirs"), "{text}");
+    assert!(text.contains("unmarked") && !text.contains("theirs"), "{text}");
     // Neither does --prune remove it.
     let args = ["--watch-namespaces", &namespace, "--upstream", "none", "--prune", "--delete-delay", "0s"];
     let linker = Linker::in_cluster(plane, &target, &args);
-    let gone = || async { cluster.get_service(&target, "nobodys").await.is_none().then_some(()) };
+    let gone = || async { cluster.get_service(&target, "unmarked").await.is_none().then_some(()) };
     eventually("the end of the orphan", gone).await;
     assert!(cluster.get_service(&target, "theirs").await.is_some());
     linker.counts("lb_linker_orphans", 0.0).await;

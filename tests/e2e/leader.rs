@@ -639,7 +639,7 @@ async fn without_an_election_the_term_is_above_all_at_the_start() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("two.example.com")]).await;
     let second = external_target(&cluster, &target, &object, "two.example.com").await;
     assert_eq!(term(second.metadata.annotations.as_ref()), Some(first + 3001));
-    // Later nothing could say who is right: the object is left alone, and named.
+    // Later nothing could say which process is right: the object is left alone, and named.
     let ahead = json!({"metadata": {"annotations": {"linker.hsj.com/term": (first + 4000).to_string()}}});
     cluster.patch_service(&target, &object, ahead).await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("three.example.com")]).await;

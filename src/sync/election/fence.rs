@@ -1,4 +1,4 @@
-//! What the election and the writers tell each other beside who leads.
+//! What the election and the writers of a process tell each other, beside whether the process leads.
 
 use std::time::Duration;
 

@@ -142,7 +142,7 @@ impl Leadership {
     }
 
     /// Returns the term as the election has said last, unless a higher one has been seen, without a look at the
-    /// clock: for who decides on writes, not for who makes them.
+    /// clock: for deciding on writes, not for making them.
     #[must_use]
     pub fn current_term(&self) -> Option<u64> {
         let Standing { term, held } = *self.standing.borrow();

@@ -19,7 +19,7 @@ const LATENESS: Duration = Duration::from_secs(1);
 
 /// Objects that a former leader has created since this one lists and watches, for Services that aren't there: it had
 /// decided on them before it stood still. They are removed without the delay and the brakes, which are there for
-/// what somebody may rely on.
+/// what clients may rely on.
 #[derive(Debug, Default)]
 pub(super) struct FormerLeaders {
     /// The uids of the objects.

@@ -610,7 +610,7 @@ async fn a_writer_that_asks_gets_a_renewal_that_is_sent_later() {
     assert_eq!(elector.next(now), Step::Replace);
     elector.wrote(lease(ME, 3), now, now);
     assert_eq!(elector.confirmed(), Some(now));
-    // The next one comes a moment later, for all who ask until then.
+    // The next one comes a moment later, for all writers that ask until then.
     elector.ask(now);
     elector.ask(now + PACE / 2);
     assert_eq!(elector.next(now + PACE / 2), Step::Wait(now + PACE));
