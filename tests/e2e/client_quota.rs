@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::answers::manifests;
-use crate::harness::dns::{FaultyUpstream, address, query, write_message};
+use crate::harness::dns::{FaultyUpstream, address, error, query, write_message};
 use crate::harness::linker::Linker;
 use crate::harness::{PATIENCE, eventually};
 
@@ -29,11 +29,20 @@ const OTHER_FILES: usize = 60;
 /// How long a client waits for an answer before it asks again.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// Names in this zone are never answered by TCP, and by UDP they are told to come by TCP.
+const CUT: &str = "cut.silent.example.";
+
 /// An upstream that answers all names but those in [`SILENT`], with addresses that no cache keeps.
 async fn upstream() -> FaultyUpstream {
-    FaultyUpstream::start(|asked, _| {
-        let is_silent = asked.queries[0].name().to_ascii().ends_with(SILENT);
-        if is_silent { vec![] } else { vec![address(asked, 9, 0)] }
+    FaultyUpstream::start(|asked, by_tcp| {
+        let name = asked.queries[0].name().to_ascii();
+        if !name.ends_with(SILENT) {
+            return vec![address(asked, 9, 0)];
+        }
+        let is_cut = name.ends_with(CUT) && !by_tcp;
+        let mut cut = error(asked, ResponseCode::NoError);
+        cut.metadata.truncation = true;
+        if is_cut { vec![cut] } else { vec![] }
     })
     .await
 }
@@ -139,7 +148,8 @@ impl Flood {
             loop {
                 for _ in 0..rate {
                     let number = counter.fetch_add(1, Ordering::SeqCst);
-                    client.send(1, &format!("n{number}.of{last}.{SILENT} A")).await;
+                    let zone = if number.is_multiple_of(4) { CUT } else { SILENT };
+                    client.send(1, &format!("n{number}.of{last}.{zone} A")).await;
                 }
                 while client.0.try_recv(&mut [0; 512]).is_ok() {}
                 sleep(Duration::from_millis(10)).await;
@@ -199,7 +209,7 @@ async fn one_client_leaves_look_ups_and_sockets_to_others() {
     };
     eventually("refused look-ups of the flood", refused).await;
     linker
-        .line("plugin/forward: 1 look-ups refused since the last such line; the newest, of 127.0.0.2:")
+        .line("plugin/forward: look-ups refused since the last such line: 1; the newest, of 127.0.0.2:")
         .await;
     assert!(watch.most() < FILES * 60 / 100 + OTHER_FILES, "{} files open", watch.most());
 }
@@ -253,6 +263,43 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_server_blocks_together_have_one_bound_on_sockets() {
+    const FILES: usize = 800;
+    /// A lone client's, half of 30 %.
+    const SHARE: usize = FILES * 15 / 100;
+    /// Sockets that wait for their next question.
+    const IDLE: usize = FILES * 10 / 100;
+    let upstream = upstream().await;
+    let directory = tempfile::tempdir().unwrap();
+    let forward = format!("bind 127.0.0.1\nforward . {0}\n", upstream.address);
+    let corefile = format!(
+        ".:0 {{\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n{forward}}}\n\
+         of2.{SILENT}:0 {{\n{forward}}}\ncut.{SILENT}:0 {{\n{forward}}}\n"
+    );
+    let linker = Linker::start_on_corefile(&corefile, directory.path(), Some(FILES));
+    linker.ready().await;
+    let watch = Watch::start(&linker);
+    let client = Client::new(loopback(2), linker.dns).await;
+    for number in 0..3 * FILES {
+        let zone = ["of1.silent.example.", "of2.silent.example.", CUT][number % 3];
+        client.send(1, &format!("n{number}.{zone} A")).await;
+        if number % 50 == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+    linker.line("no socket to an upstream is free").await;
+    // Repeated questions and connections that follow on cut answers are under way by then.
+    eventually("the end of all look-ups", || async {
+        let names = upstream.names().len();
+        sleep(RETRY).await;
+        (upstream.names().len() == names).then_some(())
+    })
+    .await;
+    let most = watch.most();
+    assert!((SHARE..SHARE + IDLE + OTHER_FILES).contains(&most), "{most} files open");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();
@@ -262,7 +309,7 @@ async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
          {{\nmax_concurrent {MAX_CONCURRENT}\nread_timeout 10m\n}}\n}}\n",
         upstream.address
     );
-    let linker = Linker::start_on_corefile(&corefile, directory.path());
+    let linker = Linker::start_on_corefile(&corefile, directory.path(), None);
     linker.ready().await;
 
     let mut refused = HashSet::new();

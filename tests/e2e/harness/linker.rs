@@ -70,6 +70,20 @@ pub(crate) fn bare() -> Command {
     command
 }
 
+/// The same where it may open so many files.
+fn limited(files: usize) -> Command {
+    let program = bare();
+    let mut command = Command::new("sh");
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.args(["-ec", "ulimit -n \"$0\"; exec \"$@\"", &files.to_string()]).arg(program.get_program());
+    command
+}
+
 fn with_ports(command: &mut Command) {
     for flag in ["--listen", "--metrics-listen", "--health-listen", "--ready-listen"] {
         command.args([flag, "127.0.0.1:0"]);
@@ -106,25 +120,18 @@ impl Linker {
 
     /// Does what [`Linker::start`] does, where it may open so many files.
     pub fn start_with_files<S: AsRef<OsStr>>(files: usize, args: impl IntoIterator<Item = S>) -> Self {
-        let program = bare();
-        let mut command = Command::new("sh");
-        for (name, value) in program.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.args(["-ec", "ulimit -n \"$0\"; exec \"$@\"", &files.to_string()]).arg(program.get_program());
+        let mut command = limited(files);
         with_ports(&mut command);
         command.args(args);
         Self::spawn(command)
     }
 
-    /// Starts lb-linker on a Corefile, which says where DNS, `/metrics`, `/health` and `/ready` are.
-    pub fn start_on_corefile(corefile: &str, directory: &Path) -> Self {
+    /// Starts lb-linker on a Corefile, which says where DNS, `/metrics`, `/health` and `/ready` are; where it may open
+    /// so many files, if that is given.
+    pub fn start_on_corefile(corefile: &str, directory: &Path, files: Option<usize>) -> Self {
         let path = directory.join("Corefile");
         std::fs::write(&path, corefile).unwrap();
-        let mut command = bare();
+        let mut command = files.map_or_else(bare, limited);
         command.arg("--manifests").arg(directory).arg("--corefile").arg(path);
         Self::spawn(command)
     }

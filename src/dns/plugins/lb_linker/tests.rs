@@ -6,10 +6,12 @@ use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
 use hickory_proto::rr::rdata::SOA;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
+use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::testing::{Site, link, show};
 use crate::dns::plugin::Request;
+use crate::dns::wire::Ede;
 use crate::store::{Observed, ServiceKey};
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
@@ -71,6 +73,28 @@ async fn who_may_not_have_the_target_gets_the_alias_alone_and_spoils_nothing_for
     let blocked = allowed.clone().from("192.0.2.7");
     assert_eq!(blocked.ask("web.default.lb.internal. A").await, format!("NOERROR aa | {ALIAS} | |"));
     assert_eq!(allowed.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    let site =
+        site(&format!("{LINKS}. {{\nforward . {address} {{\nmax_concurrent 2\nread_timeout 1m\n}}\n}}\n"));
+    site.shared.store.replace(None, vec![web(), link("api", "u.example.")], vec![], &Default::default());
+    let ask = async |from: &str, question: &str| {
+        let reply = site.clone().from(from).reply(question).await.unwrap();
+        reply.ede.map(|ede| ede.text)
+    };
+    let begun = Instant::now();
+    assert_eq!(ask("10.0.0.1", "web.default.lb.internal. A").await, Some(Ede::NO_UPSTREAM.text));
+    assert_eq!(begun.elapsed().as_millis(), 1800);
+    // The look-up goes on.
+    assert_eq!(ask("10.0.0.1", "api.default.lb.internal. A").await, Some(Ede::BUSY.text));
+    // Names that aren't targets have places of their own, and so has another client.
+    let other = timeout(Duration::from_secs(1), site.clone().from("10.0.0.1").reply("www.example. A")).await;
+    assert!(other.is_err(), "{other:?}");
+    assert_eq!(ask("10.0.0.2", "api.default.lb.internal. A").await, Some(Ede::NO_UPSTREAM.text));
 }
 
 #[tokio::test]
