@@ -1,9 +1,12 @@
 //! DNS over UDP: a socket and a thread for each core, and behind them the full handler.
 
+mod answer_socket;
 mod batch;
 mod full;
+mod neighbors;
 #[cfg(test)]
 mod tests;
+mod unreachable;
 mod worker;
 
 use std::io;
@@ -28,7 +31,9 @@ use super::bind_with;
 use super::handler::{Answer, Handler};
 use super::packets::entry::Packet;
 use super::shares::Shares;
+use answer_socket::AnswerSocket;
 use full::Full;
+use unreachable::Unreachable;
 use worker::Worker;
 
 /// The kernel's queue in front of us, in bytes: it bridges moments, more would only add delay.
@@ -69,6 +74,7 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
         }
         // The kernel's limit may be lower; that is no reason not to start.
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+        answer_socket::set_options(&socket, address.is_ipv6());
         // What it has no room for is to be counted; an old kernel doesn't tell.
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
         // With SO_REUSEPORT, port 0 could become a port that another socket of this user has, which then loses questions.
@@ -108,11 +114,15 @@ async fn serve_with(
     let mut workers = Workers { sockets: Vec::new(), stop: Arc::default() };
     // Of all of them: while one goes on at the port, so do the others, for the kernel chooses among them.
     let pending = Arc::default();
+    // The kernel chooses the socket for each port of a client anew.
+    let unreachable = Arc::<Unreachable>::default();
     let mut ends = JoinSet::new();
     let mut fulls = JoinSet::new();
     for socket in sockets {
         let socket = Arc::new(socket);
         workers.sockets.push(Arc::clone(&socket));
+        let metrics = Arc::clone(&handler.metrics);
+        let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), metrics));
         let (questions, asked) = mpsc::channel(QUEUE);
         let (keep, kept) = sync_channel(KEPT);
         let full = Full {

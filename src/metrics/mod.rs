@@ -52,22 +52,28 @@ impl Reconciled {
     }
 }
 
-/// Why a UDP question was dropped.
+/// Why a UDP question was dropped, or the answer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dropped {
     /// Too many wait for an upstream.
     Busy,
     /// The kernel's queue was full.
     Queue,
+    /// The kernel refused to send the answer: the send buffer was full, or there was no way to the client.
+    Send,
+    /// The client's address is unreachable: it gets one answer a second.
+    Unreachable,
 }
 
 impl Dropped {
-    const ALL: [Self; 2] = [Self::Busy, Self::Queue];
+    const ALL: [Self; 4] = [Self::Busy, Self::Queue, Self::Send, Self::Unreachable];
 
     fn label(self) -> &'static str {
         match self {
             Self::Busy => "busy",
             Self::Queue => "queue",
+            Self::Send => "send",
+            Self::Unreachable => "unreachable",
         }
     }
 }
@@ -247,7 +253,8 @@ impl Metrics {
             udp_dropped: IntCounterVec::new(
                 Opts::new(
                     "lb_linker_dns_udp_dropped_total",
-                    "UDP questions that were dropped: too many wait for an upstream, or the kernel's queue was full.",
+                    "UDP questions without an answer: too many wait for an upstream (busy), the kernel's queue was full (queue), \
+                     the kernel refused the answer (send), or the client is unreachable (unreachable).",
                 ),
                 &["reason"],
             )?,

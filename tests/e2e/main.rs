@@ -12,6 +12,7 @@ mod connections;
 mod control_plane;
 mod convergence;
 mod corefile;
+mod datagrams;
 mod events;
 mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]

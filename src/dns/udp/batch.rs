@@ -6,7 +6,7 @@
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 
 use nix::libc;
@@ -14,6 +14,8 @@ use socket2::SockAddr;
 use tracing::debug;
 
 use super::Peer;
+use super::answer_socket::AnswerSocket;
+use crate::dns::is_shortage;
 use crate::dns::wire::MAX_UDP;
 
 /// Datagrams that are taken at once.
@@ -22,6 +24,8 @@ pub(super) const SIZE: usize = 64;
 const REQUEST: usize = 4096;
 /// The control messages that are asked for: the address that was asked, and the datagrams lost.
 const CONTROL: usize = 64;
+/// How often sending an answer is tried again because the kernel reports an error about an earlier one.
+const MAX_REPORTS: usize = 4;
 
 /// Buffers for datagrams that have come, and for the answers to them.
 pub(super) struct Batch {
@@ -168,8 +172,8 @@ impl Batch {
         self.answered += 1;
     }
 
-    /// Sends the answers. One that can't be sent is lost, as UDP is: the client asks again.
-    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) {
+    /// Sends the answers. One that the kernel refuses is counted: the client asks again.
+    pub(super) fn send(&mut self, socket: &AnswerSocket) {
         // SAFETY: as when receiving; the addresses are those that the kernel has filled in.
         unsafe { send(socket, &mut self.outgoing.headers[..self.answered]) };
         self.answered = 0;
@@ -182,8 +186,8 @@ pub(super) struct Answer {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Sends such answers, [`SIZE`] at once. One that can't be sent is lost, as UDP is.
-pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer]) {
+/// Sends such answers, [`SIZE`] at once. One that the kernel refuses is counted.
+pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [Answer]) {
     for answers in answers.chunks_mut(SIZE) {
         let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
         let mut controls = vec![Control([0; CONTROL]); answers.len()];
@@ -218,22 +222,44 @@ pub(super) fn send_all(socket: BorrowedFd<'_>, answers: &mut [Answer]) {
 ///
 /// # Safety
 /// What the headers lead to has to be there, as long as they say.
-unsafe fn send(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr]) {
-    let mut done = 0;
+unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
+    let (mut done, mut refused, mut reports) = (0, 0, 0);
     while done < headers.len() {
         let left = &mut headers[done..];
         // SAFETY: see above.
         let sent = unsafe {
             #[allow(clippy::cast_possible_truncation, reason = "there are no more than a batch has")]
             let number = left.len() as libc::c_uint;
-            libc::sendmmsg(socket.as_raw_fd(), left.as_mut_ptr(), number, libc::MSG_DONTWAIT as _)
+            libc::sendmmsg(socket.as_fd().as_raw_fd(), left.as_mut_ptr(), number, libc::MSG_DONTWAIT as _)
         };
-        done += usize::try_from(sent).unwrap_or_else(|_| {
-            // The first of them is at fault.
-            debug!("UDP: an answer is lost: {}", io::Error::last_os_error());
-            1
-        });
+        if let Ok(sent) = usize::try_from(sent) {
+            (done, reports) = (done + sent, 0);
+            continue;
+        }
+        let error = io::Error::last_os_error();
+        // It may be about an earlier answer (ICMP): then the kernel reports it once, and has sent nothing.
+        if reports < MAX_REPORTS && !is_full(&error) {
+            reports += 1;
+            socket.read_errors();
+            continue;
+        }
+        debug!("UDP: an answer is lost: {error}");
+        (done, refused, reports) = (done + 1, refused + 1, 0);
     }
+    socket.count_refused(refused);
+}
+
+/// Whether the send buffer or the queue of the interface is full.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || is_shortage(error)
+}
+
+/// Returns how many bytes of a socket's send buffer are taken (SIOCOUTQ of udp(7)).
+pub(super) fn queued_bytes(socket: BorrowedFd<'_>) -> usize {
+    let mut queued: libc::c_int = 0;
+    // SAFETY: the kernel writes one int there.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+    if result == 0 { usize::try_from(queued).unwrap_or(0) } else { 0 }
 }
 
 /// Returns an address that somebody can be answered at: not at port 0.

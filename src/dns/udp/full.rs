@@ -1,8 +1,6 @@
 //! The full handler's side of a socket: what no thread can answer by itself.
 
 use std::future::poll_fn;
-use std::net::UdpSocket;
-use std::os::fd::AsFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -15,6 +13,7 @@ use hickory_server::net::xfer::Protocol;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::yield_now;
 
+use super::answer_socket::AnswerSocket;
 use super::batch::{Answer, SIZE, send_all};
 use super::{Asking, Keep, Peer, Question};
 use crate::dns::handler::Handler;
@@ -26,7 +25,7 @@ use crate::metrics::Dropped;
 const TURN: usize = SIZE;
 
 pub(super) struct Full {
-    pub(super) socket: Arc<UdpSocket>,
+    pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
     pub(super) shares: Arc<Shares>,
     /// To the socket's thread.
@@ -59,7 +58,7 @@ impl Full {
                 answers.extend(answer);
                 done += 1;
             }
-            send_all(self.socket.as_fd(), &mut answers);
+            send_all(&self.socket, &mut answers);
             answers.clear();
             if done >= TURN {
                 done = 0;

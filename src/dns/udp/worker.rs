@@ -2,7 +2,6 @@
 //! everything else on.
 
 use std::io;
-use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::Instant;
 use tracing::{debug, error};
 
+use super::answer_socket::AnswerSocket;
 use super::batch::{self, Batch, send_all};
 use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
 use crate::dns::handler::{Answer, Handler};
@@ -29,10 +29,13 @@ use crate::metrics::Dropped;
 const ROOM: Room = Room { sets: 4096, bytes: 8 << 20 };
 /// How long a thread rests at the end between two looks at its socket.
 const GLANCE: Duration = Duration::from_millis(2);
+/// Questions between two looks at the send buffer, and while there is much in it.
+const CHECK_EVERY: usize = 64;
+const CHECK_SOON: usize = 8;
 
 /// What answers on a socket.
 pub(super) struct Worker {
-    pub(super) socket: Arc<UdpSocket>,
+    pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
     /// To the full handler.
     pub(super) questions: Sender<Question>,
@@ -51,6 +54,8 @@ struct Desk {
     packets: Packets,
     /// Datagrams that the kernel has dropped so far.
     lost: u32,
+    /// Questions until the next look at the send buffer.
+    until_check: usize,
 }
 
 impl Worker {
@@ -63,7 +68,7 @@ impl Worker {
         let runtime = self.runtime.clone();
         let _context = runtime.enter();
         loop {
-            let mut desk = Desk { batch: Batch::new(), packets: Packets::new(ROOM), lost: 0 };
+            let mut desk = Desk { batch: Batch::new(), packets: Packets::new(ROOM), lost: 0, until_check: 0 };
             let serving = AssertUnwindSafe(|| self.serve(&mut desk));
             // One message that hits a defect of ours must not end the listener.
             match catch_unwind(serving) {
@@ -81,9 +86,10 @@ impl Worker {
             match desk.batch.receive(self.socket.as_fd(), true) {
                 Ok(number) => self.take(desk, number),
                 Err(error) if is_fatal(&error) => return Err(error),
-                // An earlier answer of ours found nobody (ICMP), or memory is short just now.
+                // An earlier answer didn't arrive (ICMP), or memory is short just now.
                 Err(error) => {
                     debug!("UDP: {error}");
+                    self.socket.read_errors();
                     if is_shortage(&error) {
                         sleep(REST);
                     }
@@ -115,7 +121,7 @@ impl Worker {
 
     /// Answers so many datagrams, or passes them on.
     fn take(&mut self, desk: &mut Desk, number: usize) {
-        let Desk { batch, packets, lost } = desk;
+        let Desk { batch, packets, lost, until_check } = desk;
         let now = Instant::now();
         for Keep { key, client, packet } in self.kept.try_iter() {
             packets.keep(key, client, *packet, now);
@@ -127,6 +133,9 @@ impl Worker {
             if peer.lost != *lost && peer.lost != 0 {
                 self.handler.metrics.dropped(Dropped::Queue, peer.lost.wrapping_sub(*lost));
                 *lost = peer.lost;
+            }
+            if !self.socket.admits(unmapped(peer.address).ip(), now) {
+                continue;
             }
             let is_cut = batch.is_cut(at);
             let (question, out) = batch.exchange(at);
@@ -158,7 +167,11 @@ impl Worker {
         if repeated > 0 {
             packets.set_took(now.elapsed().saturating_sub(anew) / repeated);
         }
-        batch.send(self.socket.as_fd());
+        batch.send(&self.socket);
+        *until_check = until_check.saturating_sub(number);
+        if *until_check == 0 {
+            *until_check = if self.socket.check_send_buffer(now) { CHECK_SOON } else { CHECK_EVERY };
+        }
     }
 
     /// Has the full handler answer here and now, which takes less than to wake another thread for it. Returns the length
@@ -185,7 +198,7 @@ impl Worker {
         }
         let Some(out) = out.get_mut(..bytes.len()) else {
             // The plugin `bufsize` lets clients have more than mostly is given.
-            send_all(self.socket.as_fd(), &mut [batch::Answer { peer, bytes }]);
+            send_all(&self.socket, &mut [batch::Answer { peer, bytes }]);
             return None;
         };
         out.copy_from_slice(&bytes);

@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod control_plane;
 pub mod data_dir;
 pub mod dns;
+pub mod forging;
 pub mod linker;
 pub mod network;
 pub mod port;

@@ -2,9 +2,13 @@
 
 use std::env::{current_exe, var_os};
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
+use std::thread;
 
+use nix::net::if_::if_nametoindex;
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
@@ -49,27 +53,123 @@ pub fn is_own(name: &str) -> bool {
     false
 }
 
-/// Asks the kernel by rtnetlink(7), so that no `ip` is needed.
+/// This host on the link to another one, with 65,534 and more addresses that no host has.
+pub const NEAR: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(10, 9, 0, 1), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1));
+/// The other host.
+pub const FAR: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(10, 9, 0, 2), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 2));
+
+/// Connects this network with another host, [`FAR`], and runs `there` on it. Sockets that `there` returns stay on that
+/// host, which is there as long as they are. Only in a network of our own, see [`is_own`].
+///
+/// # Panics
+/// When the kernel refuses.
+pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
+    let far = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("another network can be made");
+        loopback_up().expect("the loopback interface can be turned on");
+        add_link("far", "near").expect("the two networks can be connected");
+        add_addresses("far", FAR).expect("the far interface takes addresses");
+    };
+    thread::scope(|scope| {
+        let host = scope.spawn(|| {
+            far();
+            add_addresses_of_near();
+            there()
+        });
+        host.join().expect("the far host does its part")
+    })
+}
+
+/// Gives this end of the link its addresses, from the other end's thread: another thread is still in this network.
+fn add_addresses_of_near() {
+    let near = || add_addresses("near", NEAR).expect("the near interface takes addresses");
+    let process = fs::File::open("/proc/self/ns/net").expect("this process has a network");
+    // A thread of its own, which enters the network of the process.
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            setns(process.as_fd(), CloneFlags::CLONE_NEWNET).expect("the network can be entered");
+            near();
+        });
+    });
+}
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_NEWADDR: u16 = 20;
+/// NLM_F_CREATE | NLM_F_EXCL
+const CREATE: u16 = 0x400 | 0x200;
+const IFF_UP: u32 = 1;
+
 fn loopback_up() -> nix::Result<()> {
-    const RTM_NEWLINK: u16 = 16;
+    up(1)
+}
+
+fn up(interface: u32) -> nix::Result<()> {
+    ask_kernel(RTM_NEWLINK, 0, &interface_message(interface, IFF_UP))
+}
+
+/// Makes a veth pair: `here` in the network of this thread, `there` in that of the process.
+fn add_link(here: &str, there: &str) -> nix::Result<()> {
+    const IFLA_IFNAME: u16 = 3;
+    const IFLA_LINKINFO: u16 = 18;
+    const IFLA_NET_NS_PID: u16 = 19;
+    const IFLA_INFO_KIND: u16 = 1;
+    const IFLA_INFO_DATA: u16 = 2;
+    const VETH_INFO_PEER: u16 = 1;
+    let name = |name: &str| attribute(IFLA_IFNAME, format!("{name}\0").as_bytes());
+    let network = attribute(IFLA_NET_NS_PID, &std::process::id().to_ne_bytes());
+    let peer = [interface_message(0, 0), name(there), network].concat();
+    let data = attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer));
+    let info = attribute(IFLA_LINKINFO, &[attribute(IFLA_INFO_KIND, b"veth\0"), data].concat());
+    ask_kernel(RTM_NEWLINK, CREATE, &[interface_message(0, 0), name(here), info].concat())
+}
+
+/// Turns an interface on, with these addresses and the networks that they are in.
+fn add_addresses(interface: &str, (ipv4, ipv6): (Ipv4Addr, Ipv6Addr)) -> nix::Result<()> {
+    const IFA_ADDRESS: u16 = 1;
+    const IFA_LOCAL: u16 = 2;
+    /// No detection of duplicates, which takes a second.
+    const IFA_F_NODAD: u8 = 2;
+    let index = if_nametoindex(interface)?;
+    up(index)?;
+    let (ipv4, ipv6) = (ipv4.octets(), ipv6.octets());
+    for (family, prefix, address) in [(2, 16, &ipv4[..]), (10, 64, &ipv6[..])] {
+        // struct ifaddrmsg: family, length of the prefix, flags, scope, index.
+        let message = [&[family, prefix, IFA_F_NODAD, 0][..], &index.to_ne_bytes()].concat();
+        let addresses = [attribute(IFA_LOCAL, address), attribute(IFA_ADDRESS, address)].concat();
+        ask_kernel(RTM_NEWADDR, CREATE, &[message, addresses].concat())?;
+    }
+    Ok(())
+}
+
+/// struct ifinfomsg: family and type, index, flags, which of them change.
+fn interface_message(index: u32, flags: u32) -> Vec<u8> {
+    [0, index, flags, flags].map(u32::to_ne_bytes).concat()
+}
+
+/// struct rtattr: length, type, value; the next one is aligned.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(4 + value.len()).expect("attributes are short");
+    let mut attribute = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
+    attribute.resize(attribute.len().next_multiple_of(4), 0);
+    attribute
+}
+
+/// Asks the kernel by rtnetlink(7), so that no `ip` is needed.
+fn ask_kernel(kind: u16, flags: u16, message: &[u8]) -> nix::Result<()> {
     /// NLM_F_REQUEST | NLM_F_ACK
     const FLAGS: u16 = 0x1 | 0x4;
-    const LOOPBACK: u32 = 1;
-    const IFF_UP: u32 = 1;
     let kernel = socket(
         AddressFamily::Netlink,
         SockType::Raw,
         SockFlag::SOCK_CLOEXEC,
         Some(SockProtocol::NetlinkRoute),
     )?;
-    let mut request = Vec::new();
     // struct nlmsghdr: length, type, flags, number, sender.
-    request.extend(32_u32.to_ne_bytes());
-    request.extend([RTM_NEWLINK.to_ne_bytes(), FLAGS.to_ne_bytes()].concat());
-    request.extend([0; 8]);
-    // struct ifinfomsg: family and type, index, flags, which of them change.
-    request.extend([0; 4]);
-    request.extend([LOOPBACK, IFF_UP, IFF_UP].map(u32::to_ne_bytes).concat());
+    let length = u32::try_from(16 + message.len()).expect("messages are short");
+    let header = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &(FLAGS | flags).to_ne_bytes(), &[0; 8]];
+    let request = [&header.concat(), message].concat();
     sendto(kernel.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
     // struct nlmsgerr: a header and the negative errno.
     let mut reply = [0; 64];

@@ -1,0 +1,215 @@
+//! What clients on the link, and forged packets, can make of answers by UDP.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lb_linker::dns::configuration::first_handler;
+use lb_linker::dns::handler::Handler;
+use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::udp;
+use lb_linker::store::{Departed, Store};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::harness::PATIENCE;
+use crate::harness::dns::query;
+use crate::harness::forging::Forger;
+use crate::harness::network::{self, FAR, NEAR};
+
+/// The send buffer of a socket where no limit was raised (net.core.wmem_default).
+const STOCK_SEND_BUFFER: usize = 212_992;
+
+/// A server for UDP on every address. It ends when this is dropped.
+struct Served {
+    handler: Arc<Handler>,
+    store: Arc<Store>,
+    port: u16,
+    _stop: DropGuard,
+}
+
+impl Served {
+    /// Answers for `few.example` with one address and for `many.example` with 66, which make 1,101 bytes.
+    fn start() -> Self {
+        let many: String = (1..=66).map(|last| format!("192.0.2.{last} many.example\n")).collect();
+        let text = format!(". {{\nhosts /nonexistent {{\n192.0.2.1 few.example\n{many}}}\n}}\n");
+        let store = Arc::new(Store::new(Departed::Kept));
+        let handler = first_handler(&text, &Site::silent(Arc::clone(&store)).unwrap()).unwrap();
+        let sockets = udp::bind("[::]:0".parse().unwrap()).unwrap();
+        for socket in &sockets {
+            // The kernel doubles it.
+            setsockopt(socket, sockopt::SndBuf, &(STOCK_SEND_BUFFER / 2)).unwrap();
+            assert_eq!(getsockopt(socket, sockopt::SndBuf).unwrap(), STOCK_SEND_BUFFER);
+        }
+        let port = sockets[0].local_addr().unwrap().port();
+        let stop = CancellationToken::new();
+        tokio::spawn(udp::serve(sockets, Arc::clone(&handler), stop.clone()));
+        Self { handler, store, port, _stop: stop.drop_guard() }
+    }
+
+    fn near(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(NEAR.0, self.port)
+    }
+
+    /// How many questions had no answer for a reason.
+    fn dropped(&self, reason: &str) -> f64 {
+        let page = self.handler.metrics.render(&self.store).unwrap();
+        let name = format!("lb_linker_dns_udp_dropped_total{{reason=\"{reason}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&*name)?.parse().ok()).unwrap()
+    }
+}
+
+/// Asks 100 questions a second from a living host, and 1,500 from dead addresses on the link, in turns. Returns which
+/// part of the living host's questions had no answer.
+fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) -> f64 {
+    const STEP: Duration = Duration::from_millis(10);
+    const STEPS: u16 = 800;
+    const FORGED: u32 = 15;
+    let mut question = query("few.example. A");
+    let mut ask = |id: u16| {
+        question.metadata.id = id;
+        question.to_vec().unwrap()
+    };
+    client.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    thread::scope(|scope| {
+        let answered = scope.spawn(|| {
+            let (mut ids, mut answer) = (HashSet::new(), [0; 1232]);
+            // Until there has been silence for two seconds.
+            while ids.len() < usize::from(STEPS)
+                && let Ok(length) = client.recv(&mut answer)
+            {
+                assert!(length > 12);
+                ids.insert([answer[0], answer[1]]);
+            }
+            ids.len()
+        });
+        let begun = Instant::now();
+        for step in 0..STEPS {
+            for forged in 0..FORGED {
+                let number = (u32::from(step) * FORGED + forged) % dead;
+                let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 9, 1, 0)) + number);
+                // Another port each time: the kernel has to choose another of our sockets.
+                let port = 1024 + step * 15 + u16::try_from(forged).unwrap();
+                forger.udp(SocketAddrV4::new(address, port), server, &ask(step));
+            }
+            client.send_to(&ask(step), server).unwrap();
+            thread::sleep((STEP * u32::from(step + 1)).saturating_sub(begun.elapsed()));
+        }
+        1.0 - answered.join().unwrap() as f64 / f64::from(STEPS)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
+    if !network::is_own("datagrams::dead_addresses_on_the_link_take_no_answers_from_a_client") {
+        return;
+    }
+    let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
+    for dead in [100, 1] {
+        // A run in which the machine was too busy to take all questions tells nothing.
+        let judged = (0..5).find_map(|_| {
+            let served = Served::start();
+            let loss = loss(served.near(), &client, &forger, dead);
+            let unreachable = served.dropped("unreachable");
+            eprintln!(
+                "{dead} dead: {:.1} % lost, {unreachable} withheld, {} refused, {} too many",
+                100.0 * loss,
+                served.dropped("send"),
+                served.dropped("queue"),
+            );
+            (served.dropped("queue") == 0.0).then_some((loss, unreachable))
+        });
+        let (loss, unreachable) = judged.expect("a run in which all questions were taken");
+        assert!(loss < 0.05, "{dead} dead addresses: {loss}");
+        assert!(unreachable > 0.0, "dead addresses get few answers");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_this_host_reports_a_client_unreachable() {
+    if !network::is_own("datagrams::only_this_host_reports_a_client_unreachable") {
+        return;
+    }
+    let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
+    let served = Served::start();
+    let SocketAddr::V4(living) = client.local_addr().unwrap() else { panic!("it is IPv4") };
+    let question = query("few.example. A").to_vec().unwrap();
+    let mut answer = [0; 1232];
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    for _ in 0..10 {
+        forger.host_unreachable(served.near(), living);
+        client.send_to(&question, served.near()).unwrap();
+        client.recv(&mut answer).expect("an answer, whatever was forged");
+    }
+    assert_eq!(served.dropped("unreachable"), 0.0);
+    // So few answers wait that the send buffer is no reason to look for dead addresses: ARP fails after three seconds,
+    // and the kernel reports that on the socket.
+    let dead = SocketAddrV4::new(Ipv4Addr::new(10, 9, 1, 1), 1024);
+    let deadline = Instant::now() + PATIENCE;
+    while served.dropped("unreachable") == 0.0 {
+        assert!(Instant::now() < deadline, "the address isn't limited");
+        forger.udp(dead, served.near(), &question);
+        thread::sleep(Duration::from_millis(250));
+    }
+    client.send_to(&question, served.near()).unwrap();
+    client.recv(&mut answer).expect("an answer to another client");
+}
+
+/// How many fragments this host has made (`Ip` and `Ip6` of snmp).
+fn fragments() -> (u64, u64) {
+    let ipv4 = std::fs::read_to_string("/proc/net/snmp").unwrap();
+    let mut rows = ipv4.lines().filter(|line| line.starts_with("Ip:")).map(str::split_whitespace);
+    let (names, values) = (rows.next().unwrap(), rows.next().unwrap());
+    let ipv4 = names.zip(values).find(|(name, _)| *name == "FragCreates").unwrap().1;
+    let ipv6 = std::fs::read_to_string("/proc/net/snmp6").unwrap();
+    let ipv6 = ipv6.lines().find_map(|line| line.strip_prefix("Ip6FragCreates")).unwrap();
+    (ipv4.parse().unwrap(), ipv6.trim().parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forged_icmp_makes_no_answer_fragment() {
+    if !network::is_own("datagrams::forged_icmp_makes_no_answer_fragment") {
+        return;
+    }
+    let (ipv4, ipv6, forger) = network::on_far_host(|| {
+        let ipv6 = UdpSocket::bind((FAR.1, 0)).unwrap();
+        (UdpSocket::bind((FAR.0, 0)).unwrap(), ipv6, Forger::new())
+    });
+    let served = Served::start();
+    let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("it is IPv4") };
+    // Any socket of the host lowers the MTU of the route for all of them.
+    let plain = UdpSocket::bind((NEAR.0, 0)).unwrap();
+    let SocketAddr::V4(local) = plain.local_addr().unwrap() else { panic!("it is IPv4") };
+    let fragments_of_plain = || {
+        let before = fragments().0;
+        plain.send_to(&[0; 1100], client).unwrap();
+        fragments().0 - before
+    };
+    assert_eq!(fragments_of_plain(), 0);
+    forger.fragmentation_needed(local, client, 552);
+    let deadline = Instant::now() + PATIENCE;
+    while fragments_of_plain() == 0 {
+        assert!(Instant::now() < deadline, "the forged packet has no effect");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let before = fragments();
+    let question = query("many.example. A").to_vec().unwrap();
+    let mut answer = [0; 1232];
+    for (client, server) in [
+        (&ipv4, SocketAddr::from(served.near())),
+        (&ipv6, SocketAddrV6::new(NEAR.1, served.port, 0, 0).into()),
+    ] {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        for _ in 0..5 {
+            if let (SocketAddr::V4(client), SocketAddr::V4(server)) = (client.local_addr().unwrap(), server) {
+                forger.fragmentation_needed(server, client, 552);
+            }
+            client.send_to(&question, server).unwrap();
+            // What the plain socket has sent is all zeros.
+            while client.recv(&mut answer).unwrap() != 0 && answer[..2] != question[..2] {}
+        }
+    }
+    assert_eq!(fragments(), before);
+}

@@ -1,0 +1,78 @@
+//! Packets with a forged source or content, by raw sockets (raw(7)). Only in a network of our own, see
+//! [`super::network`].
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// A raw socket of the host that forges.
+#[derive(Debug)]
+pub struct Forger(Socket);
+
+impl Forger {
+    /// Opens the socket.
+    ///
+    /// # Panics
+    /// Without the right to do so.
+    pub fn new() -> Self {
+        // IPPROTO_RAW: the header comes with each packet.
+        let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255)));
+        Self(raw.expect("a raw socket can be opened"))
+    }
+
+    /// Sends a datagram from an address that needn't be ours.
+    pub fn udp(&self, from: SocketAddrV4, to: SocketAddrV4, data: &[u8]) {
+        self.ip(17, *from.ip(), *to.ip(), &udp(from, to, data));
+    }
+
+    /// Sends ICMP "fragmentation needed" (RFC 792, RFC 1191) about a datagram of `server` to `client`, as if `client`
+    /// could be reached by packets of so many bytes only.
+    pub fn fragmentation_needed(&self, server: SocketAddrV4, client: SocketAddrV4, mtu: u16) {
+        self.icmp_unreachable(4, server, client, mtu);
+    }
+
+    /// Sends ICMP "host unreachable" about a datagram of `server` to `client`.
+    pub fn host_unreachable(&self, server: SocketAddrV4, client: SocketAddrV4) {
+        self.icmp_unreachable(1, server, client, 0);
+    }
+
+    fn icmp_unreachable(&self, code: u8, server: SocketAddrV4, client: SocketAddrV4, mtu: u16) {
+        let quoted = [ip(17, *server.ip(), *client.ip(), 1200), udp(server, client, &[])].concat();
+        let mut message = [&[3, code, 0, 0, 0, 0][..], &mtu.to_be_bytes(), &quoted].concat();
+        let sum = checksum(&message).to_be_bytes();
+        message[2..4].copy_from_slice(&sum);
+        self.ip(1, *client.ip(), *server.ip(), &message);
+    }
+
+    fn ip(&self, protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: &[u8]) {
+        let packet = [&ip(protocol, from, to, payload.len()), payload].concat();
+        self.0.send_to(&packet, &SocketAddrV4::new(to, 0).into()).expect("a raw packet can be sent");
+    }
+}
+
+/// An IPv4 header (RFC 791).
+fn ip(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> Vec<u8> {
+    let length = u16::try_from(20 + payload).expect("packets are short").to_be_bytes();
+    let start = [0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0];
+    let mut header = [&start[..], &from.octets(), &to.octets()].concat();
+    let sum = checksum(&header).to_be_bytes();
+    header[10..12].copy_from_slice(&sum);
+    header
+}
+
+/// A datagram (RFC 768) without a checksum.
+fn udp(from: SocketAddrV4, to: SocketAddrV4, data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(8 + data.len()).expect("datagrams are short");
+    let header = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
+    [&header, data].concat()
+}
+
+/// The Internet checksum (RFC 1071).
+fn checksum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|word| u32::from_be_bytes([0, 0, word[0], *word.get(1).unwrap_or(&0)]));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).expect("it has been folded")
+}
