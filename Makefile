@@ -6,9 +6,6 @@
 # The oldest Rust that builds lb-linker.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
-# Many tests wait for something that takes its time, such as the end of a lease: more at once than there are cores.
-TEST_THREADS := 8
-
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
 FUZZ_TARGETS := corefile question reply
@@ -20,8 +17,8 @@ demo: has-rust ## show lb-linker at work, without a cluster (the first build tak
 	cargo build --locked --bin lb-linker --example demo
 	@cargo run --locked --quiet --example demo
 
-test: has-rust control-plane stubs ## run every test, against a real kube-apiserver
-	RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked
+test: has-rust ## run every test, against a real kube-apiserver, and tell how long each part took
+	tests/run
 
 bench: has-rust ## measure what a query costs, beside other DNS servers (needs two idle cores)
 	cargo bench --locked --bench queries
