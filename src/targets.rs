@@ -1,19 +1,23 @@
-//! Which targets are followed: a pure rule, of safety first, narrowed further by the user.
+//! Which targets are followed: a rule of safety, narrowed further by the user. It holds where a status is read, and for
+//! each name and address of a chain in DNS.
 //!
 //! Whoever may write a Service's status, or its cloud, must not lead clients into the cluster's own
 //! names, to themselves, or to another tenant's load balancer.
+
+mod addresses;
 
 use std::net::IpAddr;
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use crate::store::{Target, host_text};
+use crate::store::{Found, ServiceKey, Store, Target, host_text};
+use addresses::{denied_kind, embedded};
 
 /// Which targets are followed.
 #[derive(Clone, Debug, Default)]
 pub struct TargetPolicy {
-    /// Our own zones: names in them are followed only within the namespace.
+    /// Our own zones: which of their names are followed depends on the links.
     pub zones: Vec<Name>,
     /// The domain of the cluster's own names, which are never followed; without labels there is none.
     pub cluster_domain: Name,
@@ -21,6 +25,10 @@ pub struct TargetPolicy {
     pub domains: Vec<Name>,
     /// The networks that addresses must lie in; empty for any.
     pub nets: Vec<IpNet>,
+    /// Networks whose addresses are denied, beside those that no target may have.
+    pub denied_nets: Vec<IpNet>,
+    /// Networks whose addresses aren't denied, wherever else they lie.
+    pub allowed_nets: Vec<IpNet>,
 }
 
 /// Why a target isn't followed.
@@ -35,15 +43,31 @@ pub enum Refusal {
     /// A name without a dot: what it means depends on who asks.
     #[error("a single label isn't a complete name")]
     SingleLabel,
-    /// A name in a zone of ours, outside the namespace.
-    #[error("it lies in lb-linker's own zone, and not below {0}, the domain of its namespace")]
-    OtherNamespace(String),
+    /// A name in a zone of ours that belongs to a Service of another namespace, which doesn't allow it.
+    #[error(
+        "it lies in lb-linker's own zone and belongs to Service {owner}, whose annotation linker.hsj.com/allow-from \
+         doesn't list namespace {namespace}"
+    )]
+    OtherNamespace {
+        /// The Service that has the name.
+        owner: ServiceKey,
+        /// The namespace of the Service that names it as its target.
+        namespace: String,
+    },
+    /// A name in a zone of ours that no Service has, outside the domain of the namespace.
+    #[error(
+        "it lies in lb-linker's own zone, belongs to no Service, and isn't below {0}, the domain of its namespace"
+    )]
+    NoOwner(String),
     /// Not in `--target-domains`.
     #[error("it lies in none of the --target-domains")]
     Domain,
     /// An address that isn't reached from elsewhere.
-    #[error("{0} addresses lead nowhere else")]
+    #[error("{0} addresses are never a target")]
     Special(&'static str),
+    /// In `--denied-nets`.
+    #[error("it lies in the denied network {0} (--denied-nets)")]
+    DeniedNet(IpNet),
     /// Not in `--target-nets`.
     #[error("it lies in none of the --target-nets")]
     Net,
@@ -52,32 +76,48 @@ pub enum Refusal {
 // === impl TargetPolicy ===
 
 impl TargetPolicy {
-    /// Checks the hostname of a load balancer in `namespace`.
+    /// Checks the hostname of a load balancer in `namespace`: the first name of a chain.
     ///
     /// # Errors
     /// If it isn't followed.
-    pub fn check_host(&self, namespace: &str, host: &Name) -> Result<(), Refusal> {
-        let labels: Vec<&[u8]> = host.iter().collect();
-        if labels.last().is_some_and(|label| label.eq_ignore_ascii_case(b"localhost")) {
-            return Err(Refusal::Localhost);
+    pub fn check_host(&self, namespace: &str, host: &Name, store: &Store) -> Result<(), Refusal> {
+        let Some(zone) = self.check_first(host)? else { return Ok(()) };
+        match store.find_host(host) {
+            Found::Link(link) if link.is_open_to(namespace) => Ok(()),
+            Found::Link(link) => {
+                Err(Refusal::OtherNamespace { owner: link.key.clone(), namespace: namespace.to_owned() })
+            }
+            // Its load balancer may come later: a name below `<namespace>.<zone>` is its own.
+            _ if is_below(host, zone, namespace) => Ok(()),
+            _ => Err(Refusal::NoOwner(format!("{namespace}.{}", host_text(zone)))),
         }
-        if labels.len() < 2 {
+    }
+
+    /// Checks the first name of a chain; returns our zone that it is in, where all else depends on the links.
+    fn check_first(&self, host: &Name) -> Result<Option<&Name>, Refusal> {
+        self.check_name(host)?;
+        if host.iter().count() < 2 {
             return Err(Refusal::SingleLabel);
         }
-        if self.cluster_domain.num_labels() > 0 && self.cluster_domain.zone_of(host) {
+        let zone = self.zones.iter().find(|zone| zone.zone_of(host));
+        let allowed = zone.is_some()
+            || self.domains.is_empty()
+            || self.domains.iter().any(|domain| domain.zone_of(host));
+        if allowed { Ok(zone) } else { Err(Refusal::Domain) }
+    }
+
+    /// Checks a name of a chain, whatever its place in it. Names in our zones also depend on the links.
+    ///
+    /// # Errors
+    /// If it lies in the cluster's own domain, or is `localhost`.
+    pub fn check_name(&self, name: &Name) -> Result<(), Refusal> {
+        if name.iter().next_back().is_some_and(|label| label.eq_ignore_ascii_case(b"localhost")) {
+            return Err(Refusal::Localhost);
+        }
+        if self.cluster_domain.num_labels() > 0 && self.cluster_domain.zone_of(name) {
             return Err(Refusal::ClusterDomain(host_text(&self.cluster_domain)));
         }
-        if let Some(zone) = self.zones.iter().find(|zone| zone.zone_of(host)) {
-            let below = labels.len() - zone.iter().count();
-            let own = below >= 2 && labels[below - 1].eq_ignore_ascii_case(namespace.as_bytes());
-            return if own {
-                Ok(())
-            } else {
-                Err(Refusal::OtherNamespace(format!("{namespace}.{}", host_text(zone))))
-            };
-        }
-        let allowed = self.domains.is_empty() || self.domains.iter().any(|domain| domain.zone_of(host));
-        if allowed { Ok(()) } else { Err(Refusal::Domain) }
+        Ok(())
     }
 
     /// Checks an address, of a load balancer or behind its hostname.
@@ -86,30 +126,37 @@ impl TargetPolicy {
     /// If it isn't followed.
     pub fn check_address(&self, ip: IpAddr) -> Result<(), Refusal> {
         let ip = ip.to_canonical();
-        let link_local = match ip {
-            IpAddr::V4(ip) => ip.is_link_local(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        for (special, kind) in [
-            (ip.is_loopback(), "loopback"),
-            (link_local, "link-local"),
-            (ip.is_multicast(), "multicast"),
-            (ip.is_unspecified(), "unspecified"),
-        ] {
-            if special {
-                return Err(Refusal::Special(kind));
+        if !self.is_allowed(ip) {
+            self.check_denied(ip)?;
+            if let Some(embedded) = embedded(ip).filter(|ip| !self.is_allowed(*ip)) {
+                self.check_denied(embedded)?;
             }
         }
         let allowed = self.nets.is_empty() || self.nets.iter().any(|net| net.contains(&ip));
         if allowed { Ok(()) } else { Err(Refusal::Net) }
     }
 
-    /// Returns what of a target of a load balancer in `namespace` is followed.
+    fn is_allowed(&self, ip: IpAddr) -> bool {
+        self.allowed_nets.iter().any(|net| net.contains(&ip))
+    }
+
+    fn check_denied(&self, ip: IpAddr) -> Result<(), Refusal> {
+        if let Some(kind) = denied_kind(ip) {
+            return Err(Refusal::Special(kind));
+        }
+        match self.denied_nets.iter().find(|net| net.contains(&ip)) {
+            Some(net) => Err(Refusal::DeniedNet(*net)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns what is still followed of a target that was followed before. For a name in our zones the links aren't
+    /// asked: they may not be known yet, and DNS asks them with each answer.
     #[must_use]
-    pub fn followed(&self, namespace: &str, target: Target) -> Option<Target> {
+    pub fn followed(&self, target: Target) -> Option<Target> {
         match target {
             Target::Hostname(host) => {
-                self.check_host(namespace, &host.name()).is_ok().then_some(Target::Hostname(host))
+                self.check_first(&host.name()).is_ok().then_some(Target::Hostname(host))
             }
             Target::Addresses(ips) => {
                 let ips: Box<[IpAddr]> =
@@ -120,9 +167,18 @@ impl TargetPolicy {
     }
 }
 
+/// Returns whether a name lies below `<namespace>.<zone>`, in whose `zone` it is.
+fn is_below(host: &Name, zone: &Name, namespace: &str) -> bool {
+    let below = host.iter().count() - zone.iter().count();
+    below >= 2
+        && host.iter().nth(below - 1).is_some_and(|label| label.eq_ignore_ascii_case(namespace.as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dns::plugins::testing::link;
+    use crate::store::{Departed, Observed, Wishes};
 
     fn policy() -> TargetPolicy {
         let name = |text| Name::from_ascii(text).unwrap();
@@ -134,8 +190,13 @@ mod tests {
     }
 
     fn host(policy: &TargetPolicy, host: &str) -> String {
+        host_in(policy, host, &Store::new(Departed::Kept).with_zones(&policy.zones))
+    }
+
+    fn host_in(policy: &TargetPolicy, host: &str, store: &Store) -> String {
         let name = Name::from_ascii(format!("{host}.")).unwrap();
-        policy.check_host("default", &name).err().map_or_else(String::new, |refusal| refusal.to_string())
+        let checked = policy.check_host("default", &name, store);
+        checked.err().map_or_else(String::new, |refusal| refusal.to_string())
     }
 
     #[test]
@@ -155,13 +216,40 @@ mod tests {
     }
 
     #[test]
-    fn names_in_our_own_zone_are_followed_within_their_namespace_only() {
-        for name in ["web.default.lb.internal", "a.web.Default.LB.internal"] {
-            assert_eq!(host(&policy(), name), "", "{name}");
+    fn name_in_our_zone_is_followed_if_its_link_allows_the_namespace() {
+        let store = Store::new(Departed::Kept).with_zones(&policy().zones);
+        for (namespace, name, allowed) in [
+            ("default", "own", ""),
+            ("other", "closed", "third"),
+            ("other", "open", "default"),
+            ("other", "all", "*"),
+        ] {
+            let allow_from = allowed.split(',').filter(|word| !word.is_empty()).map(Box::from).collect();
+            let hostnames = [Box::from(format!("{name}-extra.lb.internal"))].into();
+            let wishes = Wishes { allow_from, hostnames, ..Wishes::default() };
+            let key = ServiceKey::new(namespace, name);
+            store.apply(Observed { key, wishes, ..link(name, "192.0.2.1") });
         }
-        for name in ["web.other.lb.internal", "web-default.lb.internal", "default.lb.internal", "lb.internal"]
-        {
-            assert!(host(&policy(), name).contains("default.lb.internal"), "{name}");
+        for (name, why) in [
+            ("own.default.lb.internal", ""),
+            ("own-default.lb.internal", ""),
+            ("own-extra.lb.internal", ""),
+            ("OPEN.other.lb.internal", ""),
+            ("open-other.lb.internal", ""),
+            ("open-extra.lb.internal", ""),
+            ("all.other.lb.internal", ""),
+            ("closed.other.lb.internal", "belongs to Service other/closed"),
+            ("closed-extra.lb.internal", "allow-from doesn't list namespace default"),
+            // No link has the name: only one of this namespace can ever have it.
+            ("later.default.lb.internal", ""),
+            ("a.later.Default.LB.internal", ""),
+            ("later.other.lb.internal", "belongs to no Service, and isn't below default.lb.internal"),
+            ("later-default.lb.internal", "belongs to no Service"),
+            ("default.lb.internal", "belongs to no Service"),
+            ("lb.internal", "belongs to no Service"),
+        ] {
+            let found = host_in(&policy(), name, &store);
+            assert!(if why.is_empty() { found.is_empty() } else { found.contains(why) }, "{name}: {found}");
         }
     }
 
@@ -180,10 +268,67 @@ mod tests {
             ("ff02::1", "multicast"),
             ("0.0.0.0", "unspecified"),
             ("::", "unspecified"),
+            ("0.1.2.3", "this network"),
+            ("::ffff:0.0.0.1", "this network"),
+            ("255.255.255.255", "broadcast"),
+            ("255.255.255.254", ""),
+            ("168.63.129.16", "cloud metadata"),
+            ("168.63.129.17", ""),
+            ("100.100.100.200", "cloud metadata"),
+            ("fd00:ec2::254", "cloud metadata"),
+            ("fd00:ec2:1::1", "cloud metadata"),
+            ("fd00:ec3::254", ""),
+            ("fd20:ce::254", "cloud metadata"),
+            ("fd20:ce::253", ""),
+            ("::192.0.2.1", "IPv4-compatible"),
+            ("::2", "IPv4-compatible"),
+            ("::1:0:0:0", ""),
+            // RFC 6052, RFC 8215: what a translator makes of them.
+            ("64:ff9b::192.0.2.1", ""),
+            ("64:ff9b::127.0.0.1", "loopback"),
+            ("64:ff9b::169.254.169.254", "link-local"),
+            ("64:ff9b::", "unspecified"),
+            ("64:ff9b:1::192.0.2.1", ""),
+            ("64:ff9b:1::127.0.0.1", "loopback"),
+            ("64:ff9b:1:7:8:9:168.63.129.16", "cloud metadata"),
+            ("64:ff9b:2::127.0.0.1", ""),
+            // RFC 3056: what a tunnel makes of them.
+            ("2002:c000:201::1", ""),
+            ("2002:7f00:1::1", "loopback"),
+            ("2002:a9fe:a9fe::", "link-local"),
         ] {
             let found = policy().check_address(ip.parse().unwrap());
             assert_eq!(found.is_ok(), kind.is_empty(), "{ip}");
             assert!(found.err().is_none_or(|refusal| refusal.to_string().contains(kind)), "{ip}");
+        }
+    }
+
+    #[test]
+    fn networks_are_added_to_the_denied_ones_and_taken_away() {
+        let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
+        let policy = TargetPolicy {
+            denied_nets: nets(&["10.96.0.0/12", "fd00:10:96::/112"]),
+            allowed_nets: nets(&["127.0.0.0/8", "10.96.7.0/24", "64:ff9b::a9fe:0/112"]),
+            ..policy()
+        };
+        for (ip, why) in [
+            ("10.96.0.1", "the denied network 10.96.0.0/12 (--denied-nets)"),
+            ("::ffff:10.96.0.1", "--denied-nets"),
+            ("64:ff9b::10.96.0.1", "--denied-nets"),
+            ("fd00:10:96::1", "--denied-nets"),
+            ("10.96.7.1", ""),
+            ("64:ff9b::10.96.7.1", ""),
+            ("10.95.0.1", ""),
+            ("127.0.0.1", ""),
+            ("::ffff:127.0.0.1", ""),
+            ("2002:7f00:1::", ""),
+            ("::1", "loopback"),
+            ("64:ff9b::169.254.0.1", ""),
+            ("64:ff9b:1::169.254.0.1", "link-local"),
+        ] {
+            let found = policy.check_address(ip.parse().unwrap()).err().map(|refusal| refusal.to_string());
+            let found = found.unwrap_or_default();
+            assert!(if why.is_empty() { found.is_empty() } else { found.contains(why) }, "{ip}: {found}");
         }
     }
 
@@ -200,9 +345,9 @@ mod tests {
         assert_eq!(host(&policy, "web.default.lb.internal"), "", "our own zone is allowed in any case");
         let addresses = |ips: &[&str]| Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
         let all = addresses(&["192.0.2.9", "2001:db8::1", "::ffff:192.0.2.1"]);
-        assert_eq!(policy.followed("default", all.clone()), Some(all));
+        assert_eq!(policy.followed(all.clone()), Some(all));
         let some = addresses(&["192.0.2.9", "198.51.100.1"]);
-        assert_eq!(policy.followed("default", some), Some(addresses(&["192.0.2.9"])));
-        assert_eq!(policy.followed("default", addresses(&["198.51.100.1"])), None);
+        assert_eq!(policy.followed(some), Some(addresses(&["192.0.2.9"])));
+        assert_eq!(policy.followed(addresses(&["198.51.100.1"])), None);
     }
 }

@@ -68,6 +68,30 @@ pub struct AdmissionFlags {
         help_heading = "Names and targets"
     )]
     pub target_nets: Vec<IpNet>,
+
+    /// Networks whose addresses are never given for a target, separated by commas: the cluster's Service network, and
+    /// its Pod network if load balancers have no addresses in it [default: loopback, link-local, multicast and the like]
+    #[arg(
+        long,
+        value_name = "NETS",
+        env = "LB_LINKER_DENIED_NETS",
+        value_parser = net,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub denied_nets: Vec<IpNet>,
+
+    /// Networks whose addresses are given though they are denied otherwise, separated by commas: 127.0.0.0/8 for the
+    /// load balancers of Docker Desktop and minikube [default: none]
+    #[arg(
+        long,
+        value_name = "NETS",
+        env = "LB_LINKER_ALLOWED_NETS",
+        value_parser = net,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub allowed_nets: Vec<IpNet>,
 }
 
 // === impl AdmissionFlags ===
@@ -81,6 +105,8 @@ impl AdmissionFlags {
                 cluster_domain: self.cluster_domain.clone(),
                 domains: self.target_domains.clone(),
                 nets: self.target_nets.clone(),
+                denied_nets: self.denied_nets.clone(),
+                allowed_nets: self.allowed_nets.clone(),
             },
             apexes: apexes.to_vec(),
             hostname_annotations: self.hostname_annotations.clone(),
@@ -91,13 +117,15 @@ impl AdmissionFlags {
     /// Returns the flags with their values in force.
     pub(super) fn effective(&self) -> Vec<(&'static str, String)> {
         let hosts = |names: &[Name]| names.iter().map(host_text).collect::<Vec<_>>().join(",");
-        let nets: Vec<String> = self.target_nets.iter().map(ToString::to_string).collect();
+        let nets = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut flags = vec![
             ("--hostname-annotations", self.hostname_annotations.join(",")),
             ("--hostname-namespaces", self.hostname_namespaces.join(",")),
             ("--cluster-domain", host_text(&self.cluster_domain)),
             ("--target-domains", hosts(&self.target_domains)),
-            ("--target-nets", nets.join(",")),
+            ("--target-nets", nets(&self.target_nets)),
+            ("--denied-nets", nets(&self.denied_nets)),
+            ("--allowed-nets", nets(&self.allowed_nets)),
         ];
         flags.retain(|(_, value)| !value.is_empty());
         flags

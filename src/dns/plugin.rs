@@ -43,8 +43,13 @@ pub trait Plugin: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns for which clients [`Plugin::recurses`] says the same of a name as for that of this request; nothing if
-    /// for all.
+    /// Returns whether this plugin would deny a client's question, if it were asked: a chain doesn't lead to that name.
+    fn denies(&self, _request: &Request, _query: &Query) -> bool {
+        false
+    }
+
+    /// Returns for which clients [`Plugin::recurses`] and [`Plugin::denies`] say the same of a name as for that of this
+    /// request; nothing if for all.
     fn clients(&self, _request: &Request, _query: &Query) -> Option<Clients> {
         None
     }

@@ -39,6 +39,17 @@ pub struct Server {
     dropped: Arc<Tally>,
 }
 
+/// What a block says of a look-up for a client.
+#[derive(Debug)]
+pub struct Access {
+    /// The clients for which it says the same; nothing is for all.
+    pub clients: Vec<Clients>,
+    /// Whether the client's question for that name would be denied.
+    pub is_denied: bool,
+    /// Whether the name is resolved for the client by asking others; `None` if that depends.
+    pub recurses: Option<bool>,
+}
+
 /// A zone of a server, and who answers for it.
 #[derive(Debug)]
 struct Served {
@@ -186,6 +197,20 @@ impl Server {
         }
     }
 
+    /// Returns what the block that a name is for says of a look-up for a client.
+    #[must_use]
+    pub fn access(&self, query: &Query, request: &Request) -> Access {
+        let Some(served) = self.find(query.name(), query.query_type()) else {
+            return Access { clients: Vec::new(), is_denied: false, recurses: Some(false) };
+        };
+        let plugins = &served.block.plugins;
+        Access {
+            clients: plugins.iter().filter_map(|plugin| plugin.clients(request, query)).collect(),
+            is_denied: plugins.iter().any(|plugin| plugin.denies(request, query)),
+            recurses: plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
+        }
+    }
+
     /// Returns for which clients [`Server::recurses`] is the same as for that of this request; nothing is for all.
     pub fn clients(&self, query: &Query, request: &Request) -> Vec<Clients> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
@@ -207,7 +232,13 @@ impl Server {
     /// Returns whether a name lies in a zone of links.
     #[must_use]
     pub fn is_ours(&self, name: &Name) -> bool {
-        self.blocks().filter_map(|(_, block)| block.links.as_ref()).any(|links| links.holds(name))
+        self.links_of(name).is_some()
+    }
+
+    /// Returns what answers for links in whose zones a name lies.
+    #[must_use]
+    pub fn links_of(&self, name: &Name) -> Option<&Arc<LbLinker>> {
+        self.blocks().filter_map(|(_, block)| block.links.as_ref()).find(|links| links.holds(name))
     }
 
     /// Forgets what is known from others about a name, or about all.

@@ -27,6 +27,12 @@ impl Validity {
     }
 }
 
+/// Returns the type of the RRset that a signature is of (RFC 4034 section 3.1.1); nothing of another record.
+pub(super) fn type_covered(record: &Record) -> Option<RecordType> {
+    let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };
+    Some(u16::from_be_bytes(*rdata.anything.first_chunk()?).into())
+}
+
 /// Returns the time as signatures have it: in seconds since 1970, modulo 2^32 (RFC 4034 section 3.1.5).
 pub(super) fn now() -> u32 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

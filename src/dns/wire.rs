@@ -46,6 +46,8 @@ impl Ede {
         Self { code: 3, text: "the target can't be resolved now: this is what was known last" };
     /// The target's addresses aren't followed (RFC 8914 section 4.18).
     pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
+    /// A name that the chain leads to, or a name in a record, is denied (RFC 8914 section 4.16).
+    pub const BLOCKED: Self = Self { code: 15, text: "the target leads to a name that is denied" };
     /// A CNAME leads back to itself.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 

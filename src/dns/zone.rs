@@ -83,8 +83,12 @@ pub struct ZoneAnswer {
     pub chase: Option<Name>,
     /// Why it isn't an answer.
     pub ede: Option<Ede>,
-    /// The link whose name it is.
+    /// The link whose name it is, or whose service.
     pub link: Option<Arc<Link>>,
+    /// The link whose hostname the records name, where it isn't to be chased.
+    pub target_of: Option<Arc<Link>>,
+    /// Whether a link that the target leads to isn't open to the namespace of the link whose target it is.
+    pub is_denied: bool,
     /// What the answer rests on; nothing if it isn't to be repeated.
     pub rests_on: Option<RestsOn>,
 }
@@ -229,6 +233,7 @@ impl Zone {
                 if matches!(qtype, RecordType::SRV | RecordType::ANY) {
                     self.services(&asked, &mut lookups, &link, &ports, &mut answer);
                 }
+                answer.link = Some(link);
             }
             Node::Pointers(links) => answer.answers = self.pointers(&asked, &mut lookups, &links),
         }
@@ -289,6 +294,13 @@ impl Zone {
         }
     }
 
+    /// Leaves an answer without records.
+    pub fn empty(&self, store: &Store, answer: &mut ZoneAnswer) {
+        answer.answers.clear();
+        answer.additionals.clear();
+        answer.authorities = vec![self.soa(store, &self.origin)];
+    }
+
     fn pointers(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, links: &[Arc<Link>]) -> Vec<Record> {
         let Names::OfAddresses(reverse) = &self.names else { return Vec::new() };
         let mut named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(lookups, link)?));
@@ -340,6 +352,13 @@ impl Node {
 // === impl ZoneAnswer ===
 
 impl ZoneAnswer {
+    /// Returns whether the target of a load balancer in `namespace` may lead here. Where there is no link there is
+    /// nothing that it could lead to, but for the names of the zone itself.
+    #[must_use]
+    pub fn is_open_to(&self, namespace: &str) -> bool {
+        self.link.as_ref().map_or(self.answers.is_empty(), |link| link.is_open_to(namespace))
+    }
+
     fn new(rcode: ResponseCode) -> Self {
         Self {
             rcode,
@@ -349,6 +368,8 @@ impl ZoneAnswer {
             chase: None,
             ede: None,
             link: None,
+            target_of: None,
+            is_denied: false,
             rests_on: None,
         }
     }

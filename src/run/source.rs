@@ -202,6 +202,7 @@ impl Source {
                     news,
                     leadership,
                     listed,
+                    own_targets: Arc::default(),
                 };
                 let until = stop.clone();
                 tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {

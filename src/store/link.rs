@@ -350,6 +350,13 @@ impl Link {
         self.outdated.0.store(true, Ordering::Release);
     }
 
+    /// Returns whether load balancers of a namespace may have a name of this one as their target: those of its own
+    /// namespace always, others if `linker.hsj.com/allow-from` lists theirs.
+    #[must_use]
+    pub fn is_open_to(&self, namespace: &str) -> bool {
+        self.key.namespace() == namespace || self.wishes.allows(namespace)
+    }
+
     /// Returns whether the Service is gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {

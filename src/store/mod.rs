@@ -658,6 +658,23 @@ impl Store {
         self.index.find(name, origin)
     }
 
+    /// Looks up an absolute DNS name; outside the zones there is nothing.
+    #[must_use]
+    pub fn find_host(&self, host: &Name) -> Found {
+        let Some(wire) = names::wire(host.iter()) else { return Found::Nothing };
+        let zones = self.zones();
+        let in_zone = |zone: &&Box<[u8]>| {
+            let below = wire.len().checked_sub(zone.len()).map(|length| wire.split_at(length));
+            // Zones end at the border of a label: the root of what is below one is empty.
+            below.filter(|(below, end)| *end == &***zone && is_whole(below)).is_some()
+        };
+        // The closest zone of several that a name is in.
+        match zones.iter().filter(in_zone).max_by_key(|zone| zone.len()) {
+            Some(zone) => self.find(&wire[..wire.len() - zone.len()], zone),
+            None => Found::Nothing,
+        }
+    }
+
     /// Returns which names there are now, for whoever wants to know later whether they are still the same. What is
     /// looked up after this is about those.
     #[must_use]
@@ -711,6 +728,17 @@ impl Store {
     pub fn serial(&self) -> u32 {
         self.serial.load(Ordering::Relaxed) as u32
     }
+}
+
+/// Returns whether bytes are whole labels.
+fn is_whole(mut labels: &[u8]) -> bool {
+    while let Some((length, rest)) = labels.split_first() {
+        match rest.get(usize::from(*length)..) {
+            Some(rest) => labels = rest,
+            None => return false,
+        }
+    }
+    true
 }
 
 #[cfg(test)]

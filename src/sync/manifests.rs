@@ -19,13 +19,14 @@ use super::admission::Admission;
 use super::directory::{DirectoryError, changes};
 use super::excerpt::{self, sentence};
 use super::left_out::keep_unlisted;
+use super::own_targets::own_hosts;
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, located};
 use super::watch::{names_settled, observe};
 use super::{News, SyncError, log_changes, log_first_list};
 use crate::names;
-use crate::store::{Observed, ServiceKey, Store};
+use crate::store::{Departed, Observed, ServiceKey, Store};
 use strings::{Document, Misread};
 
 /// The endings of file names that are read.
@@ -218,6 +219,21 @@ impl Files {
         admission: &Admission,
         complaints: &mut Complaints,
     ) -> Vec<Observed> {
+        // Whether a name in our zones is followed depends on the load balancers of all files.
+        let all = Store::new(Departed::Dropped).with_zones(&admission.targets.zones);
+        let services = self.by_name.values().flat_map(|file| &file.services);
+        if services.into_iter().any(|service| !own_hosts(service, admission).is_empty()) {
+            let list = self.observed(selection, |service| service.observe(admission, &all).0);
+            all.replace(None, list, Vec::new(), &HashSet::new());
+        }
+        self.observed(selection, |service| observe(service, admission, &all, complaints).0)
+    }
+
+    fn observed(
+        &self,
+        selection: &Selection,
+        mut observe: impl FnMut(&Service) -> Observed,
+    ) -> Vec<Observed> {
         let mut seen = BTreeSet::new();
         self.by_name
             .values()
@@ -225,7 +241,7 @@ impl Files {
             .filter(|service| seen.insert(service.key()))
             .filter(|service| selection.selects(service))
             // A version that kubectl has exported doesn't say when the file was changed.
-            .map(|service| Observed { resource_version: None, ..observe(service, admission, complaints).0 })
+            .map(|service| Observed { resource_version: None, ..observe(service) })
             .collect()
     }
 }

@@ -23,6 +23,7 @@ pub mod object;
 pub mod objects;
 pub mod orphans;
 pub mod output;
+mod own_targets;
 mod pace;
 pub mod packed;
 pub mod plan;

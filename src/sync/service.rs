@@ -17,7 +17,7 @@ use super::admission::Admission;
 use super::unusable::{ENTRY, Entries, Subject, Unusable};
 use crate::names;
 pub use crate::store::Port;
-use crate::store::{Host, Ingress, Observed, ServiceKey, Wishes};
+use crate::store::{Host, Ingress, Observed, ServiceKey, Store, Wishes};
 use crate::targets::TargetPolicy;
 
 /// `spec.type` of a Service whose hostname lb-linker follows.
@@ -117,7 +117,7 @@ const TTL: &str = "linker.hsj.com/ttl";
 /// The annotation that lists the namespaces whose Services may follow a load balancer.
 const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 /// How many entries of `status.loadBalancer.ingress` count: an EndpointSlice holds no more addresses.
-const MAX_INGRESS: usize = 1000;
+pub(super) const MAX_INGRESS: usize = 1000;
 /// The longest TTL that a Service may want: whoever has cached a target asks again after that.
 const MAX_TTL: u32 = 3600;
 
@@ -173,10 +173,10 @@ impl Service {
 
     /// Returns what the store needs to know, and what of it can't be served or isn't granted.
     #[must_use]
-    pub fn observe(&self, admission: &Admission) -> (Observed, Vec<Unusable>) {
+    pub fn observe(&self, admission: &Admission, store: &Store) -> (Observed, Vec<Unusable>) {
         let key = self.key();
         let (ingress, mut unusable) =
-            usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets);
+            usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets, store);
         let refused = unusable.iter().any(Unusable::refuses);
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
@@ -226,7 +226,12 @@ impl Service {
     }
 }
 
-fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> (Ingress, Vec<Unusable>) {
+fn usable(
+    entries: &[IngressEntry],
+    namespace: &str,
+    targets: &TargetPolicy,
+    store: &Store,
+) -> (Ingress, Vec<Unusable>) {
     let mut ingress = Ingress::default();
     let mut hosts = Unusable::new(Subject::Target, "the load balancer's hostname");
     let mut addresses = Unusable::new(Subject::Target, "the load balancer's ip");
@@ -236,7 +241,7 @@ fn usable(entries: &[IngressEntry], namespace: &str, targets: &TargetPolicy) -> 
     for entry in entries.iter().take(MAX_INGRESS) {
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
-                targets.check_host(namespace, &host).map_err(|refusal| refusal.to_string())?;
+                targets.check_host(namespace, &host, store).map_err(|refusal| refusal.to_string())?;
                 Ok(Host::from(&host))
             });
             match checked {
@@ -364,6 +369,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::store::Departed;
 
     #[test]
     fn fields_that_matter_are_read_and_nulls_taken_for_absent() {
@@ -382,7 +388,7 @@ mod tests {
         }))
         .unwrap();
         assert!(service.is_living_load_balancer());
-        let (observed, unusable) = service.observe(&Admission::default());
+        let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
         assert_eq!(observed.key, ServiceKey::new("default", "web"));
         assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
         assert_eq!(observed.ingress.hostnames, [Host::from(&Name::from_ascii("a.example.").unwrap())]);
@@ -393,7 +399,7 @@ mod tests {
 
     fn observe(service: serde_json::Value) -> (Observed, String) {
         let service: Service = serde_json::from_value(service).unwrap();
-        let (observed, unusable) = service.observe(&Admission::default());
+        let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
         (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
     }
 
@@ -450,7 +456,7 @@ mod tests {
             let service: Service =
                 serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
                     .unwrap();
-            let (observed, unusable) = service.observe(&Admission::default());
+            let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
             assert_eq!(observed.wishes.ttl, expected, "{text}");
             assert_eq!(unusable.len(), usize::from(expected.is_none()));
         }

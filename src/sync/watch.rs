@@ -3,7 +3,7 @@
 mod leaving;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -19,6 +19,7 @@ use super::events::{Reason, Regarding};
 use super::guarded::Guarded;
 use super::left_out::keep_unlisted;
 use super::list_watch::{Event, Item, Query, list_watch};
+use super::own_targets::OwnTargets;
 use super::selection::{Membership, Selection};
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble};
@@ -55,6 +56,8 @@ pub struct ClusterSource {
     pub leadership: Leadership,
     /// The last term in which everything has been listed.
     pub listed: tokio::sync::watch::Sender<u64>,
+    /// The Services whose target depends on another Service.
+    pub own_targets: Arc<Mutex<OwnTargets>>,
 }
 
 /// What one of several watches says, with its number.
@@ -110,6 +113,9 @@ impl ClusterSource {
             leaving: Leaving::new(client, outage, Arc::clone(&self.selection), self.delete_delay),
         };
         loop {
+            if scopes.iter().all(|scope| scope.listed) {
+                log_changes(&self.news, self.reconsider(&mut heard.complaints));
+            }
             let again = scopes.iter().filter_map(|scope| scope.again).min();
             let over = heard.leaving.due().map(Instant::from_std);
             let (number, event) = tokio::select! {
@@ -163,7 +169,11 @@ impl ClusterSource {
                         );
                         self.store.rewind(version);
                     }
-                    let changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
+                    let mut changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
+                    // Before that a Service that a target depends on may not be known.
+                    if scopes.iter().all(|scope| scope.listed) {
+                        changes.extend(self.reconsider(&mut heard.complaints));
+                    }
                     heard.complaints.retain(|key| self.store.get(key).is_some());
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
@@ -253,7 +263,8 @@ impl ClusterSource {
     /// Returns what the store needs to know, and records what isn't granted; of the first list that is
     /// no news.
     fn observe(&self, service: &Service, complaints: &mut Complaints) -> Observed {
-        let (observed, refused) = observe(service, &self.admission, complaints);
+        self.own_targets().note(service, &self.admission, Some(&self.store));
+        let (observed, refused) = observe(service, &self.admission, &self.store, complaints);
         if !self.store.is_synced() {
             return observed;
         }
@@ -267,6 +278,27 @@ impl ClusterSource {
             }
         }
         observed
+    }
+
+    /// Does what [`ClusterSource::observe`] does for a Service of a list, of which the rest isn't known yet: what is
+    /// wrong with a target that depends on another Service is said when [`ClusterSource::reconsider`] has looked again.
+    fn observe_listed(&self, service: &Service, complaints: &mut Complaints) -> Observed {
+        if self.own_targets().note(service, &self.admission, None) {
+            return service.observe(&self.admission, &self.store).0;
+        }
+        self.observe(service, complaints)
+    }
+
+    /// Looks again at the Services whose target another Service allows now, or doesn't allow any more.
+    fn reconsider(&self, complaints: &mut Complaints) -> Vec<Change> {
+        let services = self.own_targets().changed(&self.admission, &self.store);
+        let mut again = |service: &Service| self.store.apply(self.observe(service, complaints));
+        services.iter().filter_map(&mut again).collect()
+    }
+
+    fn own_targets(&self) -> MutexGuard<'_, OwnTargets> {
+        // It is whole after a panic, too.
+        self.own_targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn applied(&self, object: Guarded<Service>, heard: &mut Heard) {
@@ -366,7 +398,7 @@ impl List {
         let Some(service) = readable(object, complaints) else { return self.unreadable.push(key) };
         let membership = source.selection.membership(&service);
         if membership == Membership::Selected {
-            let observed = source.observe(&service, complaints);
+            let observed = source.observe_listed(&service, complaints);
             let ports = self.ports.shared(Arc::clone(&observed.ports));
             return self.seen.push(Observed { ports, ..observed });
         }
@@ -414,9 +446,10 @@ pub(super) fn readable<K: Resource>(object: Guarded<K>, complaints: &mut Complai
 pub(super) fn observe(
     service: &Service,
     admission: &Admission,
+    store: &Store,
     complaints: &mut Complaints,
 ) -> (Observed, Vec<Unusable>) {
-    let (observed, unusable) = service.observe(admission);
+    let (observed, unusable) = service.observe(admission, store);
     let complaint = joined(&unusable);
     let is_news = complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
     (observed, if is_news { unusable } else { Vec::new() })

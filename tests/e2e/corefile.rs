@@ -15,6 +15,7 @@ mod upstreams;
 
 mod blocks;
 mod cache;
+mod chains;
 mod forward;
 mod gates;
 mod hosts;

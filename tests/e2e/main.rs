@@ -25,6 +25,7 @@ mod manifests;
 mod meddling;
 mod model;
 mod poison;
+mod policy;
 mod refusals;
 mod selection;
 mod sockets;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use lb_linker::dns::chase::{End, Followed, drop_refused, follow};
+use lb_linker::dns::chase::{End, Followed, Step, drop_denied, follow};
 use lb_linker::dns::encode::encode;
 use lb_linker::dns::plugin::Reply as Answer;
 use lb_linker::dns::wire::{Reply, reply_to};
@@ -33,7 +33,8 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     };
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
-    let mut followed = follow(&Answer::of(*message, ""), &name, qtype.into(), TTL, ours);
+    let step = |name: &Name| if ours(name) { Step::Ours } else { Step::Upstream };
+    let mut followed = follow(&Answer::of(*message, ""), &name, qtype.into(), TTL, step);
     check(&followed, &name, qtype.into(), ours)
         .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
         .map_err(|rule| format!("{rule}\n{bytes:02x?}\n{followed:#?}"))?;
@@ -72,14 +73,14 @@ fn check(
     }
     match &followed.end {
         End::Leads(name) => ensure(ours(name), "it leads nowhere but to us"),
-        End::Here(_) | End::Lame => Ok(()),
+        End::Here(_) | End::Denied | End::Lame => Ok(()),
     }
 }
 
 /// What was taken can be given on.
 fn check_encoded(followed: &mut Followed, name: &Name, qtype: RecordType) -> Result<(), String> {
     let policy = TargetPolicy::default();
-    drop_refused(&mut followed.answers, &policy);
+    drop_denied(&mut followed.answers, &policy, |_| true);
     let refused = |record: &Record| {
         let address: IpAddr = match &record.data {
             RData::A(ip) => ip.0.into(),

@@ -11,8 +11,9 @@
 //! `acl` may be there several times in a block, for other zones or the same ones: they are gone through from the
 //! top, and the first rule that fits ends it.
 //!
-//! Whom an `acl` for all names (one in the zone `.`) stops from asking for addresses gets answers about links
-//! without what is behind their targets: nothing is looked up elsewhere for that client.
+//! The rules also hold for each name that the target of a link leads to, as if the client had asked for that name: where
+//! it isn't let through, the answer about the link ends there, with the CNAME records so far and the extended error 15,
+//! Blocked.
 //!
 //! Differences from CoreDNS:
 //! - Clients that don't speak EDNS get no OPT record (RFC 6891 section 7), and so not the reason.
@@ -276,11 +277,14 @@ impl Plugin for Acl {
     }
 
     fn recurses(&self, request: &Request, query: &Query) -> Option<bool> {
-        let decision = self.decide(query.name(), query.query_type(), request.client.ip());
-        if is_let_through(decision) { None } else { Some(false) }
+        self.denies(request, query).then_some(false)
+    }
+
+    fn denies(&self, request: &Request, query: &Query) -> bool {
+        !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
     }
 
     fn clients(&self, request: &Request, query: &Query) -> Option<Clients> {
-        Some(self.clients(query, self.recurses(request, query).is_none()))
+        Some(self.clients(query, !self.denies(request, query)))
     }
 }

@@ -10,6 +10,13 @@
 //! more than the CNAME gets what is behind it, too: the hostname is looked up through the server block of the same
 //! listener that is for it, so there has to be one with `forward` for that.
 //!
+//! Each name that a chain of CNAME records leads to is checked. A chain ends at a name in the cluster's own domain
+//! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace whose annotation
+//! `linker.hsj.com/allow-from` doesn't list the namespace of the load balancer whose target it is, and where an `acl`
+//! of the server block that is for the name denies this client such a question. The answer then has the CNAME records so
+//! far, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records that name such a host are left
+//! out, and addresses that no target may have are, too.
+//!
 //! It has no counterpart in CoreDNS, and stands where `k8s_external` stands in the order of plugins. Answers for its
 //! names are never kept by `cache`; what is behind them is, under its own name.
 //!
@@ -42,6 +49,8 @@
 //! # Metrics
 //!
 //! - `lb_linker_dns_stale_answers_total`: last known addresses that were given because no upstream answered.
+//! - `lb_linker_dns_targets_denied_total{reason}`: answers from which something was left out: `reason` is `name` (the
+//!   cluster's own domain, or `localhost`), `namespace` (`allow-from`), `acl`, or `address`.
 //! - `lb_linker_dns_targets_failing`: targets, by name and type, whose last look-up has failed.
 //!
 //! # Examples
@@ -72,6 +81,7 @@
 //! }
 //! ```
 
+mod hops;
 mod options;
 mod targets;
 #[cfg(test)]
@@ -87,7 +97,7 @@ use prometheus::IntCounter;
 use tokio::time::Instant;
 
 use super::setup::Setup;
-use crate::dns::chase::{End, Followed, drop_refused, follow};
+use crate::dns::chase::{End, Followed, Step, drop_denied, follow};
 use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
@@ -97,6 +107,7 @@ use crate::dns::wire::Ede;
 use crate::dns::zone::{Zone, ZoneAnswer, closest_first};
 use crate::store::{Family, Link, Store};
 use crate::targets::TargetPolicy;
+use hops::{Denial, Denials, Looked};
 pub use options::{LinkZone, link_zones};
 use targets::{Known, PATIENCE, Views, Wanted, query_for};
 
@@ -110,6 +121,7 @@ pub struct LbLinker {
     fallthrough: Option<Origins>,
     store: Arc<Store>,
     policy: Arc<TargetPolicy>,
+    denials: Arc<Denials>,
     targets: Views,
     stale_answers: IntCounter,
 }
@@ -118,12 +130,14 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = options::parse(setup.only_line()?, setup.zones)?;
     let mut zones = options.zones(|| (setup.site.own_addresses)(&setup.draft.bind))?;
     closest_first(&mut zones);
+    let denials = setup.metrics()?;
     let site = setup.site;
     let plugin = Arc::new(LbLinker {
         zones: zones.into(),
         fallthrough: options.fallthrough,
         store: Arc::clone(&site.store),
         policy: Arc::clone(&site.targets),
+        denials,
         targets: Views::new(Arc::clone(&site.memories), &site.metrics),
         stale_answers: site.metrics.stale_answers.clone(),
     });
@@ -191,6 +205,9 @@ impl LbLinker {
     /// Looks up a link's new target that clients will ask for.
     pub async fn look_ahead(&self, server: &Arc<Server>, query: Query) {
         let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
+        if self.policy.check_name(query.name()).is_err() {
+            return;
+        }
         let request = server.own_request(query);
         if server.recurses(&request.query, &request) == Some(false) {
             return;
@@ -206,36 +223,52 @@ impl LbLinker {
     /// Answers with authority, and follows a CNAME to the addresses behind it: a stub resolver can't. Returns
     /// whether the name itself doesn't exist.
     async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
-        let mut chase = Chase { until: Instant::now() + PATIENCE, absence: zone.0.ttl(), denied: false };
+        let mut chase =
+            Chase { until: Instant::now() + PATIENCE, absence: zone.0.ttl(), denied: false, link: None };
         let qtype = request.query.query_type();
         let mut name = request.query.name().clone();
-        let mut zone = Some(zone);
+        let mut place = Some(zone);
         let mut seen: Vec<Name> = Vec::new();
         while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUPS {
-            let next = match zone {
+            let next = match place {
                 Some((zone, relative)) => {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);
+                    if chase.link.as_ref().is_some_and(|link| !answer.is_open_to(link.key.namespace())) {
+                        answer.answers.clear();
+                        self.rest_on(reply, &mut answer);
+                        self.deny(reply, &mut chase, Denial::Namespace);
+                        return false;
+                    }
                     answer.link.iter().for_each(|link| note(link, qtype));
                     self.rest_on(reply, &mut answer);
+                    if answer.is_denied || answer.target_of.is_some() {
+                        self.look_at_services(request, reply, zone, &mut answer);
+                    }
                     reply.metadata.response_code = answer.rcode;
                     // That part of the chain is an older answer stays worth saying.
                     reply.ede = answer.ede.or(reply.ede);
                     reply.answers.extend(answer.answers);
                     reply.authorities = answer.authorities;
                     reply.additionals = answer.additionals;
+                    chase.link = answer.link;
                     answer.chase
                 }
-                None if may_follow(request, reply, &name) => {
-                    // Boxed, for it is large, and most questions need none of it.
-                    Box::pin(self.chase(request, reply, &name, &mut chase)).await
-                }
-                None => None,
+                // Boxed, for it is large, and most questions need none of it.
+                None => Box::pin(self.chase(request, reply, &name, &mut chase)).await,
             };
             let Some(next) = next else {
                 chase.bound(reply);
                 return seen.is_empty() && reply.metadata.response_code == ResponseCode::NXDomain;
             };
-            zone = self.zone_of(&next);
+            place = self.place_of(request, &next);
+            match self.step(request, reply, &next, place.is_some()) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(denial) => {
+                    self.deny(reply, &mut chase, denial);
+                    return false;
+                }
+            }
             seen.push(name);
             name = next;
         }
@@ -243,6 +276,63 @@ impl LbLinker {
         reply.ede = Some(Ede::LOOP);
         reply.repeat = None;
         false
+    }
+
+    /// Returns whether a chain goes on at a name, in our zones or outside of them.
+    ///
+    /// # Errors
+    /// If the name is denied.
+    fn step(&self, request: &Request, reply: &mut Reply, name: &Name, is_ours: bool) -> Result<bool, Denial> {
+        if !is_ours && !request.metadata.recursion_desired {
+            return Ok(false);
+        }
+        if self.policy.check_name(name).is_err() {
+            return Err(Denial::Name);
+        }
+        let access = request.server.access(&query_for(request, name), request);
+        if let Some(repeat) = &mut reply.repeat {
+            repeat.clients.extend(access.clients);
+        }
+        if access.is_denied {
+            return Err(Denial::Acl);
+        }
+        Ok(is_ours || access.recurses != Some(false))
+    }
+
+    /// Ends a chain at a name that is denied: the client gets the aliases so far.
+    fn deny(&self, reply: &mut Reply, chase: &mut Chase, denial: Denial) {
+        reply.metadata.response_code = ResponseCode::NoError;
+        reply.authorities.clear();
+        reply.additionals.clear();
+        if let Some(repeat) = &mut reply.repeat {
+            repeat.replace_authority(0, None, u32::MAX);
+        }
+        self.denials.count(reply, denial);
+        // Caches mustn't keep it longer than absence: `allow-from` may change.
+        chase.denied = true;
+        chase.bound(reply);
+    }
+
+    /// Leaves out the services of a link whose hostname leads to a name that is denied.
+    fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
+        let mut looked = Looked::default();
+        if answer.is_denied {
+            looked.denial = Some(Denial::Namespace);
+        } else if let Some(link) = &answer.target_of {
+            let namespace = link.key.namespace();
+            let allows = |name: &Name| self.allows_data(request, namespace, name, &mut looked);
+            drop_denied(&mut answer.answers, &self.policy, allows);
+        }
+        if let Some(denial) = looked.denial {
+            self.denials.count(reply, denial);
+        }
+        looked.bind(reply);
+        if answer.answers.is_empty() {
+            zone.empty(&self.store, answer);
+            if let Some(repeat) = &mut reply.repeat {
+                repeat.serial = serial(&self.store, 0, &[], &answer.authorities);
+            }
+        }
     }
 
     /// Takes in what the answer of a zone rests on, before it is added to the reply.
@@ -278,7 +368,7 @@ impl LbLinker {
             found = Ok(fresh);
         }
         let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
-        let Findings { known, mut followed, filtered } = match found {
+        let Findings { known, mut followed, looked } = match found {
             Ok(found) => found,
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -293,12 +383,14 @@ impl LbLinker {
         } else if matches!(followed.end, End::Leads(_)) {
             self.targets.of(&request.server).keep(request, &query, &known.reply);
         }
-        if filtered {
-            reply.ede = Some(Ede::FILTERED);
-        }
         if known.stale || followed.end == End::Lame {
             reply.repeat = None;
         }
+        if let Some(denial) = looked.denial.filter(|_| followed.end != End::Denied) {
+            self.denials.count(reply, denial);
+        }
+        let denial = looked.denial;
+        looked.bind(reply);
         rest_on_target(reply, &known.reply, &followed, chase, is_absence);
         reply.answers.append(&mut followed.answers);
         reply.authorities = followed.authorities;
@@ -308,6 +400,7 @@ impl LbLinker {
         match followed.end {
             End::Here(rcode) => reply.metadata.response_code = rcode,
             End::Leads(name) => return Some(name),
+            End::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
             // The upstream doesn't want to: the client may know somebody who does.
             End::Lame if refused => {}
             End::Lame => {
@@ -328,10 +421,25 @@ impl LbLinker {
     ) -> Result<Findings, Ede> {
         let wanted = Wanted { until: chase.until, absence: chase.absence(), cached };
         let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
-        let ours = |name: &Name| request.server.is_ours(name);
-        let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, ours);
-        let filtered = drop_refused(&mut followed.answers, &self.policy);
-        Ok(Findings { known, followed, filtered })
+        let mut looked = Looked::default();
+        let step = |name: &Name| {
+            if request.server.is_ours(name) {
+                Step::Ours
+            } else if self.allows_name(request, name, &mut looked) {
+                Step::Upstream
+            } else {
+                Step::Denied
+            }
+        };
+        let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, step);
+        // A chain that leads outside has come from a link.
+        let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
+        let allows = |name: &Name| self.allows_data(request, namespace, name, &mut looked);
+        let has_denied_addresses = drop_denied(&mut followed.answers, &self.policy, allows);
+        if has_denied_addresses {
+            looked.denial.get_or_insert(Denial::Address);
+        }
+        Ok(Findings { known, followed, looked })
     }
 }
 
@@ -341,8 +449,10 @@ struct Chase {
     until: Instant,
     /// How long absence is known, in seconds.
     absence: u32,
-    /// Whether somebody has said what there is at the end of the chain.
+    /// Whether it is known that there is nothing at the end of the chain.
     denied: bool,
+    /// The link whose target the chain is at.
+    link: Option<Arc<Link>>,
 }
 
 impl Chase {
@@ -400,8 +510,8 @@ fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[R
 struct Findings {
     known: Known,
     followed: Followed,
-    /// Whether there were addresses that no target may have.
-    filtered: bool,
+    /// What was left out.
+    looked: Looked,
 }
 
 impl Findings {
@@ -415,18 +525,6 @@ impl Findings {
         let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
         matches!(self.followed.end, End::Here(_)) && !self.followed.answers.iter().any(wanted)
     }
-}
-
-/// Returns whether what is behind a name is looked up for a request.
-fn may_follow(request: &Request, reply: &mut Reply, name: &Name) -> bool {
-    if !request.metadata.recursion_desired {
-        return false;
-    }
-    let query = query_for(request, name);
-    if let Some(repeat) = &mut reply.repeat {
-        repeat.clients.extend(request.server.clients(&query, request));
-    }
-    request.server.recurses(&query, request) != Some(false)
 }
 
 fn note(link: &Link, qtype: RecordType) {

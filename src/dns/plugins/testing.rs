@@ -23,6 +23,7 @@ use crate::dns::plugin::{Reply, Request};
 use crate::dns::presentation::rcode_text;
 use crate::dns::server::Server;
 use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+use crate::targets::TargetPolicy;
 
 /// A Service in `default` whose load balancer is at that address, or has that name.
 pub(crate) fn link(service: &str, target: &str) -> Observed {
@@ -100,7 +101,17 @@ impl Site {
 
     /// A whole Corefile, and what else it asks for.
     pub(crate) fn configured(text: &str) -> (Self, Configuration) {
-        let (shared, queue) = shared();
+        Self::of(text, shared())
+    }
+
+    /// A whole Corefile, where that is the policy for targets.
+    pub(crate) fn with_targets(text: &str, targets: TargetPolicy) -> Self {
+        let (mut shared, queue) = shared();
+        shared.targets = Arc::new(targets);
+        Self::of(text, (shared, queue)).0
+    }
+
+    fn of(text: &str, (shared, queue): (setup::Site, Queue)) -> (Self, Configuration) {
         let configuration = configure(Path::new("Corefile"), text, &Sources::SYSTEM, &shared)
             .unwrap_or_else(|error| panic!("{error}"));
         let listener = &configuration.listeners[0];

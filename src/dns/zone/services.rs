@@ -49,16 +49,27 @@ impl Zone {
         &self,
         asked: &Asked<'_>,
         lookups: &mut Lookups<'_>,
-        link: &Link,
+        link: &Arc<Link>,
         ports: &[u16],
         answer: &mut ZoneAnswer,
     ) {
         let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
         let ttl = self.ttl_of(link);
         let end = match target {
-            Target::Hostname(host) => self.end_of_aliases(forward, lookups, host.name(), ttl),
+            Target::Hostname(host) => {
+                let end = self.end_of_aliases(forward, lookups, (link, host.name()), ttl);
+                answer.is_denied = end.is_denied;
+                answer.target_of = Some(Arc::clone(&end.link));
+                if end.is_denied {
+                    return;
+                }
+                end
+            }
             Target::Addresses(ips) => match forward.name_of(lookups, link) {
-                Some(name) => End { name, ips: ips.to_vec(), own_ttl: ttl, ttl },
+                Some(name) => {
+                    let (link, ips) = (Arc::clone(link), ips.to_vec());
+                    End { name, link, is_denied: false, ips, own_ttl: ttl, ttl }
+                }
                 None => return,
             },
         };
@@ -77,12 +88,23 @@ impl Zone {
         }
     }
 
-    /// Returns what a hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
-    fn end_of_aliases(&self, forward: &Forward, lookups: &mut Lookups<'_>, host: Name, ttl: u32) -> End {
-        let mut end = End { name: host, ips: Vec::new(), own_ttl: ttl, ttl };
+    /// Returns what a link's hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
+    fn end_of_aliases(
+        &self,
+        forward: &Forward,
+        lookups: &mut Lookups<'_>,
+        (link, host): (&Arc<Link>, Name),
+        ttl: u32,
+    ) -> End {
+        let mut end =
+            End { name: host, link: Arc::clone(link), is_denied: false, ips: Vec::new(), own_ttl: ttl, ttl };
         for _ in 0..MAX_ALIASES {
             let Some(relative) = self.relative(&end.name) else { break };
             let Node::Link(link) = forward.find(lookups, &relative) else { break };
+            if !link.is_open_to(end.link.key.namespace()) {
+                end.is_denied = true;
+                break;
+            }
             end.own_ttl = self.ttl_of(&link);
             match &link.target {
                 Some(Target::Hostname(next)) => {
@@ -95,6 +117,7 @@ impl Zone {
                 }
                 None => break,
             }
+            end.link = link;
         }
         end
     }
@@ -103,6 +126,10 @@ impl Zone {
 /// The end of a chain of aliases.
 struct End {
     name: Name,
+    /// The link whose target that name is.
+    link: Arc<Link>,
+    /// Whether the name is another namespace's link, which isn't open to the one whose target it is.
+    is_denied: bool,
     /// Its addresses, if it is a name of this zone that has any, and how long they are kept.
     ips: Vec<IpAddr>,
     own_ttl: u32,

@@ -189,8 +189,8 @@ impl Reconciler {
             text == self.settings.policy.tombstone || text == stepping_stone(name)
         };
         let target = points_at(service, slices).filter(|target| !nobodys(target));
-        // What isn't followed any more isn't either.
-        target.and_then(|target| self.settings.admission.targets.followed(key.namespace(), target))
+        // Drop targets that the policy now denies; which names in our zones lead on, DNS asks with each answer.
+        target.and_then(|target| self.settings.admission.targets.followed(target))
     }
 
     /// Changes what is known of an object, and queues the links that it mattered to before and

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::opt::EdnsOption;
 use rand::seq::SliceRandom;
 
 use super::*;
@@ -33,7 +34,7 @@ const WISHES: [&str; 8] = [
 ];
 
 /// Names that nobody asks for by annotation, beside those of links.
-const OTHER_NAMES: [&str; 16] = [
+const OTHER_NAMES: [&str; 18] = [
     "lb.internal.",
     "tenant.lb.internal.",
     "w.tenant.lb.internal.",
@@ -49,6 +50,8 @@ const OTHER_NAMES: [&str; 16] = [
     "2.0.192.in-addr.arpa.",
     "x.example.",
     "back.example.",
+    "via.example.",
+    "data.example.",
     "gone.example.",
 ];
 
@@ -71,9 +74,21 @@ const OTHERS: &str = "
     acl {
         block net 192.0.2.66
     }
+    acl hidden.example {
+        block net 10.0.0.2
+    }
     cache 30
     template ANY ANY back.example {
         answer \"{{ .Name }} 20 IN CNAME b.tenant.lb.internal.\"
+    }
+    template ANY ANY via.example {
+        answer \"{{ .Name }} 20 IN CNAME hidden.example.\"
+        answer \"hidden.example. 20 IN A 203.0.113.8\"
+    }
+    template IN SRV data.example {
+        answer \"{{ .Name }} 20 IN SRV 0 0 1 b.tenant.lb.internal.\"
+        answer \"{{ .Name }} 20 IN SRV 0 0 2 hidden.example.\"
+        answer \"{{ .Name }} 20 IN SRV 0 0 3 x.example.\"
     }
     template ANY ANY gone.example {
         rcode NXDOMAIN
@@ -124,17 +139,26 @@ impl World<'_> {
     /// A name, mostly of a link: a host's name or a service's.
     fn name(&mut self) -> String {
         match self.random.random_range(0..10) {
-            0..6 => self.names.choose(self.random).cloned().unwrap(),
+            0..3 => self.names.choose(self.random).cloned().unwrap(),
+            3..6 => self.host(),
             6 | 7 => self.pick(&WISHES).replace('*', "q") + ".",
             _ => self.pick(&OTHER_NAMES).to_owned(),
         }
     }
 
+    /// One of the names that each link has.
+    fn host(&mut self) -> String {
+        let (key, zone) = (self.key(), self.pick(&ZONES));
+        let between = self.pick(&[".", ".", "-"]);
+        format!("{}{between}{}.{zone}", key.name(), key.namespace())
+    }
+
     fn ingress(&mut self) -> Ingress {
         let mut ingress = Ingress::default();
-        match self.random.random_range(0..10) {
+        match self.random.random_range(0..12) {
             0 => {}
-            1..7 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.name()).unwrap())),
+            1..6 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.host()).unwrap())),
+            6..8 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.name()).unwrap())),
             _ => ingress.addresses = addresses(&self.some_of(&ADDRESSES, 0.5)),
         }
         ingress
@@ -155,7 +179,11 @@ impl World<'_> {
         let wishes = Wishes {
             ttl: if self.chance(0.3) { Some(60) } else { None },
             hostnames: boxed(self.some_of(&WISHES, 0.2)),
-            allow_from: boxed(self.some_of(&["other", "tenant", "*"], 0.3)),
+            allow_from: match self.random.random_range(0..5) {
+                0 => [].into(),
+                1 => boxed(self.some_of(&["other", "tenant"], 0.5)),
+                _ => ["*".into()].into(),
+            },
         };
         Observed {
             key,
@@ -266,10 +294,16 @@ fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
     let number = |qtype| message.answers.iter().filter(|record| record.record_type() == qtype).count();
     let (aliases, is_empty) = (number(RecordType::CNAME), message.answers.is_empty());
     let qtype = message.queries[0].query_type();
+    let edns = message.edns.as_ref().map(|edns| edns.options().as_ref());
+    let is_blocked =
+        |option: &EdnsOption| matches!(option, EdnsOption::Unknown(15, data) if data[..2] == [0, 15]);
+    let is_denied = edns.is_some_and(|options| options.iter().any(|(_, option)| is_blocked(option)));
     let below_wildcard = ["z.w.tenant.lb.internal.", "q.w.tenant.lb.internal.", "q.lb.internal."];
     [
         ("SRV", number(RecordType::SRV) > 0),
         ("SRV with addresses", number(RecordType::SRV) > 0 && !message.additionals.is_empty()),
+        ("denied name", is_denied && aliases > 0),
+        ("denied SRV", is_denied && qtype == RecordType::SRV),
         ("ANY", qtype == RecordType::ANY && !is_empty),
         ("chain", aliases > 1),
         ("chain of three", aliases > 2),
@@ -298,6 +332,11 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
     let mut world = World { random, served, names };
     let mut asked: Vec<(String, RecordType, SocketAddr)> = Vec::new();
     let mut changes: Vec<String> = Vec::new();
+    for _ in 0..6 {
+        let observed = world.observed();
+        changes.push(format!("{observed:?}"));
+        world.served.store.apply(observed);
+    }
     for step in 0..STEPS {
         changes.push(world.change());
         if world.chance(0.1) {
@@ -308,7 +347,7 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
             let before = if world.chance(0.8) { asked.choose(world.random).cloned() } else { None };
             let (name, qtype, from) = before.unwrap_or_else(|| {
                 let qtype = TYPES.choose(world.random).copied().unwrap();
-                let from = world.pick(&["10.0.0.1", "10.0.0.1", "192.0.2.66"]);
+                let from = world.pick(&["10.0.0.1", "10.0.0.1", "10.0.0.2", "192.0.2.66"]);
                 (world.name(), qtype, client(from))
             });
             let question = question(7, &name, qtype, Some((1232, false)), 0);
@@ -394,6 +433,8 @@ async fn a_kept_answer_is_a_fresh_one_whatever_changes() {
     let all = [
         "SRV",
         "SRV with addresses",
+        "denied name",
+        "denied SRV",
         "ANY",
         "chain",
         "chain of three",

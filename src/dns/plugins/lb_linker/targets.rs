@@ -10,7 +10,7 @@ use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
 use tokio::time::{Instant, timeout_at};
 
-use crate::dns::chase::{End, Followed, follow};
+use crate::dns::chase::{End, Followed, Step, follow};
 use crate::dns::failing::Failing;
 use crate::dns::flights::{Flight, Flights};
 use crate::dns::memory::{Last, Memories, Memory, STALE_TTL};
@@ -254,7 +254,7 @@ fn is_news(reply: &Reply) -> bool {
 
 /// Follows an answer to its end, wherever that is.
 fn followed(reply: &Reply, question: &Question) -> Followed {
-    follow(reply, question.query.name(), question.query.query_type(), 0, |_| false)
+    follow(reply, question.query.name(), question.query.query_type(), 0, |_| Step::Upstream)
 }
 
 fn is_lame(reply: &Reply, question: &Question) -> bool {

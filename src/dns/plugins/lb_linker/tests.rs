@@ -1,5 +1,7 @@
 //! What is behind targets, through the blocks of a listener.
 
+mod policy;
+
 use std::sync::Arc;
 
 use hickory_proto::op::{Message, MessageType, Query, ResponseCode};

@@ -1,0 +1,165 @@
+//! Which names a chain may lead to, for one client: the target policy, the links' `allow-from`, and the `acl` of the
+//! block that the name is for. The same rules hold for each name of a chain, whoever says it.
+
+use hickory_proto::rr::{Name, RecordType};
+use prometheus::Registry;
+
+use super::{LbLinker, query_for};
+use crate::dns::plugin::{Reply, Request};
+use crate::dns::repeat::Clients;
+use crate::dns::server::Access;
+use crate::dns::wire::Ede;
+use crate::dns::zone::{RestsOn, Zone};
+use crate::metrics::Family;
+use crate::metrics::spread::SpreadVec;
+
+/// Why a chain ends at a name, or a record is left out of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Denial {
+    /// The name lies in the cluster's own domain, or is `localhost`.
+    Name,
+    /// It is a name of another namespace's link, whose Service doesn't allow it.
+    Namespace,
+    /// An `acl` denies the client that name.
+    Acl,
+    /// It is an address that no target may have.
+    Address,
+}
+
+impl Denial {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Namespace => "namespace",
+            Self::Acl => "acl",
+            Self::Address => "address",
+        }
+    }
+
+    /// Returns what clients that speak EDNS are told.
+    const fn ede(self) -> Ede {
+        match self {
+            Self::Address => Ede::FILTERED,
+            _ => Ede::BLOCKED,
+        }
+    }
+}
+
+/// Counts answers in which something of a target was denied.
+#[derive(Debug)]
+pub(super) struct Denials(SpreadVec);
+
+impl Family for Denials {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let (name, help) = (
+            "lb_linker_dns_targets_denied_total",
+            "Answers about links without a name or an address that the target policy, allow-from or an acl denies.",
+        );
+        Ok(Self(SpreadVec::register(registry, name, help, &["reason"])?))
+    }
+}
+
+impl Denials {
+    /// Counts an answer from which something is left out, now and each time it is repeated, and says so to the client.
+    pub(super) fn count(&self, reply: &mut Reply, denial: Denial) {
+        let counter = self.0.with(&[denial.label()]);
+        counter.add(0, 1);
+        if let Some(repeat) = &mut reply.repeat {
+            repeat.counts.push(counter);
+        }
+        reply.ede = Some(denial.ede());
+    }
+}
+
+/// What looking at the names of an answer has shown.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Why something was left out, if it was.
+    pub(super) denial: Option<Denial>,
+    /// For which clients an `acl` says the same.
+    clients: Vec<Clients>,
+    /// Which links and names it depended on.
+    rests_on: Vec<RestsOn>,
+    /// Whether it isn't known how long it holds.
+    is_for_now: bool,
+}
+
+impl Looked {
+    /// Has an answer hold as long as this does.
+    pub(super) fn bind(self, reply: &mut Reply) {
+        reply.repeat.take_if(|_| self.is_for_now);
+        let Some(repeat) = &mut reply.repeat else { return };
+        repeat.clients.extend(self.clients);
+        for RestsOn { links, names } in self.rests_on {
+            repeat.links.extend(links);
+            repeat.rest_on_names(names);
+        }
+    }
+}
+
+impl LbLinker {
+    /// Returns the zone of this listener that a name is in, and the name relative to it. One of its own comes first.
+    pub(super) fn place_of<'a>(&'a self, request: &'a Request, name: &Name) -> Option<(&'a Zone, Vec<u8>)> {
+        self.zone_of(name).or_else(|| request.server.links_of(name)?.zone_of(name))
+    }
+
+    /// Looks at a name outside our zones that a chain leads to; returns whether it may.
+    pub(super) fn allows_name(&self, request: &Request, name: &Name, looked: &mut Looked) -> bool {
+        if self.policy.check_name(name).is_err() {
+            looked.denial = Some(Denial::Name);
+            return false;
+        }
+        let Access { clients, is_denied, .. } = request.server.access(&query_for(request, name), request);
+        looked.clients.extend(clients);
+        if is_denied {
+            looked.denial = Some(Denial::Acl);
+        }
+        !is_denied
+    }
+
+    /// Looks at a name in the data of a record of a link in `namespace`, which the client will ask for addresses of;
+    /// returns whether it may stay.
+    pub(super) fn allows_data(
+        &self,
+        request: &Request,
+        namespace: &str,
+        name: &Name,
+        looked: &mut Looked,
+    ) -> bool {
+        let denial = self.denial_of_data(request, namespace, name, looked);
+        looked.denial = denial.or(looked.denial);
+        denial.is_none()
+    }
+
+    fn denial_of_data(
+        &self,
+        request: &Request,
+        namespace: &str,
+        name: &Name,
+        looked: &mut Looked,
+    ) -> Option<Denial> {
+        if self.policy.check_name(name).is_err() {
+            return Some(Denial::Name);
+        }
+        if let Some((zone, relative)) = self.place_of(request, name) {
+            let found = zone.answer(&self.store, name, &relative, RecordType::ANY);
+            let is_open = found.is_open_to(namespace);
+            match found.rests_on {
+                Some(rests_on) => looked.rests_on.push(rests_on),
+                None => looked.is_for_now = true,
+            }
+            if !is_open {
+                return Some(Denial::Namespace);
+            }
+        }
+        // Where the client may ask for one family, it may have the name.
+        let mut query = query_for(request, name);
+        let is_denied = [RecordType::A, RecordType::AAAA].into_iter().all(|qtype| {
+            query.set_query_type(qtype);
+            let Access { clients, is_denied, .. } = request.server.access(&query, request);
+            looked.clients.extend(clients);
+            is_denied
+        });
+        is_denied.then_some(Denial::Acl)
+    }
+}

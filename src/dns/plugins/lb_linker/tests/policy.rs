@@ -1,0 +1,281 @@
+//! The target policy at each name of a chain.
+
+use super::super::super::testing::{Site, link};
+use super::name;
+use crate::dns::plugin::Reply;
+use crate::store::{Observed, Port, ServiceKey, Wishes};
+use crate::targets::TargetPolicy;
+
+const UPSTREAM: &str = r#"
+. {
+    acl hidden.example {
+        block net 10.0.0.1
+    }
+    acl v6.example {
+        filter type AAAA net 10.0.0.1
+    }
+    acl quiet.example {
+        drop net 10.0.0.1
+    }
+    template IN ANY cluster.example {
+        answer "{{ .Name }} 60 IN CNAME api.default.svc.Cluster.Local."
+        answer "api.default.svc.cluster.local. 60 IN A 10.96.0.1"
+    }
+    template IN ANY here.example {
+        answer "{{ .Name }} 60 IN CNAME a.localhost."
+        answer "a.localhost. 60 IN A 192.0.2.1"
+    }
+    template IN ANY via.example {
+        answer "{{ .Name }} 60 IN CNAME hidden.example."
+    }
+    template IN ANY viaquiet.example {
+        answer "{{ .Name }} 60 IN CNAME quiet.example."
+    }
+    template IN ANY back.example {
+        answer "{{ .Name }} 60 IN CNAME b.other.lb.internal."
+        answer "b.other.lb.internal. 60 IN A 192.0.2.66"
+    }
+    template IN SRV data.example {
+        answer "{{ .Name }} 60 IN SRV 0 0 1 api.cluster.local."
+        answer "{{ .Name }} 60 IN SRV 0 0 2 localhost."
+        answer "{{ .Name }} 60 IN SRV 0 0 3 b.other.lb.internal."
+        answer "{{ .Name }} 60 IN SRV 0 0 4 hidden.example."
+        answer "{{ .Name }} 60 IN SRV 0 0 5 v6.example."
+        answer "{{ .Name }} 60 IN SRV 0 0 6 good.example."
+        answer "{{ .Name }} 60 IN SRV 0 0 7 ."
+    }
+    template IN MX data.example {
+        answer "{{ .Name }} 60 IN MX 1 api.cluster.local."
+        answer "{{ .Name }} 60 IN MX 2 good.example."
+        answer "{{ .Name }} 60 IN MX 0 ."
+    }
+    template IN HTTPS data.example {
+        answer "{{ .Name }} 60 IN HTTPS 1 api.cluster.local. alpn=h2"
+        answer "{{ .Name }} 60 IN HTTPS 2 . alpn=h2"
+    }
+    template IN A example {
+        answer "{{ .Name }} 60 IN A 192.0.2.9"
+    }
+    template IN ANY example {
+        rcode NOERROR
+    }
+}
+"#;
+
+/// A load balancer of a namespace, open to these.
+fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -> Observed {
+    let allow_from = allow_from.iter().map(|namespace| Box::from(*namespace)).collect();
+    let wishes = Wishes { allow_from, ..Wishes::default() };
+    Observed { key: ServiceKey::new(namespace, service), wishes, ..link(service, target) }
+}
+
+fn site(links: Vec<Observed>) -> Site {
+    site_with("lb.internal {\nlb_linker\n}\n", links)
+}
+
+fn site_with(blocks: &str, links: Vec<Observed>) -> Site {
+    let policy = TargetPolicy { cluster_domain: name("cluster.local."), ..TargetPolicy::default() };
+    let site = Site::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
+    let store = &site.shared.store;
+    store.set_zones([&name("lb.internal."), &name("zone.example.")]);
+    store.replace(None, links, vec![], &Default::default());
+    store.set_synced();
+    site
+}
+
+fn data(reply: &Reply) -> String {
+    let data: Vec<String> = reply.answers.iter().map(|record| record.data.to_string()).collect();
+    let ede = reply.ede.map_or_else(String::new, |ede| format!(" EDE {}", ede.code));
+    format!("{:?} {}{ede}", reply.metadata.response_code, data.join(" "))
+}
+
+async fn ask(site: &Site, question: &str) -> String {
+    data(&site.reply(question).await.unwrap())
+}
+
+fn denied(site: &Site, reason: &str) -> Vec<String> {
+    site.metrics(&format!("lb_linker_dns_targets_denied_total{{reason=\"{reason}\"}}"))
+}
+
+#[tokio::test]
+async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
+    let site = site(vec![
+        balancer("default", "web", "cluster.example.", &[]),
+        balancer("default", "home", "here.example.", &[]),
+        balancer("default", "first", "api.cluster.local.", &[]),
+        balancer("default", "inside", "web.default.lb.internal.", &[]),
+    ]);
+    for (question, expected) in [
+        ("web.default.lb.internal. A", "NoError cluster.example. api.default.svc.Cluster.Local. EDE 15"),
+        ("home.default.lb.internal. A", "NoError here.example. a.localhost. EDE 15"),
+        ("first.default.lb.internal. A", "NoError api.cluster.local. EDE 15"),
+        (
+            "inside.default.lb.internal. A",
+            "NoError web.default.lb.internal. cluster.example. api.default.svc.Cluster.Local. EDE 15",
+        ),
+    ] {
+        assert_eq!(ask(&site, question).await, expected, "{question}");
+    }
+    let reply = site.reply("web.default.lb.internal. A").await.unwrap();
+    assert!(reply.answers.iter().all(|record| record.ttl <= 5), "absence is kept no longer");
+    assert!(reply.authorities.is_empty());
+    assert_eq!(denied(&site, "name"), ["lb_linker_dns_targets_denied_total{reason=\"name\"} 5"]);
+}
+
+#[tokio::test]
+async fn chain_goes_on_at_a_link_that_is_open_to_the_namespace() {
+    let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
+    let site = site(vec![
+        balancer("default", "dotted", "b.other.lb.internal.", &[]),
+        balancer("default", "dashed", "b-other.lb.internal.", &[]),
+        balancer("default", "back", "back.example.", &[]),
+        balancer("other", "own", "back.example.", &[]),
+        b(&[]),
+    ]);
+    let store = std::sync::Arc::clone(&site.shared.store);
+    let own = "NoError back.example. b.other.lb.internal. 192.0.2.7";
+    for (allow_from, leads_on) in
+        [(&[][..], false), (&["default"], true), (&["third"], false), (&["*"], true), (&["other"], false)]
+    {
+        store.apply(b(allow_from));
+        let expected = |names: &str| {
+            if leads_on { format!("NoError {names} 192.0.2.7") } else { format!("NoError {names} EDE 15") }
+        };
+        for (question, names) in [
+            ("dotted.default.lb.internal. A", "b.other.lb.internal."),
+            ("dashed.default.lb.internal. A", "b-other.lb.internal."),
+            ("back.default.lb.internal. A", "back.example. b.other.lb.internal."),
+        ] {
+            assert_eq!(ask(&site, question).await, expected(names), "{question} {allow_from:?}");
+        }
+        assert_eq!(ask(&site, "own.other.lb.internal. A").await, own);
+    }
+    assert_eq!(denied(&site, "namespace"), ["lb_linker_dns_targets_denied_total{reason=\"namespace\"} 9"]);
+}
+
+#[tokio::test]
+async fn each_link_is_open_to_the_namespace_of_the_link_before_it() {
+    let c = |allow_from| balancer("third", "c", "192.0.2.8", allow_from);
+    let site = site(vec![
+        balancer("default", "a", "b.other.lb.internal.", &[]),
+        balancer("other", "b", "c.third.lb.internal.", &["default"]),
+        c(&["default"]),
+    ]);
+    let names = "NoError b.other.lb.internal. c.third.lb.internal.";
+    assert_eq!(ask(&site, "a.default.lb.internal. A").await, format!("{names} EDE 15"));
+    site.shared.store.apply(c(&["other"]));
+    assert_eq!(ask(&site, "a.default.lb.internal. A").await, format!("{names} 192.0.2.8"));
+}
+
+#[tokio::test]
+async fn names_of_the_zone_itself_are_no_target_and_absence_is_said() {
+    let site = site(vec![
+        balancer("default", "ns", "ns.dns.lb.internal.", &[]),
+        balancer("default", "later", "nothing.default.lb.internal.", &[]),
+    ]);
+    assert_eq!(ask(&site, "ns.default.lb.internal. A").await, "NoError ns.dns.lb.internal. EDE 15");
+    let absent = ask(&site, "later.default.lb.internal. A").await;
+    assert_eq!(absent, "NXDomain nothing.default.lb.internal.");
+}
+
+#[tokio::test]
+async fn acl_is_asked_for_each_name_of_a_chain() {
+    let blocks = "lb.internal {\nacl b.default.lb.internal {\nblock net 10.0.0.1\n}\nlb_linker\n}\n\
+                  zone.example {\nacl b.default.zone.example {\nblock net 10.0.0.1\n}\nlb_linker\n}\n";
+    let site = site_with(
+        blocks,
+        vec![
+            balancer("default", "web", "via.example.", &[]),
+            balancer("default", "quiet", "viaquiet.example.", &[]),
+            balancer("default", "six", "v6.example.", &[]),
+            balancer("default", "inside", "b.default.lb.internal.", &[]),
+            balancer("default", "beside", "b.default.zone.example.", &[]),
+            balancer("default", "b", "192.0.2.7", &[]),
+        ],
+    );
+    let others = site.clone().from("10.0.0.2");
+    for (question, names, address) in [
+        ("web.default.lb.internal. A", "via.example. hidden.example.", "192.0.2.9"),
+        ("quiet.default.lb.internal. A", "viaquiet.example. quiet.example.", "192.0.2.9"),
+        ("inside.default.lb.internal. A", "b.default.lb.internal.", "192.0.2.7"),
+        ("beside.default.lb.internal. A", "b.default.zone.example.", "192.0.2.7"),
+    ] {
+        assert_eq!(ask(&site, question).await, format!("NoError {names} EDE 15"), "{question}");
+        assert_eq!(ask(&others, question).await, format!("NoError {names} {address}"), "{question}");
+    }
+    let filtered = ask(&site, "six.default.lb.internal. AAAA").await;
+    assert_eq!(filtered, "NoError v6.example. EDE 15");
+    assert_eq!(ask(&site, "six.default.lb.internal. A").await, "NoError v6.example. 192.0.2.9");
+    assert_eq!(denied(&site, "acl"), ["lb_linker_dns_targets_denied_total{reason=\"acl\"} 5"]);
+}
+
+#[tokio::test]
+async fn only_records_that_name_a_denied_host_are_left_out() {
+    let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
+    let site = site(vec![balancer("default", "web", "data.example.", &[]), b(&[])]);
+    let srv = |ports: &[u16]| ports.iter().map(|port| format!("0 0 {port}")).collect::<Vec<_>>();
+    let shown = async |question: &str| {
+        let reply = site.reply(question).await.unwrap();
+        let data = reply.answers[1..].iter().map(|record| record.data.to_string());
+        let numbers = data.map(|data| data.rsplit_once(' ').unwrap().0.to_owned()).collect::<Vec<_>>();
+        (numbers, reply.ede.map(|ede| ede.code))
+    };
+    assert_eq!(shown("web.default.lb.internal. SRV").await, (srv(&[5, 6, 7]), Some(15)));
+    site.shared.store.apply(b(&["default"]));
+    assert_eq!(shown("web.default.lb.internal. SRV").await, (srv(&[3, 5, 6, 7]), Some(15)));
+    let mx = ask(&site, "web.default.lb.internal. MX").await;
+    assert_eq!(mx, "NoError data.example. 2 good.example. 0 . EDE 15");
+    let https = site.reply("web.default.lb.internal. HTTPS").await.unwrap();
+    assert_eq!((https.answers.len(), https.ede.map(|ede| ede.code)), (2, Some(15)));
+}
+
+#[tokio::test]
+async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
+    let http = |observed: Observed| {
+        let (name, protocol) = (Some("http".to_owned()), "TCP".to_owned());
+        Observed { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
+    };
+    let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
+    let site = site(vec![
+        http(balancer("default", "near", "b.other.lb.internal.", &[])),
+        http(balancer("default", "far", "middle.default.lb.internal.", &[])),
+        balancer("default", "middle", "b.other.lb.internal.", &[]),
+        http(balancer("default", "first", "api.cluster.local.", &[])),
+        http(balancer("default", "hidden", "hidden.example.", &[])),
+        http(balancer("default", "ns", "ns.dns.lb.internal.", &[])),
+        http(balancer("default", "good", "good.example.", &[])),
+        b(&[]),
+    ]);
+    let srv = async |name: &str| {
+        let reply = site.reply(&format!("_http._tcp.{name}.default.lb.internal. SRV")).await.unwrap();
+        assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
+        format!("{} {}", data(&reply), reply.additionals.len())
+    };
+    for name in ["near", "far", "first", "hidden", "ns"] {
+        assert_eq!(srv(name).await, "NoError  EDE 15 0", "{name}");
+    }
+    assert_eq!(srv("good").await, "NoError 0 100 80 good.example. 0");
+    site.shared.store.apply(b(&["default"]));
+    for name in ["near", "far"] {
+        assert_eq!(srv(name).await, "NoError 0 100 80 b.other.lb.internal. 1", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn denied_addresses_are_left_out_and_counted() {
+    let text = "lb.internal {\nlb_linker\n}\n. {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n\
+                answer \"{{ .Name }} 60 IN A 10.96.0.1\"\nanswer \"{{ .Name }} 60 IN A 127.0.0.1\"\n}\n}\n";
+    let nets = |net: &str| vec![net.parse().unwrap()];
+    let policy = TargetPolicy {
+        denied_nets: nets("10.96.0.0/12"),
+        allowed_nets: nets("127.0.0.0/8"),
+        ..Default::default()
+    };
+    let site = Site::with_targets(text, policy);
+    site.shared.store.set_zones([&name("lb.internal.")]);
+    site.shared.store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
+    site.shared.store.set_synced();
+    let answer = ask(&site, "web.default.lb.internal. A").await;
+    assert_eq!(answer, "NoError t.example. 192.0.2.1 127.0.0.1 EDE 17");
+    assert_eq!(denied(&site, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
+}

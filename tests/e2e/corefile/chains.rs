@@ -1,0 +1,89 @@
+//! The `acl` of a block at each name that a link's target leads to, over real UDP and TCP.
+
+use std::net::SocketAddr;
+
+use hickory_proto::op::Message;
+use tokio::net::{TcpSocket, UdpSocket};
+use tokio::time::timeout;
+
+use super::server::{Server, Site, Which};
+use crate::answers::manifests;
+use crate::harness::PATIENCE;
+use crate::harness::dns::{answers, ede, query, read_message, write_message};
+
+const COREFILE: &str = "
+    lb.internal:{$PORT} {
+        acl inner.default.lb.internal {
+            block net 127.0.0.2
+        }
+        prometheus 127.0.0.1:{$METRICS}
+        lb_linker
+    }
+    .:{$PORT} {
+        acl hidden.example {
+            block net 127.0.0.2
+        }
+        cache 30
+        template IN A via.example {
+            answer \"{{ .Name }} 60 IN CNAME hidden.example.\"
+        }
+        template IN A hidden.example {
+            answer \"{{ .Name }} 60 IN A 192.0.2.9\"
+        }
+    }";
+
+/// Asks from an address of ours, by UDP and by TCP, each several times: the addresses in the answers, and their extended
+/// error.
+async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(Vec<String>, Option<u16>)> {
+    let (client, bytes) = (SocketAddr::from((client, 0)), query(question).to_vec().unwrap());
+    let udp = UdpSocket::bind(client).await.unwrap();
+    udp.connect(server).await.unwrap();
+    let tcp = TcpSocket::new_v4().unwrap();
+    tcp.bind(client).unwrap();
+    let mut tcp = tcp.connect(server).await.unwrap();
+    let mut found = Vec::new();
+    let mut take = |bytes: &[u8]| {
+        let answer = Message::from_vec(bytes).unwrap();
+        let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
+        found.push((addresses.map(|ip| ip.to_string()).collect(), ede(&answer)));
+    };
+    for _ in 0..3 {
+        udp.send(&bytes).await.unwrap();
+        let mut answer = [0; 4096];
+        let length = timeout(PATIENCE, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
+        take(&answer[..length]);
+        write_message(&mut tcp, &bytes).await;
+        take(&timeout(PATIENCE, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap());
+    }
+    found
+}
+
+#[tokio::test]
+async fn acl_ends_a_chain_for_the_clients_that_it_blocks() {
+    if Which::subject() == Which::CoreDns {
+        return;
+    }
+    let links = [
+        ("web", "{hostname: via.example}"),
+        ("outer", "{hostname: inner.default.lb.internal}"),
+        ("inner", "{ip: 192.0.2.7}"),
+    ];
+    let site = Site::new(COREFILE, &[("manifests/services.yaml", &manifests(&links))]);
+    let server = Server::start(Which::Linker, &site).await;
+    for (name, chain, address) in [
+        ("web", "via.example. hidden.example.", "192.0.2.9"),
+        ("outer", "inner.default.lb.internal.", "192.0.2.7"),
+    ] {
+        let question = format!("{name}.default.lb.internal. A");
+        answers(server.dns(), &question, &format!("{chain} {address}")).await;
+        // In turn: what is kept for one client isn't for another.
+        for _ in 0..2 {
+            let allowed = ask_from([127, 0, 0, 1], server.dns(), &question).await;
+            assert_eq!(allowed, vec![(vec![address.to_owned()], None); 6], "{name}");
+            let blocked = ask_from([127, 0, 0, 2], server.dns(), &question).await;
+            assert_eq!(blocked, vec![(vec![], Some(15)); 6], "{name}");
+        }
+    }
+    let counter = "lb_linker_dns_targets_denied_total{reason=\"acl\"}";
+    assert_eq!(server.metric(counter), Some(24.0));
+}
