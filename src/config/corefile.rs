@@ -7,11 +7,6 @@ use super::{Flags, UpstreamSpec};
 use crate::dns::configuration::quoted;
 use crate::store::host_text;
 
-/// Who may ask for names of all the world: RFC 1918, shared address space (RFC 6598), benchmarking (RFC 2544),
-/// link-local, loopback, unique local (RFC 4193). An open resolver on the Internet is a weapon (RFC 5358).
-const PRIVATE: &str = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 198.18.0.0/15 169.254.0.0/16 \
-                       127.0.0.0/8 fc00::/7 fe80::/10 ::1/128";
-
 /// When the upstreams are away each question would have a line of its own.
 const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";
 
@@ -62,7 +57,8 @@ impl Flags {
             *text += ERRORS;
             *text += &probes;
             *text += &prometheus;
-            let _ = write!(text, "    acl {{\n        allow net {PRIVATE}\n        block\n    }}\n");
+            let nets: Vec<String> = self.client_nets.iter().map(ToString::to_string).collect();
+            let _ = writeln!(text, "    clients {}", nets.join(" "));
             *text += "    cache 30\n    loop\n    loadbalance\n";
             let _ = write!(
                 text,

@@ -1,6 +1,7 @@
 //! The flags, their defaults, and what they mean together.
 
 mod admission;
+mod client_net;
 mod corefile;
 mod election;
 mod selector;
@@ -24,6 +25,8 @@ use crate::sync::desired::IpTargets;
 use crate::sync::plan::{OnDelete, Policy, SyncMode};
 use crate::sync::selection::Selection;
 pub use admission::AdmissionFlags;
+pub use client_net::ClientNet;
+use client_net::PRIVATE_NETS;
 pub use election::{ElectionFlags, LeaderElection};
 use selector::selector;
 pub use upstream::UpstreamSpec;
@@ -218,7 +221,7 @@ pub struct Flags {
         value_name = "PATH",
         env = "LB_LINKER_COREFILE",
         conflicts_with_all = [
-            "zones", "listen", "upstream", "metrics_listen", "health_listen", "ready_listen",
+            "zones", "listen", "upstream", "client_nets", "metrics_listen", "health_listen", "ready_listen",
         ],
         help_heading = "DNS"
     )]
@@ -264,6 +267,18 @@ pub struct Flags {
         help_heading = "DNS"
     )]
     pub upstream: Vec<UpstreamSpec>,
+
+    /// Networks of the clients for which names outside the zones are resolved, separated by commas, or "any"; other
+    /// clients get REFUSED for such names, and every client gets the addresses behind a load balancer's hostname
+    #[arg(
+        long,
+        value_name = "NETWORKS|any",
+        env = "LB_LINKER_CLIENT_NETS",
+        default_value = PRIVATE_NETS,
+        value_delimiter = ',',
+        help_heading = "DNS"
+    )]
+    pub client_nets: Vec<ClientNet>,
 
     /// Address to serve /metrics on, for Prometheus
     #[arg(
@@ -316,6 +331,9 @@ pub enum ConfigError {
     /// `none` beside other upstreams.
     #[error("--upstream none can't be combined with other upstreams")]
     NoneAndOthers,
+    /// `any` beside networks.
+    #[error("--client-nets any can't be combined with networks")]
+    AnyAndNets,
     /// A resolv.conf can't be used.
     #[error("--upstream {}: {why}; name a resolver's address, or \"none\"", path.display())]
     ResolvConf {
@@ -383,6 +401,9 @@ impl Flags {
             return Err(ConfigError::NeverGo);
         }
         self.check_tombstone()?;
+        if self.client_nets.contains(&ClientNet::Any) && self.client_nets.len() > 1 {
+            return Err(ConfigError::AnyAndNets);
+        }
         for (i, address) in self.listen.iter().enumerate() {
             if address.port() != 0 && self.listen[..i].contains(address) {
                 return Err(ConfigError::ListenTwice(*address));

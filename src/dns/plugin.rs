@@ -54,6 +54,11 @@ pub trait Plugin: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns whether [`Plugin::recurses`] also counts for what is behind the targets of links.
+    fn decides_on_targets(&self) -> bool {
+        true
+    }
+
     /// Returns whether an answer that passes through it can be given again without asking it, if [`Reply::repeat`] says
     /// so: what it does depends on the question alone, and on what is said there.
     fn repeats(&self) -> bool {
@@ -192,7 +197,7 @@ impl Request {
     }
 
     /// Returns whether it is one of [`Server::own_request`]: no client asks from port 0, for it couldn't be answered.
-    fn is_own(&self) -> bool {
+    pub(super) fn is_own(&self) -> bool {
         self.client == OWN
     }
 
@@ -344,6 +349,12 @@ impl<'a> Next<'a> {
             }
             None => Err(Failure::servfail("no next plugin found")),
         }
+    }
+
+    /// Returns whether a name lies in a zone of links that this block answers for.
+    #[must_use]
+    pub fn has_links_at(&self, name: &Name) -> bool {
+        self.block.links.as_ref().is_some_and(|links| links.holds(name))
     }
 
     /// Returns the same for a task of its own.

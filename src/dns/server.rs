@@ -58,6 +58,25 @@ struct Served {
     tally: Arc<Tally>,
 }
 
+impl Served {
+    /// Returns the plugins that decide whether names are looked up for a client.
+    fn deciding(&self, look_up: LookUp) -> impl Iterator<Item = &Arc<dyn Plugin>> {
+        self.block
+            .plugins
+            .iter()
+            .filter(move |plugin| look_up == LookUp::Question || plugin.decides_on_targets())
+    }
+}
+
+/// What a name is looked up for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    /// A question of the client.
+    Question,
+    /// What is behind the target of a link.
+    Target,
+}
+
 /// A server block: plugins in their order. It may be behind several listeners.
 #[derive(Debug)]
 pub struct Block {
@@ -190,31 +209,31 @@ impl Server {
     /// Returns whether a client's question is answered here by asking others, or that it isn't; `None` if that
     /// depends.
     #[must_use]
-    pub fn recurses(&self, query: &Query, request: &Request) -> Option<bool> {
+    pub fn recurses(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
-            Some(served) => served.block.plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
+            Some(served) => served.deciding(look_up).find_map(|plugin| plugin.recurses(request, query)),
             None => Some(false),
         }
     }
 
     /// Returns what the block that a name is for says of a look-up for a client.
     #[must_use]
-    pub fn access(&self, query: &Query, request: &Request) -> Access {
+    pub fn access(&self, query: &Query, request: &Request, look_up: LookUp) -> Access {
         let Some(served) = self.find(query.name(), query.query_type()) else {
             return Access { clients: Vec::new(), is_denied: false, recurses: Some(false) };
         };
-        let plugins = &served.block.plugins;
+        let plugins = || served.deciding(look_up);
         Access {
-            clients: plugins.iter().filter_map(|plugin| plugin.clients(request, query)).collect(),
-            is_denied: plugins.iter().any(|plugin| plugin.denies(request, query)),
-            recurses: plugins.iter().find_map(|plugin| plugin.recurses(request, query)),
+            clients: plugins().filter_map(|plugin| plugin.clients(request, query)).collect(),
+            is_denied: plugins().any(|plugin| plugin.denies(request, query)),
+            recurses: plugins().find_map(|plugin| plugin.recurses(request, query)),
         }
     }
 
     /// Returns for which clients [`Server::recurses`] is the same as for that of this request; nothing is for all.
-    pub fn clients(&self, query: &Query, request: &Request) -> Vec<Clients> {
+    pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<Clients> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
-        served.block.plugins.iter().filter_map(|plugin| plugin.clients(request, query)).collect()
+        served.deciding(look_up).filter_map(|plugin| plugin.clients(request, query)).collect()
     }
 
     /// Returns what answers for links, each once.

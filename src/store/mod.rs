@@ -404,7 +404,7 @@ impl Store {
     pub fn end_left_out(&self, key: &ServiceKey) -> Option<Change> {
         let mut allotment = self.write();
         let link = self.get(key).filter(|link| link.is_left_out())?;
-        Some(self.depart(&mut allotment, &link))
+        Some(self.depart(&mut allotment, &link, Instant::now()))
     }
 
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,

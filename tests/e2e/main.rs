@@ -7,6 +7,7 @@ mod answers;
 mod bounds;
 mod brakes;
 mod client_quota;
+mod clients;
 mod command_line;
 mod connections;
 mod control_plane;

@@ -63,8 +63,8 @@ fn what_cant_be_served_is_refused_with_its_place() {
 
 #[test]
 fn a_plugin_that_isnt_there_is_refused_by_name() {
-    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, debug, errors, forward, health, hosts, import, \
-                     lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
+    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, health, hosts, \
+                     import, lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
                      root, template, timeouts, tls, whoami";
     assert_eq!(
         error(". {\nwhoami\nkubernetes cluster.local\n}"),

@@ -13,7 +13,7 @@
 //!
 //! The rules also hold for each name that the target of a link leads to, as if the client had asked for that name: where
 //! it isn't let through, the answer about the link ends there, with the CNAME records so far and the extended error 15,
-//! Blocked.
+//! Blocked. *clients* says for which clients names outside the zones are resolved, and leaves links alone.
 //!
 //! Differences from CoreDNS:
 //! - Clients that don't speak EDNS get no OPT record (RFC 6891 section 7), and so not the reason.
@@ -88,9 +88,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
-use ipnet::IpNet;
 use prometheus::{IntCounterVec, Opts, Registry};
 
+use super::nets::Nets;
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
@@ -135,10 +135,6 @@ enum Action {
     Filter,
     Drop,
 }
-
-/// Networks of which none overlaps another, in order.
-#[derive(Debug)]
-struct Nets(Vec<IpNet>);
 
 #[derive(Debug)]
 struct Counts {
@@ -212,19 +208,6 @@ impl Rule {
     fn fits(&self, qtype: RecordType, client: IpAddr) -> bool {
         self.types.as_ref().is_none_or(|types| types.contains(&qtype))
             && self.nets.as_ref().is_none_or(|nets| nets.contain(client))
-    }
-}
-
-impl Nets {
-    fn new(nets: &Vec<IpNet>) -> Self {
-        let mut nets = IpNet::aggregate(nets);
-        nets.sort_unstable_by_key(IpNet::network);
-        Self(nets)
-    }
-
-    fn contain(&self, client: IpAddr) -> bool {
-        let behind = self.0.partition_point(|net| net.network() <= client);
-        self.0[..behind].last().is_some_and(|net| net.contains(&client))
     }
 }
 

@@ -8,7 +8,8 @@
 //! `<service>.<namespace>.<zone>`, and as far as nobody else has it `<service>-<namespace>.<zone>`. A load balancer
 //! with a hostname is a CNAME, one with addresses has A and AAAA records, and ports have SRV records. Who asks for
 //! more than the CNAME gets what is behind it, too: the hostname is looked up through the server block of the same
-//! listener that is for it, so there has to be one with `forward` for that.
+//! listener that is for it, so there has to be one with `forward` for that. Where that block has *clients*, other types
+//! than A, AAAA, HTTPS and SVCB are looked up for the clients that it lists.
 //!
 //! Each name that a chain of CNAME records leads to is checked. A chain ends at a name in the cluster's own domain
 //! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace whose annotation
@@ -102,7 +103,7 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
 use crate::dns::repeat::{Aging, Repeat, Section, Serial};
-use crate::dns::server::{MAX_LOOKUPS, Server};
+use crate::dns::server::{LookUp, MAX_LOOKUPS, Server};
 use crate::dns::wire::Ede;
 use crate::dns::zone::{Zone, ZoneAnswer, closest_first};
 use crate::store::{Family, Link, Store};
@@ -168,8 +169,9 @@ impl Plugin for LbLinker {
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
-        reply.metadata.recursion_available = request.server.recurses(&anywhere, request) == Some(true);
-        let clients = request.server.clients(&anywhere, request);
+        reply.metadata.recursion_available =
+            request.server.recurses(&anywhere, request, LookUp::Question) == Some(true);
+        let clients = request.server.clients(&anywhere, request, LookUp::Question);
         let family = family_of(request.query.query_type());
         reply.repeat = Some(Box::new(Repeat { clients, family, ..Repeat::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
@@ -209,7 +211,7 @@ impl LbLinker {
             return;
         }
         let request = server.own_request(query);
-        if server.recurses(&request.query, &request) == Some(false) {
+        if server.recurses(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
         self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
@@ -289,14 +291,28 @@ impl LbLinker {
         if self.policy.check_name(name).is_err() {
             return Err(Denial::Name);
         }
-        let access = request.server.access(&query_for(request, name), request);
+        let query = query_for(request, name);
+        let look_up = if is_ours || is_for_every_client(query.query_type()) {
+            LookUp::Target
+        } else {
+            LookUp::Question
+        };
+        let access = request.server.access(&query, request, look_up);
         if let Some(repeat) = &mut reply.repeat {
             repeat.clients.extend(access.clients);
         }
         if access.is_denied {
             return Err(Denial::Acl);
         }
-        Ok(is_ours || access.recurses != Some(false))
+        if is_ours || access.recurses != Some(false) {
+            return Ok(true);
+        }
+        if look_up == LookUp::Question
+            && request.server.recurses(&query, request, LookUp::Target) != Some(false)
+        {
+            reply.ede = Some(Ede::PROHIBITED);
+        }
+        Ok(false)
     }
 
     /// Ends a chain at a name that is denied: the client gets the aliases so far.
@@ -525,6 +541,12 @@ impl Findings {
         let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
         matches!(self.followed.end, End::Here(_)) && !self.followed.answers.iter().any(wanted)
     }
+}
+
+/// Returns whether records of a type are looked up behind a link for every client: a bare CNAME is of no use to a stub
+/// resolver. Other types are for clients that may ask for names outside the zones.
+fn is_for_every_client(qtype: RecordType) -> bool {
+    matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::HTTPS | RecordType::SVCB)
 }
 
 fn note(link: &Link, qtype: RecordType) {

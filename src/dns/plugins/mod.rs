@@ -46,7 +46,7 @@
 //! ## The order of plugins
 //!
 //! root, cancel, timeouts, reload, nsid, bufsize, bind, debug, ready, health, prometheus, errors, log, local, any,
-//! chaos, loadbalance, rewrite, acl, cache, tls, minimal, template, hosts, lb_linker, loop, forward, whoami
+//! chaos, loadbalance, rewrite, acl, clients, cache, tls, minimal, template, hosts, lb_linker, loop, forward, whoami
 
 pub mod lb_linker;
 pub mod setup;
@@ -60,6 +60,7 @@ mod bufsize;
 mod cache;
 mod cancel;
 mod chaos;
+mod clients;
 mod debug;
 mod errors;
 mod forward;
@@ -73,6 +74,7 @@ mod r#loop;
 #[cfg(test)]
 mod manuals;
 mod minimal;
+mod nets;
 mod nsid;
 mod prometheus;
 mod ready;
@@ -94,8 +96,8 @@ use setup::{Draft, Setup, Site};
 /// Turns the lines of a plugin into its part of a block.
 type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
 
-/// All plugins of CoreDNS, in its order, which counts and not that of the file; `lb_linker` stands where
-/// `k8s_external` does. Those without a function aren't supported.
+/// All plugins of CoreDNS, in its order, which counts and not that of the file; of ours `lb_linker` stands where
+/// `k8s_external` does, and `clients` behind `acl`. Those without a function aren't supported.
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
     ("metadata", None),
@@ -131,6 +133,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("rewrite", Some(rewrite::set_up)),
     ("autopath", None),
     ("acl", Some(acl::set_up)),
+    ("clients", Some(clients::set_up)),
     ("cache", Some(cache::set_up)),
     ("header", None),
     ("dnssec", None),

@@ -204,7 +204,7 @@ fn page() -> String {
     let mut page = String::from(
         "# What differs from CoreDNS\n\nlb-linker's tests put the same Corefiles and questions to it and to CoreDNS 1.14, and \
          compare the answers, the metrics\nand the log lines. These differences are left. What a plugin's options do otherwise, its \
-         manual says: [plugins.md](plugins.md).\n\n",
+         manual says: [plugins.md](plugins.md).\nThe plugins *lb_linker* and *clients* are lb-linker's own.\n\n",
     );
     for Expected { reason, .. } in EXPECTED {
         let _ = writeln!(page, "- {reason}");

@@ -105,6 +105,32 @@ async fn coredns_forwards_lb_internal_to_lb_linker() {
     }
 }
 
+#[tokio::test]
+async fn coredns_forwards_to_lb_linker_from_an_unlisted_address() {
+    if Which::subject() == Which::CoreDns {
+        return;
+    }
+    let upstreams = Upstreams::start().await;
+    let links = LINKS.replace("        cache 30\n", "        clients 192.0.2.0/24\n        cache 30\n");
+    let site = upstreams.name(Site::new(&links, &[]));
+    site.write("manifests/services.yaml", &manifests(&[("web", "{hostname: a.example.org}")]));
+    let linker = Server::start(Which::Linker, &site).await;
+    answers(linker.dns(), "web-default.lb.internal. CNAME", "a.example.org.").await;
+    let site = upstreams
+        .name(Site::new(&STUB.replace("OPTION", "max_concurrent 1000"), &[]))
+        .with("LINKER", linker.dns());
+    let coredns = Server::start(Which::CoreDns, &site).await;
+    for (server, question, expected) in [
+        (coredns.dns(), "web-default.lb.internal. A", "a.example.org. 192.0.2.10"),
+        (coredns.dns(), "a.example.org. A", "192.0.2.10"),
+        (linker.dns(), "a.example.org. A", "Query Refused"),
+    ] {
+        for _ in 0..2 {
+            assert_eq!(short(server, question).await, expected, "{question}");
+        }
+    }
+}
+
 /// Services of a cluster, and a CoreDNS that knows them.
 struct Cluster {
     kubernetes: Server,
@@ -216,6 +242,8 @@ async fn a_load_balancer_is_found_through_the_cluster_s_dns() {
             plane.kubeconfig_for_service_account("lb-linker", "lb-linker").display(),
         )
         .with("LB_LINKER_TARGET_NAMESPACE", &target)
+        // Outside a Pod the default is to write nothing.
+        .with("LB_LINKER_SYNC", "on")
         .with("LB_LINKER_MAX_DELETES", "unlimited");
     let linker = Server::start(Which::Linker, &site).await;
     let corefile = "

@@ -1,12 +1,10 @@
 //! From the lines of an `acl` to its rules.
 
-use std::net::IpAddr;
-
 use hickory_proto::rr::RecordType;
-use ipnet::{IpNet, Ipv4Net};
 
-use super::{Action, List, NAME, Nets, Rule};
+use super::{Action, List, NAME, Rule};
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::plugins::nets::{Nets, net};
 use crate::dns::plugins::setup::Setup;
 use crate::dns::presentation::parse_type;
 
@@ -102,25 +100,4 @@ fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
     // "None" and "Reserved" are no types that anybody asks for.
     let asked = parse_type(&word.text).filter(|qtype| !matches!(u16::from(*qtype), 0 | u16::MAX));
     asked.ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
-}
-
-fn net(word: &Word) -> Result<IpNet, CorefileError> {
-    let net = match word.text.parse::<IpAddr>() {
-        Ok(ip) => IpNet::from(ip),
-        Err(_) => word.parse("an address, or a network such as 10.0.0.0/8")?,
-    };
-    Ok(unmapped(net))
-}
-
-/// Clients are unmapped (RFC 4291 section 2.5.5.2), and so their networks are.
-fn unmapped(net: IpNet) -> IpNet {
-    const MAPPED: u8 = 96;
-    match net {
-        IpNet::V6(mapped) if mapped.prefix_len() >= MAPPED => mapped
-            .network()
-            .to_ipv4_mapped()
-            .and_then(|ip| Ipv4Net::new(ip, mapped.prefix_len() - MAPPED).ok())
-            .map_or(net, IpNet::V4),
-        _ => net,
-    }
 }

@@ -501,8 +501,11 @@ fn a_forward_of_the_root_recurses_and_another_leaves_that_open() {
     {
         let site = Site::block(lines);
         assert_eq!(
-            site.server.recurses(&Query::query(Name::root(), RecordType::A), &site.request("x. A"))
-                == Some(true),
+            site.server.recurses(
+                &Query::query(Name::root(), RecordType::A),
+                &site.request("x. A"),
+                crate::dns::server::LookUp::Question
+            ) == Some(true),
             recurses,
             "{lines}"
         );

@@ -7,7 +7,7 @@ use prometheus::Registry;
 use super::{LbLinker, query_for};
 use crate::dns::plugin::{Reply, Request};
 use crate::dns::repeat::Clients;
-use crate::dns::server::Access;
+use crate::dns::server::{Access, LookUp};
 use crate::dns::wire::Ede;
 use crate::dns::zone::{RestsOn, Zone};
 use crate::metrics::Family;
@@ -109,7 +109,8 @@ impl LbLinker {
             looked.denial = Some(Denial::Name);
             return false;
         }
-        let Access { clients, is_denied, .. } = request.server.access(&query_for(request, name), request);
+        let Access { clients, is_denied, .. } =
+            request.server.access(&query_for(request, name), request, LookUp::Target);
         looked.clients.extend(clients);
         if is_denied {
             looked.denial = Some(Denial::Acl);
@@ -156,7 +157,7 @@ impl LbLinker {
         let mut query = query_for(request, name);
         let is_denied = [RecordType::A, RecordType::AAAA].into_iter().all(|qtype| {
             query.set_query_type(qtype);
-            let Access { clients, is_denied, .. } = request.server.access(&query, request);
+            let Access { clients, is_denied, .. } = request.server.access(&query, request, LookUp::Target);
             looked.clients.extend(clients);
             is_denied
         });

@@ -1,0 +1,202 @@
+//! # Name
+//!
+//! *clients* - says for which clients names outside the zones of links are resolved.
+//!
+//! # Description
+//!
+//! A server that resolves all names for every client on the Internet is a weapon (RFC 5358). With this plugin the
+//! server block answers the clients in the listed networks. All other clients get REFUSED with the extended error 18,
+//! Prohibited (RFC 8914), and RA is clear in all answers to them.
+//!
+//! It is about names outside the zones of *lb_linker*. Links are answered for every client, with the addresses behind
+//! their targets: a question for A, AAAA, HTTPS or SVCB is followed to its end through this block whoever asks.
+//! Questions of other types are followed for the listed clients only; other clients get the CNAME alone.
+//!
+//! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same one. An IPv4
+//! client is one, too, on a socket for both families.
+//!
+//! Once a minute at most a line of the log tells that clients are refused, with one of them as an example.
+//!
+//! It has no counterpart in CoreDNS, and stands behind *acl*, whose rules are asked first. *acl* also stops what is
+//! looked up for links.
+//!
+//! # Syntax
+//!
+//! ```text
+//! clients NET...|any
+//! ```
+//!
+//! - **NET** are addresses, or networks such as `10.0.0.0/8`; networks of IPv4-mapped addresses are the IPv4 networks
+//!   that they stand for.
+//! - `any` stands for all clients.
+//!
+//! The plugin can be there only once in a block. In the built-in Corefile the flag `--client-nets` fills it in.
+//!
+//! # Metrics
+//!
+//! - `lb_linker_dns_prohibited_requests_total{server}`: questions for names outside the zones that were refused.
+//!
+//! # Examples
+//!
+//! Links for every client that can reach the server, all other names for a cluster's Pods and nodes:
+//!
+//! ```text
+//! lb.internal {
+//!     lb_linker
+//! }
+//! . {
+//!     clients 10.0.0.0/8 2001:db8:1::/48
+//!     cache 30
+//!     forward . /etc/resolv.conf
+//! }
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hickory_proto::op::{Query, ResponseCode};
+use prometheus::{IntCounterVec, Opts, Registry};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::nets::{Nets, net};
+use super::setup::Setup;
+use crate::dns::corefile::CorefileError;
+use crate::dns::plugin::{Next, Outcome, Plugin, Purpose, Request};
+use crate::dns::repeat::Clients;
+use crate::dns::wire::Ede;
+use crate::metrics::{Family, registered};
+
+const NAME: &str = "clients";
+/// What stands for all clients.
+const ANY: &str = "any";
+/// The pause between two lines of the log.
+const LOG_PAUSE: Duration = Duration::from_secs(60);
+
+/// The plugin of a block.
+#[derive(Debug)]
+struct ClientNets {
+    /// Nothing for all clients.
+    nets: Option<Arc<Nets>>,
+    prohibited: Arc<Prohibited>,
+}
+
+/// The questions that all blocks have refused.
+#[derive(Debug)]
+struct Prohibited {
+    requests: IntCounterVec,
+    /// How many there were since the last line of the log.
+    unlogged: AtomicU64,
+    /// When that was written.
+    last_line: Mutex<Option<Instant>>,
+}
+
+impl Family for Prohibited {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let options = Opts::new(
+            "lb_linker_dns_prohibited_requests_total",
+            "Questions for names outside the zones that were refused: clients doesn't list the client.",
+        );
+        let requests = registered(registry, IntCounterVec::new(options, &["server"]))?;
+        Ok(Self { requests, unlogged: AtomicU64::new(0), last_line: Mutex::new(None) })
+    }
+}
+
+pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+    let line = setup.only_line()?;
+    line.no_block()?;
+    let words = line.arguments();
+    if words.is_empty() {
+        return Err(line.needs("addresses, networks such as 10.0.0.0/8, or any"));
+    }
+    let nets = match words.iter().find(|word| word.text == ANY) {
+        Some(any) if words.len() > 1 => return Err(any.error("any stands alone: it is all clients")),
+        Some(_) => None,
+        None => {
+            let nets = words.iter().map(net).collect::<Result<_, _>>()?;
+            Some(Arc::new(Nets::new(&nets)))
+        }
+    };
+    let prohibited = setup.metrics()?;
+    setup.add(ClientNets { nets, prohibited });
+    Ok(())
+}
+
+impl ClientNets {
+    fn allows(&self, client: IpAddr) -> bool {
+        self.nets.as_ref().is_none_or(|nets| nets.contain(client))
+    }
+
+    /// Returns the clients for which names are resolved, or those for which they aren't.
+    fn clients_that_are(&self, allowed: bool) -> Option<Clients> {
+        let nets = Arc::clone(self.nets.as_ref()?);
+        Some(Clients(Arc::new(move |client| nets.contain(client) == allowed)))
+    }
+}
+
+impl Prohibited {
+    fn note(&self, request: &Request) {
+        self.requests.with_label_values(&[&request.server.label]).inc();
+        self.unlogged.fetch_add(1, Ordering::Relaxed);
+        // Where another thread writes the line, it counts this question or the next line does.
+        let Ok(mut last_line) = self.last_line.try_lock() else { return };
+        if last_line.is_none_or(|last| last.elapsed() >= LOG_PAUSE) {
+            *last_line = Some(Instant::now());
+            let number = self.unlogged.swap(0, Ordering::Relaxed);
+            warn!(
+                "client {} is refused names outside the zones: --client-nets, or clients in the Corefile, doesn't list \
+                 its network (questions refused so since the last line: {number})",
+                request.client.ip()
+            );
+        }
+    }
+}
+
+#[async_trait]
+impl Plugin for ClientNets {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn repeats(&self) -> bool {
+        true
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+        // Look-ups for links, and those of lb-linker itself, such as the probe of *loop*, are for no client alone.
+        let is_of_a_client = request.purpose == Purpose::Client && !request.is_own();
+        if !is_of_a_client || next.has_links_at(request.query.name()) {
+            return next.serve(request).await;
+        }
+        if !self.allows(request.client.ip()) {
+            self.prohibited.note(request);
+            let mut reply = request.reply(NAME);
+            reply.metadata.response_code = ResponseCode::Refused;
+            reply.ede = Some(Ede::PROHIBITED);
+            return Ok(reply);
+        }
+        let mut reply = next.serve(request).await?;
+        if let Some(repeat) = &mut reply.repeat {
+            repeat.clients.extend(self.clients_that_are(true));
+        }
+        Ok(reply)
+    }
+
+    fn recurses(&self, request: &Request, _query: &Query) -> Option<bool> {
+        if self.allows(request.client.ip()) { None } else { Some(false) }
+    }
+
+    fn clients(&self, request: &Request, _query: &Query) -> Option<Clients> {
+        self.clients_that_are(self.allows(request.client.ip()))
+    }
+
+    fn decides_on_targets(&self) -> bool {
+        false
+    }
+}

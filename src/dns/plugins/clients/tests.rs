@@ -1,0 +1,115 @@
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+
+use super::super::testing::{Site, link};
+use super::LOG_PAUSE;
+use crate::dns::server::Server;
+use crate::dns::wire::Ede;
+
+const ANSWER: &str = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
+
+fn block(lines: &str) -> Site {
+    Site::block(&format!("{lines}\n{ANSWER}")).edns(1232)
+}
+
+#[tokio::test]
+async fn listed_clients_are_answered_and_others_refused() {
+    for (clients, client, is_listed) in [
+        ("10.0.0.0/8", "10.1.2.3", true),
+        ("10.0.0.0/8", "11.0.0.1", false),
+        ("10.0.0.0/8", "2001:db8::1", false),
+        ("192.0.2.7 2001:db8::/32", "192.0.2.7", true),
+        ("192.0.2.7 2001:db8::/32", "192.0.2.8", false),
+        ("192.0.2.7 2001:db8::/32", "2001:db8::1", true),
+        ("::ffff:10.0.0.0/104", "10.1.2.3", true),
+        ("0.0.0.0/0", "2001:db8::1", false),
+        ("any", "192.0.2.8", true),
+        ("any", "2001:db8::1", true),
+    ] {
+        let reply = block(&format!("clients {clients}")).from(client).reply("a.example. A").await.unwrap();
+        let expected = if is_listed { (1, None) } else { (0, Some(Ede::PROHIBITED)) };
+        assert_eq!((reply.answers.len(), reply.ede), expected, "{clients} {client}");
+    }
+    assert_eq!(Ede::PROHIBITED.code, 18, "RFC 8914 section 4.19");
+}
+
+#[tokio::test]
+async fn acl_comes_first_and_keeps_its_extended_error() {
+    let site = block("acl {\nblock net 10.0.0.1\n}\nclients 10.0.0.0/8");
+    for (client, code) in [("10.0.0.1", Some(15)), ("10.0.0.2", None), ("192.0.2.1", Some(18))] {
+        let reply = site.clone().from(client).reply("a.example. A").await.unwrap();
+        assert_eq!(reply.ede.map(|ede| ede.code), code, "{client}");
+    }
+}
+
+/// One link, `web` in `default`, whose target is `t.example`.
+fn with_link(corefile: &str) -> Site {
+    let site = Site::corefile(corefile).edns(1232);
+    let store = &site.shared.store;
+    store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
+    store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
+    store.set_synced();
+    site
+}
+
+#[tokio::test]
+async fn links_in_the_same_block_are_for_every_client() {
+    let site = with_link(&format!(". {{\nclients 10.0.0.0/8\nlb_linker lb.internal\n{ANSWER}\n}}\n"));
+    for client in ["10.0.0.1", "192.0.2.7"] {
+        let site = site.clone().from(client);
+        let answer = site.ask("web.default.lb.internal. A").await;
+        assert!(answer.contains("192.0.2.1") && answer.starts_with("NOERROR aa |"), "{client}: {answer}");
+    }
+    assert_eq!(site.from("192.0.2.7").ask("t.example. A").await, "REFUSED | | |");
+}
+
+#[tokio::test]
+async fn questions_of_lb_linker_itself_are_answered() {
+    let site = block("clients 192.0.2.0/24");
+    let mut own = site.server.own_request(site.request("a.example. A").query);
+    let reply = Server::serve(&mut own).await.unwrap();
+    assert_eq!(reply.answers.len(), 1, "the probe of loop is such a question");
+}
+
+#[tokio::test]
+async fn acl_stops_a_look_up_for_links_and_clients_doesnt() {
+    for (rule, is_followed) in
+        [("clients 10.0.0.0/8", true), ("acl {\nblock net 192.0.2.7\n}\nclients any", false)]
+    {
+        let site = with_link(&format!("lb.internal {{\nlb_linker\n}}\n. {{\n{rule}\n{ANSWER}\n}}\n"));
+        let answer = site.from("192.0.2.7").ask("web.default.lb.internal. A").await;
+        assert_eq!(answer.contains("192.0.2.1"), is_followed, "{rule}: {answer}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_are_counted_all_and_logged_once_a_minute() {
+    let site = block("clients 10.0.0.0/8").from("192.0.2.7");
+    let prohibited = site.shared.metrics.family::<super::Prohibited>().unwrap();
+    let unlogged = || prohibited.unlogged.load(std::sync::atomic::Ordering::Relaxed);
+    for (pause, expected) in [(0, 0), (0, 1), (1, 2), (LOG_PAUSE.as_secs(), 0)] {
+        tokio::time::advance(Duration::from_secs(pause)).await;
+        site.ask("a.example. A").await;
+        assert_eq!(unlogged(), expected);
+    }
+    assert_eq!(
+        site.metrics("prohibited"),
+        ["lb_linker_dns_prohibited_requests_total{server=\"dns://:53\"} 4"]
+    );
+}
+
+#[test]
+fn mistakes_are_named() {
+    for (line, error) in [
+        ("clients", "1: clients needs addresses, networks such as 10.0.0.0/8, or any"),
+        ("clients 10.0.0", "9: \"10.0.0\" isn't an address, or a network such as 10.0.0.0/8"),
+        ("clients 10.0.0.0/33", "9: \"10.0.0.0/33\" isn't an address, or a network such as 10.0.0.0/8"),
+        ("clients 10.0.0.0/8 any", "20: any stands alone: it is all clients"),
+        ("clients any {\n}", "1: clients takes no braces"),
+    ] {
+        assert_eq!(Site::error(line), format!("Corefile:2:{error}"));
+    }
+    let twice = Site::error("clients any\nclients any");
+    assert_eq!(twice, "Corefile:3:1: clients can be there only once in a block, and it is on line 2 already");
+}
