@@ -663,13 +663,10 @@ impl Store {
     pub fn find_host(&self, host: &Name) -> Found {
         let Some(wire) = names::wire(host.iter()) else { return Found::Nothing };
         let zones = self.zones();
-        let in_zone = |zone: &&Box<[u8]>| {
-            let below = wire.len().checked_sub(zone.len()).map(|length| wire.split_at(length));
-            // Zones end at the border of a label: the root of what is below one is empty.
-            below.filter(|(below, end)| *end == &***zone && is_whole(below)).is_some()
-        };
+        // Zones end at the border of a label: what is below one consists of whole labels.
+        let in_zone = |zone: &&[u8]| wire.strip_suffix(*zone).is_some_and(is_whole);
         // The closest zone of several that a name is in.
-        match zones.iter().filter(in_zone).max_by_key(|zone| zone.len()) {
+        match zones.iter().map(|zone| &**zone).filter(in_zone).max_by_key(|zone| zone.len()) {
             Some(zone) => self.find(&wire[..wire.len() - zone.len()], zone),
             None => Found::Nothing,
         }
