@@ -29,7 +29,7 @@ impl Refusals {
         if let Some(number) = self.due() {
             let what = if purpose == Purpose::Chase { "look-ups of targets" } else { "look-ups" };
             warn!(
-                "plugin/forward: {number} {what} refused since the last such line; the newest, of {client}: {why}"
+                "plugin/forward: {what} refused since the last such line: {number}; the newest, of {client}: {why}"
             );
         }
     }
