@@ -313,6 +313,7 @@ enum State<K> {
 }
 
 /// What comes of one step of the loop.
+#[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 enum Outcome<K> {
     /// Something to tell, now or later.
     Say(Item<K>),

@@ -33,6 +33,7 @@ const LIST_END: &str = "k8s.io/initial-events-end";
 
 /// An event as the API server sends it.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
 pub(super) enum Sent<K> {
     Object(Change, Guarded<K>),
     Bookmark {
