@@ -214,8 +214,11 @@ impl ClusterSource {
         leaving: &mut Leaving,
     ) -> Vec<Change> {
         let List { seen, unreadable, departing, unselected, .. } = list;
-        for Observed { key, .. } in &seen {
-            leaving.forget(key);
+        let mut changes = Vec::new();
+        for observed in &seen {
+            if leaving.forget(&observed.key) {
+                changes.extend(self.end_if_blank(observed));
+            }
         }
         for (deleted, membership) in unselected {
             self.left(&deleted, membership, leaving);
@@ -240,7 +243,7 @@ impl ClusterSource {
             );
         }
         kept.extend(staying);
-        let mut changes = self.store.replace(namespace, seen, unreadable, &kept);
+        changes.extend(self.store.replace(namespace, seen, unreadable, &kept));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
         changes.extend(departing.into_iter().filter_map(insert));
         changes
@@ -308,9 +311,10 @@ impl ClusterSource {
         };
         let membership = self.selection.membership(&service);
         if membership == Membership::Selected {
-            heard.leaving.forget(&key);
+            let was_deleted = heard.leaving.forget(&key);
             let observed = self.observe(&service, &mut heard.complaints);
-            return log_changes(&self.news, self.store.apply(observed));
+            let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
+            return log_changes(&self.news, ended.into_iter().chain(self.store.apply(observed)));
         }
         heard.complaints.set(&key, None);
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
@@ -323,6 +327,15 @@ impl ClusterSource {
             // It waits for us, also where we have never known it as a load balancer.
             log_changes(&self.news, self.store.insert_departing(&service.key(), service.uid(), true));
         }
+    }
+
+    /// Ends the link of a Service that was called deleted and is back without a target: it has stopped being a load
+    /// balancer in between, which makes the API server clear its status.
+    fn end_if_blank(&self, observed: &Observed) -> Option<Change> {
+        let Observed { key, uid, ingress, .. } = observed;
+        let is_blank = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
+        let now = std::time::Instant::now();
+        is_blank.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
     }
 
     /// Takes over that a Service is gone, or left the selection: the event has the object as it was before, of which

@@ -1,7 +1,7 @@
 //! Services that have left the selection. The API server says the same of them as of those that are deleted, so one
 //! LIST by name decides: a Service that lives and isn't selected any more keeps its link for a while.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,8 @@ pub(super) struct Leaving {
     asked: HashMap<ServiceKey, Deleted>,
     waiting: VecDeque<Deleted>,
     asking: FuturesUnordered<BoxFuture<'static, (Deleted, Membership)>>,
+    /// Services that the LIST has shown as selected again, and the watch hasn't yet.
+    back: HashSet<ServiceKey>,
     /// Services that live and aren't selected, with their uid, since then.
     kept: HashMap<ServiceKey, (String, Instant)>,
 }
@@ -56,6 +58,7 @@ impl Leaving {
             asked: HashMap::new(),
             waiting: VecDeque::new(),
             asking: FuturesUnordered::new(),
+            back: HashSet::new(),
             kept: HashMap::new(),
         }
     }
@@ -93,6 +96,9 @@ impl Leaving {
             self.ask_next();
             if self.asked.get(&deleted.key) == Some(&deleted) {
                 self.asked.remove(&deleted.key);
+                if membership == Membership::Selected {
+                    self.back.insert(deleted.key.clone());
+                }
                 return (deleted, membership);
             }
         }
@@ -108,10 +114,12 @@ impl Leaving {
         true
     }
 
-    /// Takes over that it is known again how a Service stands.
-    pub(super) fn forget(&mut self, key: &ServiceKey) {
-        self.asked.remove(key);
+    /// Takes over that it is known again how a Service stands. Returns whether an event has called it deleted since the
+    /// watch showed it last.
+    pub(super) fn forget(&mut self, key: &ServiceKey) -> bool {
         self.kept.remove(key);
+        let (was_asked, is_back) = (self.asked.remove(key).is_some(), self.back.remove(key));
+        was_asked || is_back
     }
 
     /// Returns the Services that a list lacks and whose links stay all the same.
@@ -195,7 +203,7 @@ mod tests {
         assert_eq!((over, uid.as_str(), *since + Duration::from_secs(600)), (&key, "1", due));
         assert_eq!(leaving.due(), None);
         assert!(leaving.keep(&key, "1") && leaving.keep(&key, "2"), "another Service of that name");
-        leaving.forget(&key);
+        assert!(!leaving.forget(&key), "it was never called deleted");
         assert_eq!(leaving.keys().count(), 0);
     }
 
@@ -207,7 +215,7 @@ mod tests {
             leaving.ask(Deleted { key, uid: number.to_string(), version: None });
         }
         assert_eq!((leaving.asking.len(), leaving.keys().count()), (AT_ONCE, 15));
-        leaving.forget(&ServiceKey::new("a", "0"));
+        assert!(leaving.forget(&ServiceKey::new("a", "0")));
         assert_eq!(leaving.keys().count(), 14);
     }
 }
