@@ -363,9 +363,9 @@ async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_g
     for i in 0..LINKS {
         stage.answer(&a, &name(i), "three.example.com.").await;
     }
-    // What was on its way at that moment is refused: the objects have changed since.
+    // What was on its way at that moment is refused: the objects have changed since (409), or its body came too late (504).
     let tried = stage.writes("a").split_off(before.len());
-    assert!(tried.iter().all(|event| event.code == 409), "{tried:#?}");
+    assert!(tried.iter().all(|event| matches!(event.code, 409 | 504)), "{tried:#?}");
     assert!(tried.len() <= 16, "no more than were under way at once: {}", tried.len());
     // Nothing refuses an Event that comes too late: they are dropped here.
     // On a machine that is busy enough all of the first ones may have been sent.
