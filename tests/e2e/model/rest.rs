@@ -72,6 +72,7 @@ impl Model {
         wrong.extend(next.settle_followers(observed, &mut checked));
         next.count(&mut checked);
         next.since.clear();
+        next.ended.clear();
         next.leads.clear();
         for key in next.links.keys().cloned().collect::<Vec<_>>() {
             next.note_now(&key);

@@ -1,7 +1,7 @@
 //! The model: what lb-linker knows of its load balancers, as a pure function of what was done to the cluster. It
 //! knows no watch, no queue and no write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lb_linker::names;
 use lb_linker::store::ServiceKey;
@@ -75,6 +75,8 @@ pub struct Model {
     pub(super) objects: BTreeMap<(String, ServiceKey), Shape>,
     /// For each link how its external target may have been since the last quiet point.
     pub(super) since: BTreeMap<ServiceKey, Vec<Shape>>,
+    /// Links whose Service has gone since the last quiet point: lb-linker learns that a moment later.
+    pub(super) ended: BTreeSet<ServiceKey>,
     /// Where each link may have led its followers since the last quiet point.
     pub(super) leads: BTreeMap<ServiceKey, Vec<String>>,
     pub strangers: BTreeMap<String, Stranger>,
@@ -90,6 +92,7 @@ impl Model {
             links: BTreeMap::new(),
             objects: BTreeMap::new(),
             since: BTreeMap::new(),
+            ended: BTreeSet::new(),
             leads: BTreeMap::new(),
             strangers: BTreeMap::new(),
             followers: BTreeMap::new(),
@@ -195,6 +198,7 @@ impl Model {
         self.running = true;
         self.links.clear();
         self.since.clear();
+        self.ended.clear();
         self.objects = observed.ours.clone();
         let left: BTreeMap<ServiceKey, Option<Target>> =
             self.objects.iter().map(|((_, key), shape)| (key.clone(), shape.points_at())).collect();
@@ -259,6 +263,7 @@ impl Model {
             if known.is_some_and(|link| !link.gone) {
                 let link = self.links.get_mut(key).expect("it is known");
                 (link.gone, link.recreated, link.target) = (true, false, None);
+                self.ended.insert(key.clone());
                 self.note_lead(key);
                 self.note_end(key);
             }
@@ -302,7 +307,8 @@ impl Model {
         let mut changed = shapes.clone();
         changed.iter_mut().for_each(&change);
         // Where nobody writes it and it was known, it is known again.
-        if self.running && !live && shapes.len() == 1 {
+        let is_settled = !live && !self.ended.contains(key);
+        if self.running && is_settled && shapes.len() == 1 {
             *shapes = changed;
         } else {
             shapes.extend(changed);
