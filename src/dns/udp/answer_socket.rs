@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use nix::libc::{self, c_int as Int};
@@ -16,7 +16,7 @@ use nix::sys::socket::{
 use nix::{setsockopt_impl, sockopt_impl};
 use socket2::Socket;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::warn;
 
 use super::batch::queued_bytes;
 use super::neighbors;
@@ -33,6 +33,9 @@ const MAX_ERRORS: usize = 256;
 /// Senders of ICMP errors that are looked at within [`SENDERS_KEPT`].
 const MAX_SENDERS: usize = 64;
 const SENDERS_KEPT: Duration = Duration::from_secs(1);
+
+/// Done once the log says that the neighbor table can't be read.
+static UNREADABLE: Once = Once::new();
 
 sockopt_impl!(MtuDiscover, SetOnly, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, Int, SetStruct<Int>);
 sockopt_impl!(Ipv6MtuDiscover, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, Int, SetStruct<Int>);
@@ -106,7 +109,12 @@ impl AnswerSocket {
                         .into_iter()
                         .for_each(|address| self.unreachable.limit(address, UNRESOLVED, now));
                 }
-                Err(error) => debug!("the neighbor table can't be read: {error}"),
+                Err(error) => UNREADABLE.call_once(|| {
+                    warn!(
+                        "the neighbor table can't be read; clients without a host are found only when the kernel \
+                         reports them: {error}"
+                    );
+                }),
             }
         }
         queued >= self.send_buffer / 32
