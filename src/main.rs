@@ -84,6 +84,8 @@ fn for_takeover(flag: &str) -> bool {
         "kubeconfig",
         "context",
         "target_namespace",
+        "instance",
+        "lease_name",
         "watch_namespaces",
         "service_selector",
         "selection",

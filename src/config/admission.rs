@@ -69,8 +69,9 @@ pub struct AdmissionFlags {
     )]
     pub target_nets: Vec<IpNet>,
 
-    /// Networks whose addresses are never given for a target, separated by commas: the cluster's Service network, and
-    /// its Pod network if load balancers have no addresses in it [default: loopback, link-local, multicast and the like]
+    /// Further networks whose addresses are never given for a target, separated by commas, in addition to loopback,
+    /// link-local, multicast and cloud metadata addresses, which are denied unless --allowed-nets lists them: the
+    /// cluster's Service network, and its Pod network if load balancers have no addresses in it [default: none]
     #[arg(
         long,
         value_name = "NETS",
@@ -81,8 +82,8 @@ pub struct AdmissionFlags {
     )]
     pub denied_nets: Vec<IpNet>,
 
-    /// Networks whose addresses are given though they are denied otherwise, separated by commas: 127.0.0.0/8 for the
-    /// load balancers of Docker Desktop and minikube [default: none]
+    /// Exceptions from the denied networks, separated by commas, such as 127.0.0.0/8 for the load balancers of Docker
+    /// Desktop and minikube; overrides the built-in list and --denied-nets, but not --target-nets [default: none]
     #[arg(
         long,
         value_name = "NETS",

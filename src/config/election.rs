@@ -25,7 +25,7 @@ pub enum LeaderElection {
 #[derive(Clone, Debug, Args)]
 pub struct ElectionFlags {
     /// How it is decided which of several instances writes: by a Lease that is renewed, by one that
-    /// ends with its Pod, or not at all [default: lease in a cluster, else off]
+    /// ends with its Pod, or not at all [default: lease in a Pod without --kubeconfig and --context, else off]
     #[arg(
         long,
         value_name = "HOW",
@@ -85,7 +85,7 @@ impl Surroundings {
 }
 
 impl Flags {
-    /// Returns the election to take part in; none where nobody else writes, or nobody at all.
+    /// Returns the election to take part in; none where no other process writes, or this one writes nothing.
     ///
     /// # Errors
     /// With leader-for-life outside a Pod.

@@ -75,9 +75,10 @@ pub struct Flags {
     )]
     pub target_namespace: String,
 
-    /// Name of this installation, where several keep external targets in one namespace: it leaves the objects of
-    /// other instances alone; all replicas have the same one [default: the namespace and the name of the Lease, as
-    /// in lb-linker/lb-linker; outside a Pod the target namespace and the name of the Lease]
+    /// Name of this installation, where several keep external targets in one namespace: it changes only objects with
+    /// its own name in the annotation linker.hsj.com/instance, or without one; all replicas have the same name
+    /// [default: the namespace and the name of the Lease, as in lb-linker/lb-linker; outside a Pod the target namespace
+    /// and the name of the Lease]
     #[arg(
         long,
         value_name = "NAME",
@@ -122,7 +123,8 @@ pub struct Flags {
     pub selection: SelectionMode,
 
     /// What is done about external targets: on makes the writes, plan only logs them, off answers DNS and nothing else
-    /// [default: on in a Pod, with --leader-election and with --manifests; else plan]
+    /// [default: on in a Pod (also with --kubeconfig or --context), with any value of --leader-election (also off) and
+    /// with --manifests; else plan]
     #[arg(long, value_name = "MODE", env = "LB_LINKER_SYNC", value_enum, help_heading = "External targets")]
     pub sync: Option<SyncMode>,
 
@@ -138,7 +140,8 @@ pub struct Flags {
     pub on_delete: OnDelete,
 
     /// With --on-delete delete: how long an external target outlives its Service; a load balancer that is recreated
-    /// meanwhile keeps it
+    /// meanwhile keeps it. A Service that stops matching the selection keeps its names and external target as long.
+    /// With --finalizer there is no delay
     #[arg(
         long,
         value_name = "DURATION",
@@ -165,8 +168,10 @@ pub struct Flags {
     )]
     pub ip_targets: IpTargets,
 
-    /// How many external targets may be removed in ten minutes: a number, or "unlimited" [default: 10,
-    /// or a fifth of them, whichever is more; and none of those that a flag leaves out, where they are most]
+    /// How many external targets may be removed in ten minutes: a number, or "unlimited". While it is given, external
+    /// targets that a flag leaves out are removed too, at that rate: give it for one start only, then remove it again
+    /// [default: 10, or a fifth of them, whichever is more; and none of those that a flag leaves out, where they are
+    /// most]
     #[arg(
         long,
         value_name = "NUMBER",
@@ -269,7 +274,8 @@ pub struct Flags {
     pub upstream: Vec<UpstreamSpec>,
 
     /// Networks of the clients for which names outside the zones are resolved, separated by commas, or "any"; other
-    /// clients get REFUSED for such names, and every client gets the addresses behind a load balancer's hostname
+    /// clients get REFUSED for such names, and every client gets the addresses behind a load balancer's hostname; a
+    /// value replaces the default: copy the default from `lb-linker check` and append your networks
     #[arg(
         long,
         value_name = "NETWORKS|any",
