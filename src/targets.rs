@@ -38,7 +38,7 @@ pub enum Refusal {
     #[error("it lies in the cluster's own domain {0}")]
     ClusterDomain(String),
     /// `localhost`, or a name below it (RFC 6761 section 6.3).
-    #[error("localhost is whoever asks")]
+    #[error("localhost would be the client's own host")]
     Localhost,
     /// A name without a dot: what it means depends on who asks.
     #[error("a single label isn't a complete name")]
@@ -206,8 +206,8 @@ mod tests {
             ("xcluster.local", ""),
             ("kubernetes.default.svc.cluster.local", "the cluster's own domain cluster.local"),
             ("Cluster.Local", "the cluster's own domain cluster.local"),
-            ("localhost", "localhost is whoever asks"),
-            ("a.localhost", "localhost is whoever asks"),
+            ("localhost", "localhost would be the client's own host"),
+            ("a.localhost", "localhost would be the client's own host"),
             ("intranet", "a single label"),
         ] {
             let found = host(&policy(), name);

@@ -50,7 +50,7 @@ impl Ede {
     pub const BLOCKED: Self = Self { code: 15, text: "the target leads to a name that is denied" };
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
-        Self { code: 18, text: "names outside the zones are resolved for the clients of --client-nets only" };
+        Self { code: 18, text: "names outside the zones aren't resolved for this client" };
     /// A CNAME leads back to itself.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 

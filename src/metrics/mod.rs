@@ -168,11 +168,12 @@ impl Metrics {
             )?,
             conflicts: IntGauge::new(
                 "lb_linker_conflicts",
-                "Links whose external target's name is taken by an object of somebody else.",
+                "Links whose external target's name is taken by an object that this installation doesn't manage.",
             )?,
             orphans: IntGauge::new(
                 "lb_linker_orphans",
-                "External targets of somebody else, with our labels, whose Service is gone.",
+                "External targets with lb-linker's labels that it hasn't written and whose load balancer is gone, \
+                 recreated without a target, or not selected.",
             )?,
             objects_of_others: IntGauge::new(
                 "lb_linker_objects_of_other_instances",

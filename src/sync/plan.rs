@@ -414,7 +414,7 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
         (None, Some(stranger)) => {
             let why = match other_instance(&stranger.metadata, own) {
                 Some(other) => belongs_to(other),
-                None => "an EndpointSlice of somebody else has its name".to_owned(),
+                None => "an EndpointSlice that lb-linker doesn't manage has its name".to_owned(),
             };
             return Step::Conflict { object: ObjectId::of(Kind::EndpointSlice, &stranger.metadata), why };
         }

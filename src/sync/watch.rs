@@ -164,7 +164,7 @@ impl ClusterSource {
                     if let Some(version) = rewound {
                         warn!(
                             "the API server's list of {} has version {version}, which is older than what it sent \
-                             before: etcd was restored to an earlier state, which counts from here on",
+                             before: etcd was probably restored from a backup; lb-linker follows that state now",
                             scope.trouble.what()
                         );
                         self.store.rewind(version);

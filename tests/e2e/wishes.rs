@@ -133,7 +133,7 @@ async fn a_target_that_isnt_followed_leaves_the_one_before_in_force() {
     let question = format!("web.{namespace}.lb.internal. CNAME");
     for (ingress, why) in [
         (Ingress::Hostname("kubernetes.default.svc.cluster.local"), "the cluster's own domain"),
-        (Ingress::Hostname("localhost"), "localhost is whoever asks"),
+        (Ingress::Hostname("localhost"), "localhost would be the client's own host"),
         (Ingress::Hostname("intranet"), "a single label"),
         (Ingress::Hostname("web.other.lb.internal"), "lb-linker's own zone"),
         (Ingress::Hostname("evil.example"), "--target-domains"),

@@ -62,8 +62,8 @@ pub struct ForwardOptions {
     pub read_timeout: Duration,
     /// How many attempts may fail for one question; `None` for two with each upstream.
     pub max_attempts: Option<usize>,
-    /// Questions of a kind that may be under way at once; a client may have half of what is free. Each costs a socket
-    /// for every time that it is sent.
+    /// Questions of a kind that may be under way at once; a client may hold at most half of the places that other
+    /// clients don't hold. Each costs a socket for every time that it is sent.
     pub max_concurrent: usize,
     /// The sockets that all upstreams of the process may have.
     pub sockets: Arc<SocketBudget>,
@@ -148,15 +148,17 @@ pub enum ForwardError {
     },
     /// No upstream was asked, because the bound on sockets is reached.
     #[error(
-        "no socket to an upstream is free: sockets to upstreams have 60 % of the process's limit of open files, and \
-         one client has half of what is free of them"
+        "no socket to an upstream is free for this client (all sockets to upstreams: 60 % of RLIMIT_NOFILE)"
     )]
     NoSocket,
 }
 
 /// Returns what is added where a client has its share.
 fn share(own: usize) -> String {
-    if own == 0 { String::new() } else { format!(": {own} are of this client, which has its share") }
+    if own == 0 {
+        return String::new();
+    }
+    format!("; this client holds {own}, the most that one client may hold now")
 }
 
 impl ForwardError {

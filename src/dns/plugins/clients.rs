@@ -150,8 +150,8 @@ impl Prohibited {
             *last_line = Some(Instant::now());
             let number = self.unlogged.swap(0, Ordering::Relaxed);
             warn!(
-                "client {} is refused names outside the zones: --client-nets, or clients in the Corefile, doesn't list \
-                 its network (questions refused so since the last line: {number})",
+                "refused a question of client {} for a name outside the zones: its address isn't in --client-nets (or \
+                 `clients` in the Corefile); such questions since the last line: {number}",
                 request.client.ip()
             );
         }

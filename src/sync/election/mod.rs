@@ -149,8 +149,8 @@ impl Election {
             match news {
                 News::Gained => info!("leading now as {} in term {}", self.holder, standing.term),
                 News::Raised(term) => warn!(
-                    "an external target has a higher term than this leader's, and the Lease is still its own: it goes \
-                     on in term {term}, with lists of all objects"
+                    "an external target has a higher term than this leader, but this process still holds the Lease; it \
+                     continues in term {term} and lists all objects again"
                 ),
                 News::Lost(why) => warn!("not leading any more: {why}"),
                 News::Resigned => info!("not leading any more: lb-linker is stopping"),

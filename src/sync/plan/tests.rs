@@ -482,7 +482,7 @@ fn an_endpoint_slice_of_somebody_else_is_a_conflict_and_one_that_lost_its_labels
             Instant::now(),
         ))
     };
-    assert_eq!(with(&slice), "conflict: an EndpointSlice of somebody else has its name");
+    assert_eq!(with(&slice), "conflict: an EndpointSlice that lb-linker doesn't manage has its name");
     slice.metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
     assert_eq!(with(&slice), "patch EndpointSlice web-default-ext-ipv4");
 }

@@ -101,7 +101,8 @@ impl Reconciler {
             && owner.is_some_and(unwanted)
         {
             warn!(
-                "{} {}: a former leader has created it in term {term}, and no load balancer wants it: it is removed",
+                "{} {}: a former leader has created it in term {term}; it belongs to no existing load balancer and is \
+                 removed",
                 object.kind(),
                 self.settings.keeper.describe(&object.id().name)
             );
