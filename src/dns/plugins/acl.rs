@@ -4,16 +4,17 @@
 //!
 //! # Description
 //!
-//! Rules look at the address that a question comes from and at its type. The first rule that fits says what
-//! becomes of the question; one that no rule fits is let through. The address is that of the packet: behind a
-//! forwarder or a NAT all clients have the same one. An IPv4 client is one, too, on a socket for both families.
+//! Rules look at the address that a question comes from and at its type. The first rule that fits says what becomes of
+//! the question; one that no rule fits is let through. The address is that of the packet: behind a forwarder or a NAT
+//! all clients have the same one. On a dual-stack socket an IPv4 client is matched by its IPv4 address.
 //!
 //! `acl` may be there several times in a block, for other zones or the same ones: they are gone through from the
 //! top, and the first rule that fits ends it.
 //!
 //! The rules also hold for each name that the target of a link leads to, as if the client had asked for that name: where
 //! it isn't let through, the answer about the link ends there, with the CNAME records so far and the extended error 15,
-//! Blocked. *clients* says for which clients names outside the zones are resolved, and leaves links alone.
+//! Blocked. *clients* says for which clients names outside the zones are resolved. Every client gets A, AAAA, HTTPS and
+//! SVCB answers for links. For other types a client that isn't listed gets the CNAME alone.
 //!
 //! Differences from CoreDNS:
 //! - Clients that don't speak EDNS get no OPT record (RFC 6891 section 7), and so not the reason.

@@ -8,12 +8,15 @@
 //! server block answers the clients in the listed networks. All other clients get REFUSED with the extended error 18,
 //! Prohibited (RFC 8914), and RA is clear in all answers to them.
 //!
-//! It is about names outside the zones of *lb_linker*. Links are answered for every client, with the addresses behind
-//! their targets: a question for A, AAAA, HTTPS or SVCB is followed to its end through this block whoever asks.
-//! Questions of other types are followed for the listed clients only; other clients get the CNAME alone.
+//! It is about names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for links. For
+//! other types a client that isn't listed gets the CNAME alone. What is behind a target is looked up through this
+//! block.
 //!
-//! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same one. An IPv4
-//! client is one, too, on a socket for both families.
+//! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same one. On a
+//! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with
+//! `externalTrafficPolicy: Cluster` replaces the client's address by a node's private one: networks such as
+//! `10.0.0.0/8` then let clients from the Internet through. Use `externalTrafficPolicy: Local`, or don't expose
+//! lb-linker.
 //!
 //! Once a minute at most a line of the log tells that clients are refused, with one of them as an example.
 //!

@@ -33,9 +33,9 @@
 //!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
 //!   What doesn't match the question isn't answered with FORMERR, but waited past.
 //! - Look-ups and sockets are shared among clients, and a look-up counts for the client that it was begun for until it
-//!   ends, also when that client has gone. A client, which is an IPv4 or IPv6 address, may have half of what the other
-//!   clients leave free: alone 500 look-ups of `max_concurrent 1000`. More are refused. Equal questions share a
-//!   look-up, which counts once. CoreDNS has no bound for a client.
+//!   ends, also when that client has gone. A client, which is an IPv4 or IPv6 address, may hold at most half of the
+//!   places that other clients don't hold: alone 500 look-ups of `max_concurrent 1000`. More are refused. Equal
+//!   questions share a look-up, which counts once. CoreDNS has no bound for a client.
 //! - Without *max_concurrent*, 1000 to 10,000 look-ups may be under way: a quarter of the files that the process
 //!   may open. CoreDNS has no bound, and dies of too many sockets. Look-ups of what is behind the targets of links have
 //!   the same number again for themselves, a tenth of it for other types than addresses.
@@ -104,8 +104,9 @@
 //!   With 0 there are no checks, and nobody is ever down.
 //! - `max_connect_attempts` **NUMBER**: attempts that may fail for one question. The default is two for each
 //!   upstream; 0 is for no limit but the time. Each round through the upstreams takes 0.1s at least.
-//! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED, and so does that of a
-//!   client with half of what is free. For the default, and 0, see above.
+//! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED. A client may hold at
+//!   most half of the places that other clients don't hold; its questions beyond get REFUSED, too. For the default, and
+//!   0, see above.
 //! - `health_check` **DURATION**: the pause between two checks. The default is 500ms; less than 10ms stands for that.
 //!   With `no_rec` they are sent without RD; `domain` **NAME** asks for the name servers of this name and not of the
 //!   root.

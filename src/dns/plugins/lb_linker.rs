@@ -5,11 +5,12 @@
 //! # Description
 //!
 //! Each LoadBalancer Service that lb-linker follows has a name in every zone of this plugin:
-//! `<service>.<namespace>.<zone>`, and as far as nobody else has it `<service>-<namespace>.<zone>`. A load balancer
-//! with a hostname is a CNAME, one with addresses has A and AAAA records, and ports have SRV records. Who asks for
-//! more than the CNAME gets what is behind it, too: the hostname is looked up through the server block of the same
-//! listener that is for it, so there has to be one with `forward` for that. Where that block has *clients*, other types
-//! than A, AAAA, HTTPS and SVCB are looked up for the clients that it lists.
+//! `<service>.<namespace>.<zone>`, and `<service>-<namespace>.<zone>` if no other load balancer has that one. A load
+//! balancer with a hostname is a CNAME, one with addresses has A and AAAA records, and ports have SRV records. A
+//! question for more than the CNAME also gets what is behind it: the hostname is looked up through the server block of
+//! the same listener that is for it, so there has to be one with `forward` for that. With *clients* in that block,
+//! every client gets A, AAAA, HTTPS and SVCB answers for links. For other types a client that isn't listed gets the
+//! CNAME alone.
 //!
 //! Each name that a chain of CNAME records leads to is checked. A chain ends at a name in the cluster's own domain
 //! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace whose annotation
@@ -56,7 +57,7 @@
 //!
 //! # Examples
 //!
-//! The load balancers of a cluster, and everything else through two resolvers:
+//! The load balancers of a cluster for every client, and everything else through two resolvers for private addresses:
 //!
 //! ```text
 //! lb.internal {
@@ -66,6 +67,7 @@
 //! }
 //! . {
 //!     errors
+//!     clients 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7
 //!     cache 30
 //!     forward . 192.0.2.53 192.0.2.54
 //! }

@@ -13,8 +13,8 @@
 //! a question, or three of them in a row haven't come back, the loop has ended: that is logged, and *forward* answers
 //! again.
 //!
-//! The signal SIGUSR1 starts all that afresh: *forward* answers again at once, and the upstreams are tried as at the
-//! start. So does a block that is built anew by *reload*, when the block or the file of its upstreams has changed.
+//! SIGUSR1 ends the SERVFAIL at once and repeats the check that is made at the start. So does a block that is built
+//! anew by *reload*, when the block or the file of its upstreams has changed.
 //!
 //! The mostly met cause is an upstream that is lb-linker itself, such as 127.0.0.1 or, in a cluster, the address of
 //! a Service in front of it, or a resolver on the node (systemd-resolved) that forwards to it. Name the resolvers
@@ -23,9 +23,8 @@
 //! The question is of type HINFO. At the start it is asked every 3 s, for up to 30 s, until there is an answer other
 //! than SERVFAIL and REFUSED. A loop that begins later isn't found before the next SIGUSR1.
 //!
-//! Difference from CoreDNS: the process doesn't end. lb-linker's own names need no upstream, and who asks for them
-//! shall not suffer because one in resolv.conf is wrong. And the question enters the block directly, without the
-//! socket.
+//! Difference from CoreDNS: the process doesn't end. lb-linker's own names need no upstream, and must not fail because
+//! an upstream in resolv.conf is wrong. And the question enters the block directly, without the socket.
 //!
 //! # Syntax
 //!

@@ -6,6 +6,9 @@
 //! doesn't need yet. Without a file the flags fill in a built-in Corefile, which `lb-linker check` prints: a good start
 //! for one of your own.
 //!
+//! A Corefile without *clients* (or *acl*) resolves all names for every client that can reach it. `--client-nets`
+//! applies to the built-in Corefile only.
+//!
 //! Each section below is a plugin's manual. The reference is CoreDNS 1.14; what differs stands in the manual.
 //!
 //! ## The language

@@ -60,7 +60,9 @@ pub const EXPECTED: &[Expected] = &[
     },
     Expected {
         reason: "No answer by UDP has more than 1232 bytes, so that none is cut into fragments, unless *bufsize* \
-                 allows more. CoreDNS sends what the client says that it takes.",
+                 allows more. CoreDNS sends what the client says that it takes. Answers ignore path MTU information \
+                 from ICMP (IP_PMTUDISC_OMIT), so forged ICMP can't cause fragments. Where a link has an MTU below \
+                 1280, lower the size with *bufsize*.",
         at: &[
             ("forward", "huge.example.org. A edns=4096*", "answer authority flags"),
             ("forward", "huge.example.org. A edns=65535", "answer authority flags"),
