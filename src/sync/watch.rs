@@ -395,6 +395,7 @@ struct Heard {
 /// A list as it comes in, page by page.
 #[derive(Debug, Default)]
 struct List {
+    keys: HashSet<ServiceKey>,
     seen: Vec<Observed>,
     /// Of those, which are many: most have the same.
     ports: Ports,
@@ -408,6 +409,9 @@ struct List {
 impl List {
     fn add(&mut self, source: &ClusterSource, object: Guarded<Service>, complaints: &mut Complaints) {
         let key = key_of(&object);
+        if !self.keys.insert(key.clone()) {
+            self.drop_earlier(&key);
+        }
         let Some(service) = readable(object, complaints) else { return self.unreadable.push(key) };
         let membership = source.selection.membership(&service);
         if membership == Membership::Selected {
@@ -423,6 +427,14 @@ impl List {
         if source.is_followed(&deleted) {
             self.unselected.push((deleted, membership));
         }
+    }
+
+    /// Drops an earlier version of an object: a streamed list may have several, of which the last one counts.
+    fn drop_earlier(&mut self, key: &ServiceKey) {
+        self.seen.retain(|observed| observed.key != *key);
+        self.unreadable.retain(|unreadable| unreadable != key);
+        self.departing.retain(|(departing, _)| departing != key);
+        self.unselected.retain(|(deleted, _)| deleted.key != *key);
     }
 }
 
@@ -475,6 +487,9 @@ fn joined<'a>(complaints: impl IntoIterator<Item = &'a Unusable>) -> String {
 pub(super) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
+
+#[cfg(test)]
+mod run_tests;
 
 #[cfg(test)]
 mod tests {

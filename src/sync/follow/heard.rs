@@ -1,6 +1,6 @@
 //! What the watches say: which Services follow what.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use kube::ResourceExt;
@@ -95,7 +95,7 @@ struct Scope {
     within: Within,
     trouble: WatchTrouble,
     /// The list as it comes in, and the Services in it that can't be read.
-    list: Vec<Seen>,
+    list: BTreeMap<ServiceKey, Seen>,
     unreadable: HashSet<ServiceKey>,
     listed: bool,
     /// Whether no Service is known there that carries the annotation: then its metadata are enough.
@@ -133,7 +133,7 @@ impl Followers {
             Scope {
                 within,
                 trouble,
-                list: Vec::new(),
+                list: BTreeMap::new(),
                 unreadable: HashSet::new(),
                 listed: false,
                 unused: true,
@@ -209,10 +209,13 @@ impl Followers {
             }
             Event::Listed(object) => {
                 let key = key_of(&object);
+                // A streamed list may have several versions of a Service, of which the last one counts.
+                scope.list.remove(&key);
+                scope.unreadable.remove(&key);
                 match readable(object, complaints) {
                     // Nearly none of them follows anything.
                     Some(service) if service.annotation(SOURCE).is_some() => {
-                        scope.list.push(Seen::of(&service, self.target_namespace.as_deref()));
+                        scope.list.insert(key, Seen::of(&service, self.target_namespace.as_deref()));
                     }
                     Some(_) => {}
                     None => drop(scope.unreadable.insert(key)),
@@ -223,7 +226,7 @@ impl Followers {
                 let (list, unreadable) =
                     (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
                 let within = scope.within.clone();
-                let mut listed: HashSet<ServiceKey> = list.iter().map(|seen| seen.key.clone()).collect();
+                let mut listed: HashSet<ServiceKey> = list.keys().cloned().collect();
                 // What can't be read counts as it was.
                 listed.extend(unreadable);
                 let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
@@ -233,7 +236,7 @@ impl Followers {
                     heard.push(Heard::NoFollower(key));
                 }
                 complaints.retain(|key| !within.contains(key) || listed.contains(key));
-                for seen in list {
+                for seen in list.into_values() {
                     self.seen(seen, &mut heard);
                 }
             }
@@ -344,6 +347,24 @@ mod tests {
         let key = |name| ServiceKey::new("a", name);
         assert_eq!(heard, [Heard::NoFollower(key("gone")), Heard::Follower(key("db")), Heard::Answer]);
         assert_eq!(followers.of(&key("web")).count(), 2);
+    }
+
+    #[test]
+    fn last_version_of_a_listed_service_counts() {
+        let mut followers = followers(&[]);
+        let mut without = service("db", "web");
+        without["metadata"]["annotations"] = json!({});
+        let mut bad = service("db", "web");
+        bad["spec"]["type"] = 5.into();
+        let key = ServiceKey::new("a", "db");
+        let heard = list(&mut followers, 0, vec![service("db", "web"), without.clone()]);
+        assert_eq!(heard, [Heard::Answer]);
+        let heard = list(&mut followers, 0, vec![without.clone(), bad.clone(), service("db", "web")]);
+        assert_eq!(heard, [Heard::Follower(key.clone()), Heard::Answer]);
+        assert_eq!(list(&mut followers, 0, vec![service("db", "api"), bad]), [Heard::Answer]);
+        assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1, "it can't be read and stays");
+        let heard = list(&mut followers, 0, vec![service("db", "web"), without]);
+        assert_eq!(heard, [Heard::NoFollower(key), Heard::Answer]);
     }
 
     #[test]

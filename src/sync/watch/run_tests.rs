@@ -1,0 +1,115 @@
+//! The watch of load balancers against an API server in this process.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::Response;
+use kube::client::Body as Sent;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::store::Departed;
+use crate::sync::events::Recorder;
+use crate::sync::service_log::ServiceLog;
+use crate::targets::TargetPolicy;
+
+/// Answers each streamed list with the next of these lines, and what else is asked with silence.
+fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
+    let lists = Mutex::new(lists.into_iter());
+    let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
+        let is_list = request.uri().query().unwrap_or_default().contains("sendInitialEvents=true");
+        let lines = if is_list { lists.lock().unwrap().next() } else { None }.unwrap_or_default();
+        let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
+        let body = Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending()));
+        std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+    });
+    let zones = vec![hickory_proto::rr::Name::from_ascii("lb.internal.").unwrap()];
+    let store = Arc::new(Store::new(Departed::Dropped));
+    store.set_zones(&zones);
+    store.set_holders_known();
+    let news = News {
+        metrics: Arc::new(Metrics::new().unwrap()),
+        recorder: Recorder::none(),
+        log: ServiceLog::default(),
+    };
+    let leadership = Leadership::always();
+    ClusterSource {
+        client: Client::new(service, "default"),
+        outage: Outage::default(),
+        selection: Arc::default(),
+        admission: Arc::new(Admission {
+            targets: TargetPolicy { zones, ..Default::default() },
+            ..Default::default()
+        }),
+        guards: false,
+        keeps_unlisted: false,
+        delete_delay: Duration::from_secs(600),
+        store,
+        news,
+        leadership,
+        listed: tokio::sync::watch::Sender::new(0),
+        own_targets: Arc::default(),
+    }
+}
+
+fn event(kind: &str, key: &str, host: &str, annotations: &Value) -> Value {
+    let (namespace, name) = key.split_once('/').unwrap();
+    json!({"type": kind, "object": {
+        "metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "5", "annotations": annotations},
+        "spec": {"type": "LoadBalancer"},
+        "status": {"loadBalancer": {"ingress": [{"hostname": host}]}},
+    }})
+}
+
+fn added(key: &str) -> Value {
+    event("ADDED", key, "cloud.example", &json!({}))
+}
+
+fn opted_out(key: &str) -> Value {
+    event("MODIFIED", key, "cloud.example", &json!({"linker.hsj.com/managed": "false"}))
+}
+
+fn list_ends() -> Value {
+    let annotations = json!({"k8s.io/initial-events-end": "true"});
+    json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5", "annotations": annotations}}})
+}
+
+/// Has everything listed again.
+fn gone() -> Value {
+    json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "code": 410, "reason": "Expired", "message": "too old"}})
+}
+
+/// Returns the store as it is after so many seconds.
+async fn after(source: ClusterSource, seconds: u64) -> Arc<Store> {
+    let store = Arc::clone(&source.store);
+    assert!(tokio::time::timeout(Duration::from_secs(seconds), source.run()).await.is_err());
+    store
+}
+
+fn links(store: &Store) -> Vec<String> {
+    let mut links: Vec<String> = store.links().iter().map(|link| link.key.to_string()).collect();
+    links.sort();
+    links
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_version_of_a_listed_load_balancer_counts() {
+    let first = vec![added("a/web"), added("a/api"), opted_out("a/web"), list_ends()];
+    let store = after(source(vec![first]), 5).await;
+    assert!(store.is_synced());
+    assert_eq!(links(&store), ["a/api"]);
+
+    let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
+    let again = vec![added("a/web"), added("a/api"), opted_out("a/web"), list_ends()];
+    let store = after(source(vec![first, again]), 5).await;
+    assert_eq!(links(&store), ["a/api"]);
+
+    let mut unreadable = added("a/web");
+    unreadable["object"]["spec"]["type"] = 5.into();
+    let back = event("MODIFIED", "a/web", "new.example", &json!({}));
+    let first = vec![unreadable, opted_out("a/web"), back, list_ends()];
+    let store = after(source(vec![first]), 5).await;
+    assert_eq!(links(&store), ["a/web"]);
+}
