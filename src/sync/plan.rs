@@ -13,7 +13,7 @@ use super::excerpt::{sentence, value};
 use super::instance::{INSTANCE, instance_of, other_instance};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
-use super::term::Written;
+use super::term::{TERM, Written};
 use crate::store::{Link, ServiceKey};
 
 /// One write to the target namespace.
@@ -300,14 +300,21 @@ pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Writ
 }
 
 /// Returns the write that puts right a term that can't be obeyed, on an object of a link: one that is no number, or
-/// more than a day ahead of `now` (Unix time in seconds).
+/// more than a day ahead of `now` (Unix time in seconds). `term` is this leader's: where the clock was set back it may
+/// itself be too far ahead, and another write wouldn't change it.
 #[must_use]
-pub fn term_repair(link: &Link, actual: Actual<'_>, policy: &Policy, now: u64) -> Option<Write> {
+pub fn term_repair(link: &Link, actual: Actual<'_>, policy: &Policy, term: u64, now: u64) -> Option<Write> {
     let own = policy.instance.as_deref()?;
+    let own_term = term.to_string();
+    let is_own = |metadata: &ObjectMeta| {
+        metadata.annotations.as_ref().and_then(|all| all.get(TERM)) == Some(&own_term)
+    };
     let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
     let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
     let (kind, metadata) = service.into_iter().chain(slices).find(|(_, metadata)| {
-        metadata.deletion_timestamp.is_none() && Written::of(metadata, now) == Written::Unusable
+        metadata.deletion_timestamp.is_none()
+            && Written::of(metadata, now) == Written::Unusable
+            && !is_own(metadata)
     })?;
     Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }

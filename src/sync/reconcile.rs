@@ -404,17 +404,24 @@ impl Reconciler {
         if !matches!(step, Step::Conflict { .. }) {
             self.report.no_conflict(&key);
         }
+        let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
         if !matches!(step, Step::Write(_)) {
             self.report.not_held(&key);
-            self.pace.succeeded(&key);
+            // A link that is as it shall be may have an annotation of which the last write has failed.
+            if repair.is_none() && adoption.is_none() {
+                self.pace.succeeded(&key);
+            }
         }
         let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
         self.report.whose_name(&link, holder, is_news);
         let result = match step {
             Step::Done => {
                 self.report.settled(&link);
-                let annotate =
-                    self.due_term_repair(&link, actual).or_else(|| self.due_adoption(&link, actual));
+                if adoption.is_none() {
+                    self.adoption.forget(&key);
+                }
+                let is_turn = |_: &Write| self.adoption.ask(&key, tokio::time::Instant::now());
+                let annotate = repair.or_else(|| adoption.filter(is_turn));
                 if annotate.is_some_and(|write| self.start(&link, write, now)) {
                     return;
                 }
@@ -462,20 +469,19 @@ impl Reconciler {
 }
 
 impl Reconciler {
-    /// Returns the write that puts right a term that can't be obeyed.
-    fn due_term_repair(&self, link: &Link, actual: Actual<'_>) -> Option<Write> {
-        let may_write = self.settings.policy.sync == SyncMode::On && self.may_write();
-        term_repair(link, actual, &self.settings.policy, unix_now()).filter(|_| may_write)
-    }
-
-    /// Returns the write that puts this instance's name on an object of a link, if it is that link's turn.
-    fn due_adoption(&mut self, link: &Link, actual: Actual<'_>) -> Option<Write> {
-        let may_write = self.settings.policy.sync == SyncMode::On && self.may_write();
-        let write = adoption(link, actual, &self.settings.policy).filter(|_| may_write);
-        if write.is_none() {
-            self.adoption.forget(&link.key);
+    /// Returns the writes of annotations that a link needs which is as it shall be otherwise: the one that puts right a
+    /// term that can't be obeyed, and the one that puts this instance's name on an object.
+    fn wanted_annotations(
+        &self,
+        link: &Link,
+        actual: Actual<'_>,
+        step: &Step,
+    ) -> (Option<Write>, Option<Write>) {
+        let policy = &self.settings.policy;
+        if *step != Step::Done || policy.sync != SyncMode::On || !self.may_write() {
+            return (None, None);
         }
-        write.filter(|_| self.adoption.ask(&link.key, tokio::time::Instant::now()))
+        (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
     }
 
     /// Returns the link that an object is labelled for, unless it belongs to another instance.
@@ -497,3 +503,6 @@ pub(super) fn poison(key: &ServiceKey) {
 
 #[cfg(not(debug_assertions))]
 pub(super) fn poison(_key: &ServiceKey) {}
+
+#[cfg(test)]
+mod tests;

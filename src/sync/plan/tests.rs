@@ -550,7 +550,9 @@ fn a_term_is_no_reason_to_write_unless_it_cant_be_obeyed() {
         annotate(&mut object.metadata, TERM, term);
         let actual = Actual { named: Some(&object), ..Default::default() };
         assert_eq!(next_step(&link, actual, &own(), Instant::now()), Step::Done);
-        assert_eq!(term_repair(&link, actual, &own(), now).is_some(), is_repaired, "{term}");
+        assert_eq!(term_repair(&link, actual, &own(), now, now).is_some(), is_repaired, "{term}");
+        // The clock was set back since this leader's term began.
+        assert_eq!(term_repair(&link, actual, &own(), 1_790_086_401, now).is_some(), term == "x", "{term}");
     }
 }
 
