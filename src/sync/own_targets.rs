@@ -65,16 +65,14 @@ impl OwnTargets {
     }
 
     /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets those
-    /// that have no living link.
+    /// that have no living link. Not to be called while a list comes in: its Services have no links yet.
     pub(super) fn changed(&mut self, admission: &Admission, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
         let bytes = &mut self.bytes;
         self.services.retain(|key, noted| {
             if store.get(key).is_none_or(|link| link.is_gone()) {
-                // One of a list that isn't complete yet has no link.
-                let is_listed = noted.refused.is_none();
-                *bytes -= if is_listed { 0 } else { noted.weight };
-                return is_listed;
+                *bytes -= noted.weight;
+                return false;
             }
             let now = Some(refused(key, &own_hosts(&noted.service, admission), admission, store));
             if noted.refused != now {
@@ -159,6 +157,8 @@ mod tests {
         // One of a list is looked at again in any case.
         assert!(own.note(&guest, &admission, None));
         assert_eq!(keys(&own.changed(&admission, &store)), ["a/guest"]);
+        // One of a list in which a later version opts out has no link, either.
+        assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &admission, None));
         store.delete(&guest.key(), "u", None);
         assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
         assert_eq!((own.services.len(), own.bytes), (0, 0));

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::{Client, Resource, ResourceExt};
+use tokio::sync::broadcast::{self, error::TryRecvError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -68,6 +69,8 @@ type Tagged = BoxStream<'static, (usize, Item<Service>)>;
 struct Scope {
     namespace: Option<String>,
     list: List,
+    /// Whether a list is coming in.
+    listing: bool,
     listed: bool,
     trouble: WatchTrouble,
     /// When the Services are listed again, to confirm a list that isn't believed.
@@ -83,7 +86,20 @@ impl Scope {
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
         let trouble = WatchTrouble::new(outage, what, WatchTrouble::READING);
-        Self { namespace, list: List::default(), listed: false, trouble, again: None, end: None }
+        Self {
+            namespace,
+            list: List::default(),
+            listing: false,
+            listed: false,
+            trouble,
+            again: None,
+            end: None,
+        }
+    }
+
+    /// Whether a list has come and no other one is coming in.
+    fn is_settled(&self) -> bool {
+        self.listed && !self.listing
     }
 }
 
@@ -100,6 +116,8 @@ impl ClusterSource {
             let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
             namespaces.iter().map(scope).collect()
         };
+        let mut feed = self.store.subscribe();
+        let mut is_due = false;
         self.leadership.settled().await;
         let mut term = self.leadership.term();
         let mut events = SelectAll::new();
@@ -113,7 +131,10 @@ impl ClusterSource {
             leaving: Leaving::new(client, outage, Arc::clone(&self.selection), self.delete_delay),
         };
         loop {
-            if scopes.iter().all(|scope| scope.listed) {
+            is_due |= has_changed(&mut feed);
+            // Of a list that comes in the Service that a target depends on may be one of the last.
+            if is_due && scopes.iter().all(Scope::is_settled) {
+                is_due = false;
                 log_changes(&self.news, self.reconsider(&mut heard.complaints));
             }
             let again = scopes.iter().filter_map(|scope| scope.again).min();
@@ -149,16 +170,24 @@ impl ClusterSource {
                 }
             };
             let scope = &mut scopes[number];
-            let Some(event) = scope.trouble.unless_failed(event) else { continue };
+            let Some(event) = scope.trouble.unless_failed(event) else {
+                // A list that has failed begins anew.
+                scope.listing = false;
+                continue;
+            };
             if !matches!(event, Event::ListBegins) {
                 // That one isn't the API server's.
                 self.news.metrics.watched();
             }
             match event {
-                Event::ListBegins => scope.list = List::default(),
+                Event::ListBegins => {
+                    scope.list = List::default();
+                    scope.listing = true;
+                }
                 Event::Listed(object) => scope.list.add(&self, object, &mut heard.complaints),
                 Event::ListEnds { rewound } => {
                     scope.listed = true;
+                    scope.listing = false;
                     names_settled(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
                     if let Some(version) = rewound {
@@ -170,8 +199,9 @@ impl ClusterSource {
                         self.store.rewind(version);
                     }
                     let mut changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
-                    // Before that a Service that a target depends on may not be known.
-                    if scopes.iter().all(|scope| scope.listed) {
+                    // What the list has noted is looked at in any case, also where it changes nothing.
+                    is_due = true;
+                    if scopes.iter().all(Scope::is_settled) {
                         changes.extend(self.reconsider(&mut heard.complaints));
                     }
                     heard.complaints.retain(|key| self.store.get(key).is_some());
@@ -202,6 +232,7 @@ impl ClusterSource {
         if let Some(before) = scope.end.replace(end) {
             before.abort();
         }
+        scope.listing = false;
         events.boxed()
     }
 
@@ -384,6 +415,15 @@ impl ClusterSource {
         leaving.forget(key);
         log_changes(&self.news, self.store.delete_since(key, uid, *version, since));
     }
+}
+
+/// Returns whether the store has changed since it was asked last.
+fn has_changed(feed: &mut broadcast::Receiver<Change>) -> bool {
+    let mut has_changed = false;
+    while let Ok(_) | Err(TryRecvError::Lagged(_)) = feed.try_recv() {
+        has_changed = true;
+    }
+    has_changed
 }
 
 /// What is remembered of the Services beside the links.

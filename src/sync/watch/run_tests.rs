@@ -113,3 +113,18 @@ async fn last_version_of_a_listed_load_balancer_counts() {
     let store = after(source(vec![first]), 5).await;
     assert_eq!(links(&store), ["a/web"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn own_target_is_not_judged_before_the_list_is_complete() {
+    let first = || vec![added("a/guest"), list_ends(), gone()];
+    let guest = event("MODIFIED", "a/guest", "host.b.lb.internal", &json!({}));
+    let host = event("ADDED", "b/host", "cloud.example", &json!({"linker.hsj.com/allow-from": "a"}));
+    let link_of = |store: &Store| store.get(&ServiceKey::new("a", "guest")).unwrap();
+    let before = link_of(&*after(source(vec![first()]), 3).await);
+    // The second list stands still before the host.
+    let store = after(source(vec![first(), vec![guest.clone()]]), 8).await;
+    assert_eq!(link_of(&store).target, before.target);
+    assert_eq!(link_of(&store).state, before.state);
+    let store = after(source(vec![first(), vec![guest, host, list_ends()]]), 8).await;
+    assert_ne!(link_of(&store).target, before.target);
+}
