@@ -6,13 +6,14 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kube::api::ListParams;
-use kube::core::{PartialObjectMeta, SelectorExt};
-use kube::{Api, Client, ResourceExt};
+use kube::core::SelectorExt;
+use kube::{Client, Resource, ResourceExt};
 
 use super::desired::IpTargets;
 use super::directory::DirectoryError;
 use super::earlier::{ListError, in_place};
+use super::guarded::Guarded;
+use super::list_watch::{Query, list_pages};
 use super::manifests;
 use super::plan::{OnDelete, Policy, Step, Write};
 use super::selection::{MANAGED, Selection};
@@ -21,8 +22,6 @@ use crate::store::{ServiceKey, Store, Target, Uid};
 
 /// How much longer than `--delete-delay` an external target stays whose Service is gone with most others at a start.
 pub const GRACE: Duration = Duration::from_secs(600);
-/// Services a page. Only their metadata is read.
-const PAGE_SIZE: u32 = 50;
 
 /// Returns whether so many external targets would go that it may be a mistake: more than half of those that are
 /// there, and more than one.
@@ -127,15 +126,15 @@ impl Existing {
         }
     }
 
-    fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<PartialObjectMeta<Service>>) {
+    fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<Guarded<Service>>) {
         for service in page {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
             // One that is being deleted is gone for lb-linker.
-            if service.metadata.deletion_timestamp.is_none() && wanted.contains(&key) {
+            if service.meta().deletion_timestamp.is_none() && wanted.contains(&key) {
                 let metadata = Metadata {
                     uid: service.uid().as_deref().unwrap_or_default().into(),
                     managed: service.annotations().get(MANAGED).cloned(),
-                    labels: service.metadata.labels.unwrap_or_default(),
+                    labels: service.labels().clone(),
                 };
                 self.services.insert(key, metadata);
             }
@@ -227,22 +226,15 @@ async fn list(
     wanted: &HashSet<ServiceKey>,
     existing: &mut Existing,
 ) -> Result<(), ListError> {
-    let api: Api<Service> = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
+    let query = Query {
+        namespace: namespace.map(ToOwned::to_owned),
+        fields: format!("spec.type={LOAD_BALANCER}"),
+        metadata_only: true,
+        ..Query::default()
     };
-    let mut params = ListParams::default().fields(&format!("spec.type={LOAD_BALANCER}")).limit(PAGE_SIZE);
-    loop {
-        let page = api.list_metadata(&params).await.map_err(|source| ListError {
-            what: in_place("load balancers", namespace),
-            source: Box::new(source),
-        })?;
-        existing.add(wanted, page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(()),
-        }
-    }
+    let listed = list_pages(client.clone(), &query, |page| existing.add(wanted, page)).await;
+    listed
+        .map_err(|source| ListError { what: in_place("load balancers", namespace), source: Box::new(source) })
 }
 
 /// Keeps the recorded targets of all Services that the first complete list lacks, if they are most of those with an
@@ -251,7 +243,7 @@ pub(super) fn keep_unlisted(store: &Store) {
     let recorded = store.recorded();
     if are_most(recorded.unlisted.len(), recorded.listed + recorded.unlisted.len()) {
         for (key, last) in recorded.unlisted {
-            // The feed tells whoever has to know.
+            // Subscribers of the store's feed learn of it there.
             let _ = store.keep_left_out(&key, last.uid(), last.target, last.hostnames.into_vec());
         }
     }
@@ -308,8 +300,9 @@ mod tests {
     }
 
     fn existing(services: &[serde_json::Value], wanted: &[&str]) -> Existing {
-        let page =
-            services.iter().map(|metadata| serde_json::from_value(json!({"metadata": metadata})).unwrap());
+        let page = services
+            .iter()
+            .map(|metadata| Guarded::from_json(&json!({"metadata": metadata}).to_string()).unwrap());
         let wanted = wanted.iter().map(|name| ServiceKey::new("shop", name)).collect();
         let mut existing = Existing::default();
         existing.add(&wanted, page.collect());
@@ -369,7 +362,7 @@ mod tests {
         }
         existing.forbidden.insert("shop".to_owned());
         let may_exist = Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
-        assert_eq!(judge(&existing, "gone"), may_exist, "nobody may look");
+        assert_eq!(judge(&existing, "gone"), may_exist, "it may not be looked up");
     }
 
     #[test]
