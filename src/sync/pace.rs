@@ -15,9 +15,9 @@ use crate::store::ServiceKey;
 
 /// The first and the longest pause after a failed write of a link.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// How much later a link is tried again for each link whose writes fail: no more than 20 tries a second in all, however
-/// many links there are.
-const SPREAD: Duration = Duration::from_millis(50);
+/// How much later a link is tried again, from its second failure on, for each link whose writes fail, and how much
+/// later at most: no more than 20 tries a second of up to 600 links, and of more each one every 30 s.
+const SPREAD: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 /// How many links whose writes were refused for a limit of their namespace are tried when one of them has succeeded:
 /// their number doubles as long as all succeed.
 const RELIEVED: usize = 2;
@@ -138,10 +138,13 @@ impl<A: PartialEq + Clone> Pace<A> {
     }
 
     fn pause(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
+        let failed_before = self.has_failed(key);
         let failure = self.failures.entry(key.clone()).or_insert_with(Failure::new);
-        let pause = failure.pauses.next().max(at_least.unwrap_or_default());
-        let others = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
-        let pause = pause.max(SPREAD.saturating_mul(others));
+        let mut pause = failure.pauses.next().max(at_least.unwrap_or_default());
+        if failed_before {
+            let others = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
+            pause = pause.max(SPREAD.0.saturating_mul(others).min(SPREAD.1));
+        }
         self.wait(key.clone(), pause);
         pause
     }
@@ -293,19 +296,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_failing_links_are_retried_at_a_bounded_rate() {
-        let mut pace = Pace::<()>::default();
-        let keys: Vec<ServiceKey> = (0..2000).map(|i| ServiceKey::new("default", &i.to_string())).collect();
-        for key in &keys {
-            pace.failed(key, None);
+        for (links, expected) in [(500, 9_000..=15_000), (2000, 36_000..=50_000)] {
+            let mut pace = Pace::<()>::default();
+            let keys: Vec<ServiceKey> =
+                (0..links).map(|i| ServiceKey::new("default", &i.to_string())).collect();
+            for key in &keys {
+                let pause = pace.refused(key, None, "a policy").0;
+                assert!(pause < Duration::from_secs(2), "the first failure of a link is its own: {pause:?}");
+            }
+            let start = Instant::now();
+            let mut tries = 0;
+            while start.elapsed() < Duration::from_secs(600) {
+                let key = pace.due().await;
+                assert!(pace.failed(&key, None) <= SPREAD.1);
+                tries += 1;
+            }
+            assert!(expected.contains(&tries), "{tries} of {links} links in 600 s");
         }
-        let start = Instant::now();
-        let mut tries = 0;
-        while start.elapsed() < Duration::from_secs(600) {
-            let key = pace.due().await;
-            pace.failed(&key, None);
-            tries += 1;
-        }
-        assert!((9_000..=15_000).contains(&tries), "{tries} in 600 s, 20 a second");
     }
 
     #[tokio::test(start_paused = true)]
