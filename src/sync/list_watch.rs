@@ -294,6 +294,11 @@ impl Count {
 
     fn add<K: Resource>(&mut self, object: &Guarded<K>) {
         self.objects += 1;
+        self.see(object);
+    }
+
+    /// Takes in another version of an object that is counted.
+    fn see<K: Resource>(&mut self, object: &Guarded<K>) {
         let version = object.meta().resource_version.as_deref().and_then(number);
         self.newest = self.newest.zip(version).map(|(newest, version)| newest.max(version));
     }
@@ -402,13 +407,18 @@ where
             }
         };
         match sent {
+            Sent::Object(_, object) if identified(&object).is_none() => self
+                .stream_failed(broken("the streamed list has an object without a name or a resourceVersion")),
             Sent::Object(Change::Deleted, object) => {
                 count.objects = count.objects.saturating_sub(1);
                 gone.push(object);
                 Outcome::Quiet
             }
-            Sent::Object(_, object) => {
-                count.add(&object);
+            Sent::Object(change, object) => {
+                match change {
+                    Change::Modified => count.see(&object),
+                    Change::Added | Change::Deleted => count.add(&object),
+                }
                 Outcome::Say(Ok(Event::Listed(object)))
             }
             Sent::Bookmark { ends_list: false, .. } => Outcome::Quiet,
@@ -516,7 +526,7 @@ where
         let deadline = self.progress.deadline();
         let State::Watch { events, over } = &mut self.state else { return Outcome::Quiet };
         let sent = tokio::select! {
-            // What has come while nobody could read it counts first.
+            // What has come before it could be read counts first.
             biased;
             sent = events.next() => sent,
             () = sleep_until(deadline) => return self.go_on(Input::Silence),
@@ -532,13 +542,7 @@ where
     fn sent(&mut self, sent: Sent<K>) -> Outcome<K> {
         match sent {
             Sent::Object(change, object) => {
-                let meta = object.meta();
-                let has = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
-                let (true, true, Some(version)) = (
-                    has(&meta.namespace),
-                    has(&meta.name),
-                    meta.resource_version.clone().filter(|version| !version.is_empty()),
-                ) else {
+                let Some(version) = identified(&object).map(ToOwned::to_owned) else {
                     return self.fail(Input::Unidentified, WatchError::Unidentified);
                 };
                 self.sign.note();
@@ -583,6 +587,14 @@ where
         };
         self.state = State::Rest { until: until.max(now + at_least), step };
     }
+}
+
+/// Returns the version of an object that says which one it is.
+fn identified<K: Resource>(object: &Guarded<K>) -> Option<&str> {
+    let meta = object.meta();
+    let text = |text: &'_ Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
+    let is_named = text(&meta.namespace) && text(&meta.name);
+    meta.resource_version.as_deref().filter(|version| is_named && !version.is_empty())
 }
 
 /// Returns a pause, with jitter: the first one is doubled so often, less one.

@@ -171,6 +171,38 @@ async fn a_streamed_list_goes_on_as_a_watch() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn modified_object_of_a_streamed_list_counts_once() {
+    let (requests, mut events) = api_server(|asked, _| match asked {
+        Asked::Stream => {
+            open_ended(vec![event("ADDED", "web", "3"), event("MODIFIED", "web", "5"), bookmark("5", true)])
+        }
+        // After which the next list is compared with it.
+        Asked::Page => page("5", "", &["web"]),
+        Asked::Watch => open_ended(vec![]),
+    });
+    said_for(&mut events, 2000).await;
+    // Lists that show nothing new: 150, 300, 600 and 600 s later.
+    assert_eq!(requests.of(Asked::Stream), [0, 150, 450, 1050, 1650]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unidentified_object_of_a_streamed_list_makes_way_for_pages() {
+    for field in ["namespace", "name", "resourceVersion"] {
+        let (requests, mut events) = api_server(move |asked, _| match asked {
+            Asked::Stream => {
+                let mut lost = event("ADDED", "web", "5");
+                lost["object"]["metadata"][field] = "".into();
+                open_ended(vec![lost, bookmark("5", true)])
+            }
+            Asked::Page => page("5", "", &["web"]),
+            Asked::Watch => open_ended(vec![]),
+        });
+        assert_eq!(said_for(&mut events, 40).await, ["begins", "error 0", "begins", "listed web", "ends"]);
+        assert_eq!((requests.of(Asked::Stream).len(), requests.of(Asked::Page).len()), (1, 1), "{field}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn lists_come_in_pages_for_an_hour_where_streams_are_refused() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
         (Asked::Stream, _) => refused(422),
