@@ -400,11 +400,11 @@ impl Store {
         Some(self.put(&mut allotment, known, kept))
     }
 
-    /// Takes over that the Service of a link in [`State::LeftOut`] is gone.
-    pub fn end_left_out(&self, key: &ServiceKey) -> Option<Change> {
+    /// Takes over that the Service of a link in [`State::LeftOut`] is gone, and counts as gone since then.
+    pub fn end_left_out(&self, key: &ServiceKey, since: Instant) -> Option<Change> {
         let mut allotment = self.write();
         let link = self.get(key).filter(|link| link.is_left_out())?;
-        Some(self.depart(&mut allotment, &link, Instant::now()))
+        Some(self.depart(&mut allotment, &link, since))
     }
 
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,

@@ -191,14 +191,20 @@ fn left_out_service_ends_as_others_do() {
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
         store
     };
+    let since = Instant::now();
     for by_event in [false, true] {
         let store = left_out();
-        let change =
-            if by_event { store.delete(&key("web"), "1", None) } else { store.end_left_out(&key("web")) };
+        let change = if by_event {
+            store.delete(&key("web"), "1", None)
+        } else {
+            store.end_left_out(&key("web"), since)
+        };
         assert!(change.is_some());
-        assert!(store.get(&key("web")).unwrap().is_gone());
+        let link = store.get(&key("web")).unwrap();
+        assert!(link.is_gone());
+        assert_eq!(link.outlived_since() == Some(since), !by_event);
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
-        assert!(store.end_left_out(&key("web")).is_none());
+        assert!(store.end_left_out(&key("web"), since).is_none());
     }
     let store = left_out();
     assert!(store.forget(&key("web")).is_some());

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::task::JoinSet;
@@ -244,12 +244,14 @@ impl Reconciler {
                 }
                 Verdict::Exists { .. } => drop(self.start_check.postponed.remove(&key)),
                 Verdict::OptedOut => {
-                    self.end(&key);
+                    // Its external target goes at once, however long those of others outlive their Services.
+                    let now = Instant::now();
+                    self.end(&key, now.checked_sub(self.settings.policy.delete_delay).unwrap_or(now));
                     self.start_check.ended.insert(key.clone());
                     self.start_check.postponed.remove(&key);
                 }
                 Verdict::Gone => {
-                    self.end(&key);
+                    self.end(&key, Instant::now());
                     self.start_check.ended.insert(key.clone());
                     if selection.watches(key.namespace()) {
                         self.start_check.postponed.insert(key.clone());
@@ -267,11 +269,11 @@ impl Reconciler {
         self.announce();
     }
 
-    /// Ends a link whose Service is gone. External targets of namespaces that aren't watched stay as they are.
-    fn end(&self, key: &ServiceKey) {
+    /// Ends a link whose Service counts as gone since then. External targets of namespaces that aren't watched stay as they are.
+    fn end(&self, key: &ServiceKey, since: Instant) {
         let Settings { store, selection, news, .. } = &self.settings;
         let is_watched = selection.watches(key.namespace());
-        let change = if is_watched { store.end_left_out(key) } else { store.forget(key) };
+        let change = if is_watched { store.end_left_out(key, since) } else { store.forget(key) };
         change.iter().for_each(|change| log_change(news, change));
     }
 
