@@ -573,7 +573,7 @@ async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
 }
 
 #[tokio::test]
-async fn what_a_former_leader_creates_for_no_load_balancer_goes_at_once() {
+async fn former_leaders_object_without_a_link_goes_at_once() {
     let stage = Stage::new("former").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let a = stage.replica("a", &[], &["--leader-election", "lease", "--max-deletes", "0"]);
@@ -927,7 +927,7 @@ async fn new_leader_keeps_what_a_typo_leaves_out() {
 }
 
 #[tokio::test]
-async fn follower_with_a_typo_answers_as_the_leader_and_removes_nothing_later() {
+async fn follower_with_a_typo_answers_alike_and_removes_nothing() {
     let stage = Stage::new("left-out").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let args = ["--leader-election", "lease", "--delete-delay", "0s"];

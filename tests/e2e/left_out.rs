@@ -265,7 +265,7 @@ fn narrow_account(stage: &Stage, namespace: &str) -> String {
 }
 
 #[tokio::test]
-async fn services_that_are_gone_keep_their_external_targets_for_ten_minutes() {
+async fn external_targets_of_gone_services_stay_for_ten_minutes() {
     for number in [2, 30] {
         let stage = Stage::linked(number, &[]).await;
         let before = stage.objects().await;

@@ -107,7 +107,7 @@ async fn a_load_balancer_that_loses_the_selected_label_is_gone() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_not_selected_any_more_is_kept_for_the_delay() {
+async fn service_not_selected_any_more_is_kept_for_the_delay() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("left").await;
     for name in ["left", "back", "out", "deleted"] {
