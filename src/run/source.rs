@@ -20,6 +20,7 @@ use crate::sync::left_out::Registry;
 use crate::sync::manifests::{self, ManifestSource};
 use crate::sync::output::OutputDirectory;
 use crate::sync::plan::SyncMode;
+use crate::sync::rewinds::{Listed, Rewinds};
 use crate::sync::term::unix_now;
 use crate::sync::trouble::Outage;
 use crate::sync::watch::ClusterSource;
@@ -126,7 +127,9 @@ impl Source {
         tasks.spawn(end.follow(stop.clone()));
         let news = News { metrics: Arc::clone(metrics), recorder, log: ServiceLog::default() };
         // Manifests have no terms: what was read first counts.
-        let listed = watch::Sender::new(if flags.manifests.is_some() { leadership.term() } else { 0 });
+        let rewinds = Rewinds::default();
+        let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
+        let listed = watch::Sender::new(Listed { term, rewinds: rewinds.count() });
         if let Some(keeper) = self.keeper() {
             let settings = reconcile::Settings {
                 store: Arc::clone(store),
@@ -137,6 +140,7 @@ impl Source {
                 policy: flags.policy(),
                 news: news.clone(),
                 leadership: leadership.clone(),
+                rewinds: rewinds.clone(),
                 links_listed: listed.subscribe(),
             };
             let reconciler_stop = stop.clone();
@@ -201,6 +205,7 @@ impl Source {
                     store,
                     news,
                     leadership,
+                    rewinds,
                     listed,
                     own_targets: Arc::default(),
                 };

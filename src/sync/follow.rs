@@ -31,6 +31,7 @@ use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
 use super::reconcile::{FAREWELL, poison};
 use super::refusals::Refusals;
+use super::rewinds::Listed;
 use super::selection::Selection;
 use super::service::Service;
 use super::trouble::{Complaints, Outage};
@@ -66,7 +67,7 @@ pub struct Settings {
     /// Whether it may write.
     pub leadership: Leadership,
     /// The last term in which all load balancers have been listed.
-    pub links_listed: watch::Receiver<u64>,
+    pub links_listed: watch::Receiver<Listed>,
 }
 
 /// Runs until `stop`. Only who leads has anything to do here.
@@ -81,7 +82,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     let mut links_listed = settings.links_listed.clone();
     loop {
         let term = leadership.current_term();
-        if term == Some(*links_listed.borrow_and_update()) && settings.store.is_synced() {
+        if term == Some(links_listed.borrow_and_update().term) && settings.store.is_synced() {
             memory = lead(&settings, &mut feed, memory, term.unwrap_or_default(), &stop).await?;
         }
         tokio::select! {

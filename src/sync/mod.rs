@@ -30,6 +30,7 @@ pub mod plan;
 pub mod reconcile;
 mod refusals;
 mod report;
+pub mod rewinds;
 pub mod selection;
 pub mod service;
 mod service_log;

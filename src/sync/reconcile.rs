@@ -38,6 +38,7 @@ use super::pace::Pace;
 use super::packed::Packed;
 use super::plan::{Actual, Policy, Step, SyncMode, Write, adoption, all_writes, next_step, term_repair};
 use super::report::Report;
+use super::rewinds::{Listed, Rewinds};
 use super::selection::Selection;
 use super::service::Service;
 use super::term::unix_now;
@@ -81,8 +82,10 @@ pub struct Settings {
     pub news: News,
     /// Whether it may write.
     pub leadership: Leadership,
-    /// The last term in which all load balancers have been listed.
-    pub links_listed: watch::Receiver<u64>,
+    /// How often etcd was restored.
+    pub rewinds: Rewinds,
+    /// In which term, and after how many rewinds, all load balancers have been listed last.
+    pub links_listed: watch::Receiver<Listed>,
 }
 
 /// Runs until `stop`; then lets the writes under way end.
@@ -95,7 +98,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
         return Ok(());
     }
     let mut events = settings.keeper.events(&settings.news.metrics.staleness);
-    let leadership = settings.leadership.clone();
+    let (leadership, rewinds) = (settings.leadership.clone(), settings.rewinds.clone());
     let mut standing = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     let mut reconciler = Reconciler::new(settings);
@@ -105,6 +108,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             () = stop.cancelled() => return Ok(()),
             () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
             () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
         }
     }
@@ -123,6 +127,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
             () = standing.changed() => reconciler.heed_standing(),
             Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
             event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
@@ -157,6 +162,8 @@ struct Reconciler {
     /// The term that writes belong to, and the kinds of objects that have been listed in it: what was
     /// heard before may have been changed by another leader since.
     term: u64,
+    /// How often etcd was restored before those lists began.
+    rewinds: u64,
     listed_in_term: HashSet<Kind>,
     queue: VecDeque<ServiceKey>,
     /// Links whose last write has failed: they are looked at when no others are queued.
@@ -193,6 +200,7 @@ impl Reconciler {
             objects: Objects::new(settings.policy.instance.clone()),
             listed: HashSet::new(),
             term: settings.leadership.term(),
+            rewinds: settings.rewinds.count(),
             listed_in_term: HashSet::new(),
             queue: VecDeque::new(),
             retries: VecDeque::new(),
@@ -217,19 +225,22 @@ impl Reconciler {
 
     // === who may write ===
 
-    /// Begins a term as the leader: with lists of its own.
+    /// Begins a term as the leader, or goes on after etcd was restored: with new lists.
     fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
         self.term = self.settings.leadership.term();
+        self.rewinds = self.settings.rewinds.count();
         self.listed_in_term.clear();
         self.former.clear();
         self.settings.keeper.events(&self.settings.news.metrics.staleness)
     }
 
-    /// Returns whether writes may be made: by the leader, once everything has been listed in its term.
+    /// Returns whether writes may be made: by the leader, once everything has been listed in its term, and since etcd
+    /// was restored.
     fn may_write(&self) -> bool {
         self.settings.leadership.current_term() == Some(self.term)
             && self.listed_in_term.len() == self.listed.len()
-            && *self.settings.links_listed.borrow() == self.term
+            && self.rewinds == self.settings.rewinds.count()
+            && *self.settings.links_listed.borrow() == Listed { term: self.term, rewinds: self.rewinds }
     }
 
     /// Makes the writes that were due when somebody else led, or nobody.

@@ -21,6 +21,7 @@ use super::guarded::Guarded;
 use super::left_out::keep_unlisted;
 use super::list_watch::{Event, Item, Query, list_watch};
 use super::own_targets::OwnTargets;
+use super::rewinds::{Listed, Rewinds};
 use super::selection::{Membership, Selection};
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble};
@@ -55,8 +56,10 @@ pub struct ClusterSource {
     pub news: News,
     /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
     pub leadership: Leadership,
-    /// The last term in which everything has been listed.
-    pub listed: tokio::sync::watch::Sender<u64>,
+    /// How often etcd was restored.
+    pub rewinds: Rewinds,
+    /// In which term, and after how many rewinds, everything has been listed last.
+    pub listed: tokio::sync::watch::Sender<Listed>,
     /// The Services whose target depends on another Service.
     pub own_targets: Arc<Mutex<OwnTargets>>,
 }
@@ -119,7 +122,7 @@ impl ClusterSource {
         let mut feed = self.store.subscribe();
         let mut is_due = false;
         self.leadership.settled().await;
-        let mut term = self.leadership.term();
+        let mut lists = self.lists();
         let mut events = SelectAll::new();
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
@@ -141,8 +144,8 @@ impl ClusterSource {
             let over = heard.leaving.due().map(Instant::from_std);
             let (number, event) = tokio::select! {
                 biased;
-                () = self.leadership.beyond(term) => {
-                    term = self.leadership.term();
+                () = self.beyond(lists) => {
+                    lists = self.lists();
                     for (number, scope) in scopes.iter_mut().enumerate() {
                         scope.listed = false;
                         events.push(self.follow(number, scope));
@@ -196,6 +199,8 @@ impl ClusterSource {
                              before: etcd was probably restored from a backup; lb-linker follows that state now",
                             scope.trouble.what()
                         );
+                        // Before the links change: no write is based on this list and an older one of external targets.
+                        self.rewinds.note();
                         self.store.rewind(version);
                     }
                     let mut changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
@@ -208,12 +213,25 @@ impl ClusterSource {
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
                     if complete {
-                        self.listed.send_replace(term);
+                        self.listed.send_replace(lists);
                     }
                 }
                 Event::Applied(object) => self.applied(object, &mut heard),
                 Event::Deleted(object) => self.deleted(&object, &mut heard),
             }
+        }
+    }
+
+    /// Returns what lists that begin now are good for.
+    fn lists(&self) -> Listed {
+        Listed { term: self.leadership.term(), rewinds: self.rewinds.count() }
+    }
+
+    /// Waits until new lists are due, after these.
+    async fn beyond(&self, Listed { term, rewinds }: Listed) {
+        tokio::select! {
+            () = self.leadership.beyond(term) => {}
+            () = self.rewinds.beyond(rewinds) => {}
         }
     }
 

@@ -41,6 +41,8 @@ const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/final
 pub enum ObjectEvent {
     /// The objects of a kind are being listed from here on.
     ListBegins(Kind),
+    /// A list of the objects of a kind is older than what was heard before: etcd was restored.
+    Rewound(Kind),
     /// A complete list of the objects of a kind.
     Listed(Kind, Vec<Packed>),
     /// The objects of some kind can't be seen now; the reason has been logged.
@@ -373,7 +375,9 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 list.extend(readable(object, &mut complaints).map(|object| Packed::of(&kept(object))));
                 None
             }
-            Event::ListEnds { .. } => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
+            // All is listed anew, so this list isn't needed.
+            Event::ListEnds { rewound: Some(_) } => Some(ObjectEvent::Rewound(kind)),
+            Event::ListEnds { rewound: None } => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
             Event::Applied(object) => {
                 let key = key_of(&object);
                 let object = readable(object, &mut complaints);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::writing::removal_of;
 use super::{Reconciler, Settings};
@@ -28,6 +28,13 @@ impl Reconciler {
     pub(super) fn observe(&mut self, event: ObjectEvent) {
         match event {
             ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
+            ObjectEvent::Rewound(kind) => {
+                warn!(
+                    "etcd was restored to an earlier state, as the list of {kind}s shows: all is listed anew before \
+                       the next write"
+                );
+                self.settings.rewinds.note();
+            }
             ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
             ObjectEvent::Unseen => {
                 self.settings.store.set_holders_known();

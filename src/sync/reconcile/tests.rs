@@ -58,7 +58,8 @@ fn denied() -> (Reconciler, Arc<AtomicUsize>) {
             instance: Some("own".to_owned()),
         },
         news,
-        links_listed: watch::Sender::new(leadership.term()).subscribe(),
+        rewinds: Rewinds::default(),
+        links_listed: watch::Sender::new(Listed { term: leadership.term(), rewinds: 0 }).subscribe(),
         leadership,
     };
     (Reconciler::new(settings), requests)
@@ -106,4 +107,36 @@ async fn denied_annotation_is_written_ever_more_seldom() {
     }
     let requests = requests.load(Ordering::Relaxed);
     assert!((10..=60).contains(&requests), "{requests} in 600 s");
+}
+
+#[tokio::test]
+async fn nothing_is_written_after_a_rewind_before_new_lists() {
+    let (mut reconciler, _) = denied();
+    let object = external_target(&reconciler, "no number");
+    let lists = |reconciler: &mut Reconciler| {
+        reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
+        reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    };
+    let term = reconciler.term;
+    let links_listed = watch::Sender::new(Listed { term, rewinds: 0 });
+    reconciler.settings.links_listed = links_listed.subscribe();
+    lists(&mut reconciler);
+    assert!(reconciler.may_write());
+    // The watch of external targets notices it.
+    reconciler.observe(ObjectEvent::Rewound(Kind::Service));
+    assert!(!reconciler.may_write());
+    drop(reconciler.begin_term());
+    lists(&mut reconciler);
+    assert!(!reconciler.may_write(), "the load balancers haven't been listed since");
+    links_listed.send_replace(Listed { term, rewinds: 1 });
+    assert!(reconciler.may_write());
+    // The watch of load balancers notices it.
+    reconciler.settings.rewinds.note();
+    links_listed.send_replace(Listed { term, rewinds: 2 });
+    assert!(!reconciler.may_write(), "the external targets haven't been listed since");
+    drop(reconciler.begin_term());
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    assert!(!reconciler.may_write());
+    lists(&mut reconciler);
+    assert!(reconciler.may_write());
 }

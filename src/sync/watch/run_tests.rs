@@ -48,7 +48,8 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
         store,
         news,
         leadership,
-        listed: tokio::sync::watch::Sender::new(0),
+        rewinds: Rewinds::default(),
+        listed: tokio::sync::watch::Sender::default(),
         own_targets: Arc::default(),
     }
 }

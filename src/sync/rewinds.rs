@@ -1,0 +1,36 @@
+//! How often etcd was seen to be restored to an earlier revision. Each watch notices that in its own time: in between,
+//! what one has heard is of the restored state and what another has heard is of the state before.
+
+use tokio::sync::watch;
+
+/// The number of times that any watch has heard a list older than what it heard before. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Rewinds(watch::Sender<u64>);
+
+impl Rewinds {
+    /// Counts another one: nothing is written before everything that writes depend on has been listed anew.
+    pub fn note(&self) {
+        self.0.send_modify(|count| *count += 1);
+    }
+
+    /// Returns how many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        *self.0.borrow()
+    }
+
+    /// Waits until there is another number of them than this one.
+    pub async fn beyond(&self, count: u64) {
+        // The sender is alive as long as this is.
+        let _ = self.0.subscribe().wait_for(|now| *now != count).await;
+    }
+}
+
+/// Up to when something has been listed completely: in this term, and after so many rewinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The term in which the list began.
+    pub term: u64,
+    /// [`Rewinds::count`] when the list began.
+    pub rewinds: u64,
+}
