@@ -102,6 +102,38 @@ async fn what_had_come_when_told_to_stop_is_answered() {
 }
 
 #[tokio::test]
+async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
+    let (handler, silent) = handler().await;
+    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+    let client = client(1, socket.local_addr().unwrap()).await;
+    // A connected socket takes packets of its peer alone: the kernel reports its port as unreachable to all others.
+    let closed = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    closed.connect(silent.local_addr().unwrap()).await.unwrap();
+    socket.send_to(b"an answer", closed.local_addr().unwrap()).unwrap();
+    for _ in 0..50 {
+        ask(&client, KNOWN).await;
+    }
+    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), Arc::clone(&handler.metrics)));
+    let ((questions, asked), (keep, kept)) = (mpsc::channel(QUEUE), sync_channel(KEPT));
+    let (shares, own) = (Shares::new(MAX_WAITING), Arc::clone(&socket));
+    let full = Full { socket: own, handler: Arc::clone(&handler), shares, keep };
+    let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
+    let worker = Worker {
+        socket,
+        handler,
+        questions,
+        kept,
+        pending: Arc::default(),
+        stop: Arc::new(AtomicBool::new(true)),
+        runtime: Handle::current(),
+    };
+    tokio::task::spawn_blocking(|| worker.run()).await.unwrap().unwrap();
+    for _ in 0..50 {
+        answered(&client).await;
+    }
+}
+
+#[tokio::test]
 async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
     const CROWD: usize = 200;
     let (handler, _silent) = handler().await;

@@ -1,7 +1,7 @@
 //! The thread of a socket: it answers what it has answered before, also where a link has changed since, and passes
 //! everything else on.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -105,8 +105,20 @@ impl Worker {
                     self.take(desk, number);
                 }
                 Err(error) if is_fatal(&error) => return Ok(()),
-                Err(_) if self.pending.load(Ordering::Acquire) == 0 => return Ok(()),
-                Err(_) => sleep(GLANCE),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if self.pending.load(Ordering::Acquire) == 0 {
+                        return Ok(());
+                    }
+                    sleep(GLANCE);
+                }
+                // An ICMP error says nothing about the queue: behind it there may be questions.
+                Err(error) => {
+                    debug!("UDP: {error}");
+                    self.socket.read_errors();
+                    if is_shortage(&error) {
+                        sleep(GLANCE);
+                    }
+                }
             }
             let is_late = last >= MAX_LAST && self.pending.load(Ordering::Acquire) == 0;
             if is_late || Instant::now() > end {
