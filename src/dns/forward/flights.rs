@@ -12,12 +12,13 @@ use crate::dns::question::Key;
 /// What has become of a look-up.
 type Landing = Result<Arc<Message>, ForwardError>;
 
-/// What makes two look-ups one: the upstreams are asked the same, in the same way.
-type Route = (Key, Purpose);
+/// What makes two look-ups one: the upstreams are asked the same, in the same way. A look-up with a client is for that
+/// client alone.
+type Route = (Key, Purpose, Option<IpAddr>);
 
 /// All look-ups under way.
 #[derive(Debug, Default)]
-pub struct Flights(flights::Flights<Route, Landing>);
+pub struct Flights(flights::Flights<Route, (IpAddr, Landing)>);
 
 impl Flights {
     /// Asks the upstreams, or waits for an answer to the same question. The look-up goes on when no client waits
@@ -32,24 +33,39 @@ impl Flights {
         purpose: Purpose,
         client: IpAddr,
     ) -> Landing {
-        let route = (question, purpose);
+        let (begun_for, landing) = self.fly(forward, (question.clone(), purpose, None), client).await?;
+        // That another client has no socket left says nothing about this one.
+        if landing == Err(ForwardError::NoSocket) && begun_for != client {
+            return self.fly(forward, (question, purpose, Some(client)), client).await?.1;
+        }
+        landing
+    }
+
+    /// Returns what has become of a look-up, and the client that it was begun for.
+    async fn fly(
+        &self,
+        forward: &Arc<Forward>,
+        route: Route,
+        client: IpAddr,
+    ) -> Result<(IpAddr, Landing), ForwardError> {
         let look_up = || {
-            let share = forward.admit(purpose, route.0.is_common(), client)?;
-            let (forward, question) = (Arc::clone(forward), route.0.clone());
+            let (question, purpose, _) = &route;
+            let share = forward.admit(*purpose, question.is_common(), client)?;
+            let (forward, question, purpose) = (Arc::clone(forward), question.clone(), *purpose);
             Ok(async move {
                 let landing = forward.ask(&question, purpose, client).await.map(Arc::new);
                 drop(share);
-                landing
+                (client, landing)
             })
         };
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
-        let defect = || Err(ForwardError::none("the look-up has failed by a defect of lb-linker"));
-        flight.landed().await.unwrap_or_else(defect)
+        let defect = || ForwardError::none("the look-up has failed by a defect of lb-linker");
+        flight.landed().await.ok_or_else(defect)
     }
 
     /// Has nobody else wait for the look-ups of a name, given in wire form and lower case, or for any.
     pub fn forget(&self, name: Option<&[u8]>) {
-        self.0.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
+        self.0.forget(|(key, ..)| name.is_none_or(|name| *key.name() == *name));
     }
 }
 
@@ -90,6 +106,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn lack_of_sockets_of_one_client_isnt_that_of_another() {
+        let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
+        let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
+        let flights = Arc::new(Flights::default());
+        let question = Question::plain(Name::from_ascii("one.").unwrap(), RecordType::A).key();
+        let route = (question.clone(), Purpose::Forward, None);
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let lacking = async {
+            let _ = ended.await;
+            (CLIENT, Err(ForwardError::NoSocket))
+        };
+        let begun = flights.0.join_or_start(&route, || Ok::<_, ForwardError>(lacking), |_| {}).unwrap();
+        let join = |client: [u8; 4]| {
+            let (flights, forward, question) = (Arc::clone(&flights), Arc::clone(&forward), question.clone());
+            let join =
+                async move { flights.look_up(&forward, question, Purpose::Forward, client.into()).await };
+            Box::pin(join)
+        };
+        let (mut own, mut other) = (join([10, 0, 0, 1]), join([10, 0, 0, 2]));
+        assert!(futures::poll!(own.as_mut()).is_pending() && futures::poll!(other.as_mut()).is_pending());
+        end.send(()).unwrap();
+        begun.landed().await;
+        assert_eq!(own.await, Err(ForwardError::NoSocket));
+        let mut message = [0; 512];
+        let (length, from) = tokio::select! {
+            asked = upstream.recv_from(&mut message) => asked.unwrap(),
+            landing = &mut other => panic!("{landing:?}"),
+        };
+        // QR and RA: an answer without records.
+        message[2] |= 0x80;
+        upstream.send_to(&message[..length], from).await.unwrap();
+        assert!(other.await.is_ok());
+    }
+
+    #[tokio::test]
     async fn equal_questions_share_a_look_up_unless_the_name_was_forgotten() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
@@ -102,8 +154,12 @@ mod tests {
             yield_now().await;
         };
         let under_way = || {
-            let mut all: Vec<_> =
-                flights.0.keys().iter().map(|(key, purpose)| (key.name()[1..].to_vec(), *purpose)).collect();
+            let mut all: Vec<_> = flights
+                .0
+                .keys()
+                .iter()
+                .map(|(key, purpose, _)| (key.name()[1..].to_vec(), *purpose))
+                .collect();
             all.sort_by_key(|(name, purpose)| (*purpose == Purpose::ForwardByTcp, name.clone()));
             all
         };

@@ -1,6 +1,7 @@
 //! What is behind the targets of links: looked up through the server's own blocks, shared by all who ask at once,
 //! and remembered for when nobody answers.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,10 +38,13 @@ pub(super) struct Views {
 /// The targets that are looked up, and what is known of them.
 #[derive(Debug)]
 pub(super) struct Targets {
-    flights: Flights<Key, Landing>,
+    flights: Flights<Route, (IpAddr, Landing)>,
     memory: Arc<Memory>,
     failing: Arc<Failing>,
 }
+
+/// What makes two look-ups one. A look-up with a client is for that client alone.
+type Route = (Key, Option<IpAddr>);
 
 /// What a server's own block answers; nothing where it is silent.
 type Landing = Option<Arc<Reply>>;
@@ -85,7 +89,7 @@ impl Views {
     /// Forgets what is being looked up about a name, or about all.
     pub(super) fn forget(&self, name: Option<&[u8]>) {
         for targets in &self.targets {
-            targets.flights.forget(|key| name.is_none_or(|name| *key.name() == *name));
+            targets.flights.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
         }
         match name {
             Some(name) => self.failing.forget(name),
@@ -107,11 +111,38 @@ impl Targets {
         wanted: Wanted,
     ) -> Result<Known, Ede> {
         let question = Question { query: query.clone(), ..request.question() };
-        let flight = match self.start(request, &question, wanted) {
+        let flight = match self.start(request, &question, wanted, None) {
             Started::Landed(landing) => return self.judge(&question, landing),
             Started::Flying(flight) => flight,
         };
-        let last = self.memory.recall(&question);
+        let mut landed = self.wait(&question, wanted, flight).await;
+        // That another client has reached its bound says nothing about this one.
+        if let Some(Some((begun_for, Some(reply)))) = &landed
+            && is_busy(reply)
+            && *begun_for != request.account()
+        {
+            landed = match self.start(request, &question, wanted, Some(request.account())) {
+                Started::Landed(landing) => return self.judge(&question, landing),
+                Started::Flying(flight) => self.wait(&question, wanted, flight).await,
+            };
+        }
+        match landed {
+            Some(landing) => self.judge(&question, landing.and_then(|(_, landing)| landing)),
+            None => {
+                self.memory.set_failing(&question, true);
+                self.memory.recall(&question).map(given).ok_or(Ede::NO_UPSTREAM)
+            }
+        }
+    }
+
+    /// Waits for a look-up as long as it is worth it; nothing if it hasn't ended by then.
+    async fn wait(
+        &self,
+        question: &Question,
+        wanted: Wanted,
+        flight: Flight<(IpAddr, Landing)>,
+    ) -> Option<Option<(IpAddr, Landing)>> {
+        let last = self.memory.recall(question);
         let until = match &last {
             // The look-up before has failed: this one has to prove that it is better.
             Some(Last { failing: true, .. }) => Instant::now(),
@@ -119,17 +150,10 @@ impl Targets {
             Some(_) => wanted.until.min(Instant::now() + PATIENCE.saturating_sub(flight.age())),
             None => wanted.until,
         };
-        let landed = if until <= Instant::now() {
+        if until <= Instant::now() {
             flight.landed().now_or_never()
         } else {
             timeout_at(until, flight.landed()).await.ok()
-        };
-        match landed {
-            Some(landing) => self.judge(&question, landing.flatten()),
-            None => {
-                self.memory.set_failing(&question, true);
-                last.map(given).ok_or(Ede::NO_UPSTREAM)
-            }
         }
     }
 
@@ -161,27 +185,36 @@ impl Targets {
     pub(super) async fn look_ahead(&self, request: &Request, absence: Duration) {
         let question = request.question();
         let wanted = Wanted { until: Instant::now() + PATIENCE, absence, cached: true };
-        if let Started::Flying(flight) = self.start(request, &question, wanted) {
+        if let Started::Flying(flight) = self.start(request, &question, wanted, None) {
             // What comes of it is cached, or will be asked for by somebody.
             let _ = flight.landed().await;
         }
     }
 
-    /// Joins the look-up that is under way, or begins one. What is known here and now needs no task.
-    fn start(&self, request: &Request, question: &Question, wanted: Wanted) -> Started {
-        let key = question.key();
-        if let Some(flight) = self.flights.under_way(&key) {
+    /// Joins the look-up that is under way, or begins one; one for a client alone if `only_for` is that client. What is
+    /// known here and now needs no task.
+    fn start(
+        &self,
+        request: &Request,
+        question: &Question,
+        wanted: Wanted,
+        only_for: Option<IpAddr>,
+    ) -> Started {
+        let route = (question.key(), only_for);
+        if let Some(flight) = self.flights.under_way(&route) {
             return Started::Flying(flight);
         }
+        let account = request.account();
         let (asked, query) = (request.clone(), question.query.clone());
         let purpose = Purpose::Target { absence: wanted.absence, cached: wanted.cached };
         let mut looking = async move { Server::look_up(&asked, query, purpose).await.map(Arc::new) }.boxed();
-        let news = self.news(&key, question);
+        let news = self.news(&route.0, question);
         if let Some(landing) = (&mut looking).now_or_never() {
             news(&landing);
             return Started::Landed(landing);
         }
-        match self.flights.join_or_start(&key, || Ok::<_, std::convert::Infallible>(looking), news) {
+        let look_up = || Ok::<_, std::convert::Infallible>(looking.map(move |landing| (account, landing)));
+        match self.flights.join_or_start(&route, look_up, |(_, landing)| news(landing)) {
             Ok(flight) => Started::Flying(flight),
             Err(never) => match never {},
         }
@@ -217,7 +250,7 @@ enum Started {
     /// It has an answer already.
     Landed(Landing),
     /// It is under way.
-    Flying(Flight<Landing>),
+    Flying(Flight<(IpAddr, Landing)>),
 }
 
 fn given(last: Last) -> Known {
@@ -280,4 +313,42 @@ pub(super) fn query_for(request: &Request, name: &Name) -> Query {
     let mut query = request.query.clone();
     query.set_name(name.clone());
     query
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::pin;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::dns::plugins::testing::Site;
+
+    #[tokio::test]
+    async fn bound_that_one_client_reached_isnt_that_of_another() {
+        let site = Site::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
+        let targets = Views::new(Arc::default(), &site.shared.metrics).of(&site.server);
+        for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
+            let request = site.clone().from(client).request("t.example. A");
+            let mut refused = request.reply("forward");
+            refused.metadata.response_code = ResponseCode::Refused;
+            refused.ede = Some(Ede::NO_SOCKET);
+            let (end, ended) = oneshot::channel::<()>();
+            let busy = async move {
+                let _ = ended.await;
+                (IpAddr::from([10, 0, 0, 1]), Some(Arc::new(refused)))
+            };
+            let route = (request.question().key(), None);
+            let Ok(begun) = targets.flights.join_or_start(&route, || Ok::<_, Infallible>(busy), |_| {});
+            let wanted =
+                Wanted { until: Instant::now() + PATIENCE, absence: Duration::from_secs(5), cached: true };
+            let mut joined = pin!(targets.resolve(&request, &request.query, wanted));
+            assert!(futures::poll!(joined.as_mut()).is_pending(), "it has joined the look-up");
+            end.send(()).unwrap();
+            begun.landed().await;
+            let answers = joined.await.map(|known| known.reply.answers.len());
+            assert_eq!(answers.ok(), is_answered.then_some(1), "{client}");
+        }
+    }
 }
