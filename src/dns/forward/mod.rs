@@ -172,12 +172,14 @@ impl Forward {
     /// Returns a client of these upstreams.
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, options: ForwardOptions) -> Self {
+        // Each look-up needs a socket: with more look-ups a client's share of them would be more than all sockets.
+        let chases = options.max_concurrent.min(options.sockets.of_targets());
         let forward = Self {
             upstreams: ArcSwap::default(),
             turn: AtomicUsize::new(0),
             forwards: Shares::new(options.max_concurrent),
-            chases: Shares::new(options.max_concurrent),
-            oddities: Shares::new(options.max_concurrent.div_ceil(10)),
+            chases: Shares::new(chases),
+            oddities: Shares::new(chases.div_ceil(10)),
             refusals: Refusals::default(),
             options,
         };

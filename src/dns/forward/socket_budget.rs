@@ -77,6 +77,11 @@ impl SocketBudget {
         SocketQuota::Client(Arc::clone(shares), client)
     }
 
+    /// Returns how many sockets there are for look-ups of links' targets.
+    pub(super) fn of_targets(&self) -> usize {
+        self.targets.limit()
+    }
+
     /// Returns what a health check may open.
     pub(super) fn of_checks(&self) -> SocketQuota {
         SocketQuota::Checks(Arc::clone(&self.checks))
@@ -123,6 +128,7 @@ impl SocketQuota {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dns::forward::{Forward, ForwardOptions};
     use crate::dns::max_files;
 
     #[test]
@@ -134,6 +140,18 @@ mod tests {
             + budget.checks.available_permits()
             + budget.idle.available_permits();
         assert!(all <= max_files() / 100 * 60, "{all}");
+    }
+
+    #[test]
+    fn look_ups_of_targets_are_no_more_than_their_sockets() {
+        let budget = SocketBudget { targets: Shares::new(4), ..SocketBudget::default() };
+        let options = ForwardOptions { sockets: Arc::new(budget), ..ForwardOptions::default() };
+        let forward = Forward::new(Vec::new(), options);
+        let admitted = |purpose| {
+            let admit = |last| forward.admit(purpose, true, IpAddr::from([10, 0, 0, last])).ok();
+            (1..=50).map_while(admit).collect::<Vec<_>>().len()
+        };
+        assert_eq!([admitted(Purpose::Chase), admitted(Purpose::Forward)], [4, 50]);
     }
 
     #[test]

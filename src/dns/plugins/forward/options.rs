@@ -90,8 +90,9 @@ struct Pem {
     word: Word,
 }
 
-/// Returns how many questions may be under way by default: about as many as there are sockets for (see
-/// [`SocketBudget`](crate::dns::forward::SocketBudget)).
+/// Returns how many questions may be under way by default: about as many as there are sockets for names (see
+/// [`SocketBudget`](crate::dns::forward::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
+/// more look-ups of them than sockets.
 fn under_way() -> usize {
     (max_files() / 4).clamp(UNDER_WAY.0, UNDER_WAY.1)
 }
