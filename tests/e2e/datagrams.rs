@@ -1,7 +1,7 @@
 //! What clients on the link, and forged packets, can make of answers by UDP.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -156,6 +156,36 @@ async fn only_this_host_reports_a_client_unreachable() {
         thread::sleep(Duration::from_millis(250));
     }
     client.send_to(&question, served.near()).unwrap();
+    client.recv(&mut answer).expect("an answer to another client");
+}
+
+/// The same by IPv6, where an ICMP error with an address of this host as its source may come from elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_this_host_reports_an_ipv6_client_unreachable() {
+    if !network::is_own("datagrams::only_this_host_reports_an_ipv6_client_unreachable") {
+        return;
+    }
+    let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));
+    let served = Served::start();
+    let near = SocketAddrV6::new(NEAR.1, served.port, 0, 0);
+    let SocketAddr::V6(living) = client.local_addr().unwrap() else { panic!("it is IPv6") };
+    let question = query("few.example. A").to_vec().unwrap();
+    let mut answer = [0; 1232];
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    for _ in 0..10 {
+        forger.address_unreachable(near, living);
+        client.send_to(&question, near).unwrap();
+        client.recv(&mut answer).expect("an answer, whatever was forged");
+    }
+    assert_eq!(served.dropped("unreachable"), 0.0);
+    let dead = SocketAddrV6::new(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 1, 1), 1024, 0, 0);
+    let deadline = Instant::now() + PATIENCE;
+    while served.dropped("unreachable") == 0.0 {
+        assert!(Instant::now() < deadline, "the address isn't limited");
+        forger.udp6(dead, near, &question);
+        thread::sleep(Duration::from_millis(250));
+    }
+    client.send_to(&question, near).unwrap();
     client.recv(&mut answer).expect("an answer to another client");
 }
 

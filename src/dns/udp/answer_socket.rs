@@ -1,7 +1,7 @@
 //! A socket that answers leave by: how it is set up, what the kernel reports about answers, and how full its send
 //! buffer is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -19,8 +19,8 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::batch::queued_bytes;
-use super::neighbors;
-use super::unreachable::{REPORTED, UNRESOLVED, Unreachable};
+use super::neighbors::{self, FAILED, INCOMPLETE};
+use super::unreachable::{REPORTED, Unreachable};
 use crate::dns::unmapped;
 use crate::metrics::{Dropped, Metrics};
 
@@ -33,6 +33,8 @@ const MAX_ERRORS: usize = 256;
 /// Senders of ICMP errors that are looked at within [`SENDERS_KEPT`].
 const MAX_SENDERS: usize = 64;
 const SENDERS_KEPT: Duration = Duration::from_secs(1);
+/// How long the neighbor table is known. The kernel looks for an address for seconds before it reports an error.
+const NEIGHBORS_KEPT: Duration = Duration::from_millis(20);
 
 /// Done once the log says that the neighbor table can't be read.
 static UNREADABLE: Once = Once::new();
@@ -67,6 +69,7 @@ pub(super) struct AnswerSocket {
     /// The size of its send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
     senders: Mutex<Senders>,
+    dead: Mutex<Dead>,
 }
 
 /// Which senders of ICMP errors are this host itself, as found within the last second.
@@ -76,10 +79,17 @@ struct Senders {
     own: HashMap<IpAddr, bool>,
 }
 
+/// The neighbors that the kernel doesn't reach, and when that was found out.
+#[derive(Default)]
+struct Dead {
+    since: Option<Instant>,
+    neighbors: HashSet<IpAddr>,
+}
+
 impl AnswerSocket {
     pub(super) fn new(socket: Arc<UdpSocket>, unreachable: Arc<Unreachable>, metrics: Arc<Metrics>) -> Self {
         let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
-        Self { socket, unreachable, metrics, send_buffer, senders: Mutex::default() }
+        Self { socket, unreachable, metrics, send_buffer, senders: Mutex::default(), dead: Mutex::default() }
     }
 
     /// Counts answers that the kernel refused.
@@ -103,12 +113,8 @@ impl AnswerSocket {
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
         if queued >= self.send_buffer / 8 && self.unreachable.takes_look(now) {
-            match neighbors::unresolved() {
-                Ok(addresses) => {
-                    addresses
-                        .into_iter()
-                        .for_each(|address| self.unreachable.limit(address, UNRESOLVED, now));
-                }
+            match neighbors::in_states(INCOMPLETE) {
+                Ok(addresses) => self.unreachable.limit_unresolved(addresses, now),
                 Err(error) => UNREADABLE.call_once(|| {
                     warn!(
                         "the neighbor table can't be read; clients without a host are found only when the kernel \
@@ -136,6 +142,7 @@ impl AnswerSocket {
             let sender = message.cmsgs().ok().and_then(|mut all| all.find_map(unreachable_sender));
             if let Some((client, sender)) = client.zip(sender)
                 && self.is_own(sender, now)
+                && (client.is_ipv4() || self.is_dead(client, now))
             {
                 self.unreachable.limit(client, REPORTED, now);
             }
@@ -158,6 +165,20 @@ impl AnswerSocket {
         let own = is_local(sender).unwrap_or(false);
         senders.own.insert(sender.ip(), own);
         own
+    }
+
+    /// Returns whether the kernel doesn't reach a neighbor. For IPv6 an address of this host as the source of an ICMP
+    /// error proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from elsewhere.
+    fn is_dead(&self, client: IpAddr, now: Instant) -> bool {
+        let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
+        if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
+            let neighbors = neighbors::in_states(INCOMPLETE | FAILED).unwrap_or_else(|error| {
+                debug!("the neighbor table can't be read: {error}");
+                HashSet::new()
+            });
+            *dead = Dead { since: Some(now), neighbors };
+        }
+        dead.neighbors.contains(&client)
     }
 
     /// Bytes of the send buffer that are taken.

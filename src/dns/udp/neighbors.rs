@@ -1,6 +1,7 @@
 //! The kernel's neighbor table (ARP, RFC 826, and neighbor discovery, RFC 4861), read by rtnetlink(7). No right is
 //! needed for it.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -15,7 +16,9 @@ const RTM_GETNEIGH: u16 = 30;
 const FLAGS: u16 = 0x1 | 0x300;
 const NDA_DST: u16 = 1;
 /// An entry whose link-layer address is being looked for, for the first time or again.
-const NUD_INCOMPLETE: u16 = 0x1;
+pub(super) const INCOMPLETE: u16 = 0x1;
+/// An entry whose link-layer address wasn't found.
+pub(super) const FAILED: u16 = 0x20;
 /// Bytes of `struct nlmsghdr`, `struct ndmsg` and `struct rtattr`.
 const HEADER: usize = 16;
 const ENTRY: usize = 12;
@@ -24,11 +27,11 @@ const ATTRIBUTE: usize = 4;
 const BUFFER: usize = 32 << 10;
 const MAX_BYTES: usize = 1 << 20;
 
-/// Returns the addresses whose link-layer address the kernel is looking for: packets to them wait.
+/// Returns the addresses whose entry is in one of the states: packets to those that are [`INCOMPLETE`] wait.
 ///
 /// # Errors
 /// If the kernel doesn't tell.
-pub(super) fn unresolved() -> io::Result<Vec<IpAddr>> {
+pub(super) fn in_states(states: u16) -> io::Result<HashSet<IpAddr>> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let kernel = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(SockProtocol::NetlinkRoute))?;
     let mut request = Vec::with_capacity(HEADER + ENTRY);
@@ -37,11 +40,11 @@ pub(super) fn unresolved() -> io::Result<Vec<IpAddr>> {
     request.extend([RTM_GETNEIGH.to_ne_bytes(), FLAGS.to_ne_bytes()].concat());
     request.resize(HEADER + ENTRY, 0);
     sendto(kernel.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-    let (mut found, mut buffer, mut total) = (Vec::new(), vec![0; BUFFER], 0);
+    let (mut found, mut buffer, mut total) = (HashSet::new(), vec![0; BUFFER], 0);
     while total < MAX_BYTES {
         // The kernel writes the answer while it is read: there is nothing to wait for.
         let length = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)?;
-        if !read_messages(&buffer[..length.min(BUFFER)], &mut found) {
+        if !read_messages(&buffer[..length.min(BUFFER)], states, &mut found) {
             break;
         }
         total += length;
@@ -49,8 +52,8 @@ pub(super) fn unresolved() -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
-/// Collects the unresolved addresses of a part of the answer. Returns whether more follows.
-fn read_messages(mut bytes: &[u8], found: &mut Vec<IpAddr>) -> bool {
+/// Collects the addresses in one of the states from a part of the answer. Returns whether more follows.
+fn read_messages(mut bytes: &[u8], states: u16, found: &mut HashSet<IpAddr>) -> bool {
     loop {
         let Some((length, kind)) = u32_at(bytes, 0).zip(u16_at(bytes, 4)) else { return !bytes.is_empty() };
         let Some(message) = bytes.get(HEADER..length as usize) else { return false };
@@ -58,7 +61,7 @@ fn read_messages(mut bytes: &[u8], found: &mut Vec<IpAddr>) -> bool {
             // NLMSG_DONE or an error.
             return false;
         }
-        found.extend(unresolved_address(message));
+        found.extend(address_in(message, states));
         bytes = bytes.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
         if bytes.is_empty() {
             return true;
@@ -67,8 +70,8 @@ fn read_messages(mut bytes: &[u8], found: &mut Vec<IpAddr>) -> bool {
 }
 
 /// Reads a `struct ndmsg` and its attributes.
-fn unresolved_address(message: &[u8]) -> Option<IpAddr> {
-    if u16_at(message, 8)? & NUD_INCOMPLETE == 0 {
+fn address_in(message: &[u8], states: u16) -> Option<IpAddr> {
+    if u16_at(message, 8)? & states == 0 {
         return None;
     }
     let mut attributes = message.get(ENTRY..)?;
@@ -97,11 +100,11 @@ mod tests {
 
     #[test]
     fn the_neighbor_table_of_this_machine_is_read() {
-        unresolved().unwrap();
+        in_states(INCOMPLETE | FAILED).unwrap();
     }
 
     #[test]
-    fn only_unresolved_entries_are_returned() {
+    fn only_entries_in_the_states_are_returned() {
         let entry = |state: u16, address: &[u8]| {
             let attribute = [&8_u16.to_ne_bytes()[..], &7_u16.to_ne_bytes(), &[0; 4]].concat();
             let length = u16::try_from(ATTRIBUTE + address.len()).unwrap();
@@ -111,12 +114,18 @@ mod tests {
             [&length.to_ne_bytes()[..], &RTM_NEWNEIGH.to_ne_bytes(), &[0; 10], &message].concat()
         };
         let ipv6 = "2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap();
-        let bytes = [entry(1, &[192, 0, 2, 1]), entry(2, &[192, 0, 2, 2]), entry(1, &ipv6.octets())].concat();
-        let mut found = Vec::new();
-        assert!(read_messages(&bytes, &mut found));
-        assert_eq!(found, [IpAddr::from([192, 0, 2, 1]), ipv6.into()]);
+        let [incomplete, reachable] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+        let bytes =
+            [entry(1, &[192, 0, 2, 1]), entry(2, &[192, 0, 2, 2]), entry(0x20, &ipv6.octets())].concat();
+        let in_states = |states, bytes| {
+            let mut found = HashSet::new();
+            read_messages(bytes, states, &mut found).then_some(found)
+        };
+        assert_eq!(in_states(INCOMPLETE, &bytes), Some(HashSet::from([incomplete])));
+        assert_eq!(in_states(INCOMPLETE | FAILED, &bytes), Some(HashSet::from([incomplete, ipv6.into()])));
+        assert_eq!(in_states(2, &bytes), Some(HashSet::from([reachable])));
         for cut in 0..bytes.len() {
-            read_messages(&bytes[..cut], &mut found);
+            in_states(INCOMPLETE, &bytes[..cut]);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Clients that the kernel can't reach. Answers to an on-link address without a host wait for ARP or neighbor discovery
 //! for seconds, and hold the send buffer while they wait. Such an address gets one answer a second.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,8 @@ struct Limits {
     addresses: HashMap<IpAddr, Limit>,
     next_sweep: Option<Instant>,
     next_look: Option<Instant>,
+    /// When the neighbor table was last read, and which addresses the kernel was looking for.
+    last_look: Option<(Instant, HashSet<IpAddr>)>,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,17 @@ impl Unreachable {
         due
     }
 
+    /// Limits the addresses that the kernel is looking for now, and was at the look before: a living host that is new
+    /// in the neighbor table is found within moments.
+    pub(super) fn limit_unresolved(&self, addresses: HashSet<IpAddr>, now: Instant) {
+        let last = self.limits().last_look.take();
+        let known = last.filter(|(at, _)| *at + UNRESOLVED > now).map(|(_, known)| known).unwrap_or_default();
+        for address in addresses.intersection(&known) {
+            self.limit(*address, UNRESOLVED, now);
+        }
+        self.limits().last_look = Some((now, addresses));
+    }
+
     /// A panic leaves nothing half done in it.
     fn limits(&self) -> MutexGuard<'_, Limits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
@@ -123,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_is_answered_and_a_full_send_buffer_stops_a_limited_one() {
+    fn full_send_buffer_stops_answers_to_limited_addresses_alone() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         unreachable.limit(DEAD, REPORTED, now);
         assert_eq!(answered(&unreachable, "192.0.2.2".parse().unwrap(), now, 1), [10]);
@@ -142,6 +155,22 @@ mod tests {
         assert_eq!(unreachable.limits().addresses.len(), MAX_ADDRESSES);
         unreachable.limit(address(6000), REPORTED, now + UNRESOLVED);
         assert_eq!(unreachable.limits().addresses.len(), 1);
+    }
+
+    #[test]
+    fn address_is_limited_when_two_looks_in_a_row_find_it() {
+        let (unreachable, now) = (Unreachable::default(), Instant::now());
+        let other = IpAddr::from([192, 0, 2, 2]);
+        let is_limited = |address, at| !unreachable.admits(address, at, || true);
+        unreachable.limit_unresolved(HashSet::from([DEAD, other]), now);
+        assert!(!is_limited(DEAD, now) && !is_limited(other, now), "it may be about to be found");
+        let next = now + LOOK_INTERVAL;
+        unreachable.limit_unresolved(HashSet::from([DEAD]), next);
+        assert!(is_limited(DEAD, next) && !is_limited(other, next));
+        unreachable.limit_unresolved(HashSet::from([other]), next + LOOK_INTERVAL);
+        let later = next + 2 * UNRESOLVED;
+        unreachable.limit_unresolved(HashSet::from([other]), later);
+        assert!(!is_limited(other, later), "the look before was too long ago");
     }
 
     #[test]

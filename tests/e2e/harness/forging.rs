@@ -1,13 +1,13 @@
 //! Packets with a forged source or content, by raw sockets (raw(7)). Only in a network of our own, see
 //! [`super::network`].
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// A raw socket of the host that forges.
+/// A raw socket of the host that forges, and another one for IPv6.
 #[derive(Debug)]
-pub struct Forger(Socket);
+pub struct Forger(Socket, Socket);
 
 impl Forger {
     /// Opens the socket.
@@ -17,7 +17,29 @@ impl Forger {
     pub fn new() -> Self {
         // IPPROTO_RAW: the header comes with each packet.
         let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255)));
-        Self(raw.expect("a raw socket can be opened"))
+        let raw6 = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::from(255)));
+        Self(raw.expect("a raw socket can be opened"), raw6.expect("a raw socket can be opened"))
+    }
+
+    /// Sends a datagram by IPv6 from an address that needn't be ours.
+    pub fn udp6(&self, from: SocketAddrV6, to: SocketAddrV6, data: &[u8]) {
+        self.ip6(17, *from.ip(), *to.ip(), &udp6(from, to, data));
+    }
+
+    /// Sends ICMPv6 "address unreachable" (RFC 4443 section 3.1) about a datagram of `server` to `client`, as if
+    /// `server` itself had sent it.
+    pub fn address_unreachable(&self, server: SocketAddrV6, client: SocketAddrV6) {
+        let quoted = udp6(server, client, &[]);
+        let quoted = [ip6(17, *server.ip(), *client.ip(), quoted.len()), quoted].concat();
+        let mut message = [&[1, 3, 0, 0, 0, 0, 0, 0][..], &quoted].concat();
+        let sum = checksum6(58, *server.ip(), *server.ip(), &message).to_be_bytes();
+        message[2..4].copy_from_slice(&sum);
+        self.ip6(58, *server.ip(), *server.ip(), &message);
+    }
+
+    fn ip6(&self, protocol: u8, from: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) {
+        let packet = [&ip6(protocol, from, to, payload.len()), payload].concat();
+        self.1.send_to(&packet, &SocketAddrV6::new(to, 0, 0, 0).into()).expect("a raw packet can be sent");
     }
 
     /// Sends a datagram from an address that needn't be ours.
@@ -65,6 +87,28 @@ fn udp(from: SocketAddrV4, to: SocketAddrV4, data: &[u8]) -> Vec<u8> {
     let length = u16::try_from(8 + data.len()).expect("datagrams are short");
     let header = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
     [&header, data].concat()
+}
+
+/// An IPv6 header (RFC 8200 section 3).
+fn ip6(protocol: u8, from: Ipv6Addr, to: Ipv6Addr, payload: usize) -> Vec<u8> {
+    let length = u16::try_from(payload).expect("packets are short").to_be_bytes();
+    let start = [0x60, 0, 0, 0, length[0], length[1], protocol, 64];
+    [&start[..], &from.octets(), &to.octets()].concat()
+}
+
+/// A datagram with the checksum that IPv6 needs.
+fn udp6(from: SocketAddrV6, to: SocketAddrV6, data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(8 + data.len()).expect("datagrams are short");
+    let mut datagram = [&[from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat(), data].concat();
+    let sum = checksum6(17, *from.ip(), *to.ip(), &datagram).to_be_bytes();
+    datagram[6..8].copy_from_slice(&sum);
+    datagram
+}
+
+/// The checksum with the pseudo-header of IPv6 (RFC 8200 section 8.1).
+fn checksum6(protocol: u8, from: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) -> u16 {
+    let length = u32::try_from(payload.len()).expect("packets are short").to_be_bytes();
+    checksum(&[&from.octets()[..], &to.octets(), &length, &[0, 0, 0, protocol], payload].concat())
 }
 
 /// The Internet checksum (RFC 1071).
