@@ -106,6 +106,7 @@ use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
 use crate::dns::repeat::{Aging, Repeat, Section, Serial};
 use crate::dns::server::{LookUp, MAX_LOOKUPS, Server};
+use crate::dns::signatures::type_covered;
 use crate::dns::wire::Ede;
 use crate::dns::zone::{Zone, ZoneAnswer, closest_first};
 use crate::store::{Family, Link, Store};
@@ -481,7 +482,11 @@ impl Chase {
     /// Has nothing about absence live longer than our own: where no SOA says how long, some take the TTL of
     /// the aliases for that.
     fn bound(&self, reply: &mut Reply) {
-        let alias = |record: &Record| matches!(record.record_type(), RecordType::CNAME | RecordType::DNAME);
+        let alias = |record: &Record| {
+            // The signature of an alias comes with it.
+            let of = type_covered(record).unwrap_or_else(|| record.record_type());
+            matches!(of, RecordType::CNAME | RecordType::DNAME)
+        };
         if self.denied && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
             reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
             for aging in reply.repeat.iter_mut().flat_map(|repeat| &mut repeat.aging) {

@@ -5,7 +5,7 @@ mod policy;
 use std::sync::Arc;
 
 use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
-use hickory_proto::rr::rdata::SOA;
+use hickory_proto::rr::rdata::{CNAME, NULL, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
 use tokio::time::{Duration, Instant, timeout};
@@ -132,6 +132,24 @@ async fn what_falls_through_isnt_kept_for_the_name_may_be_ours_in_a_moment() {
     site.shared.store.apply(new);
     let answer = site.ask("new.default.lb.internal. A").await;
     assert!(answer.contains("CNAME t.example."), "{answer}");
+}
+
+#[tokio::test]
+async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
+    let site = site(LINKS);
+    let records = |covered: RecordType| {
+        let alias = RData::CNAME(CNAME(name("denied.example.")));
+        let rdata = NULL::with([&u16::from(covered).to_be_bytes()[..], &[0; 16]].concat());
+        let signature = RData::Unknown { code: RecordType::RRSIG, rdata };
+        [alias, signature].map(|data| Record::from_rdata(name("t.example."), 900, data)).to_vec()
+    };
+    for (covered, ttl) in [(RecordType::CNAME, 5), (RecordType::DNAME, 5), (RecordType::A, 900)] {
+        let mut reply = site.request.reply("");
+        reply.answers = records(covered);
+        super::Chase { until: Instant::now(), absence: 5, denied: true, link: None }.bound(&mut reply);
+        let ttls: Vec<u32> = reply.answers.iter().map(|record| record.ttl).collect();
+        assert_eq!(ttls, [ttl; 2], "{covered}");
+    }
 }
 
 #[tokio::test]
