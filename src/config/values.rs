@@ -9,6 +9,7 @@ use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
 use super::selector::is_label_key;
+use crate::dns::plugins::nets::unmapped;
 use crate::names;
 use crate::sync::brakes::MaxDeletes;
 use crate::sync::instance::is_name;
@@ -50,11 +51,11 @@ pub(super) fn domain(text: &str) -> Result<Name, &'static str> {
     Ok(name)
 }
 
-/// Parses a network, or a single address.
+/// Parses a network, or a single address. IPv4-mapped addresses are the IPv4 addresses that they stand for.
 pub(super) fn net(text: &str) -> Result<IpNet, &'static str> {
     text.parse()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
-        .map(|net| net.trunc())
+        .map(|net| unmapped(net.trunc()))
         .map_err(|_| "not a network such as 192.0.2.0/24 or 2001:db8::/32")
 }
 
@@ -126,5 +127,23 @@ pub(super) fn identity(text: &str) -> Result<String, &'static str> {
         Err("not a name: 1 to 253 characters without spaces")
     } else {
         Ok(text.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_of_mapped_addresses_is_the_ipv4_network() {
+        for (text, expected) in [
+            ("::ffff:10.1.2.3/104", "10.0.0.0/8"),
+            ("::ffff:192.0.2.1", "192.0.2.1/32"),
+            ("10.1.2.3/8", "10.0.0.0/8"),
+            ("2001:db8::1/32", "2001:db8::/32"),
+            ("::/0", "::/0"),
+        ] {
+            assert_eq!(net(text).unwrap().to_string(), expected, "{text}");
+        }
     }
 }

@@ -77,7 +77,7 @@ mod r#loop;
 #[cfg(test)]
 mod manuals;
 mod minimal;
-mod nets;
+pub(crate) mod nets;
 mod nsid;
 mod prometheus;
 mod ready;

@@ -35,8 +35,9 @@ pub(super) fn net(word: &Word) -> Result<IpNet, CorefileError> {
     Ok(unmapped(net))
 }
 
-/// Clients are unmapped (RFC 4291 section 2.5.5.2), and so their networks are.
-fn unmapped(net: IpNet) -> IpNet {
+/// Returns the IPv4 network that a network of IPv4-mapped addresses stands for (RFC 4291 section 2.5.5.2); another
+/// network as it is. The addresses of clients and of targets are unmapped, too.
+pub(crate) fn unmapped(net: IpNet) -> IpNet {
     const MAPPED: u8 = 96;
     match net {
         IpNet::V6(mapped) if mapped.prefix_len() >= MAPPED => mapped
