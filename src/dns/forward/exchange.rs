@@ -363,7 +363,7 @@ impl Try<'_> {
         let pooled = self.upstream.pool.take();
         self.upstream.needed(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
-        let mut old = Box::pin(self.over(Connection { _permit: permit, ..connection }, bytes));
+        let mut old = Box::pin(self.over(connection.with(permit), bytes));
         let outcome = timeout(POOLED_PATIENCE, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);

@@ -24,6 +24,11 @@ pub(super) struct Connection {
 pub(super) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl Connection {
+    /// Returns the same connection for the holder of this permit. The permit that it had is free at once.
+    pub(super) fn with(self, permit: SocketPermit) -> Self {
+        Self { _permit: permit, ..self }
+    }
+
     pub(super) fn local(&self) -> Option<SocketAddr> {
         let socket = match &self.stream {
             Either::Left(socket) => socket,
@@ -79,7 +84,7 @@ impl Pool {
         if idle.len() < self.keep.number
             && let Some(permit) = self.budget.idle()
         {
-            idle.push((Instant::now(), Connection { _permit: permit, ..connection }));
+            idle.push((Instant::now(), connection.with(permit)));
         }
     }
 
@@ -103,6 +108,21 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let permit = SocketBudget::default().of_checks().take().unwrap();
         Connection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
+    }
+
+    #[tokio::test]
+    async fn connection_in_use_leaves_its_permit_to_an_idle_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let budget = Arc::new(SocketBudget::default());
+        // All at once, or each would be free again before the next is taken.
+        let free = || std::iter::from_fn(|| budget.idle()).collect::<Vec<_>>().len();
+        let all = free();
+        let pool = Pool::new(Keep::default(), Arc::clone(&budget));
+        pool.put(connection(&listener).await);
+        assert_eq!(free(), all - 1);
+        let permit = budget.of_checks().take().unwrap();
+        let _used = pool.take().unwrap().with(permit);
+        assert_eq!(free(), all);
     }
 
     #[tokio::test(start_paused = true)]
