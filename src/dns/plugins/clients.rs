@@ -11,6 +11,7 @@
 //! It is about names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for links. For
 //! other types a client that isn't listed gets the CNAME alone. What is behind a target is looked up through this
 //! block.
+//! A name in a zone of *lb_linker* that doesn't exist, and falls through to the plugins behind it, is a name outside.
 //!
 //! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same one. On a
 //! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with
@@ -71,7 +72,7 @@ use tracing::warn;
 use super::nets::{Nets, net};
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Purpose, Request};
+use crate::dns::plugin::{Next, Outcome, Plugin, Purpose, Reply, Request};
 use crate::dns::repeat::Clients;
 use crate::dns::wire::Ede;
 use crate::metrics::{Family, registered};
@@ -92,7 +93,7 @@ struct ClientNets {
 
 /// The questions that all blocks have refused.
 #[derive(Debug)]
-struct Prohibited {
+pub(super) struct Prohibited {
     requests: IntCounterVec,
     /// How many there were since the last line of the log.
     unlogged: AtomicU64,
@@ -143,8 +144,23 @@ impl ClientNets {
     }
 }
 
+/// Returns whether a request is a client's question. Look-ups for links, and those of lb-linker itself, such as the
+/// probe of *loop*, are for no client alone.
+pub(super) fn is_of_client(request: &Request) -> bool {
+    request.purpose == Purpose::Client && !request.is_own()
+}
+
+/// Returns what a client is told that isn't listed.
+pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
+    let mut reply = request.reply(plugin);
+    reply.metadata.response_code = ResponseCode::Refused;
+    reply.ede = Some(Ede::PROHIBITED);
+    reply
+}
+
 impl Prohibited {
-    fn note(&self, request: &Request) {
+    /// Counts a question that is refused.
+    pub(super) fn note(&self, request: &Request) {
         self.requests.with_label_values(&[&request.server.label]).inc();
         self.unlogged.fetch_add(1, Ordering::Relaxed);
         // Where another thread writes the line, it counts this question or the next line does.
@@ -172,17 +188,12 @@ impl Plugin for ClientNets {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
-        // Look-ups for links, and those of lb-linker itself, such as the probe of *loop*, are for no client alone.
-        let is_of_a_client = request.purpose == Purpose::Client && !request.is_own();
-        if !is_of_a_client || next.has_links_at(request.query.name()) {
+        if !is_of_client(request) || next.has_links_at(request.query.name()) {
             return next.serve(request).await;
         }
         if !self.allows(request.client.ip()) {
             self.prohibited.note(request);
-            let mut reply = request.reply(NAME);
-            reply.metadata.response_code = ResponseCode::Refused;
-            reply.ede = Some(Ede::PROHIBITED);
-            return Ok(reply);
+            return Ok(refusal(request, NAME));
         }
         let mut reply = next.serve(request).await?;
         if let Some(repeat) = &mut reply.repeat {

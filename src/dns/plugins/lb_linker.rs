@@ -99,6 +99,7 @@ use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use prometheus::IntCounter;
 use tokio::time::Instant;
 
+use super::clients::{self, Prohibited};
 use super::setup::Setup;
 use crate::dns::chase::{End, Followed, Step, drop_denied, follow};
 use crate::dns::corefile::CorefileError;
@@ -126,6 +127,7 @@ pub struct LbLinker {
     store: Arc<Store>,
     policy: Arc<TargetPolicy>,
     denials: Arc<Denials>,
+    prohibited: Arc<Prohibited>,
     targets: Views,
     stale_answers: IntCounter,
 }
@@ -134,7 +136,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = options::parse(setup.only_line()?, setup.zones)?;
     let mut zones = options.zones(|| (setup.site.own_addresses)(&setup.draft.bind))?;
     closest_first(&mut zones);
-    let denials = setup.metrics()?;
+    let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
     let site = setup.site;
     let plugin = Arc::new(LbLinker {
         zones: zones.into(),
@@ -142,6 +144,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         store: Arc::clone(&site.store),
         policy: Arc::clone(&site.targets),
         denials,
+        prohibited,
         targets: Views::new(Arc::clone(&site.memories), &site.metrics),
         stale_answers: site.metrics.stale_answers.clone(),
     });
@@ -179,6 +182,10 @@ impl Plugin for LbLinker {
         reply.repeat = Some(Box::new(Repeat { clients, family, ..Repeat::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
+            if self.prohibits(request) {
+                self.prohibited.note(request);
+                return Ok(clients::refusal(request, NAME));
+            }
             let mut reply = next.serve(request).await?;
             // In a moment the name may be a link's.
             reply.is_cacheable = false;
@@ -218,6 +225,12 @@ impl LbLinker {
             return;
         }
         self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
+    }
+
+    /// Returns whether *clients* refuses a name that falls through: it is a name outside the zones then.
+    fn prohibits(&self, request: &Request) -> bool {
+        clients::is_of_client(request)
+            && request.server.recurses(&request.query, request, LookUp::Question) == Some(false)
     }
 
     /// Returns the closest zone that a name is in, and the name relative to it.

@@ -65,6 +65,24 @@ async fn links_in_the_same_block_are_for_every_client() {
 }
 
 #[tokio::test]
+async fn name_that_falls_through_is_for_listed_clients_only() {
+    let site = with_link(". {\nclients 10.0.0.0/8\nlb_linker lb.internal {\nfallthrough\n}\nwhoami\n}\n");
+    for (client, is_listed) in [("10.0.0.1", true), ("192.0.2.7", false), ("10.0.0.2", true)] {
+        let site = site.clone().from(client);
+        let reply = site.reply("new.default.lb.internal. A").await.unwrap();
+        let expected = if is_listed { ("whoami", None) } else { ("lb_linker", Some(Ede::PROHIBITED)) };
+        assert_eq!((reply.plugin, reply.ede), expected, "{client}");
+        assert!(reply.repeat.is_none(), "{client}: it isn't kept for another client");
+        let link = site.ask("web.default.lb.internal. A").await;
+        assert!(link.contains("CNAME t.example."), "{client}: {link}");
+    }
+    assert_eq!(
+        site.metrics("prohibited"),
+        ["lb_linker_dns_prohibited_requests_total{server=\"dns://:53\"} 1"]
+    );
+}
+
+#[tokio::test]
 async fn questions_of_lb_linker_itself_are_answered() {
     let site = block("clients 192.0.2.0/24");
     let mut own = site.server.own_request(site.request("a.example. A").query);
