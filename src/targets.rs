@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn name_in_our_zone_is_followed_if_its_link_allows_the_namespace() {
+    fn name_in_our_zone_is_followed_if_its_link_allows_it() {
         let store = Store::new(Departed::Kept).with_zones(&policy().zones);
         for (namespace, name, allowed) in [
             ("default", "own", ""),

@@ -29,8 +29,8 @@ use crate::store::Store;
 /// The media type of Prometheus's text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Connections of one listener at once. When there are so many, the oldest makes room: who waits for the answer
-/// to a probe is among the newest.
+/// Connections of one listener at once. When there are so many, the oldest makes room: the
+/// connection of a probe that is still waited for is among the newest.
 const MAX_CONNECTIONS: usize = 300;
 /// The same in percent of the files that the process may have open. There are three listeners.
 const MAX_OF_FILES: usize = 2;

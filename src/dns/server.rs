@@ -46,7 +46,7 @@ pub struct Access {
     pub clients: Vec<Clients>,
     /// Whether the client's question for that name would be denied.
     pub is_denied: bool,
-    /// Whether the name is resolved for the client by asking others; `None` if that depends.
+    /// Whether upstreams are asked for the name for the client; `None` if that depends.
     pub recurses: Option<bool>,
 }
 

@@ -72,7 +72,7 @@ async fn chain_into_the_cluster_ends_there_for_each_client_and_time() {
 }
 
 #[tokio::test]
-async fn chain_into_another_namespace_ends_when_allow_from_is_withdrawn() {
+async fn chain_ends_when_allow_from_of_its_next_link_is_withdrawn() {
     let upstream = cloud().await;
     let manifests = |allow_from: &str| {
         balancer("default", "first", "{hostname: b-other.lb.internal}", "")
@@ -118,7 +118,7 @@ async fn nets_are_denied_and_allowed_in_a_status_and_in_answers() {
 }
 
 #[tokio::test]
-async fn target_in_another_namespace_is_followed_once_its_service_allows_it() {
+async fn target_elsewhere_is_followed_once_its_service_allows_it() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (guest, host) = (cluster.create_namespace("guest").await, cluster.create_namespace("host").await);
     let both = format!("{guest},{host}");

@@ -1,5 +1,5 @@
 //! Which names a chain may lead to, for one client: the target policy, the links' `allow-from`, and the `acl` of the
-//! block that the name is for. The same rules hold for each name of a chain, whoever says it.
+//! block that the name is for. The same rules hold for each name of a chain, whichever answer it is from.
 
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::Registry;
