@@ -36,9 +36,6 @@ const SENDERS_KEPT: Duration = Duration::from_secs(1);
 /// How long the neighbor table is known. The kernel looks for an address for seconds before it reports an error.
 const NEIGHBORS_KEPT: Duration = Duration::from_millis(20);
 
-/// Done once the log says that the neighbor table can't be read.
-static UNREADABLE: Once = Once::new();
-
 sockopt_impl!(MtuDiscover, SetOnly, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, Int, SetStruct<Int>);
 sockopt_impl!(Ipv6MtuDiscover, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, Int, SetStruct<Int>);
 sockopt_impl!(Ipv6Mtu, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU, Int, SetStruct<Int>);
@@ -86,6 +83,16 @@ struct Dead {
     neighbors: HashSet<IpAddr>,
 }
 
+fn warn_unreadable(error: &io::Error) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        warn!(
+            "the neighbor table can't be read; clients without a host are found only when the kernel reports them: \
+             {error}"
+        );
+    });
+}
+
 impl AnswerSocket {
     pub(super) fn new(socket: Arc<UdpSocket>, unreachable: Arc<Unreachable>, metrics: Arc<Metrics>) -> Self {
         let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
@@ -115,12 +122,7 @@ impl AnswerSocket {
         if queued >= self.send_buffer / 8 && self.unreachable.takes_look(now) {
             match neighbors::in_states(INCOMPLETE) {
                 Ok(addresses) => self.unreachable.limit_unresolved(addresses, now),
-                Err(error) => UNREADABLE.call_once(|| {
-                    warn!(
-                        "the neighbor table can't be read; clients without a host are found only when the kernel \
-                         reports them: {error}"
-                    );
-                }),
+                Err(error) => warn_unreadable(&error),
             }
         }
         queued >= self.send_buffer / 32
@@ -173,7 +175,7 @@ impl AnswerSocket {
         let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
         if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
             let neighbors = neighbors::in_states(INCOMPLETE | FAILED).unwrap_or_else(|error| {
-                debug!("the neighbor table can't be read: {error}");
+                warn_unreadable(&error);
                 HashSet::new()
             });
             *dead = Dead { since: Some(now), neighbors };
