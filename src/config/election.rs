@@ -114,8 +114,8 @@ impl Flags {
         Ok(Some(Candidacy { namespace, lease: self.election.lease_name.clone(), identity, pod }))
     }
 
-    /// Returns what is done about external targets. A program that somebody starts on a workstation writes to whatever
-    /// cluster kubectl was last used for: outside a Pod it has to be told to.
+    /// Returns what is done about external targets. On a workstation the current kubeconfig may name any cluster, so
+    /// outside a Pod writes need a flag.
     #[must_use]
     pub fn sync_mode(&self) -> SyncMode {
         self.sync_mode_in(&Surroundings::look())

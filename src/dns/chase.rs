@@ -126,7 +126,7 @@ pub fn follow(
 }
 
 /// Drops the records with addresses that no target may have, and those of SRV, MX, SVCB and HTTPS with a name that
-/// `allows` denies: whoever owns a hostname in the cloud could lead clients to themselves, or into the cluster. A
+/// `allows` denies: the owner of a hostname could otherwise lead clients anywhere, also into the cluster. A
 /// signature goes with a record of its RRset: it isn't valid for the rest. Returns whether there were addresses.
 pub fn drop_denied(
     answers: &mut Vec<Record>,

@@ -18,7 +18,7 @@ impl Forbidden {
     /// a subresource `services/status`); nothing for other errors.
     ///
     /// The message has the form `<resource>[ "<name>"] is forbidden: <reason>`. Policies and webhooks write only the
-    /// end of the reason, so each reason is told by its beginning: what stands behind that may be anybody's words.
+    /// end of the reason, so each reason is told by its beginning: any text may follow.
     #[must_use]
     pub fn of(error: &kube::Error, verb: &str, resource: &str) -> Option<Self> {
         let kube::Error::Api(status) = error else { return None };

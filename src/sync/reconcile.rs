@@ -480,8 +480,8 @@ impl Reconciler {
 }
 
 impl Reconciler {
-    /// Returns the writes of annotations that a link needs which is as it shall be otherwise: the one that puts right a
-    /// term that can't be obeyed, and the one that puts this instance's name on an object.
+    /// Returns the annotation-only writes of a link whose objects are right otherwise: the repair of a term that can't be
+    /// obeyed, and the adoption of an object by this instance.
     fn wanted_annotations(
         &self,
         link: &Link,

@@ -195,7 +195,7 @@ impl AsFd for AnswerSocket {
     }
 }
 
-/// Returns from whom an ICMP error is which says that a host can't be reached.
+/// Returns the sender of an ICMP error, if the error says that a host can't be reached.
 fn unreachable_sender(control: ControlMessageOwned) -> Option<SocketAddr> {
     let (error, sender) = match control {
         ControlMessageOwned::Ipv4RecvErr(error, sender) => {

@@ -27,7 +27,7 @@ const ATTRIBUTE: usize = 4;
 const BUFFER: usize = 32 << 10;
 const MAX_BYTES: usize = 1 << 20;
 
-/// Returns the addresses whose entry is in one of the states: packets to those that are [`INCOMPLETE`] wait.
+/// Returns the addresses whose entry is in one of the states. Packets to an address in [`INCOMPLETE`] wait in the kernel.
 ///
 /// # Errors
 /// If the kernel doesn't tell.

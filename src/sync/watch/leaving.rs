@@ -38,7 +38,7 @@ pub(super) struct Leaving {
     selection: Arc<Selection>,
     /// How long links of Services are kept that aren't selected any more.
     delay: Duration,
-    /// Services of which it is asked whether they live, and those that have to wait for that.
+    /// Services whose LIST hasn't been answered; `waiting` are the ones whose LIST hasn't been sent either.
     asked: HashMap<ServiceKey, Deleted>,
     waiting: VecDeque<Deleted>,
     asking: FuturesUnordered<BoxFuture<'static, (Deleted, Membership)>>,

@@ -33,7 +33,7 @@ const WISHES: [&str; 8] = [
     "b.tenant.lb.internal",
 ];
 
-/// Names that nobody asks for by annotation, beside those of links.
+/// Names without an annotation that asks for them, beside the names of links.
 const OTHER_NAMES: [&str; 18] = [
     "lb.internal.",
     "tenant.lb.internal.",
