@@ -168,7 +168,7 @@ pub enum Registry {
 impl Registry {
     /// Looks up which of these load balancers exist, whatever the flags leave out: by one list of the metadata of
     /// all load balancers. Where only the watched namespaces may be listed, by one of each, and the others count as
-    /// [`Existing::forbidden`].
+    /// `Existing::forbidden`.
     ///
     /// # Errors
     /// If a list fails.

@@ -3,7 +3,7 @@
 //! kube's own watcher hides bookmarks, fixes the size of pages, has no way back from a streamed list, begins a watch
 //! anew without a pause when one is answered 200 and closed, and never gives up a version that the API server has
 //! called gone in answer to the request. A watch that has died in silence, as after etcd was restored to an earlier
-//! revision, it doesn't notice. Here a watch has to prove that it lives: see [`progress`].
+//! revision, it doesn't notice. Here a watch has to prove that it lives: see `progress`.
 
 mod progress;
 mod wire;
