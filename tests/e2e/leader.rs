@@ -546,7 +546,7 @@ async fn a_higher_term_by_hand_is_obeyed_only_where_it_can_be() {
     let first = lease_term().await;
     // The Lease still names this process: it goes on in a higher term.
     set(&(first + 1000).to_string()).await;
-    a.line(&format!("it goes on in term {}", first + 1001)).await;
+    a.line(&format!("it continues in term {}", first + 1001)).await;
     stage.point_at("web", "two.example.com").await;
     stage.written("web", "two.example.com").await;
     assert_eq!(lease_term().await, first + 1001);
