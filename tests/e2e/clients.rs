@@ -6,12 +6,9 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::svcb::SVCB;
 use hickory_proto::rr::rdata::{HTTPS, MX};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use tokio::net::{TcpSocket, UdpSocket};
-use tokio::time::timeout;
 
 use crate::answers::{Fixture, fixture};
-use crate::harness::PATIENCE;
-use crate::harness::dns::{FaultyUpstream, address, ede, error, query, read_message, show, write_message};
+use crate::harness::dns::{FaultyUpstream, address, ask_repeatedly_from, ede, error, query, show};
 use crate::harness::linker::run_to_end;
 
 const LISTED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
@@ -36,26 +33,9 @@ async fn upstream() -> FaultyUpstream {
     .await
 }
 
-/// Asks from an address, by UDP and TCP, each several times from one socket: an answer that was given before may come
-/// from elsewhere than a first one.
+/// Asks from an address, by UDP and TCP, each several times.
 async fn ask_from(source: IpAddr, server: SocketAddr, question: &str) -> Vec<Message> {
-    let bytes = query(question).to_vec().unwrap();
-    let udp = UdpSocket::bind((source, 0)).await.unwrap();
-    udp.connect(server).await.unwrap();
-    let tcp = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.unwrap();
-    tcp.bind((source, 0).into()).unwrap();
-    let mut tcp = tcp.connect(server).await.unwrap();
-    let mut answers = Vec::new();
-    for _ in 0..3 {
-        udp.send(&bytes).await.unwrap();
-        let mut answer = [0; 4096];
-        let length = timeout(PATIENCE, udp.recv(&mut answer)).await.expect("an answer by UDP").unwrap();
-        answers.push(Message::from_vec(&answer[..length]).unwrap());
-        write_message(&mut tcp, &bytes).await;
-        let answer = timeout(PATIENCE, read_message(&mut tcp)).await.expect("an answer by TCP").unwrap();
-        answers.push(Message::from_vec(&answer).unwrap());
-    }
-    answers
+    ask_repeatedly_from(source, server, &query(question)).await
 }
 
 async fn start(upstream: &FaultyUpstream, args: &[&str]) -> Fixture {

@@ -331,15 +331,21 @@ mod tests {
         assert_eq!(before.elapsed(), Duration::from_secs(15));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn after_a_stop_of_the_process_the_clock_counts_before_the_request_goes_on() {
-        let (_election, receiver) = watch::channel(held(1, 10));
-        let leadership = elected(receiver);
+    /// Returns a request that is sent, which fails the test, once the sender has told that it is connected.
+    fn unsent_request() -> (tokio::sync::oneshot::Sender<()>, impl Future<Output = ()>) {
         let (connected, connection) = tokio::sync::oneshot::channel::<()>();
         let request = async {
             let _ = connection.await;
             panic!("it is sent");
         };
+        (connected, request)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_stop_of_the_process_the_clock_counts_before_the_request_goes_on() {
+        let (_election, receiver) = watch::channel(held(1, 10));
+        let leadership = elected(receiver);
+        let (connected, request) = unsent_request();
         let mut write = pin!(leadership.write::<()>(1, request));
         assert_eq!(futures::poll!(write.as_mut()), Poll::Pending);
         tokio::time::advance(Duration::from_secs(20)).await;
@@ -386,11 +392,7 @@ mod tests {
     async fn a_suspend_ends_a_lease_though_timers_stand_still() {
         let (_election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
-        let (connected, connection) = tokio::sync::oneshot::channel::<()>();
-        let request = async {
-            let _ = connection.await;
-            panic!("it is sent");
-        };
+        let (connected, request) = unsent_request();
         let mut write = pin!(leadership.write::<()>(1, request));
         assert_eq!(futures::poll!(write.as_mut()), Poll::Pending);
         let before = Instant::now();

@@ -1,4 +1,4 @@
-//! Services that have left the selection. The API server says the same of them as of those that are deleted, so one
+//! Services that have left the selection. The API server sends the same event for a deleted Service, so one
 //! LIST by name decides: a Service that lives and isn't selected any more keeps its link for a while.
 
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -1,7 +1,7 @@
 //! Questions over real sockets, and upstream resolvers to ask behind lb-linker.
 
 use std::cell::Cell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use hickory_proto::rr::rdata::{A, AAAA, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -65,10 +65,17 @@ pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
 /// Asks by UDP and by TCP, each several times from one socket: an answer that was given before may come from elsewhere
 /// than a first one.
 pub async fn ask_repeatedly(server: SocketAddr, message: &Message) -> Vec<Message> {
+    ask_repeatedly_from(Ipv4Addr::LOCALHOST.into(), server, message).await
+}
+
+/// Does what [`ask_repeatedly`] does, from an address of this machine.
+pub async fn ask_repeatedly_from(source: IpAddr, server: SocketAddr, message: &Message) -> Vec<Message> {
     let bytes = message.to_vec().unwrap();
-    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let udp = UdpSocket::bind((source, 0)).await.unwrap();
     udp.connect(server).await.unwrap();
-    let mut tcp = TcpStream::connect(server).await.unwrap();
+    let tcp = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.unwrap();
+    tcp.bind((source, 0).into()).unwrap();
+    let mut tcp = tcp.connect(server).await.unwrap();
     let mut answers = Vec::new();
     for _ in 0..3 {
         udp.send(&bytes).await.unwrap();
