@@ -86,9 +86,10 @@ pub enum Event<K> {
     Listed(K),
     /// The list is complete. It is the truth, whatever its version.
     ListEnds {
-        /// The list's version, where it is older than what was heard before: etcd has been restored to an earlier
-        /// revision.
-        rewound: Option<u64>,
+        /// The list's version, if it is a number.
+        version: Option<u64>,
+        /// Whether that is older than what this watch heard before: etcd has been restored to an earlier revision.
+        rewound: bool,
     },
     /// An object is new, or has changed.
     Applied(K),
@@ -496,12 +497,12 @@ where
 
     /// Takes over that a list is complete.
     fn listed(&mut self, version: &str, count: &Count) -> Outcome<K> {
-        let rewound = number(version).filter(|_| self.progress.rewinds(version));
+        let rewound = self.progress.rewinds(version);
         let &Count { objects, newest } = count;
         self.progress.take(Input::Listed { version, objects, newest }, Instant::now());
         self.streams.failed = false;
         self.sign.note();
-        Outcome::Say(Ok(Event::ListEnds { rewound }))
+        Outcome::Say(Ok(Event::ListEnds { version: number(version), rewound }))
     }
 
     // === watches ===

@@ -2,14 +2,20 @@
 //! what one has heard is of the restored state and what another has heard is of the state before.
 
 use tokio::sync::watch;
+use tracing::warn;
 
 /// The number of times that any watch has heard a list older than what it heard before. Clones count together.
 #[derive(Clone, Debug, Default)]
 pub struct Rewinds(watch::Sender<u64>);
 
 impl Rewinds {
-    /// Counts another one: nothing is written before everything that writes depend on has been listed anew.
-    pub fn note(&self) {
+    /// Counts and logs another one, which the list of these objects has shown: nothing is written before everything
+    /// that writes depend on has been listed anew.
+    pub fn note(&self, what: &str) {
+        warn!(
+            "the API server's list of {what} is older than what it sent before: etcd was probably restored from a \
+             backup; everything is listed anew, and lb-linker follows that state"
+        );
         self.0.send_modify(|count| *count += 1);
     }
 

@@ -75,6 +75,8 @@ struct Scope {
     /// Whether a list is coming in.
     listing: bool,
     listed: bool,
+    /// Whether etcd was restored since the last complete list.
+    rewound: bool,
     trouble: WatchTrouble,
     /// When the Services are listed again, to confirm a list that isn't believed.
     again: Option<Instant>,
@@ -94,6 +96,7 @@ impl Scope {
             list: List::default(),
             listing: false,
             listed: false,
+            rewound: false,
             trouble,
             again: None,
             end: None,
@@ -145,9 +148,10 @@ impl ClusterSource {
             let (number, event) = tokio::select! {
                 biased;
                 () = self.beyond(lists) => {
-                    lists = self.lists();
+                    let before = std::mem::replace(&mut lists, self.lists());
                     for (number, scope) in scopes.iter_mut().enumerate() {
                         scope.listed = false;
+                        scope.rewound |= lists.rewinds != before.rewinds;
                         events.push(self.follow(number, scope));
                     }
                     continue;
@@ -188,20 +192,18 @@ impl ClusterSource {
                     scope.listing = true;
                 }
                 Event::Listed(object) => scope.list.add(&self, object, &mut heard.complaints),
-                Event::ListEnds { rewound } => {
+                Event::ListEnds { version, rewound } => {
                     scope.listed = true;
                     scope.listing = false;
                     names_settled(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
-                    if let Some(version) = rewound {
-                        warn!(
-                            "the API server's list of {} has version {version}, which is older than what it sent \
-                             before: etcd was probably restored from a backup; lb-linker follows that state now",
-                            scope.trouble.what()
-                        );
+                    if rewound {
                         // Before the links change: no write is based on this list and an older one of external targets.
-                        self.rewinds.note();
-                        self.store.rewind(version);
+                        self.rewinds.note(scope.trouble.what());
+                    }
+                    // Another watch may have noticed it first.
+                    if std::mem::take(&mut scope.rewound) || rewound {
+                        version.into_iter().for_each(|version| self.store.rewind(version));
                     }
                     let mut changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
                     // What the list has noted is looked at in any case, also where it changes nothing.

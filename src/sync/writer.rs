@@ -376,8 +376,10 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 None
             }
             // All is listed anew, so this list isn't needed.
-            Event::ListEnds { rewound: Some(_) } => Some(ObjectEvent::Rewound(kind)),
-            Event::ListEnds { rewound: None } => Some(ObjectEvent::Listed(kind, std::mem::take(&mut list))),
+            Event::ListEnds { rewound: true, .. } => Some(ObjectEvent::Rewound(kind)),
+            Event::ListEnds { rewound: false, .. } => {
+                Some(ObjectEvent::Listed(kind, std::mem::take(&mut list)))
+            }
             Event::Applied(object) => {
                 let key = key_of(&object);
                 let object = readable(object, &mut complaints);

@@ -74,7 +74,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
     answers(linker.dns, "api-default.lb.internal. CNAME", "old.example.com.").await;
     answers(linker.dns, "late-default.lb.internal. CNAME", ABSENT).await;
-    linker.line("which is older than what it sent before: etcd was probably restored").await;
+    linker.line("is older than what it sent before: etcd was probably restored").await;
     let restored = serial(&linker).await;
     assert!(restored > before, "{restored} after {before}: secondaries never go back");
 
@@ -87,7 +87,8 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     assert!(cluster.get_service(TARGETS, "late-default-ext").await.is_none());
     for (name, uid) in names.iter().zip(before_restore) {
         let survivor = cluster.get_service(TARGETS, name).await.unwrap();
-        assert_eq!(survivor.metadata.uid, uid, "{name} was restored with its load balancer");
+        let log = linker.log();
+        assert_eq!(survivor.metadata.uid, uid, "{name} was restored with its load balancer: {log:#?}");
     }
 }
 

@@ -324,7 +324,7 @@ mod tests {
         for service in services {
             heed(Event::Listed(object(service)));
         }
-        heed(Event::ListEnds { rewound: None })
+        heed(Event::ListEnds { version: None, rewound: false })
     }
 
     #[test]
@@ -378,7 +378,7 @@ mod tests {
         let mut heed = |event| followers.heed(0, Ok(event), &mut complaints);
         heed(Event::ListBegins);
         assert_eq!(heed(Event::Listed(metadata(None))), [Heard::Answer]);
-        assert_eq!(heed(Event::ListEnds { rewound: None }), [Heard::Answer]);
+        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [Heard::Answer]);
         assert_eq!(heed(Event::Applied(metadata(None))), [Heard::Answer]);
         assert_eq!(heed(Event::Applied(metadata(Some("web")))), [Heard::Used, Heard::Answer]);
         assert!(!followers.query(0).metadata_only && followers.query(1).metadata_only);

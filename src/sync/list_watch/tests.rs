@@ -114,8 +114,8 @@ fn said(item: &Item<Service>) -> String {
     match item {
         Ok(Event::ListBegins) => "begins".to_owned(),
         Ok(Event::Listed(object)) => format!("listed {}", object.name_any()),
-        Ok(Event::ListEnds { rewound: None }) => "ends".to_owned(),
-        Ok(Event::ListEnds { rewound: Some(version) }) => format!("ends, rewound to {version}"),
+        Ok(Event::ListEnds { rewound: false, .. }) => "ends".to_owned(),
+        Ok(Event::ListEnds { version, rewound: true }) => format!("ends, rewound to {}", version.unwrap()),
         Ok(Event::Applied(object)) => format!("applied {}", object.name_any()),
         Ok(Event::Deleted(object)) => format!("deleted {}", object.name_any()),
         Err(WatchError::Unidentified) => "unidentified".to_owned(),

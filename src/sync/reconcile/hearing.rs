@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::writing::removal_of;
 use super::{Reconciler, Settings};
@@ -29,11 +29,7 @@ impl Reconciler {
         match event {
             ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
             ObjectEvent::Rewound(kind) => {
-                warn!(
-                    "etcd was restored to an earlier state, as the list of {kind}s shows: all is listed anew before \
-                       the next write"
-                );
-                self.settings.rewinds.note();
+                self.settings.rewinds.note(&format!("{kind}s in the target namespace"));
             }
             ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
             ObjectEvent::Unseen => {

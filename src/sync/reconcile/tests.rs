@@ -131,7 +131,7 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     links_listed.send_replace(Listed { term, rewinds: 1 });
     assert!(reconciler.may_write());
     // The watch of load balancers notices it.
-    reconciler.settings.rewinds.note();
+    reconciler.settings.rewinds.note("load balancers");
     links_listed.send_replace(Listed { term, rewinds: 2 });
     assert!(!reconciler.may_write(), "the external targets haven't been listed since");
     drop(reconciler.begin_term());

@@ -129,3 +129,29 @@ async fn own_target_is_not_judged_before_the_list_is_complete() {
     let store = after(source(vec![first(), vec![guest, host, list_ends()]]), 8).await;
     assert_ne!(link_of(&store).target, before.target);
 }
+
+#[tokio::test(start_paused = true)]
+async fn serial_advances_when_another_watch_notices_a_restore() {
+    let list = |version: &str, host| {
+        let mut web = event("ADDED", "a/web", host, &json!({}));
+        let mut end = list_ends();
+        for line in [&mut web, &mut end] {
+            line["object"]["metadata"]["resourceVersion"] = version.into();
+        }
+        vec![web, end]
+    };
+    let source = source(vec![list("500", "new.example"), list("100", "old.example")]);
+    let (store, rewinds) = (Arc::clone(&source.store), source.rewinds.clone());
+    let host = |store: &Store| store.get(&ServiceKey::new("a", "web")).unwrap().target.clone();
+    let run = async { tokio::time::timeout(Duration::from_secs(10), source.run()).await.unwrap_err() };
+    let restore = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let before = (store.serial(), host(&store));
+        rewinds.note("EndpointSlices in namespace external-targets");
+        before
+    };
+    let (_, (serial, target)) = tokio::join!(run, restore);
+    assert_eq!(serial, 500);
+    assert_ne!(host(&store), target);
+    assert!(store.serial() > serial, "{}", store.serial());
+}
