@@ -15,7 +15,6 @@ use tracing_subscriber::{EnvFilter, reload};
 use lb_linker::check::check;
 use lb_linker::config::{Flags, LogFormat};
 use lb_linker::run::{RunError, SetDebug, run};
-use lb_linker::slices;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
 
@@ -96,7 +95,6 @@ fn for_takeover(flag: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    slices::shorten();
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,

@@ -16,12 +16,10 @@ mod thread;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -30,7 +28,6 @@ use crate::dns::ahead;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
-use crate::program;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::client::ClientError;
 use crate::sync::directory::DirectoryError;
@@ -150,8 +147,6 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
         warn!("{notice}");
     }
     let mut background = JoinSet::new();
-    // It takes its time, and those who answer have none.
-    background.spawn_on(give_back(Arc::clone(&store), stop.clone()), sync.runtime());
     let ahead = ahead::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
     // Each change wakes it, and few of them lead to a look-up.
     background.spawn_on(ahead, sync.runtime());
@@ -164,24 +159,6 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
         info!("stopped");
     }
     outcome
-}
-
-/// Gives back pages of the program that only the start, or something else that is rare, has needed.
-async fn give_back(store: Arc<Store>, stop: CancellationToken) {
-    const SETTLE: Duration = Duration::from_secs(15);
-    // Those that are needed all the time have to come back.
-    const AT_MOST: Duration = Duration::from_secs(600);
-    let rare = async {
-        store.synced().await;
-        // How long there is much to do after the start isn't known.
-        let mut pause = SETTLE;
-        loop {
-            sleep(pause).await;
-            program::give_back();
-            pause = (2 * pause).min(AT_MOST);
-        }
-    };
-    stop.run_until_cancelled(rare).await;
 }
 
 fn store_for(flags: &Flags, source: &Source) -> Store {

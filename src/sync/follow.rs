@@ -29,7 +29,7 @@ use super::events::{Reason, Regarding};
 use super::list_watch::{Item, list_watch};
 use super::pace::Pace;
 use super::plan::{Policy, SyncMode};
-use super::reconcile::{FAREWELL, poison};
+use super::reconcile::FAREWELL;
 use super::refusals::Refusals;
 use super::rewinds::Listed;
 use super::selection::Selection;
@@ -303,7 +303,8 @@ impl Following {
     fn look_at(&mut self, key: &ServiceKey) {
         let looked = catch_unwind(AssertUnwindSafe(|| {
             if let Some(follower) = self.followers.get(key).cloned() {
-                poison(key);
+                #[cfg(test)]
+                super::reconcile::defect::strike(key);
                 self.follow(follower);
             }
         }));

@@ -338,7 +338,8 @@ impl Reconciler {
     fn look_at(&mut self, key: ServiceKey) {
         let now = Instant::now();
         let looked = catch_unwind(AssertUnwindSafe(|| {
-            poison(&key);
+            #[cfg(test)]
+            defect::strike(&key);
             self.reconcile(key.clone());
         }));
         if looked.is_err() {
@@ -502,18 +503,27 @@ impl Reconciler {
     }
 }
 
-/// Makes the reconciling of one link panic, or the following of one Service, for the tests that show
-/// that this stops no other.
-#[cfg(debug_assertions)]
-#[expect(clippy::panic, reason = "the purpose")]
-pub(super) fn poison(key: &ServiceKey) {
-    if std::env::var("LB_LINKER_TEST_PANIC").is_ok_and(|poisoned| poisoned == key.to_string()) {
-        panic!("{key} is poisoned");
+/// A panic about one Service, for the tests that show that it stops no other one.
+#[cfg(test)]
+pub(super) mod defect {
+    use std::cell::RefCell;
+
+    use crate::store::ServiceKey;
+
+    thread_local! {
+        static KEY: RefCell<Option<ServiceKey>> = const { RefCell::new(None) };
+    }
+
+    /// Chooses the Service, for this thread.
+    pub(in crate::sync) fn choose(key: ServiceKey) {
+        KEY.set(Some(key));
+    }
+
+    /// Panics if this Service was chosen.
+    pub(in crate::sync) fn strike(key: &ServiceKey) {
+        KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
     }
 }
-
-#[cfg(not(debug_assertions))]
-pub(super) fn poison(_key: &ServiceKey) {}
 
 #[cfg(test)]
 mod tests;

@@ -278,31 +278,6 @@ async fn what_followers_lack_is_told_once_and_how_they_stand_at_the_start_is_no_
 }
 
 #[tokio::test]
-async fn a_follower_that_makes_lb_linker_panic_stops_no_other() {
-    let (plane, cluster) = own_cluster().await;
-    let own = cluster.create_namespace("own").await;
-    load_balancer(&cluster, &own, "web", "a.example.com").await;
-    let poisoned = format!("{own}/poisoned");
-    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
-    let linker = Linker::start_with(
-        &[("LB_LINKER_TEST_PANIC", &poisoned)],
-        ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", TARGETS, "--upstream", "none"],
-    );
-    for name in ["before", "poisoned", "zafter"] {
-        follower(&cluster, &own, name, "web").await;
-    }
-    linker.line(&format!("Service {poisoned}: its following has panicked, a defect of lb-linker")).await;
-    for host in ["a.example.com", "b.example.com"] {
-        cluster.set_ingress(&own, "web", &[Ingress::Hostname(host)]).await;
-        points_at(&cluster, &own, "before", host).await;
-        points_at(&cluster, &own, "zafter", host).await;
-    }
-    points_at(&cluster, &own, "poisoned", "by-hand.example.com").await;
-    let restarts = "lb_linker_sync_restarts_total{task=\"the following by annotation\"}";
-    assert_eq!(linker.metric(restarts), None, "the task itself went on");
-}
-
-#[tokio::test]
 async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
     let (plane, cluster) = own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);

@@ -65,10 +65,10 @@ fn denied() -> (Reconciler, Arc<AtomicUsize>) {
     (Reconciler::new(settings), requests)
 }
 
-/// Has the store know a load balancer, and returns its external target as the API server keeps it, with this term.
-fn external_target(reconciler: &Reconciler, term: &str) -> Object {
+/// Has the store know a load balancer, and returns its link.
+fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
     let service: Service = serde_json::from_value(json!({
-        "metadata": {"namespace": "shop", "name": "web", "uid": "u"},
+        "metadata": {"namespace": "shop", "name": name, "uid": name},
         "spec": {"type": "LoadBalancer"},
         "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
     }))
@@ -76,7 +76,12 @@ fn external_target(reconciler: &Reconciler, term: &str) -> Object {
     let Settings { store, admission, .. } = &reconciler.settings;
     store.apply(service.observe(admission, store).0);
     store.set_synced();
-    let link = store.get(&service.key()).unwrap();
+    store.get(&service.key()).unwrap()
+}
+
+/// Has the store know a load balancer, and returns its external target as the API server keeps it, with this term.
+fn external_target(reconciler: &Reconciler, term: &str) -> Object {
+    let link = load_balancer(reconciler, "web");
     let mut made: Object =
         Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless).service.unwrap().into();
     Stamp { instance: Some("own".to_owned()), term: Some(1) }.put_on(&mut made);
@@ -139,4 +144,26 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     assert!(!reconciler.may_write());
     lists(&mut reconciler);
     assert!(reconciler.may_write());
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_about_one_link_stops_no_other() {
+    let (mut reconciler, requests) = denied();
+    for name in ["before", "defect", "zafter"] {
+        load_balancer(&reconciler, name);
+    }
+    let key = ServiceKey::new("shop", "defect");
+    defect::choose(key.clone());
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, Vec::new()));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    reconciler.work();
+    assert_eq!(reconciler.writes.len(), 2);
+    while let Some(written) = reconciler.writes.join_next().await {
+        reconciler.written(written.unwrap());
+    }
+    assert_eq!(requests.load(Ordering::Relaxed), 2);
+    assert!(reconciler.pace.rests(&key), "the next try comes later");
+    let failed = reconciler.settings.news.metrics.render(&reconciler.settings.store).unwrap();
+    assert!(failed.contains(r#"lb_linker_reconciles_total{result="failed"}"#), "{failed}");
 }
