@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::harness::cluster::Ingress;
 use crate::harness::cluster_with_target;
-use crate::harness::dns::{answers, short};
+use crate::harness::dns::short;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::story::external_target;
