@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::guarded::Guarded;
 use super::trouble::retry_after;
 use crate::metrics::staleness::Sign;
-use progress::{Change, Input, Progress, SILENCE, Step, number};
+use progress::{Change, Input, Progress, Step, number};
 use wire::{Page, PageError, PageSize, Sent};
 
 /// Seconds after which the API server ends a watch.
@@ -182,7 +182,7 @@ where
         request,
         query,
         sign,
-        progress: Progress::new(now, silence()),
+        progress: Progress::new(now),
         pages: PageSize::default(),
         streams: Streams::default(),
         state: State::Rest { until: now, step: Step::List(0) },
@@ -363,10 +363,13 @@ where
 
     async fn begin(&mut self, step: Step) -> Outcome<K> {
         if !matches!(step, Step::List(_)) {
-            if Instant::now() < self.progress.deadline() {
-                return self.begin_watch().await;
+            if Instant::now() >= self.progress.deadline() {
+                return self.go_on(Input::Silence);
             }
-            return self.go_on(Input::Silence);
+            return match step {
+                Step::AskNewest(_) => self.ask_newest().await,
+                _ => self.begin_watch().await,
+            };
         }
         // This is said before the request is made: what is written from here on may be newer than the list.
         self.state = if self.streams.may(Instant::now()) {
@@ -505,6 +508,22 @@ where
         Outcome::Say(Ok(Event::ListEnds { version: number(version), rewound }))
     }
 
+    /// Asks for the newest resourceVersion, which a list of one object without a version tells.
+    async fn ask_newest(&mut self) -> Outcome<K> {
+        let request = self.query.list_request(&self.request, 1, None);
+        match read_page::<K>(self.client.clone(), request, 1).await {
+            Ok((page, _)) => {
+                let version = page.metadata.resource_version.unwrap_or_default();
+                self.go_on(Input::Newest(&version))
+            }
+            // It is the newest all the same, but only the whole list tells which.
+            Err(PageError::TooLarge) => self.go_on(Input::Silence),
+            Err(PageError::Kube(error)) => {
+                self.fail(Input::WatchFailed(code(&error)), WatchError::List(error))
+            }
+        }
+    }
+
     // === watches ===
 
     async fn begin_watch(&mut self) -> Outcome<K> {
@@ -583,7 +602,9 @@ where
         let until = match step {
             Step::Continue => return,
             // However short the watches are, a list comes in its time.
-            Step::Watch(doublings) => (now + pause(doublings)).min(self.progress.deadline()),
+            Step::Watch(doublings) | Step::AskNewest(doublings) => {
+                (now + pause(doublings)).min(self.progress.deadline())
+            }
             Step::List(doublings) => now + pause(doublings),
         };
         self.state = State::Rest { until: until.max(now + at_least), step };
@@ -604,18 +625,6 @@ fn pause(doublings: u32) -> Duration {
     let pause = PAUSE.0.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(PAUSE.1);
     // Half of it at random: many replicas shall not come back at the same moment.
     pause.mul_f64(rand::random_range(0.5..=1.0))
-}
-
-/// Returns how long a watch may be silent; tests that wait for a list to be made again take less.
-#[cfg(debug_assertions)]
-fn silence() -> Duration {
-    let seconds = std::env::var("LB_LINKER_TEST_SILENCE").ok().and_then(|text| text.parse().ok());
-    seconds.map_or(SILENCE, Duration::from_secs)
-}
-
-#[cfg(not(debug_assertions))]
-fn silence() -> Duration {
-    SILENCE
 }
 
 fn code(error: &kube::Error) -> u16 {

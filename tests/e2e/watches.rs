@@ -18,15 +18,13 @@ use crate::story::external_target;
 const TARGETS: &str = "external-targets";
 /// How the answer to a name that doesn't exist is shown.
 const ABSENT: &str = "Non-Existent Domain";
-/// Seconds of silence after which everything is listed again; 150 for users.
-const SILENCE: (&str, &str) = ("LB_LINKER_TEST_SILENCE", "3");
 
-fn start(plane: &ControlPlane, variables: &[(&str, &str)], args: &[&str]) -> Linker {
+fn start(plane: &ControlPlane, args: &[&str]) -> Linker {
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let mut all = vec!["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", TARGETS];
     all.extend(["--upstream", "none", "--max-deletes", "unlimited"]);
     all.extend(args);
-    Linker::start_with(variables, all)
+    Linker::start(all)
 }
 
 async fn point(cluster: &Cluster, name: &str, host: &str) {
@@ -47,7 +45,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
         cluster.create_load_balancer("default", name).await;
         point(&cluster, name, "old.example.com").await;
     }
-    let linker = start(&plane, &[SILENCE], &["--delete-delay", "0s"]);
+    let linker = start(&plane, &["--delete-delay", "0s"]);
     external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
     external_target(&cluster, TARGETS, "api-default-ext", "old.example.com").await;
     plane.back_up();
@@ -143,7 +141,7 @@ async fn lists_of_large_services_take_little_memory() {
         let service = cluster.get_service("default", "web-0").await.unwrap();
         let bytes = serde_json::to_vec(&service).unwrap().len();
         assert!(bytes > 880_000, "{bytes}");
-        let linker = start(&plane, &[], &[]);
+        let linker = start(&plane, &[]);
         linker.ready().await;
         for number in 0..SERVICES {
             external_target(&cluster, TARGETS, &format!("web-{number}-default-ext"), "a.example.com").await;
@@ -180,7 +178,7 @@ async fn watches_while(meddling: Meddling) -> usize {
     let api = MeddledApi::start(plane, Arc::new(meddler)).await;
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
     cluster.create_load_balancer(&namespace, "web").await;
-    let linker = Linker::start_with(&[SILENCE], args.into_iter().chain(["--watch-namespaces", &namespace]));
+    let linker = Linker::start(args.into_iter().chain(["--watch-namespaces", &namespace]));
     linker.ready().await;
     for host in ["a.example.com", "b.example.com"] {
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(host)]).await;
@@ -188,12 +186,6 @@ async fn watches_while(meddling: Meddling) -> usize {
         external_target(&cluster, &target, &format!("web-{namespace}-ext"), host).await;
     }
     count.load(Ordering::SeqCst)
-}
-
-#[tokio::test]
-async fn watches_that_are_closed_at_once_are_paced() {
-    let watches = watches_while(Meddling::Empty).await;
-    assert!(watches < 200, "{watches} watches, where 8,900 a second would be possible");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long a watch may stay without an event, a bookmark or a list before everything is listed again.
-pub(super) const SILENCE: Duration = Duration::from_secs(150);
+const SILENCE: Duration = Duration::from_secs(150);
 /// So many times as long after lists that have shown nothing new: the API server sends bookmarks only when the version
 /// has advanced, so a quiet cluster looks like a watch that has died.
 const LONGEST: u32 = 4;
@@ -47,6 +47,8 @@ pub(super) enum Input<'a> {
     WatchEnded,
     /// The deadline of [`Progress::deadline`] has passed.
     Silence,
+    /// The API server has said which resourceVersion is its newest.
+    Newest(&'a str),
 }
 
 /// How an event changes the number of objects.
@@ -64,6 +66,8 @@ pub(super) enum Step {
     Continue,
     /// It begins a watch, after a pause of this many doublings; 0 is at once.
     Watch(u32),
+    /// It asks for the newest resourceVersion, after a pause of this many doublings; 0 is at once.
+    AskNewest(u32),
     /// It lists everything, after a pause of this many doublings; 0 is at once.
     List(u32),
 }
@@ -78,8 +82,6 @@ pub(super) struct Progress {
     last_sign: Instant,
     /// How long it may be silent after that.
     silence: Duration,
-    /// How long that is at first.
-    first_silence: Duration,
     /// When the watch began, and whether it has sent something that was new.
     began: Option<Instant>,
     progressed: bool,
@@ -87,21 +89,24 @@ pub(super) struct Progress {
     failures: u32,
     /// Short watches and lists that had to be repeated, until a watch has lasted.
     restarts: u32,
+    /// Whether a request has failed since the last sign of life: the API server may have been away while etcd was
+    /// restored, and then a watch that goes on after a version of the future stays silent.
+    may_be_restored: bool,
 }
 
 impl Progress {
     /// Returns the state of a loop that begins now, with a list.
-    pub(super) fn new(now: Instant, silence: Duration) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             version: None,
             objects: 0,
             last_sign: now,
-            silence,
-            first_silence: silence,
+            silence: SILENCE,
             began: None,
             progressed: false,
             failures: 0,
             restarts: 0,
+            may_be_restored: false,
         }
     }
 
@@ -126,9 +131,9 @@ impl Progress {
         match input {
             Input::Listed { version, objects, newest } => {
                 self.silence = if self.differs(version, objects, newest) {
-                    self.first_silence
+                    SILENCE
                 } else {
-                    (self.silence * 2).min(self.first_silence * LONGEST)
+                    (self.silence * 2).min(SILENCE * LONGEST)
                 };
                 self.objects = objects;
                 self.sign(version, now);
@@ -151,12 +156,12 @@ impl Progress {
                     Change::Deleted => self.objects.saturating_sub(1),
                 };
                 self.progressed = true;
-                self.silence = self.first_silence;
+                self.silence = SILENCE;
                 self.sign(version, now);
                 Step::Continue
             }
             Input::Bookmark(version) => {
-                self.silence = self.first_silence;
+                self.silence = SILENCE;
                 self.sign(version, now);
                 Step::Continue
             }
@@ -164,10 +169,16 @@ impl Progress {
                 self.settle(now);
                 self.list_again()
             }
+            Input::Newest(version) if self.rewinds(version) => self.list_again(),
+            Input::Newest(_) => {
+                self.may_be_restored = false;
+                Step::Watch(0)
+            }
             Input::WatchFailed(_) => {
                 self.settle(now);
                 // The API server may come back with an earlier state: silence is suspicious again.
-                self.silence = self.first_silence;
+                self.silence = SILENCE;
+                self.may_be_restored = true;
                 let pause = self.failed();
                 self.watch(pause, now)
             }
@@ -197,10 +208,17 @@ impl Progress {
         self.version = Some(version.to_owned());
         self.last_sign = now;
         self.failures = 0;
+        self.may_be_restored = false;
     }
 
     fn watch(&self, pause: u32, now: Instant) -> Step {
-        if self.version.is_none() || now >= self.deadline() { Step::List(pause) } else { Step::Watch(pause) }
+        if self.version.is_none() || now >= self.deadline() {
+            Step::List(pause)
+        } else if self.may_be_restored {
+            Step::AskNewest(pause)
+        } else {
+            Step::Watch(pause)
+        }
     }
 
     fn list_again(&mut self) -> Step {
@@ -245,7 +263,7 @@ mod tests {
     /// Takes each input so many milliseconds after the one before, and compares the steps.
     fn run(steps: &[(u64, Input<'_>, Step)]) -> (Progress, Instant) {
         let mut now = Instant::now();
-        let mut progress = Progress::new(now, SILENCE);
+        let mut progress = Progress::new(now);
         for (number, (pause, input, expected)) in steps.iter().enumerate() {
             now += Duration::from_millis(*pause);
             assert_eq!(progress.take(*input, now), *expected, "step {number}: {input:?}");
@@ -298,7 +316,7 @@ mod tests {
 
     #[test]
     fn failures_are_paced_until_something_comes() {
-        let failed = |pause| (10, Input::WatchFailed(0), Step::Watch(pause));
+        let failed = |pause| (10, Input::WatchFailed(0), Step::AskNewest(pause));
         run(&[
             (0, Input::ListFailed(403), Step::List(1)),
             (0, Input::ListFailed(0), Step::List(2)),
@@ -313,6 +331,27 @@ mod tests {
         ]);
         let (progress, now) = run(&[LISTED, failed(1), (149_990, Input::WatchFailed(503), Step::List(2))]);
         assert!(progress.deadline() <= now, "after so long only a list says how things are");
+    }
+
+    #[test]
+    fn newest_version_is_asked_for_after_a_failure() {
+        let failed = (10, Input::WatchFailed(0), Step::AskNewest(1));
+        run(&[
+            LISTED,
+            failed,
+            (10, Input::Newest("100"), Step::Watch(0)),
+            BEGAN,
+            (10, Input::WatchEnded, Step::Watch(1)),
+        ]);
+        run(&[LISTED, BEGAN, failed, (10, Input::Newest("99"), Step::List(1))]);
+        // A watch that has gone on meanwhile is proof enough.
+        run(&[
+            LISTED,
+            failed,
+            BEGAN,
+            (0, modified("101"), Step::Continue),
+            (10, Input::WatchEnded, Step::Watch(1)),
+        ]);
     }
 
     #[test]

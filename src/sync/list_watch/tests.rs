@@ -321,6 +321,32 @@ async fn an_older_list_is_the_truth_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn restore_of_etcd_is_noticed_when_the_api_server_is_back() {
+    let (requests, mut events) = api_server(|asked, before| match (asked, before) {
+        (Asked::Stream, 0) => closed(vec![event("ADDED", "new", "500"), bookmark("500", true)]),
+        (Asked::Stream, _) => open_ended(vec![event("ADDED", "old", "90"), bookmark("100", true)]),
+        (Asked::Watch, _) | (Asked::Page, 0..3) => refused(503),
+        (Asked::Page, _) => page("100", "more", &["old"]),
+    });
+    let said = said_for(&mut events, 40).await;
+    let expected = [
+        "begins",
+        "listed new",
+        "ends",
+        "error 503",
+        "error 503",
+        "error 503",
+        "error 503",
+        "begins",
+        "listed old",
+        "ends, rewound to 100",
+    ];
+    assert_eq!(said, expected);
+    assert_eq!(requests.of(Asked::Watch).len(), 1, "none goes on after a version of the future");
+    assert_eq!(requests.of(Asked::Page).len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_event_without_key_or_version_begins_a_list() {
     for lost in [
         json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "resourceVersion": "9"}}}),

@@ -21,8 +21,6 @@ pub enum Meddling {
     Pass,
     /// It never reaches the API server; this status and `reason` are the answer.
     Answer(u16, &'static str),
-    /// It never reaches the API server; the answer is 200 and has no body.
-    Empty,
     /// The API server answers, and nobody hears it.
     LoseAnswer,
     /// In the answer these bytes become those, which are as many.
@@ -92,11 +90,6 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
         drop(client.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await);
         return;
     }
-    if matches!(meddling, Meddling::Empty) {
-        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-        drop(client.write_all(head.as_bytes()).await);
-        return;
-    }
     let mut server = TcpStream::connect(behind).await.unwrap();
     let end = request.windows(2).position(|bytes| bytes == b"\r\n").unwrap() + 2;
     let closing = [&request[..end], b"Connection: close\r\n", &request[end..]].concat();
@@ -112,7 +105,7 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, meddler: Meddler) {
                 0
             }
             Meddling::Garble(from, to) => garble(&mut held, from, to),
-            Meddling::Pass | Meddling::Answer(..) | Meddling::Empty => 0,
+            Meddling::Pass | Meddling::Answer(..) => 0,
         };
         let rest = held.split_off(held.len() - kept);
         if client.write_all(&held).await.is_err() {
