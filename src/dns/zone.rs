@@ -85,12 +85,19 @@ pub struct ZoneAnswer {
     pub ede: Option<Ede>,
     /// The link whose name it is, or whose service.
     pub link: Option<Arc<Link>>,
-    /// The link whose hostname the records name, where it isn't to be chased.
-    pub target_of: Option<Arc<Link>>,
-    /// Whether a link that the target leads to isn't open to the namespace of the link whose target it is.
-    pub is_denied: bool,
+    /// The names that lead to the host of the SRV records in the answer, in order; the host is the last one.
+    pub hops: Vec<Hop>,
     /// What the answer rests on; nothing if it isn't to be repeated.
     pub rests_on: Option<RestsOn>,
+}
+
+/// A name on the way to the host of an SRV record.
+#[derive(Clone, Debug)]
+pub struct Hop {
+    /// The name.
+    pub name: Name,
+    /// The link whose target the name is; nothing for the own name of the link that was asked for.
+    pub target_of: Option<Arc<Link>>,
 }
 
 /// A question, and where its answer is known.
@@ -368,8 +375,7 @@ impl ZoneAnswer {
             chase: None,
             ede: None,
             link: None,
-            target_of: None,
-            is_denied: false,
+            hops: Vec::new(),
             rests_on: None,
         }
     }

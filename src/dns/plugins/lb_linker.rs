@@ -259,7 +259,7 @@ impl LbLinker {
                     }
                     answer.link.iter().for_each(|link| note(link, qtype));
                     self.rest_on(reply, &mut answer);
-                    if answer.is_denied || answer.target_of.is_some() {
+                    if !answer.hops.is_empty() {
                         self.look_at_services(request, reply, zone, &mut answer);
                     }
                     reply.metadata.response_code = answer.rcode;
@@ -345,25 +345,30 @@ impl LbLinker {
         chase.bound(reply);
     }
 
-    /// Leaves out the services of a link whose hostname leads to a name that is denied.
+    /// Leaves out the services of a link whose host is denied, or is found through a name that is, and the addresses
+    /// of the host that the client may not ask for.
     fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut looked = Looked::default();
-        if answer.is_denied {
-            looked.denial = Some(Denial::Namespace);
-        } else if let Some(link) = &answer.target_of {
-            let namespace = link.key.namespace();
-            let allows = |name: &Name| self.allows_data(request, namespace, name, &mut looked);
-            drop_denied(&mut answer.answers, &self.policy, allows);
-        }
-        if let Some(denial) = looked.denial {
+        let denial = match self.address_types(request, &answer.hops, &mut looked) {
+            Ok(types) => {
+                let number = answer.additionals.len();
+                answer.additionals.retain(|record| types.contains(&record.record_type()));
+                (answer.additionals.len() < number).then_some(Denial::Acl)
+            }
+            Err(denial) => {
+                // Without a host no record is left.
+                zone.empty(&self.store, answer);
+                Some(denial)
+            }
+        };
+        if let Some(denial) = denial {
             self.denials.count(reply, denial);
         }
         looked.bind(reply);
-        if answer.answers.is_empty() {
-            zone.empty(&self.store, answer);
-            if let Some(repeat) = &mut reply.repeat {
-                repeat.serial = serial(&self.store, 0, &[], &answer.authorities);
-            }
+        if answer.answers.is_empty()
+            && let Some(repeat) = &mut reply.repeat
+        {
+            repeat.serial = serial(&self.store, 0, &[], &answer.authorities);
         }
     }
 

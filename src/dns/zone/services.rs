@@ -1,15 +1,16 @@
 //! SRV records (RFC 2782): at which ports the services of a link are.
 
+use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hickory_proto::rr::rdata::SRV;
-use hickory_proto::rr::{Name, RData, RecordType};
+use hickory_proto::rr::{RData, RecordType};
 
 use super::forward::Forward;
 use super::lookups::Lookups;
 use super::records::{addresses, record};
-use super::{Asked, Names, Node, Zone, ZoneAnswer};
+use super::{Asked, Hop, Names, Node, Zone, ZoneAnswer};
 use crate::names::MAX_LABEL;
 use crate::store::{Link, Port, Target};
 
@@ -57,58 +58,46 @@ impl Zone {
         let ttl = self.ttl_of(link);
         let end = match target {
             Target::Hostname(host) => {
-                let end = self.end_of_aliases(forward, lookups, (link, host.name()), ttl);
-                answer.is_denied = end.is_denied;
-                answer.target_of = Some(Arc::clone(&end.link));
-                if end.is_denied {
-                    return;
-                }
-                end
+                let first = Hop { target_of: Some(Arc::clone(link)), name: host.name() };
+                self.end_of_aliases(forward, lookups, first, ttl)
             }
             Target::Addresses(ips) => match forward.name_of(lookups, link) {
                 Some(name) => {
-                    let (link, ips) = (Arc::clone(link), ips.to_vec());
-                    End { name, link, is_denied: false, ips, own_ttl: ttl, ttl }
+                    let own = Hop { target_of: None, name };
+                    End { aliases: Vec::new(), host: own, ips: ips.to_vec(), own_ttl: ttl, ttl }
                 }
                 None => return,
             },
         };
+        let host = &end.host.name;
         for (i, port) in ports.iter().enumerate() {
             // RFC 2181 section 5: the same port for TCP and UDP is one record.
             if !ports[..i].contains(port) {
-                let service = SRV::new(PRIORITY, WEIGHT, *port, end.name.clone());
+                let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
                 answer.answers.push(record(asked.name, end.ttl, RData::SRV(service)));
             }
         }
         // RFC 2782, "Usage rules": a client that gets the addresses needn't ask for them.
         if !answer.answers.is_empty() {
             for qtype in [RecordType::A, RecordType::AAAA] {
-                answer.additionals.extend(addresses(&end.name, end.own_ttl, &end.ips, qtype));
+                answer.additionals.extend(addresses(host, end.own_ttl, &end.ips, qtype));
             }
         }
+        answer.hops = end.aliases;
+        answer.hops.push(end.host);
     }
 
     /// Returns what a link's hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
-    fn end_of_aliases(
-        &self,
-        forward: &Forward,
-        lookups: &mut Lookups<'_>,
-        (link, host): (&Arc<Link>, Name),
-        ttl: u32,
-    ) -> End {
-        let mut end =
-            End { name: host, link: Arc::clone(link), is_denied: false, ips: Vec::new(), own_ttl: ttl, ttl };
+    fn end_of_aliases(&self, forward: &Forward, lookups: &mut Lookups<'_>, host: Hop, ttl: u32) -> End {
+        let mut end = End { aliases: Vec::new(), host, ips: Vec::new(), own_ttl: ttl, ttl };
         for _ in 0..MAX_ALIASES {
-            let Some(relative) = self.relative(&end.name) else { break };
+            let Some(relative) = self.relative(&end.host.name) else { break };
             let Node::Link(link) = forward.find(lookups, &relative) else { break };
-            if !link.is_open_to(end.link.key.namespace()) {
-                end.is_denied = true;
-                break;
-            }
             end.own_ttl = self.ttl_of(&link);
             match &link.target {
                 Some(Target::Hostname(next)) => {
-                    end.name = next.name();
+                    let next = Hop { name: next.name(), target_of: Some(Arc::clone(&link)) };
+                    end.aliases.push(mem::replace(&mut end.host, next));
                     end.ttl = end.ttl.min(end.own_ttl);
                 }
                 Some(Target::Addresses(ips)) => {
@@ -117,7 +106,6 @@ impl Zone {
                 }
                 None => break,
             }
-            end.link = link;
         }
         end
     }
@@ -125,11 +113,9 @@ impl Zone {
 
 /// The end of a chain of aliases.
 struct End {
-    name: Name,
-    /// The link whose target that name is.
-    link: Arc<Link>,
-    /// Whether the name is another namespace's link, which isn't open to the one whose target it is.
-    is_denied: bool,
+    host: Hop,
+    /// The names that led to it, in order.
+    aliases: Vec<Hop>,
     /// Its addresses, if it is a name of this zone that has any, and how long they are kept.
     ips: Vec<IpAddr>,
     own_ttl: u32,

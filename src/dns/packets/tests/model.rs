@@ -103,8 +103,9 @@ const OTHERS: &str = "
 
 fn corefile() -> String {
     format!(
-        "lb.internal 192.0.2.0/24 {{\nlb_linker {{\nreverse 192.0.2.0/24\n}}\n}}\n\
-         zone.example {{\nacl x.other.zone.example {{\nblock type AAAA\n}}\nlb_linker\n}}\n. {{\n{OTHERS}\n}}\n"
+        "lb.internal 192.0.2.0/24 {{\nacl {{\nfilter type AAAA net 10.0.0.2 192.0.2.66\n}}\nlb_linker {{\nreverse 192.0.2.0/24\n}}\n}}\n\
+         zone.example {{\nacl {{\nfilter type AAAA net 10.0.0.2 192.0.2.66\n}}\n\
+         acl x.other.zone.example {{\nblock type AAAA\n}}\nlb_linker\n}}\n. {{\n{OTHERS}\n}}\n"
     )
 }
 
@@ -304,6 +305,7 @@ fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
         ("SRV with addresses", number(RecordType::SRV) > 0 && !message.additionals.is_empty()),
         ("denied name", is_denied && aliases > 0),
         ("denied SRV", is_denied && qtype == RecordType::SRV),
+        ("SRV without an address", is_denied && number(RecordType::SRV) > 0 && aliases == 0),
         ("ANY", qtype == RecordType::ANY && !is_empty),
         ("chain", aliases > 1),
         ("chain of three", aliases > 2),
@@ -435,6 +437,7 @@ async fn a_kept_answer_is_a_fresh_one_whatever_changes() {
         "SRV with addresses",
         "denied name",
         "denied SRV",
+        "SRV without an address",
         "ANY",
         "chain",
         "chain of three",

@@ -3,15 +3,19 @@
 
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::Registry;
+use smallvec::SmallVec;
 
 use super::{LbLinker, query_for};
 use crate::dns::plugin::{Reply, Request};
 use crate::dns::repeat::Clients;
 use crate::dns::server::{Access, LookUp};
 use crate::dns::wire::Ede;
-use crate::dns::zone::{RestsOn, Zone};
+use crate::dns::zone::{Hop, RestsOn, Zone};
 use crate::metrics::Family;
 use crate::metrics::spread::SpreadVec;
+
+/// What a client asks for that has got the name of a host.
+const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
 
 /// Why a chain ends at a name, or a record is left out of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,13 +113,34 @@ impl LbLinker {
             looked.denial = Some(Denial::Name);
             return false;
         }
-        let Access { clients, is_denied, .. } =
-            request.server.access(&query_for(request, name), request, LookUp::Target);
-        looked.clients.extend(clients);
+        let is_denied = denies(request, name, request.query.query_type(), looked);
         if is_denied {
             looked.denial = Some(Denial::Acl);
         }
         !is_denied
+    }
+
+    /// Looks at the names that lead to the host of a link's SRV records. Returns for which types of addresses the
+    /// client may ask at each of them.
+    ///
+    /// # Errors
+    /// If one of the names is denied, or no type is left.
+    pub(super) fn address_types(
+        &self,
+        request: &Request,
+        hops: &[Hop],
+        looked: &mut Looked,
+    ) -> Result<SmallVec<[RecordType; 2]>, Denial> {
+        let mut types = SmallVec::from(ADDRESS_TYPES);
+        for Hop { name, target_of } in hops {
+            if let Some(link) = target_of
+                && let Some(denial) = self.denial_of_target(request, link.key.namespace(), name, looked)
+            {
+                return Err(denial);
+            }
+            types.retain(|qtype| !denies(request, name, *qtype, looked));
+        }
+        if types.is_empty() { Err(Denial::Acl) } else { Ok(types) }
     }
 
     /// Looks at a name in the data of a record of a link in `namespace`, which the client will ask for addresses of;
@@ -127,12 +152,17 @@ impl LbLinker {
         name: &Name,
         looked: &mut Looked,
     ) -> bool {
-        let denial = self.denial_of_data(request, namespace, name, looked);
+        let mut denial = self.denial_of_target(request, namespace, name, looked);
+        // Where the client may ask for one family, it may have the name.
+        if denial.is_none() && ADDRESS_TYPES.into_iter().all(|qtype| denies(request, name, qtype, looked)) {
+            denial = Some(Denial::Acl);
+        }
         looked.denial = denial.or(looked.denial);
         denial.is_none()
     }
 
-    fn denial_of_data(
+    /// Returns why a name is no target for a link in `namespace`, whichever client asks.
+    fn denial_of_target(
         &self,
         request: &Request,
         namespace: &str,
@@ -153,14 +183,15 @@ impl LbLinker {
                 return Some(Denial::Namespace);
             }
         }
-        // Where the client may ask for one family, it may have the name.
-        let mut query = query_for(request, name);
-        let is_denied = [RecordType::A, RecordType::AAAA].into_iter().all(|qtype| {
-            query.set_query_type(qtype);
-            let Access { clients, is_denied, .. } = request.server.access(&query, request, LookUp::Target);
-            looked.clients.extend(clients);
-            is_denied
-        });
-        is_denied.then_some(Denial::Acl)
+        None
     }
+}
+
+/// Returns whether an `acl` denies the client a question.
+fn denies(request: &Request, name: &Name, qtype: RecordType, looked: &mut Looked) -> bool {
+    let mut query = query_for(request, name);
+    query.set_query_type(qtype);
+    let Access { clients, is_denied, .. } = request.server.access(&query, request, LookUp::Target);
+    looked.clients.extend(clients);
+    is_denied
 }

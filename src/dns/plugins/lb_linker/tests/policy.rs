@@ -231,19 +231,15 @@ async fn only_records_that_name_a_denied_host_are_left_out() {
 
 #[tokio::test]
 async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
-    let http = |observed: Observed| {
-        let (name, protocol) = (Some("http".to_owned()), "TCP".to_owned());
-        Observed { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
-    };
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
     let site = site(vec![
-        http(balancer("default", "near", "b.other.lb.internal.", &[])),
-        http(balancer("default", "far", "middle.default.lb.internal.", &[])),
+        with_http(balancer("default", "near", "b.other.lb.internal.", &[])),
+        with_http(balancer("default", "far", "middle.default.lb.internal.", &[])),
         balancer("default", "middle", "b.other.lb.internal.", &[]),
-        http(balancer("default", "first", "api.cluster.local.", &[])),
-        http(balancer("default", "hidden", "hidden.example.", &[])),
-        http(balancer("default", "ns", "ns.dns.lb.internal.", &[])),
-        http(balancer("default", "good", "good.example.", &[])),
+        with_http(balancer("default", "first", "api.cluster.local.", &[])),
+        with_http(balancer("default", "hidden", "hidden.example.", &[])),
+        with_http(balancer("default", "ns", "ns.dns.lb.internal.", &[])),
+        with_http(balancer("default", "good", "good.example.", &[])),
         b(&[]),
     ]);
     let srv = async |name: &str| {
@@ -258,6 +254,78 @@ async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
     site.shared.store.apply(b(&["default"]));
     for name in ["near", "far"] {
         assert_eq!(srv(name).await, "NoError 0 100 80 b.other.lb.internal. 1", "{name}");
+    }
+}
+
+/// With a port.
+fn with_http(observed: Observed) -> Observed {
+    let (name, protocol) = (Some("http".to_owned()), "TCP".to_owned());
+    Observed { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
+}
+
+/// An SRV answer: its records, its extended error, and the addresses that come with it.
+async fn ask_service(site: &Site, name: &str) -> String {
+    let reply = site.reply(name).await.unwrap();
+    assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
+    let addresses = reply.additionals.iter().map(|record| format!(" + {}", record.data));
+    data(&reply) + &addresses.collect::<String>()
+}
+
+#[tokio::test]
+async fn acl_is_asked_for_each_alias_behind_srv_records() {
+    let blocks = "lb.internal {\nacl b.default.lb.internal {\nblock net 10.0.0.1\nfilter type A net 10.0.0.3\n}\n\
+                  acl c.default.lb.internal {\nfilter type AAAA net 10.0.0.3 10.0.0.4\n}\nlb_linker\n}\n";
+    let hostname =
+        |service, next: &str| balancer("default", service, &format!("{next}.default.lb.internal."), &[]);
+    let site = site_with(
+        blocks,
+        vec![
+            with_http(hostname("a", "b")),
+            hostname("b", "c"),
+            hostname("c", "d"),
+            balancer("default", "d", "192.0.2.7", &[]),
+        ],
+    );
+    let service = "NoError 0 100 80 d.default.lb.internal.";
+    for (client, expected) in [
+        ("10.0.0.2", format!("{service} + 192.0.2.7")),
+        ("10.0.0.1", "NoError  EDE 15".to_owned()),
+        // One name without addresses of one family, and one without those of the other: none is left.
+        ("10.0.0.3", "NoError  EDE 15".to_owned()),
+        ("10.0.0.4", format!("{service} + 192.0.2.7")),
+    ] {
+        let client_site = site.clone().from(client);
+        assert_eq!(
+            ask_service(&client_site, "_http._tcp.a.default.lb.internal. SRV").await,
+            expected,
+            "{client}"
+        );
+    }
+    assert_eq!(denied(&site, "acl"), ["lb_linker_dns_targets_denied_total{reason=\"acl\"} 2"]);
+}
+
+#[tokio::test]
+async fn acl_of_one_family_holds_for_addresses_beside_srv() {
+    let blocks = "lb.internal {\nacl {\nfilter type AAAA net 10.0.0.1\nfilter type A net 10.0.0.3\n\
+                  filter type A AAAA net 10.0.0.4\n}\nlb_linker\n}\n";
+    let mut both = with_http(balancer("default", "both", "192.0.2.7", &[]));
+    both.ingress.addresses.push("2001:db8::7".parse().unwrap());
+    let site = site_with(
+        blocks,
+        vec![with_http(balancer("default", "alias", "both.default.lb.internal.", &[])), both],
+    );
+    let service = "NoError 0 100 80 both.default.lb.internal.";
+    for (client, expected) in [
+        ("10.0.0.2", format!("{service} + 192.0.2.7 + 2001:db8::7")),
+        ("10.0.0.1", format!("{service} EDE 15 + 192.0.2.7")),
+        ("10.0.0.3", format!("{service} EDE 15 + 2001:db8::7")),
+        ("10.0.0.4", "NoError  EDE 15".to_owned()),
+    ] {
+        let client_site = site.clone().from(client);
+        for name in ["_http._tcp.both.default", "_http._tcp.alias.default", "both.default", "both-default"] {
+            let question = format!("{name}.lb.internal. SRV");
+            assert_eq!(ask_service(&client_site, &question).await, expected, "{client} {question}");
+        }
     }
 }
 
