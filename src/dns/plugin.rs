@@ -48,6 +48,11 @@ pub trait Plugin: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Returns the question as the plugins behind this one see it; nothing if it stays as it is.
+    fn rewritten(&self, _query: &Query) -> Option<Query> {
+        None
+    }
+
     /// Returns for which clients [`Plugin::recurses`] and [`Plugin::denies`] say the same of a name as for that of this
     /// request; nothing if for all.
     fn clients(&self, _request: &Request, _query: &Query) -> Option<Clients> {

@@ -1,5 +1,6 @@
 //! The server blocks behind one listener: the one with the longest matching zone answers.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,12 +60,21 @@ struct Served {
 }
 
 impl Served {
-    /// Returns the plugins that decide whether names are looked up for a client.
-    fn deciding(&self, look_up: LookUp) -> impl Iterator<Item = &Arc<dyn Plugin>> {
-        self.block
-            .plugins
-            .iter()
-            .filter(move |plugin| look_up == LookUp::Question || plugin.decides_on_targets())
+    /// Returns the plugins that decide whether a name is looked up for a client, each with the question as the plugins
+    /// before it leave it.
+    fn deciding<'a>(
+        &'a self,
+        query: &'a Query,
+        look_up: LookUp,
+    ) -> impl Iterator<Item = (&'a dyn Plugin, Cow<'a, Query>)> {
+        let mut query = Cow::Borrowed(query);
+        self.block.plugins.iter().filter_map(move |plugin| {
+            if let Some(rewritten) = plugin.rewritten(&query) {
+                query = Cow::Owned(rewritten);
+            }
+            let decides = look_up == LookUp::Question || plugin.decides_on_targets();
+            decides.then(|| (&**plugin, query.clone()))
+        })
     }
 }
 
@@ -211,7 +221,10 @@ impl Server {
     #[must_use]
     pub fn recurses(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
-            Some(served) => served.deciding(look_up).find_map(|plugin| plugin.recurses(request, query)),
+            Some(served) => {
+                let mut plugins = served.deciding(query, look_up);
+                plugins.find_map(|(plugin, query)| plugin.recurses(request, &query))
+            }
             None => Some(false),
         }
     }
@@ -222,18 +235,20 @@ impl Server {
         let Some(served) = self.find(query.name(), query.query_type()) else {
             return Access { clients: Vec::new(), is_denied: false, recurses: Some(false) };
         };
-        let plugins = || served.deciding(look_up);
-        Access {
-            clients: plugins().filter_map(|plugin| plugin.clients(request, query)).collect(),
-            is_denied: plugins().any(|plugin| plugin.denies(request, query)),
-            recurses: plugins().find_map(|plugin| plugin.recurses(request, query)),
+        let mut access = Access { clients: Vec::new(), is_denied: false, recurses: None };
+        for (plugin, query) in served.deciding(query, look_up) {
+            access.clients.extend(plugin.clients(request, &query));
+            access.is_denied |= plugin.denies(request, &query);
+            access.recurses = access.recurses.or_else(|| plugin.recurses(request, &query));
         }
+        access
     }
 
     /// Returns for which clients [`Server::recurses`] is the same as for that of this request; nothing is for all.
     pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<Clients> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
-        served.deciding(look_up).filter_map(|plugin| plugin.clients(request, query)).collect()
+        let plugins = served.deciding(query, look_up);
+        plugins.filter_map(|(plugin, query)| plugin.clients(request, &query)).collect()
     }
 
     /// Returns what answers for links, each once.

@@ -13,8 +13,11 @@
 //!
 //! The rules also hold for each name that the target of a link leads to, as if the client had asked for that name: where
 //! it isn't let through, the answer about the link ends there, with the CNAME records so far and the extended error 15,
-//! Blocked. *clients* says for which clients names outside the zones are resolved. Every client gets A, AAAA, HTTPS and
-//! SVCB answers for links. For other types a client that isn't listed gets the CNAME alone.
+//! Blocked. Where *rewrite* of the block changes such a question, the rules are for what it makes of it, as they are for a
+//! question of the client. SRV records come without the addresses that the client may not ask for.
+//!
+//! *clients* says for which clients names outside the zones are resolved. Every client gets A, AAAA, HTTPS and SVCB
+//! answers for links. For other types a client that isn't listed gets the CNAME alone.
 //!
 //! Differences from CoreDNS:
 //! - Clients that don't speak EDNS get no OPT record (RFC 6891 section 7), and so not the reason.

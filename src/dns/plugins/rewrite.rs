@@ -156,6 +156,7 @@ mod ttl;
 use std::borrow::Cow;
 
 use async_trait::async_trait;
+use hickory_proto::op::Query;
 
 use self::answers::Undo;
 use self::rule::Rule;
@@ -185,23 +186,30 @@ impl Plugin for Rewrite {
     /// The question stays changed for the plugins before this one, as in CoreDNS: `errors` logs it as it was
     /// answered, and `log` and `prometheus` have its type.
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
-        let undo = self.rewrite(request)?;
+        let undo = self.rewrite(&mut request.query)?;
         let outcome = next.serve(request).await;
         answers::rewrite(&undo, request, outcome).await
+    }
+
+    fn rewritten(&self, query: &Query) -> Option<Query> {
+        let mut rewritten = query.clone();
+        // A look-up of a name that can't be rewritten fails, and nothing is asked about it.
+        self.rewrite(&mut rewritten).ok()?;
+        Some(rewritten)
     }
 }
 
 impl Rewrite {
     /// Changes the question. Returns what is to be done to the answer, in the order of the rules.
-    fn rewrite(&self, request: &mut Request) -> Result<Vec<Cow<'_, Undo>>, Failure> {
-        let original = request.query.clone();
+    fn rewrite(&self, query: &mut Query) -> Result<Vec<Cow<'_, Undo>>, Failure> {
+        let original = query.clone();
         let mut undo = Vec::new();
         for rule in &self.rules {
-            match rule.apply(&mut request.query, &mut undo) {
+            match rule.apply(query, &mut undo) {
                 Ok(applies) if applies && rule.is_last => break,
                 Ok(_) => {}
                 Err(failure) => {
-                    request.query = original;
+                    *query = original;
                     return Err(failure);
                 }
             }

@@ -32,8 +32,8 @@ const COREFILE: &str = "
         }
     }";
 
-/// Asks from an address of ours, by UDP and by TCP, each several times: the addresses in the answers, and their extended
-/// error.
+/// Asks from an address of ours, by UDP and by TCP, each several times: the addresses in the answers and beside them, and
+/// their extended error.
 async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(Vec<String>, Option<u16>)> {
     let (client, bytes) = (SocketAddr::from((client, 0)), query(question).to_vec().unwrap());
     let udp = UdpSocket::bind(client).await.unwrap();
@@ -44,7 +44,8 @@ async fn ask_from(client: [u8; 4], server: SocketAddr, question: &str) -> Vec<(V
     let mut found = Vec::new();
     let mut take = |bytes: &[u8]| {
         let answer = Message::from_vec(bytes).unwrap();
-        let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
+        let records = answer.answers.iter().chain(&answer.additionals);
+        let addresses = records.filter_map(|record| record.data.ip_addr());
         found.push((addresses.map(|ip| ip.to_string()).collect(), ede(&answer)));
     };
     for _ in 0..3 {
@@ -86,4 +87,78 @@ async fn acl_ends_a_chain_for_the_clients_that_it_blocks() {
     }
     let counter = "lb_linker_dns_targets_denied_total{reason=\"acl\"}";
     assert_eq!(server.metric(counter), Some(24.0));
+}
+
+/// The SRV records of `a` name the host behind `b` and `c`; `d` has addresses of both families.
+const SERVICES: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec: {type: LoadBalancer, ports: [{name: http, port: 80}]}
+status: {loadBalancer: {ingress: [{hostname: b.default.lb.internal}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: b}
+spec: {type: LoadBalancer}
+status: {loadBalancer: {ingress: [{hostname: c.default.lb.internal}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: c}
+spec: {type: LoadBalancer}
+status: {loadBalancer: {ingress: [{hostname: d.default.lb.internal}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: d}
+spec: {type: LoadBalancer, ports: [{name: http, port: 80}]}
+status: {loadBalancer: {ingress: [{ip: 192.0.2.7}, {ip: '2001:db8::7'}]}}
+";
+
+const RULES: &str = "
+    lb.internal:{$PORT} {
+        rewrite name exact c.default.lb.internal hidden.default.lb.internal
+        acl b.default.lb.internal {
+            block net 127.0.0.2
+        }
+        acl hidden.default.lb.internal {
+            filter type AAAA net 127.0.0.3
+        }
+        acl d.default.lb.internal {
+            filter type A net 127.0.0.4
+        }
+        prometheus 127.0.0.1:{$METRICS}
+        lb_linker
+    }";
+
+#[tokio::test]
+async fn acl_holds_for_each_alias_and_address_of_srv_answers() {
+    if Which::subject() == Which::CoreDns {
+        return;
+    }
+    let site = Site::new(RULES, &[("manifests/services.yaml", SERVICES)]);
+    let server = Server::start(Which::Linker, &site).await;
+    let (ipv4, ipv6) = ("192.0.2.7", "2001:db8::7");
+    answers(server.dns(), "d.default.lb.internal. A", ipv4).await;
+    for (name, client, addresses, code) in [
+        ("a", 1, &[ipv4, ipv6][..], None),
+        ("a", 2, &[], Some(15)),
+        ("a", 3, &[ipv4], Some(15)),
+        ("a", 4, &[ipv6], Some(15)),
+        ("d", 1, &[ipv4, ipv6], None),
+        ("d", 2, &[ipv4, ipv6], None),
+        ("d", 3, &[ipv4, ipv6], None),
+        ("d", 4, &[ipv6], Some(15)),
+        // What is kept for one client isn't for another.
+        ("a", 1, &[ipv4, ipv6], None),
+        ("a", 2, &[], Some(15)),
+        ("d", 4, &[ipv6], Some(15)),
+        ("d", 1, &[ipv4, ipv6], None),
+    ] {
+        let question = format!("_http._tcp.{name}.default.lb.internal. SRV");
+        let expected = (addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), code);
+        let all = ask_from([127, 0, 0, client], server.dns(), &question).await;
+        assert_eq!(all, vec![expected; 6], "{name} {client}");
+    }
 }

@@ -330,6 +330,91 @@ async fn acl_of_one_family_holds_for_addresses_beside_srv() {
 }
 
 #[tokio::test]
+async fn acl_of_a_later_name_sees_it_as_rewrite_leaves_it() {
+    let text = r#"
+lb.internal {
+    rewrite name exact moved.default.lb.internal hidden.default.lb.internal
+    acl hidden.default.lb.internal {
+        block net 10.0.0.1
+    }
+    lb_linker
+}
+. {
+    rewrite name suffix .old.example .new.example answer auto
+    rewrite type MX TXT
+    acl new.example {
+        block net 10.0.0.1
+    }
+    acl old.example {
+        block
+    }
+    acl mail.example {
+        block type TXT net 10.0.0.1
+    }
+    template IN A via.example {
+        answer "{{ .Name }} 60 IN CNAME www.old.example."
+    }
+    template IN SRV data.example {
+        answer "{{ .Name }} 60 IN SRV 0 0 1 www.old.example."
+        answer "{{ .Name }} 60 IN SRV 0 0 2 www.example."
+    }
+    template IN A www.new.example {
+        answer "{{ .Name }} 60 IN A 192.0.2.10"
+    }
+    template IN TXT mail.example {
+        answer "{{ .Name }} 60 IN TXT text"
+    }
+}
+"#;
+    let site = Site::corefile(text);
+    let store = &site.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    let links = vec![
+        balancer("default", "first", "www.old.example.", &[]),
+        balancer("default", "later", "via.example.", &[]),
+        balancer("default", "data", "data.example.", &[]),
+        balancer("default", "mail", "mail.example.", &[]),
+        balancer("default", "inside", "moved.default.lb.internal.", &[]),
+        balancer("default", "moved", "192.0.2.7", &[]),
+        balancer("default", "hidden", "192.0.2.8", &[]),
+    ];
+    store.replace(None, links, vec![], &Default::default());
+    store.set_synced();
+    let open = site.clone().from("10.0.0.2");
+    for (question, blocked, answered) in [
+        // The questions of a client for these names.
+        ("www.old.example. A", "Refused  EDE 15", "NoError 192.0.2.10"),
+        ("moved.default.lb.internal. A", "Refused  EDE 15", "NoError 192.0.2.8"),
+        ("mail.example. MX", "Refused  EDE 15", "NoError text"),
+        // And targets that lead to them.
+        (
+            "first.default.lb.internal. A",
+            "NoError www.old.example. EDE 15",
+            "NoError www.old.example. 192.0.2.10",
+        ),
+        (
+            "later.default.lb.internal. A",
+            "NoError via.example. www.old.example. EDE 15",
+            "NoError via.example. www.old.example. 192.0.2.10",
+        ),
+        (
+            "data.default.lb.internal. SRV",
+            "NoError data.example. 0 0 2 www.example. EDE 15",
+            "NoError data.example. 0 0 1 www.old.example. 0 0 2 www.example.",
+        ),
+        ("mail.default.lb.internal. MX", "NoError mail.example. EDE 15", "NoError mail.example."),
+        (
+            "inside.default.lb.internal. A",
+            "NoError moved.default.lb.internal. EDE 15",
+            "NoError moved.default.lb.internal. 192.0.2.7",
+        ),
+    ] {
+        assert_eq!(ask(&site, question).await, blocked, "{question}");
+        assert_eq!(ask(&open, question).await, answered, "{question}");
+    }
+}
+
+#[tokio::test]
 async fn denied_addresses_are_left_out_and_counted() {
     let text = "lb.internal {\nlb_linker\n}\n. {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n\
                 answer \"{{ .Name }} 60 IN A 10.96.0.1\"\nanswer \"{{ .Name }} 60 IN A 127.0.0.1\"\n}\n}\n";
