@@ -176,6 +176,15 @@ impl Server {
         Box::pin(Self::serve(&mut inner)).await
     }
 
+    /// Looks up what is behind a CNAME that a plugin adds to an answer, for the same purpose. It isn't cacheable where
+    /// another client may get something else, or nothing: `cache` gives an answer made of it to all clients.
+    pub async fn look_up_alias(asked: &Request, query: Query) -> Option<Reply> {
+        let is_for_every_client = asked.server.clients(&query, asked, LookUp::Question).is_empty();
+        let mut reply = Self::look_up(asked, query, asked.purpose).await?;
+        reply.is_cacheable &= is_for_every_client;
+        Some(reply)
+    }
+
     /// Returns what counts the questions that no block is for.
     #[must_use]
     pub fn dropped(&self) -> Arc<Tally> {

@@ -98,7 +98,7 @@ use super::nets::Nets;
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
 use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Request};
 use crate::dns::repeat::Clients;
 use crate::dns::wire::Ede;
 use crate::metrics::spread::SpreadVec;
@@ -231,14 +231,16 @@ impl Plugin for Acl {
         let count = |counter: &IntCounterVec, zone: &Name| {
             counter.with_label_values(&[server, &zone.to_ascii(), ""]).inc();
         };
-        match self.decide(name, qtype, request.client.ip()) {
+        // A look-up of a target is shared by clients: *lb_linker* asks for each of them, at each name of the chain.
+        let is_target = request.purpose != Purpose::Client;
+        match self.decide(name, qtype, request.client.ip()).filter(|_| !is_target) {
             None | Some((Action::Allow, _)) => {
                 let allowed = self.counts.allowed.with(&[server, ""]);
                 allowed.add(0, 1);
-                let clients = self.clients(&request.query, true);
+                let clients = (!is_target).then(|| self.clients(&request.query, true));
                 let mut reply = next.serve(request).await?;
                 if let Some(repeat) = &mut reply.repeat {
-                    repeat.clients.push(clients);
+                    repeat.clients.extend(clients);
                     repeat.counts.push(allowed);
                 }
                 Ok(reply)

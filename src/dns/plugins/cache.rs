@@ -18,6 +18,9 @@
 //! There are two parts, one for answers that say something (`success`) and one for all others (`denial`). Each
 //! has room for 9984 answers by default. Where one is full, answers are dropped at random.
 //!
+//! An answer of *template* with what is behind its CNAME isn't kept where that is a name of *lb_linker*, or was looked up
+//! through a block with *acl* or *clients*: another client may get another answer.
+//!
 //! Names in a zone of *lb_linker* are never kept, only what their targets have. When a target changes, what is
 //! kept about the old and the new one is dropped; absence of a target is given no longer than the zone's TTL; and
 //! nothing that has expired is given for a target.

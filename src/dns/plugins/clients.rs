@@ -11,7 +11,9 @@
 //! It is about names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for links. For
 //! other types a client that isn't listed gets the CNAME alone. What is behind a target is looked up through this
 //! block.
-//! A name in a zone of *lb_linker* that doesn't exist, and falls through to the plugins behind it, is a name outside.
+//! A name in a zone of *lb_linker* that *hosts* or *template* of the same block has an answer for is answered for every
+//! client, too; what is behind a CNAME of *template* is a name outside if it lies in no such zone. A name that doesn't
+//! exist there, and falls through to the plugins behind *lb_linker*, is a name outside.
 //!
 //! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same one. On a
 //! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with

@@ -65,6 +65,37 @@ async fn links_in_the_same_block_are_for_every_client() {
 }
 
 #[tokio::test]
+async fn hosts_and_template_answer_link_zones_for_every_client() {
+    let before = "hosts {\n192.0.2.2 fixed.lb.internal\nfallthrough\n}\n\
+                  template IN A made.lb.internal {\nanswer \"{{ .Name }} 60 IN A 192.0.2.3\"\n}\n\
+                  template IN A out.lb.internal {\nanswer \"{{ .Name }} 60 IN CNAME t.example.\"\n}";
+    let site = with_link(&format!(
+        "lb.internal {{\nclients 10.0.0.0/8\n{before}\nlb_linker\n}}\n. {{\nclients 10.0.0.0/8\n{ANSWER}\n}}\n"
+    ));
+    for (client, is_listed) in [("10.0.0.1", true), ("192.0.2.7", false)] {
+        let site = site.clone().from(client);
+        for (name, address) in [("fixed", "192.0.2.2"), ("made", "192.0.2.3"), ("web.default", "192.0.2.1")] {
+            let answer = site.ask(&format!("{name}.lb.internal. A")).await;
+            assert!(answer.starts_with("NOERROR aa") && answer.contains(address), "{client}: {answer}");
+        }
+        // What is behind an alias of *template* is a name outside the zones.
+        let answer = site.ask("out.lb.internal. A").await;
+        assert!(answer.contains("CNAME t.example."), "{client}: {answer}");
+        assert_eq!(answer.contains("192.0.2.1"), is_listed, "{client}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn alias_of_template_is_followed_for_a_link_of_any_client() {
+    let alias = "template IN A t.example {\nanswer \"{{ .Name }} 60 IN CNAME a.example.\"\n}";
+    let site = with_link(&format!(
+        "lb.internal {{\nlb_linker\n}}\n. {{\nclients 10.0.0.0/8\n{alias}\n{ANSWER}\n}}\n"
+    ));
+    let answer = site.from("192.0.2.7").ask("web.default.lb.internal. A").await;
+    assert!(answer.contains("192.0.2.1"), "{answer}");
+}
+
+#[tokio::test]
 async fn name_that_falls_through_is_for_listed_clients_only() {
     let site = with_link(". {\nclients 10.0.0.0/8\nlb_linker lb.internal {\nfallthrough\n}\nwhoami\n}\n");
     for (client, is_listed) in [("10.0.0.1", true), ("192.0.2.7", false), ("10.0.0.2", true)] {

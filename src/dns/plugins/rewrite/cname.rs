@@ -32,10 +32,11 @@ impl Retarget {
         let Some(new) = self.from.replace(&old, &self.to) else { return Ok(()) };
         let new = renamed(&new)?;
         let query = Query::query(new.clone(), request.query.query_type());
-        let Some(mut found) = Server::look_up(request, query, request.purpose).await else {
+        let Some(mut found) = Server::look_up_alias(request, query).await else {
             error!("the target {new} of a rewritten CNAME can't be looked up");
             return Ok(());
         };
+        open.reply.is_cacheable &= found.is_cacheable;
         let mut kept = Vec::new();
         for &at in &open.answers {
             let RData::CNAME(target) = &mut open.records[at].data else { continue };

@@ -13,7 +13,7 @@ use super::NAME;
 use super::record;
 use super::text::{Data, Message, Question, Template};
 use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
 use crate::dns::presentation::{class_name, name_text, type_name};
 use crate::dns::server::Server;
 use crate::metrics::{Family, registered};
@@ -224,8 +224,11 @@ fn target(record: &Record, qtype: RecordType) -> Option<Name> {
 async fn follow(reply: &mut Reply, request: &Request, target: Name) {
     let mut query = Query::query(target, request.query.query_type());
     query.set_query_class(DNSClass::IN);
-    if let Some(found) = Server::look_up(request, query, Purpose::Client).await {
-        reply.metadata.truncation = found.metadata.truncation;
-        reply.answers.extend(found.answers);
-    }
+    let Some(found) = Server::look_up_alias(request, query).await else {
+        reply.is_cacheable = false;
+        return;
+    };
+    reply.is_cacheable &= found.is_cacheable;
+    reply.metadata.truncation = found.metadata.truncation;
+    reply.answers.extend(found.answers);
 }

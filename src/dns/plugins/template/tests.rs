@@ -129,6 +129,40 @@ async fn the_target_of_a_cname_is_looked_up_for_addresses() {
     assert_eq!(circle.reply("a. A").await.unwrap().answers.len(), 9);
 }
 
+/// What is behind an alias depends on the client: `cache` keeps it for no other one.
+#[tokio::test]
+async fn alias_through_cache_is_followed_for_each_client() {
+    let alias = "cache 3600\ntemplate IN ANY alias {\nanswer \"{{ .Name }} 60 IN CNAME www.inner.\"\n}\n";
+    // It has a CNAME, too, so that what is found there comes from another block yet.
+    let inner = "cache 3600\ntemplate IN ANY inner {\nanswer \"{{ .Name }} 60 IN CNAME a.end.\"\n}\n";
+    let end = "cache 3600\ntemplate IN A end {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";
+    let retarget = "cache 3600\nrewrite cname exact nowhere. a.end.\n\
+                    template IN ANY inner {\nanswer \"{{ .Name }} 60 IN CNAME nowhere.\"\n}\n";
+    let (acl, clients) = ("acl {\nblock net 192.0.2.7\n}\n", "clients 10.0.0.0/8\n");
+    for (of_inner, of_end, inner) in [
+        ("", acl, inner),
+        ("", clients, inner),
+        (acl, "", inner),
+        (clients, "", inner),
+        ("", acl, retarget),
+        ("", clients, retarget),
+    ] {
+        let site = Site::corefile(&format!(
+            "alias {{\n{alias}}}\ninner {{\n{of_inner}{inner}}}\nend {{\n{of_end}{end}}}\n"
+        ));
+        // In turns, and each way round.
+        for client in ["10.0.0.1", "192.0.2.7", "192.0.2.7", "10.0.0.1", "192.0.2.7"] {
+            let answer = site.clone().from(client).ask("www.alias. A").await;
+            let is_allowed = client == "10.0.0.1";
+            assert_eq!(answer.contains("192.0.2.1"), is_allowed, "{of_inner} {of_end} {client}: {answer}");
+        }
+    }
+    // Where all clients are the same it is kept.
+    let site = Site::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
+    assert!(!site.reply("www.alias. A").await.unwrap().answers.is_empty());
+    assert_eq!(site.reply("www.alias. A").await.unwrap().plugin, "cache");
+}
+
 #[tokio::test]
 async fn matches_and_failures_are_counted() {
     let site = template(

@@ -2,7 +2,8 @@
 
 use super::super::super::testing::{Site, link};
 use super::name;
-use crate::dns::plugin::Reply;
+use crate::dns::plugin::{Purpose, Reply};
+use crate::dns::server::Server;
 use crate::store::{Observed, Port, ServiceKey, Wishes};
 use crate::targets::TargetPolicy;
 
@@ -412,6 +413,27 @@ lb.internal {
         assert_eq!(ask(&site, question).await, blocked, "{question}");
         assert_eq!(ask(&open, question).await, answered, "{question}");
     }
+}
+
+/// A look-up of a target is shared: what an `acl` says to one client is asked beside it.
+#[tokio::test]
+async fn shared_look_up_has_nothing_of_the_acl_of_a_client() {
+    let text = "lb.internal {\nlb_linker\n}\n\
+                t.example {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN CNAME www.hidden.example.\"\n}\n}\n\
+                hidden.example {\nacl {\nblock net 10.0.0.1\n}\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.9\"\n}\n}\n";
+    let site = Site::corefile(text);
+    let mut request = site.request("t.example. A");
+    request.purpose = Purpose::Target { absence: std::time::Duration::from_secs(5), cached: true };
+    let reply = Server::serve(&mut request).await.unwrap();
+    assert_eq!(data(&reply), "NoError www.hidden.example. 192.0.2.9");
+    let store = &site.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    store.replace(None, vec![balancer("default", "web", "t.example.", &[])], vec![], &Default::default());
+    store.set_synced();
+    let question = "web.default.lb.internal. A";
+    assert_eq!(ask(&site, question).await, "NoError t.example. www.hidden.example. EDE 15");
+    let other = site.clone().from("10.0.0.2");
+    assert_eq!(ask(&other, question).await, "NoError t.example. www.hidden.example. 192.0.2.9");
 }
 
 #[tokio::test]
