@@ -22,6 +22,10 @@ use crate::harness::network::{self, FAR, NEAR};
 /// The send buffer of a socket where no limit was raised (net.core.wmem_default).
 const STOCK_SEND_BUFFER: usize = 212_992;
 
+/// The largest answer: with its headers it has room in a packet of 1,500 bytes, which is the MTU of the link, and has none
+/// in one of 1,280.
+const LARGE: u16 = 1452;
+
 /// A server for UDP on every address. It ends when this is dropped.
 struct Served {
     handler: Arc<Handler>,
@@ -31,10 +35,16 @@ struct Served {
 }
 
 impl Served {
-    /// Answers for `few.example` with one address and for `many.example` with 66, which make 1,101 bytes.
+    /// Answers for `few.example` with one address, for `many.example` with 66, which make 1,097 bytes, and for
+    /// `more.example` with 85, which make 1,401 bytes.
     fn start() -> Self {
-        let many: String = (1..=66).map(|last| format!("192.0.2.{last} many.example\n")).collect();
-        let text = format!(". {{\nhosts /nonexistent {{\n192.0.2.1 few.example\n{many}}}\n}}\n");
+        let addresses = |number, name: &str| -> String {
+            (1..=number).map(|last| format!("192.0.2.{last} {name}.example\n")).collect()
+        };
+        let (many, more) = (addresses(66, "many"), addresses(85, "more"));
+        let text = format!(
+            ". {{\nbufsize {LARGE}\nhosts /nonexistent {{\n192.0.2.1 few.example\n{many}{more}}}\n}}\n"
+        );
         let store = Arc::new(Store::new(Departed::Kept));
         let handler = first_handler(&text, &Site::silent(Arc::clone(&store)).unwrap()).unwrap();
         let sockets = udp::bind("[::]:0".parse().unwrap()).unwrap();
@@ -125,7 +135,7 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
         });
         let (loss, unreachable) = judged.expect("a run in which all questions were taken");
         assert!(loss < 0.05, "{dead} dead addresses: {loss}");
-        assert!(unreachable > 0.0, "dead addresses get few answers");
+        assert!(unreachable > 0.0, "{dead}: dead addresses get few answers");
     }
 }
 
@@ -200,15 +210,29 @@ fn fragments() -> (u64, u64) {
     (ipv4.parse().unwrap(), ipv6.trim().parse().unwrap())
 }
 
+/// Asks for a large answer; returns how many bytes it has.
+fn ask_for(name: &str, client: &UdpSocket, server: SocketAddr) -> usize {
+    let mut question = query(&format!("{name}. A"));
+    question.edns.as_mut().unwrap().set_max_payload(LARGE);
+    let question = question.to_vec().unwrap();
+    let mut answer = [0; 2 * LARGE as usize];
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.send_to(&question, server).unwrap();
+    loop {
+        // What a plain socket of the server has sent is all zeros.
+        let length = client.recv(&mut answer).unwrap();
+        if answer[..2] == question[..2] && answer[2] & 0x80 != 0 {
+            return length;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_icmp_makes_no_answer_fragment() {
     if !network::is_own("datagrams::forged_icmp_makes_no_answer_fragment") {
         return;
     }
-    let (ipv4, ipv6, forger) = network::on_far_host(|| {
-        let ipv6 = UdpSocket::bind((FAR.1, 0)).unwrap();
-        (UdpSocket::bind((FAR.0, 0)).unwrap(), ipv6, Forger::new())
-    });
+    let (ipv4, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
     let served = Served::start();
     let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("it is IPv4") };
     // Any socket of the host lowers the MTU of the route for all of them.
@@ -227,21 +251,47 @@ async fn forged_icmp_makes_no_answer_fragment() {
         thread::sleep(Duration::from_millis(10));
     }
     let before = fragments();
-    let question = query("many.example. A").to_vec().unwrap();
-    let mut answer = [0; 1232];
-    for (client, server) in [
-        (&ipv4, SocketAddr::from(served.near())),
-        (&ipv6, SocketAddrV6::new(NEAR.1, served.port, 0, 0).into()),
-    ] {
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
-        for _ in 0..5 {
-            if let (SocketAddr::V4(client), SocketAddr::V4(server)) = (client.local_addr().unwrap(), server) {
-                forger.fragmentation_needed(server, client, 552);
-            }
-            client.send_to(&question, server).unwrap();
-            // What the plain socket has sent is all zeros.
-            while client.recv(&mut answer).unwrap() != 0 && answer[..2] != question[..2] {}
-        }
+    for _ in 0..5 {
+        forger.fragmentation_needed(served.near(), client, 552);
+        assert_eq!(ask_for("many.example", &ipv4, served.near().into()), 1097);
     }
     assert_eq!(fragments(), before);
+}
+
+/// The same by IPv6, where no packet of up to 1,280 bytes is ever fragmented, so that only `bufsize` makes answers that
+/// could be.
+#[tokio::test(flavor = "multi_thread")]
+async fn forged_icmpv6_makes_no_answer_fragment() {
+    if !network::is_own("datagrams::forged_icmpv6_makes_no_answer_fragment") {
+        return;
+    }
+    let (ipv6, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));
+    let served = Served::start();
+    let near = SocketAddrV6::new(NEAR.1, served.port, 0, 0);
+    let SocketAddr::V6(client) = ipv6.local_addr().unwrap() else { panic!("it is IPv6") };
+    let fragments_of_answer = |name: &str, length: usize| {
+        let before = fragments().1;
+        assert_eq!(ask_for(name, &ipv6, near.into()), length);
+        fragments().1 - before
+    };
+    let plain = UdpSocket::bind((NEAR.1, 0)).unwrap();
+    let SocketAddr::V6(local) = plain.local_addr().unwrap() else { panic!("it is IPv6") };
+    let fragments_of_plain = || {
+        let before = fragments().1;
+        plain.send_to(&[0; 1400], client).unwrap();
+        fragments().1 - before
+    };
+    assert_eq!(fragments_of_plain(), 0);
+    let of_larger = fragments_of_answer("more.example", 1401);
+    forger.packet_too_big(local, client, 1280);
+    let deadline = Instant::now() + PATIENCE;
+    while fragments_of_plain() == 0 {
+        assert!(Instant::now() < deadline, "the forged packet has no effect");
+        thread::sleep(Duration::from_millis(10));
+    }
+    for mtu in [1280, 1279, 576] {
+        forger.packet_too_big(near, client, mtu);
+        assert_eq!(fragments_of_answer("many.example", 1097), 0, "{mtu}");
+        assert_eq!(fragments_of_answer("more.example", 1401), of_larger, "{mtu}");
+    }
 }

@@ -37,6 +37,18 @@ impl Forger {
         self.ip6(58, *server.ip(), *server.ip(), &message);
     }
 
+    /// Sends ICMPv6 "packet too big" (RFC 4443 section 3.2) about a datagram of `server` to `client`, as if `client` could
+    /// be reached by packets of so many bytes only. Linux takes no less than 1,280.
+    pub fn packet_too_big(&self, server: SocketAddrV6, client: SocketAddrV6, mtu: u32) {
+        // RFC 4443 section 2.4 (c): as much of the packet as 1,280 bytes have room for.
+        let quoted = udp6(server, client, &[0; 1184]);
+        let quoted = [ip6(17, *server.ip(), *client.ip(), 1400), quoted].concat();
+        let mut message = [&[2, 0, 0, 0][..], &mtu.to_be_bytes(), &quoted].concat();
+        let sum = checksum6(58, *client.ip(), *server.ip(), &message).to_be_bytes();
+        message[2..4].copy_from_slice(&sum);
+        self.ip6(58, *client.ip(), *server.ip(), &message);
+    }
+
     fn ip6(&self, protocol: u8, from: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) {
         let packet = [&ip6(protocol, from, to, payload.len()), payload].concat();
         self.1.send_to(&packet, &SocketAddrV6::new(to, 0, 0, 0).into()).expect("a raw packet can be sent");
