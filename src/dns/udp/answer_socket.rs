@@ -19,8 +19,9 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::batch::queued_bytes;
-use super::neighbors::{self, FAILED, INCOMPLETE};
+use super::neighbors::{self, FAILED, INCOMPLETE, RESOLVED};
 use super::unreachable::{REPORTED, Unreachable};
+use crate::dns::interfaces::on_link_nets;
 use crate::dns::unmapped;
 use crate::metrics::{Dropped, Metrics};
 
@@ -116,12 +117,16 @@ impl AnswerSocket {
     }
 
     /// Looks how full the send buffer is. Where an eighth is taken, the addresses are limited that the kernel is looking
-    /// for: their answers are what waits. Returns whether it is worth looking again soon.
+    /// for, since their answers are what waits, and those on a link that the kernel would have to look for. Returns whether it is worth looking again soon.
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
         if queued >= self.send_buffer / 8 && self.unreachable.takes_look(now) {
-            match neighbors::in_states(INCOMPLETE) {
-                Ok(addresses) => self.unreachable.limit_unresolved(addresses, now),
+            match neighbors::table() {
+                Ok(table) => {
+                    self.unreachable.limit_unresolved(in_states(&table, INCOMPLETE), now);
+                    let resolved = in_states(&table, RESOLVED);
+                    self.unreachable.limit_unknown(resolved, || on_link_nets().unwrap_or_default(), now);
+                }
                 Err(error) => warn_unreadable(&error),
             }
         }
@@ -174,10 +179,11 @@ impl AnswerSocket {
     fn is_dead(&self, client: IpAddr, now: Instant) -> bool {
         let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
         if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
-            let neighbors = neighbors::in_states(INCOMPLETE | FAILED).unwrap_or_else(|error| {
+            let table = neighbors::table().unwrap_or_else(|error| {
                 warn_unreadable(&error);
-                HashSet::new()
+                HashMap::new()
             });
+            let neighbors = in_states(&table, INCOMPLETE | FAILED);
             *dead = Dead { since: Some(now), neighbors };
         }
         dead.neighbors.contains(&client)
@@ -193,6 +199,11 @@ impl AsFd for AnswerSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Returns the addresses of a neighbor table whose entry is in one of the states.
+fn in_states(table: &HashMap<IpAddr, u16>, states: u16) -> HashSet<IpAddr> {
+    table.iter().filter(|(_, state)| **state & states != 0).map(|(address, _)| *address).collect()
 }
 
 /// Returns the sender of an ICMP error, if the error says that a host can't be reached.

@@ -1,7 +1,7 @@
 //! The kernel's neighbor table (ARP, RFC 826, and neighbor discovery, RFC 4861), read by rtnetlink(7). No right is
 //! needed for it.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -19,6 +19,8 @@ const NDA_DST: u16 = 1;
 pub(super) const INCOMPLETE: u16 = 0x1;
 /// An entry whose link-layer address wasn't found.
 pub(super) const FAILED: u16 = 0x20;
+/// The states of an entry with a link-layer address: all but these two, and none.
+pub(super) const RESOLVED: u16 = 0xde;
 /// Bytes of `struct nlmsghdr`, `struct ndmsg` and `struct rtattr`.
 const HEADER: usize = 16;
 const ENTRY: usize = 12;
@@ -27,11 +29,11 @@ const ATTRIBUTE: usize = 4;
 const BUFFER: usize = 32 << 10;
 const MAX_BYTES: usize = 1 << 20;
 
-/// Returns the addresses whose entry is in one of the states. Packets to an address in [`INCOMPLETE`] wait in the kernel.
+/// Returns the addresses with an entry, and its state. Packets to an address in [`INCOMPLETE`] wait in the kernel.
 ///
 /// # Errors
 /// If the kernel doesn't tell.
-pub(super) fn in_states(states: u16) -> io::Result<HashSet<IpAddr>> {
+pub(super) fn table() -> io::Result<HashMap<IpAddr, u16>> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let kernel = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(SockProtocol::NetlinkRoute))?;
     let mut request = Vec::with_capacity(HEADER + ENTRY);
@@ -40,11 +42,11 @@ pub(super) fn in_states(states: u16) -> io::Result<HashSet<IpAddr>> {
     request.extend([RTM_GETNEIGH.to_ne_bytes(), FLAGS.to_ne_bytes()].concat());
     request.resize(HEADER + ENTRY, 0);
     sendto(kernel.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-    let (mut found, mut buffer, mut total) = (HashSet::new(), vec![0; BUFFER], 0);
+    let (mut found, mut buffer, mut total) = (HashMap::new(), vec![0; BUFFER], 0);
     while total < MAX_BYTES {
         // The kernel writes the answer while it is read: there is nothing to wait for.
         let length = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)?;
-        if !read_messages(&buffer[..length.min(BUFFER)], states, &mut found) {
+        if !read_messages(&buffer[..length.min(BUFFER)], &mut found) {
             break;
         }
         total += length;
@@ -52,8 +54,8 @@ pub(super) fn in_states(states: u16) -> io::Result<HashSet<IpAddr>> {
     Ok(found)
 }
 
-/// Collects the addresses in one of the states from a part of the answer. Returns whether more follows.
-fn read_messages(mut bytes: &[u8], states: u16, found: &mut HashSet<IpAddr>) -> bool {
+/// Collects the addresses and their states from a part of the answer. Returns whether more follows.
+fn read_messages(mut bytes: &[u8], found: &mut HashMap<IpAddr, u16>) -> bool {
     loop {
         let Some((length, kind)) = u32_at(bytes, 0).zip(u16_at(bytes, 4)) else { return !bytes.is_empty() };
         let Some(message) = bytes.get(HEADER..length as usize) else { return false };
@@ -61,7 +63,10 @@ fn read_messages(mut bytes: &[u8], states: u16, found: &mut HashSet<IpAddr>) -> 
             // NLMSG_DONE or an error.
             return false;
         }
-        found.extend(address_in(message, states));
+        if let Some((address, state)) = entry(message) {
+            // The same address may be looked for on two links.
+            *found.entry(address).or_default() |= state;
+        }
         bytes = bytes.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
         if bytes.is_empty() {
             return true;
@@ -70,17 +75,16 @@ fn read_messages(mut bytes: &[u8], states: u16, found: &mut HashSet<IpAddr>) -> 
 }
 
 /// Reads a `struct ndmsg` and its attributes.
-fn address_in(message: &[u8], states: u16) -> Option<IpAddr> {
-    if u16_at(message, 8)? & states == 0 {
-        return None;
-    }
+fn entry(message: &[u8]) -> Option<(IpAddr, u16)> {
+    let state = u16_at(message, 8)?;
     let mut attributes = message.get(ENTRY..)?;
     loop {
         let (length, kind) = (usize::from(u16_at(attributes, 0)?), u16_at(attributes, 2)?);
         let value = attributes.get(ATTRIBUTE..length)?;
         if kind == NDA_DST {
             let ipv4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
-            return ipv4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok();
+            let address = ipv4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()?;
+            return Some((address, state));
         }
         attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
@@ -100,11 +104,11 @@ mod tests {
 
     #[test]
     fn the_neighbor_table_of_this_machine_is_read() {
-        in_states(INCOMPLETE | FAILED).unwrap();
+        table().unwrap();
     }
 
     #[test]
-    fn only_entries_in_the_states_are_returned() {
+    fn each_entry_has_its_address_and_state() {
         let entry = |state: u16, address: &[u8]| {
             let attribute = [&8_u16.to_ne_bytes()[..], &7_u16.to_ne_bytes(), &[0; 4]].concat();
             let length = u16::try_from(ATTRIBUTE + address.len()).unwrap();
@@ -117,15 +121,15 @@ mod tests {
         let [incomplete, reachable] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
         let bytes =
             [entry(1, &[192, 0, 2, 1]), entry(2, &[192, 0, 2, 2]), entry(0x20, &ipv6.octets())].concat();
-        let in_states = |states, bytes| {
-            let mut found = HashSet::new();
-            read_messages(bytes, states, &mut found).then_some(found)
+        let read = |bytes| {
+            let mut found = HashMap::new();
+            read_messages(bytes, &mut found).then_some(found)
         };
-        assert_eq!(in_states(INCOMPLETE, &bytes), Some(HashSet::from([incomplete])));
-        assert_eq!(in_states(INCOMPLETE | FAILED, &bytes), Some(HashSet::from([incomplete, ipv6.into()])));
-        assert_eq!(in_states(2, &bytes), Some(HashSet::from([reachable])));
+        let all = HashMap::from([(incomplete, INCOMPLETE), (reachable, 2), (ipv6.into(), FAILED)]);
+        assert_eq!(read(&bytes), Some(all));
+        assert_eq!([INCOMPLETE, 2, FAILED].map(|state| state & RESOLVED != 0), [false, true, false]);
         for cut in 0..bytes.len() {
-            in_states(INCOMPLETE, &bytes[..cut]);
+            read(&bytes[..cut]);
         }
     }
 }

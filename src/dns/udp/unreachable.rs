@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::time::Instant;
 
 /// How long an address is limited after the kernel has reported it unreachable.
@@ -34,8 +35,21 @@ struct Limits {
     addresses: HashMap<IpAddr, Limit>,
     next_sweep: Option<Instant>,
     next_look: Option<Instant>,
+    /// Which addresses have hosts, while answers to addresses without one fill the send buffer.
+    neighbors: Option<Neighbors>,
     /// When the neighbor table was last read, and which addresses the kernel was looking for.
     last_look: Option<(Instant, HashSet<IpAddr>)>,
+}
+
+/// The hosts on the links.
+#[derive(Debug)]
+struct Neighbors {
+    until: Instant,
+    /// The addresses that the kernel has link-layer addresses for.
+    resolved: HashSet<IpAddr>,
+    /// The networks of the links, and when they were read.
+    nets: Vec<IpNet>,
+    nets_read: Instant,
 }
 
 #[derive(Debug)]
@@ -62,7 +76,7 @@ impl Unreachable {
     }
 
     /// Returns whether a question from that address may be answered now. `has_room` tells whether the send buffer has
-    /// room for an answer that may stay there; it is asked for limited addresses only.
+    /// room for an answer that may stay there; it is asked for limited and for unknown addresses only.
     pub(super) fn admits(&self, address: IpAddr, now: Instant, has_room: impl FnOnce() -> bool) -> bool {
         if !self.any.load(Ordering::Acquire) {
             return true;
@@ -71,10 +85,13 @@ impl Unreachable {
         if limits.next_sweep.is_none_or(|next| next <= now) {
             limits.next_sweep = Some(now + SWEEP_INTERVAL);
             limits.addresses.retain(|_, limit| limit.until > now);
-            self.any.store(!limits.addresses.is_empty(), Ordering::Release);
+            limits.neighbors.take_if(|neighbors| neighbors.until <= now);
+            let any = !limits.addresses.is_empty() || limits.neighbors.is_some();
+            self.any.store(any, Ordering::Release);
         }
+        let is_unknown = limits.neighbors.as_ref().is_some_and(|neighbors| neighbors.lack(address, now));
         let Some(limit) = limits.addresses.get_mut(&address).filter(|limit| limit.until > now) else {
-            return true;
+            return !is_unknown || has_room();
         };
         let admitted = limit.next_answer <= now && has_room();
         if admitted {
@@ -104,9 +121,34 @@ impl Unreachable {
         self.limits().last_look = Some((now, addresses));
     }
 
+    /// Limits all addresses on the links that the kernel has no link-layer address for: each has an answer only while the
+    /// send buffer has room for one that may stay there. A client on the link is known, since it has asked for the
+    /// link-layer address of this host. `nets` returns the networks of the links.
+    pub(super) fn limit_unknown(
+        &self,
+        resolved: HashSet<IpAddr>,
+        nets: impl FnOnce() -> Vec<IpNet>,
+        now: Instant,
+    ) {
+        let mut limits = self.limits();
+        let last = limits.neighbors.take().filter(|last| last.nets_read + SWEEP_INTERVAL > now);
+        let (nets, nets_read) = last.map_or_else(|| (nets(), now), |last| (last.nets, last.nets_read));
+        limits.neighbors = Some(Neighbors { until: now + UNRESOLVED, resolved, nets, nets_read });
+        self.any.store(true, Ordering::Release);
+    }
+
     /// A panic leaves nothing half done in it.
     fn limits(&self) -> MutexGuard<'_, Limits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Neighbors {
+    /// Returns whether an address is on a link, and no host is known there.
+    fn lack(&self, address: IpAddr, now: Instant) -> bool {
+        now < self.until
+            && !self.resolved.contains(&address)
+            && self.nets.iter().any(|net| net.contains(&address))
     }
 }
 
@@ -171,6 +213,25 @@ mod tests {
         let later = next + 2 * UNRESOLVED;
         unreachable.limit_unresolved(HashSet::from([other]), later);
         assert!(!is_limited(other, later), "the look before was too long ago");
+    }
+
+    #[test]
+    fn unknown_address_on_the_link_needs_room_in_the_send_buffer() {
+        let (unreachable, now) = (Unreachable::default(), Instant::now());
+        let known = IpAddr::from([192, 0, 2, 2]);
+        let behind_a_router = IpAddr::from([198, 51, 100, 1]);
+        let admits = |address, has_room, at| unreachable.admits(address, at, || has_room);
+        let nets = || vec!["192.0.2.0/24".parse().unwrap()];
+        unreachable.limit_unknown(HashSet::from([known]), nets, now);
+        for has_room in [false, true] {
+            assert_eq!(admits(DEAD, has_room, now), has_room);
+            assert!(admits(known, has_room, now) && admits(behind_a_router, has_room, now));
+        }
+        // It is found to have a host, or the send buffer has been empty for a while.
+        unreachable.limit_unknown(HashSet::from([DEAD]), || panic!("they were read just now"), now);
+        assert!(admits(DEAD, false, now) && !admits(known, false, now));
+        assert!(admits(known, false, now + UNRESOLVED));
+        assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
     }
 
     #[test]
