@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_follows_a_cut_answer_and_it_isnt_cut_before_it_has_to_be() {
+    fn cut_answer_ends_at_the_last_record_that_fits() {
         let long = Name::from_ascii(format!("{0}.{0}.{0}.{1}.", "x".repeat(62), "y".repeat(60))).unwrap();
         for name in [Name::from_ascii("a.example.").unwrap(), long] {
             let alias = Record::from_rdata(

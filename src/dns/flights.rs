@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_joined_is_told_though_who_has_started_it_gave_up_or_the_name_was_forgotten() {
+    async fn joined_flight_lands_though_its_first_asker_is_gone() {
         let flights = Flights::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });

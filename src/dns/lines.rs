@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_holds_up_nobody_and_what_is_lost_is_counted() {
+    fn blocked_output_delays_no_line_and_counts_lost_ones() {
         let (lines, queue, dropped) = lines(LogFormat::Text);
         let (gate, written, key) = gate();
         let writer = queue.write_to(gate).unwrap();

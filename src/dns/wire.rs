@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_a_single_question_is_refused_with_the_question_repeated() {
+    fn message_without_a_single_question_is_refused() {
         let asked = query("a.example.");
         let mut notify = asked.clone();
         notify[2] |= 4 << 3;

@@ -104,7 +104,7 @@ async fn what_is_kept_and_for_how_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_answer_a_transfer_and_an_answer_without_recursion_arent_kept() {
+async fn cut_answers_transfers_and_rd_clear_are_not_kept() {
     let cache = Cache::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let mut cut = Message::clone(&address(60));
@@ -217,7 +217,7 @@ async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_first_has_the_ttl_that_it_would_have_from_the_cache() {
+async fn first_answer_has_the_ttl_of_the_cached_one() {
     type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], u32);
     let cases: &[Case<'_>] = &[
         (OK, &["a.example. 7200 A 192.0.2.1"], &[], 3600),
@@ -239,7 +239,7 @@ async fn what_is_given_first_has_the_ttl_that_it_would_have_from_the_cache() {
 }
 
 #[test]
-fn an_answer_with_a_signature_that_isnt_valid_isnt_kept_for_who_wants_signatures() {
+fn answer_with_invalid_signature_is_not_kept_for_do() {
     const NOW: u32 = 100;
     let signed = |inception: u32, expiration: u32| {
         let mut rdata = vec![0, 1, 8, 2, 0, 0, 0, 60];
@@ -290,7 +290,7 @@ fn stale(recheck: u64) -> CacheOptions {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_at_a_time_asks_again_and_nobody_just_after_that_has_failed() {
+async fn one_refresh_at_a_time_and_none_after_a_failure() {
     let cache = Cache::new(stale(30));
     let key = question("a.example.", RecordType::A).key();
     put(&cache, &key, &address(60));
@@ -325,7 +325,7 @@ async fn with_a_preference_for_them_answers_that_say_something_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ttl_stays_if_that_is_wanted_unless_expired_answers_have_one_of_their_own() {
+async fn keepttl_leaves_the_ttl_but_of_expired_answers() {
     for (own, later) in [(0, 60), (30, 30)] {
         let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: own };
         let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };

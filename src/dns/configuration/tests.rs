@@ -108,7 +108,7 @@ fn a_corefile_is_written_out_as_it_is_understood() {
 }
 
 #[test]
-fn an_upstream_is_our_own_listener_if_what_is_sent_to_it_arrives_there() {
+fn upstream_that_leads_to_our_listener_is_our_own() {
     for (listen, upstream, expected) in [
         ("[::]:53", "127.0.0.1:53", true),
         ("[::]:53", "0.0.0.0:53", true),

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_is_set_again_rings_then_whether_it_has_rung_before_or_not() {
+    async fn alarm_that_is_set_again_rings_at_the_new_time() {
         let alarms = Alarms::default();
         let number = || alarms.0.lock().unwrap().len();
         let mut begun = Instant::now();

@@ -436,7 +436,7 @@ mod tests {
     use crate::dns::wire::HEADER;
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_is_repeated_after_half_a_second_though_the_socket_kept_for_it_has_failed() {
+    async fn question_is_repeated_though_its_kept_socket_has_failed() {
         advance(Duration::from_secs(1)).await;
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };

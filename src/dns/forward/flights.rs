@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn equal_questions_share_a_look_up_unless_the_name_was_forgotten() {
+    async fn equal_questions_share_a_look_up_until_forgotten() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));

@@ -176,7 +176,7 @@ fn respelled(question: &[u8], id: u16, random: &mut StdRng) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_happens_what_is_given_again_is_what_the_full_handler_says_now() {
+async fn kept_answer_equals_that_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
@@ -402,7 +402,7 @@ async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
 }
 
 #[tokio::test]
-async fn of_more_addresses_than_there_is_room_for_others_are_given_each_time() {
+async fn cut_answer_is_not_kept_with_loadbalance() {
     let mut served = Served::new("loadbalance", "");
     let addresses = (1..=60).map(|last| [192, 0, 2, last].into()).collect();
     let web = link("web", "192.0.2.1", None);

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_in_lower_case_and_nothing_in_them_can_be_taken_for_something_else() {
+    fn names_are_lower_case_and_escaped() {
         let name = |labels: &[&[u8]]| lower_name_text(&Name::from_labels(labels.iter().copied()).unwrap());
         assert_eq!(name(&[b"WWW", b"Example"]), "www.example.");
         assert_eq!(name(&[]), ".");

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_a_limit_of_its_own_whichever_way_its_address_is_written() {
+    fn client_has_one_limit_by_ipv4_and_mapped_address() {
         // Where there are few places, a quarter of them.
         for (max, limit) in [(10 * MAX_OF_A_CLIENT, MAX_OF_A_CLIENT), (128, 32)] {
             let places = places(max);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn big_answers_that_a_client_does_not_read_leave_room_for_others_and_small_ones_pass() {
+    fn unread_large_answers_leave_room_for_other_clients() {
         let places = places(1);
         let big = || vec![0; usize::from(u16::MAX)];
         let hold_all =

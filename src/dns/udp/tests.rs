@@ -63,7 +63,7 @@ fn busy(handler: &Handler) -> f64 {
 }
 
 #[tokio::test]
-async fn a_client_whose_questions_wait_leaves_room_for_those_of_others() {
+async fn client_with_waiting_questions_leaves_room() {
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let address = sockets[0].local_addr().unwrap();
@@ -187,7 +187,7 @@ async fn serve_web() -> Served {
 }
 
 #[tokio::test]
-async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else_as_soon_as_it_can_be() {
+async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
     const NAME: &str = "web.default.lb.internal.";
     let Served { store, client, upstream, _serving } = serve_web().await;
     for _ in 0..2 {
@@ -223,7 +223,7 @@ async fn a_question_whose_link_has_changed_is_answered_where_it_comes_in_or_else
 }
 
 #[tokio::test]
-async fn clients_that_take_more_than_most_get_it_whatever_was_kept_for_others() {
+async fn client_with_larger_payload_gets_the_larger_answer() {
     const NAME: &str = "web.default.lb.internal.";
     let Served { store, client, .. } = &serve_web().await;
     let addresses = (1..=100).map(|last| [192, 0, 2, last].into()).collect();

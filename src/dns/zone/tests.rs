@@ -195,7 +195,7 @@ fn questions_and_answers() {
 
 /// RFC 4592; its examples are those of section 2.2.1, as far as there are such names here.
 #[test]
-fn wildcards_stand_for_names_that_dont_exist_and_for_nothing_else() {
+fn wildcard_matches_only_names_that_do_not_exist() {
     let names = ["*.w.lb.internal", "sub.w.lb.internal", "deep.er.w.lb.internal", "*.lb.internal"];
     let store = store_of(vec![
         asking(&names, with_ports(&["http/TCP/80"], link("default", "ips", &[], &["192.0.2.1"]))),
@@ -273,7 +273,7 @@ fn the_ttl_and_the_label_of_the_zones_own_names_can_be_chosen() {
 
 /// The zone `lb.internal` has names of its own below `dns`; a namespace of that name has the others.
 #[test]
-fn a_namespace_with_the_name_of_the_zones_own_names_has_none_below_it() {
+fn namespace_named_as_the_apex_has_no_names_below_it() {
     let store = store_of(vec![link("dns", "web", &["a.example."], &[])]);
     let table = [
         ("web.dns.lb.internal. CNAME", "NXDOMAIN"),

@@ -50,7 +50,7 @@ async fn types_and_networks_are_read_in_all_forms() {
 }
 
 #[tokio::test]
-async fn several_lists_are_for_their_zones_and_gone_through_from_the_top() {
+async fn lists_apply_to_their_zones_from_the_top() {
     let site = Site::corefile(
         "example.org {\nacl A.example.org b.example.org {\nallow type MX\nblock net 10.0.0.1\n}\n\
          acl {\ndrop type TXT MX\n}\nwhoami\n}\n",

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_asked_before_its_name_was_forgotten_is_told_from_what_came_after() {
+    async fn question_before_forgetting_differs_from_one_after_it() {
         let forgotten = Forgotten::default();
         let before = forgotten.mark();
         forgotten.add(Some(b"a"));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_asked_before_more_than_is_known_may_have_asked_about_any_name() {
+    async fn question_before_the_oldest_entry_may_be_of_any_name() {
         let forgotten = Forgotten::default();
         let before = forgotten.mark();
         for i in 0..=CAPACITY {

@@ -148,7 +148,7 @@ async fn settled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_given_until_it_expires_with_aa_and_in_everybodys_own_spelling() {
+async fn cached_answer_has_aa_and_the_spelling_of_the_question() {
     let bench = Bench::new("cache", address(60));
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
     seconds(1).await;
@@ -193,7 +193,7 @@ async fn all_records_have_one_ttl_from_the_first_answer_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_an_answer_is_authentic_is_kept_for_all_and_told_to_who_understands_it() {
+async fn ad_is_kept_and_shown_to_clients_with_ad_or_do() {
     let mut authentic = address(60);
     authentic.metadata.authentic_data = true;
     let bench = Bench::new("cache", authentic);
@@ -322,7 +322,7 @@ async fn a_kept_servfail_is_told_as_the_upstreams_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_gets_nothing_that_has_expired_and_no_absence_that_is_too_old() {
+async fn target_gets_no_expired_answer_and_no_old_absence() {
     let bench = Bench::new("cache {\nserve_stale\n}", absence());
     assert!(bench.target(5, true).await.starts_with("NXDOMAIN ra"));
     seconds(4).await;

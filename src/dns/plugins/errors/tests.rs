@@ -37,7 +37,7 @@ async fn errors_that_match_are_counted_from_the_first_one_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_is_shown_where_it_is_to_be_and_one_alone_is_not_counted() {
+async fn first_error_is_shown_and_a_single_one_not_counted() {
     let (site, _stop, _tasks) = consolidating("30s found$ info show_first");
     let first = format!("[INFO] plugin/errors: 2 example.org. A: {WHY}");
     for (asked, then) in
@@ -53,7 +53,7 @@ async fn the_first_is_shown_where_it_is_to_be_and_one_alone_is_not_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_expression_that_matches_counts_and_the_others_log_one_by_one() {
+async fn first_matching_expression_counts_the_error() {
     let (site, _stop, _tasks) =
         Site::running("errors {\nconsolidate 1s timeout\nconsolidate 2s next\nconsolidate 3s plugin\n}");
     site.ask("example.org. A").await;
@@ -65,7 +65,7 @@ async fn the_first_expression_that_matches_counts_and_the_others_log_one_by_one(
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_end_what_was_counted_is_logged_and_later_errors_one_by_one() {
+async fn counted_errors_are_logged_at_the_end() {
     let (site, stop, mut tasks) = consolidating("1h next");
     site.ask("example.org. A").await;
     site.ask("example.org. A").await;

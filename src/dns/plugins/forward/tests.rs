@@ -162,7 +162,7 @@ async fn answers_come_back_with_their_flags_and_the_clients_spelling() {
 }
 
 #[tokio::test]
-async fn upper_bits_of_a_code_and_extended_errors_are_for_who_speaks_edns() {
+async fn upper_rcode_bits_and_ede_need_edns() {
     let upstream = Fake::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::BADCOOKIE);
         answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::wire::Ede::STALE.option());
@@ -370,7 +370,7 @@ async fn a_health_check_is_answered_within_half_a_second() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_fails_its_checks_is_down_and_when_all_are_nobody_need_be_asked() {
+async fn upstream_is_down_after_failed_checks() {
     let silent = Fake::silent().await;
     let options = "max_fails 1\nread_timeout 10ms\nhealth_check 10ms no_rec domain example.org\n\
                    failfast_all_unhealthy_upstreams";
@@ -424,7 +424,7 @@ async fn answers_and_sockets_are_counted() {
 }
 
 #[tokio::test]
-async fn upstreams_of_a_file_count_and_are_named_for_the_check_of_our_listeners() {
+async fn upstreams_of_a_file_are_checked_against_our_listeners() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = directory.path().join(name);

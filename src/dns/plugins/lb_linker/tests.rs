@@ -52,7 +52,7 @@ fn site(text: &str) -> Site {
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
 
 #[tokio::test]
-async fn the_clients_of_one_listener_get_nothing_that_another_one_knows() {
+async fn listeners_share_no_knowledge_of_targets() {
     let text = "lb.internal:53 lb.internal:54 {\nlb_linker\n}\n\
                 .:53 {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n\
                 .:54 {\ntemplate IN A {\nrcode SERVFAIL\n}\n}\n";
@@ -64,7 +64,7 @@ async fn the_clients_of_one_listener_get_nothing_that_another_one_knows() {
 }
 
 #[tokio::test]
-async fn who_may_not_have_the_target_gets_the_alias_alone_and_spoils_nothing_for_others() {
+async fn client_denied_by_acl_gets_the_alias_alone() {
     let text = format!(
         "{LINKS}. {{\nacl example {{\nblock net 192.0.2.7\n}}\n\
          template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
@@ -110,7 +110,7 @@ async fn looking_ahead_is_no_failure_where_nobody_may() {
 }
 
 #[tokio::test]
-async fn what_falls_through_isnt_kept_for_the_name_may_be_ours_in_a_moment() {
+async fn answer_that_falls_through_is_not_kept() {
     let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = upstream.local_addr().unwrap();
     let _denying = AbortOnDropHandle::new(tokio::spawn(async move {
@@ -153,7 +153,7 @@ async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
 }
 
 #[tokio::test]
-async fn absence_that_has_just_come_isnt_asked_for_twice_whatever_the_ttl() {
+async fn fresh_absence_is_not_asked_for_twice() {
     let site = site(
         "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
          template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",
@@ -164,7 +164,7 @@ async fn absence_that_has_just_come_isnt_asked_for_twice_whatever_the_ttl() {
 }
 
 #[tokio::test]
-async fn a_target_that_was_failing_isnt_counted_when_its_block_is_gone() {
+async fn failing_target_is_not_counted_without_its_block() {
     let text = format!("{LINKS}. {{\ntemplate IN A {{\nrcode SERVFAIL\n}}\n}}\n");
     let site = site(&text);
     let answer = show(&site.reply("web.default.lb.internal. A").await.unwrap());

@@ -153,7 +153,7 @@ async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
 }
 
 #[tokio::test]
-async fn a_file_that_isnt_there_is_waited_for_unless_it_is_never_looked_at_again() {
+async fn missing_file_is_awaited_unless_reload_is_off() {
     let site = Site::block("loadbalance weighted /nowhere/weights\nwhoami");
     assert!(site.ask("a. A").await.starts_with("NOERROR aa"));
     let error = Site::error("loadbalance weighted /nowhere/weights {\nreload 0s\n}");

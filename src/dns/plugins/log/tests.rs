@@ -96,7 +96,7 @@ fn silence_has_neither_code_nor_flags() {
 }
 
 #[test]
-fn an_answer_is_as_long_as_it_is_and_its_flags_say_if_the_client_gets_less() {
+fn log_has_the_answer_size_before_and_flags_after_the_cut() {
     let site = Site::block("whoami");
     let format = "{>rflags} {rsize}";
     let (plain, large) = (site.request("a. A"), site.edns(1232).request("a. A"));

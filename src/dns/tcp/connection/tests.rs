@@ -92,7 +92,7 @@ fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
 }
 
 #[tokio::test]
-async fn what_this_thread_has_answered_is_answered_again_among_all_else_and_counts() {
+async fn kept_answer_is_given_again_and_counted() {
     let store = Arc::new(Store::new(Departed::Kept));
     store.apply(link("web", "192.0.2.1"));
     let handler = handler_of(&store);
@@ -192,7 +192,7 @@ async fn a_listener_may_have_limits_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_so_many_questions_a_connection_is_closed_with_all_of_them_answered() {
+async fn connection_closes_after_its_last_allowed_question() {
     let (mut client, serving, _stop) = limited(4096, Limits { queries: 3, ..Limits::default() });
     client.write_all(&framed()).await.unwrap();
     read_answer(&mut client).await;
@@ -388,7 +388,7 @@ async fn who_reads_big_answers_steadily_has_time_for_each_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_takes_small_answers_one_by_one_has_no_more_time_than_for_a_big_one() {
+async fn small_answers_have_no_more_time_than_a_large_one() {
     given(&[60; 60], 1000).await.unwrap();
     assert!(is_timeout(given(&[60; 60], 62).await));
 }

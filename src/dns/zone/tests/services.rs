@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn services_are_found_by_port_and_protocol_below_the_name_of_their_load_balancer() {
+fn services_are_found_by_port_and_protocol() {
     let ports = ["http/TCP/80", "https/TCP/443", "quic/UDP/443", "assoc/SCTP/9000"];
     let store = store_of(vec![
         with_ports(&ports, link("default", "ips", &[], &["192.0.2.1", "2001:db8::1"])),
@@ -131,7 +131,7 @@ fn services_go_when_their_load_balancer_does() {
 }
 
 #[test]
-fn before_the_first_list_services_that_are_known_are_answered_and_no_other_is_denied() {
+fn unknown_service_is_not_denied_before_the_first_list() {
     let store = Store::new(Departed::Kept);
     store.apply(with_ports(&["http/TCP/80"], link("default", "web", &["a.example."], &[])));
     assert!(ask(&store, "_http._tcp.web.default.lb.internal. SRV").contains("SRV 0 100 80 a.example."));

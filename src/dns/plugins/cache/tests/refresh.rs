@@ -31,7 +31,7 @@ async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_answer_is_given_at_once_while_it_is_asked_for_again() {
+async fn immediate_gives_an_expired_answer_and_refreshes_it() {
     for (line, ttl) in [("serve_stale", "0"), ("serve_stale 1h immediate 30s", "30")] {
         let bench = Bench::new(&format!("cache {{\n{line}\n}}"), address(60));
         bench.ask().await;
@@ -65,7 +65,7 @@ async fn an_expired_answer_is_given_at_once_while_it_is_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_answer_is_given_only_if_nobody_knows_better_in_time() {
+async fn verify_gives_an_expired_answer_without_a_better_one() {
     for (timeout, first) in [("", "ra"), (" 100ms", "aa,ra")] {
         let bench = Bench::new(&format!("cache {{\nserve_stale 1h verify{timeout}\n}}"), address(60));
         let old = A_60.replace("60", "0");
@@ -104,7 +104,7 @@ async fn who_is_slow_to_verify_does_so_for_the_next_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_failure_an_expired_answer_isnt_asked_for_again_at_once() {
+async fn failed_refresh_waits_for_the_recheck_time() {
     for mode in ["immediate 0s 10s", "verify 0 0s 10s", "verify 100ms 0s 10s"] {
         let bench = Bench::new(&format!("cache {{\nserve_stale 1h {mode}\n}}"), address(60));
         bench.ask().await;

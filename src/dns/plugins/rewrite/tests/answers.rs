@@ -17,7 +17,7 @@ const ADDRESSES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn names_in_answers_stay_changed_unless_a_rule_is_exact_or_says_answer() {
+async fn names_in_answers_change_back_only_by_exact_or_answer() {
     for (rule, question, expected) in [
         (
             "A.org b.org",
@@ -202,7 +202,7 @@ const RCODES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn rcodes_are_changed_with_records_without_them_and_where_nobody_has_answered() {
+async fn rcode_rule_applies_with_and_without_records() {
     for (rules, question, expected) in [
         ("rewrite rcode a.b NOERROR refused", "A.b. A", "REFUSED | a.b. 5 IN A 10.0.0.1"),
         ("rewrite rcode a.b 0 3", "a.b. A", "NXDOMAIN | a.b. 5 IN A 10.0.0.1"),
