@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::Linker;
@@ -15,29 +16,16 @@ const REFUSED: usize = 20;
 /// Has the API server refuse ExternalName Services of a namespace that point at `denied.example.com`, in the words
 /// that it has for a missing right.
 async fn deny(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
-    let policy = r#"
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: NAMESPACE}
-spec:
-  matchConstraints:
-    resourceRules:
-      - {apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [services]}
-  matchConditions:
-    - {name: ours, expression: "object.metadata.namespace == 'NAMESPACE' && object.spec.type == 'ExternalName'"}
-  validations:
-    - expression: "object.spec.externalName != 'denied.example.com'"
-      reason: Forbidden
-      message: >-
-        it cannot be written: services is forbidden: User "x" cannot create resource "services" in API group ""
-        in the namespace "NAMESPACE"
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: NAMESPACE}
-spec: {policyName: NAMESPACE, validationActions: [Deny]}
-"#;
-    plane.kubectl_stdin(&["apply", "-f", "-"], &policy.replace("NAMESPACE", namespace));
+    let condition =
+        format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
+    let operations = &["CREATE", "UPDATE"];
+    let policy = AdmissionPolicy { name: namespace, operations, condition: &condition };
+    let message = format!(
+        "it cannot be written: services is forbidden: User \"x\" cannot create resource \"services\" in API group \"\" \
+         in the namespace \"{namespace}\""
+    );
+    let expression = "object.spec.externalName != 'denied.example.com'";
+    policy.validate(plane, &json!({"expression": expression, "reason": "Forbidden", "message": message}));
     // The policy is in force when it shows.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",

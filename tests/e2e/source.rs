@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
@@ -344,25 +345,10 @@ async fn while_the_api_server_is_away_one_follower_asks_and_then_all_are_written
 async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
     let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
-    let policy = r#"
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: picky}
-spec:
-  matchConstraints:
-    resourceRules:
-      - {apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [services]}
-  matchConditions:
-    - {name: ours, expression: "object.metadata.namespace == 'NAMESPACE' && object.spec.type == 'ExternalName'"}
-  validations:
-    - {expression: "object.spec.externalName != 'refused.example.com'"}
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: picky}
-spec: {policyName: picky, validationActions: [Deny]}
-"#;
-    plane.kubectl_stdin(&["apply", "-f", "-"], &policy.replace("NAMESPACE", &own));
+    let condition = format!("object.metadata.namespace == '{own}' && object.spec.type == 'ExternalName'");
+    let operations = &["CREATE", "UPDATE"];
+    AdmissionPolicy { name: "picky", operations, condition: &condition }
+        .validate(&plane, &json!({"expression": "object.spec.externalName != 'refused.example.com'"}));
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     follower(&cluster, &own, "db", "web").await;

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, query, show};
@@ -191,29 +192,11 @@ async fn a_blank_status_keeps_the_target_and_a_type_change_ends_the_link() {
 /// Has the API server make `stubborn.example` of what every ExternalName Service of a namespace says. Whoever
 /// calls it needs a control plane of its own: the policy concerns every lb-linker.
 pub async fn be_stubborn(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
-    let policy = r#"
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicy
-metadata: {name: stubborn}
-spec:
-  matchConstraints:
-    resourceRules:
-      - {apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [services]}
-  matchConditions:
-    - {name: ours, expression: "object.metadata.namespace == 'NAMESPACE' && object.spec.type == 'ExternalName'"}
-  failurePolicy: Fail
-  reinvocationPolicy: Never
-  mutations:
-    - patchType: ApplyConfiguration
-      applyConfiguration:
-        expression: 'Object{spec: Object.spec{externalName: "stubborn.example"}}'
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicyBinding
-metadata: {name: stubborn}
-spec: {policyName: stubborn}
-"#;
-    plane.kubectl_stdin(&["apply", "-f", "-"], &policy.replace("NAMESPACE", namespace));
+    let condition =
+        format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
+    let operations = &["CREATE", "UPDATE"];
+    AdmissionPolicy { name: "stubborn", operations, condition: &condition }
+        .mutate(plane, r#"Object{spec: Object.spec{externalName: "stubborn.example"}}"#);
     // The policy is in force when it shows.
     eventually("the policy", || async {
         let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName", "externalName": "a.example"}});

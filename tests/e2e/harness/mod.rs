@@ -1,5 +1,6 @@
 //! What the tests stand on: a real control plane, real resolvers, and short ways to use them.
 
+pub mod admission;
 pub mod audit;
 pub mod clients;
 pub mod clock;
