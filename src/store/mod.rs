@@ -639,6 +639,12 @@ impl Store {
         self.last_targets.get(key).and_then(|last| last.target.clone())
     }
 
+    /// Returns whether the Service is there and can't be read.
+    #[must_use]
+    pub fn is_unreadable(&self, key: &ServiceKey) -> bool {
+        self.unreadable.contains(key)
+    }
+
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.
     #[must_use]
     pub fn knows(&self, key: &ServiceKey) -> bool {

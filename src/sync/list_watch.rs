@@ -117,6 +117,12 @@ pub struct Query {
 }
 
 impl Query {
+    /// Returns the query for one object.
+    pub(super) fn named(namespace: &str, name: &str) -> Self {
+        let fields = format!("metadata.name={name}");
+        Self { namespace: Some(namespace.to_owned()), fields, ..Self::default() }
+    }
+
     fn list(&self, limit: u32, token: Option<&str>) -> ListParams {
         let mut params = ListParams::default().limit(limit);
         if !self.fields.is_empty() {
@@ -226,16 +232,16 @@ where
     }
 }
 
-/// Finds an object by its name, as it is now: with the right to list alone.
+/// Finds the object of a query ([`Query::named`]), as it is now: with the right to list alone.
 ///
 /// # Errors
 /// If the API server doesn't answer, or refuses.
-pub(super) async fn find<K>(client: Client, namespace: &str, name: &str) -> kube::Result<Option<Guarded<K>>>
+pub(super) async fn find<K>(client: Client, query: &Query) -> kube::Result<Option<Guarded<K>>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
-    let query = Query { fields: format!("metadata.name={name}"), ..Query::default() };
-    let request = query.list_request(&Request::new(K::url_path(&(), Some(namespace))), 1, None);
+    let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
+    let request = query.list_request(&request, 1, None);
     match read_page::<K>(client, request, 1).await {
         Ok((page, _)) => Ok(page.items.into_iter().next()),
         Err(PageError::Kube(error)) => Err(error),

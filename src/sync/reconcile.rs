@@ -5,6 +5,7 @@
 //! holds up no other.
 
 mod adoption;
+mod departure;
 mod former;
 mod hearing;
 mod start_check;
@@ -48,10 +49,11 @@ use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
 use crate::store::{Link, ServiceKey, State, Store};
 use adoption::AdoptionQueue;
+use departure::Contradictions;
 use former::FormerLeaders;
 use start_check::StartCheck;
+use writing::Ended;
 pub(super) use writing::OUTDATED;
-use writing::Written;
 
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
@@ -138,13 +140,13 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             () = until(reconciler.adoption.due()) => {
                 reconciler.adoption.next(tokio::time::Instant::now()).iter().for_each(|key| reconciler.queue(key));
             }
-            Some(written) = reconciler.writes.join_next() => reconciler.written(written?),
+            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended?),
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
         }
     }
     let farewell = async {
-        while let Some(written) = reconciler.writes.join_next().await {
-            reconciler.written(written?);
+        while let Some(ended) = reconciler.writes.join_next().await {
+            reconciler.ended(ended?);
         }
         Ok(())
     };
@@ -176,7 +178,7 @@ struct Reconciler {
     in_flight: HashSet<ServiceKey>,
     /// Those of them whose last write has failed.
     retrying: HashSet<ServiceKey>,
-    writes: JoinSet<Written>,
+    writes: JoinSet<Ended>,
     pace: Pace<Arc<Link>>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
@@ -187,6 +189,7 @@ struct Reconciler {
     orphans: Orphans,
     adoption: AdoptionQueue,
     former: FormerLeaders,
+    contradictions: Contradictions,
     start_check: StartCheck,
     /// Whether the last write had no answer.
     unanswered: bool,
@@ -217,6 +220,7 @@ impl Reconciler {
             orphans,
             adoption: AdoptionQueue::default(),
             former: FormerLeaders::default(),
+            contradictions: Contradictions::default(),
             start_check: StartCheck::default(),
             unanswered: false,
             settings,
@@ -356,6 +360,9 @@ impl Reconciler {
         let (now, is_news) = (Instant::now(), !self.old_news.remove(&key));
         let found = self.settings.store.get(&key);
         self.start_check.settle(&key, found.as_deref(), &self.settings.news.metrics);
+        if found.as_ref().is_none_or(|link| link.outlived_since().is_none()) {
+            self.contradictions.over(&key);
+        }
         let Some(link) = found else {
             self.report.forget(&key);
             self.pace.forget(&key);

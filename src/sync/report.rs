@@ -44,6 +44,8 @@ pub(super) struct Report {
     troubles: HashMap<(&'static str, Kind), Trouble>,
     /// What keeps single objects from being written.
     refusals: Refusals,
+    /// What keeps Services from being looked up that count as gone.
+    looks: Trouble,
 }
 
 impl Report {
@@ -65,6 +67,7 @@ impl Report {
             other_owner: false,
             troubles: HashMap::new(),
             refusals: Refusals::default(),
+            looks: Trouble::default(),
         }
     }
 
@@ -148,6 +151,16 @@ impl Report {
     /// Says that a write failed for a reason that all of its sort have.
     pub(super) fn trouble(&mut self, write: &Write, code: u16, sentence: &str) {
         self.troubles.entry((write.verb(), write.id().kind)).or_default().report(code, sentence);
+    }
+
+    /// Says that it can't be found out whether a Service is gone whose external target would be removed.
+    pub(super) fn unconfirmed(&mut self, code: u16, sentence: &str) {
+        self.looks.report(code, &format!("{sentence}; the external target stays until that is known"));
+    }
+
+    /// Says that it can be found out again.
+    pub(super) fn confirmed(&mut self) {
+        self.looks.over("Services that count as gone can be looked up again");
     }
 
     /// Says that a write failed for a reason of its own; `is_new` says whether it is another one than before.

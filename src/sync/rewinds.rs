@@ -4,7 +4,10 @@
 use tokio::sync::watch;
 use tracing::warn;
 
-/// The number of times that any watch has heard a list older than what it heard before. Clones count together.
+use crate::store::ServiceKey;
+
+/// The number of times that any watch has heard a list older than what it heard before, or that a Service was found
+/// that counts as gone. Clones count together.
 #[derive(Clone, Debug, Default)]
 pub struct Rewinds(watch::Sender<u64>);
 
@@ -16,6 +19,20 @@ impl Rewinds {
             "the API server's list of {what} is older than what it sent before: etcd was probably restored from a \
              backup; everything is listed anew, and lb-linker follows that state"
         );
+        self.count_another();
+    }
+
+    /// Counts and logs another one, which a look at a Service has shown that counts as gone and is there.
+    pub fn note_existing(&self, service: &ServiceKey) {
+        warn!(
+            "Service {service} counts as gone, but the API server has it, and the watch doesn't tell of it: etcd was \
+             probably restored from a backup; nothing that the Service has left is removed, everything is listed anew, \
+             and lb-linker follows that state"
+        );
+        self.count_another();
+    }
+
+    fn count_another(&self) {
         self.0.send_modify(|count| *count += 1);
     }
 

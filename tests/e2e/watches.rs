@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures::StreamExt;
 use serde_json::json;
 
+use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
@@ -72,7 +73,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
     answers(linker.dns, "api-default.lb.internal. CNAME", "old.example.com.").await;
     answers(linker.dns, "late-default.lb.internal. CNAME", ABSENT).await;
-    linker.line("is older than what it sent before: etcd was probably restored").await;
+    linker.line("etcd was probably restored").await;
     let restored = serial(&linker).await;
     assert!(restored > before, "{restored} after {before}: secondaries never go back");
 
@@ -88,6 +89,70 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
         let log = linker.log();
         assert_eq!(survivor.metadata.uid, uid, "{name} was restored with its load balancer: {log:#?}");
     }
+}
+
+#[tokio::test]
+async fn restored_load_balancer_keeps_its_external_target() {
+    const RESTORED: &str = "etcd was probably restored";
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    for name in ["web", "api"] {
+        cluster.create_load_balancer("default", name).await;
+        point(&cluster, name, "old.example.com").await;
+    }
+    // No list comes in time by itself, neither after a silence nor with a new term.
+    let silence = ("LB_LINKER_TEST_SILENCE", "600");
+    let linker = start(&plane, &[silence], &["--delete-delay", "0s", "--leader-election", "off"]);
+    for name in ["web-default-ext", "api-default-ext"] {
+        external_target(&cluster, TARGETS, name, "old.example.com").await;
+    }
+    plane.back_up();
+    let cluster = plane.cluster().await;
+    let uid = async |name| cluster.get_service(TARGETS, name).await.map(|service| service.metadata.uid);
+    let before = uid("api-default-ext").await.unwrap();
+    // The deletion is decided on, and tried again and again: the backup has no policy.
+    let condition = format!("oldObject.metadata.namespace == '{TARGETS}'");
+    AdmissionPolicy { name: "keep", operations: &["DELETE"], condition: &condition }
+        .validate(&plane, &json!({"expression": "false"}));
+    eventually("the policy", || async {
+        let probe = json!({"metadata": {"generateName": "probe-"}, "spec": {"type": "ExternalName",
+            "externalName": "a.example.com"}});
+        let probe = cluster.create_service(TARGETS, probe).await.metadata.name.unwrap();
+        cluster.services(TARGETS).delete(&probe, &Default::default()).await.is_err().then_some(())
+    })
+    .await;
+    // What the watches have heard last is far in the future of the backup.
+    for number in 0..100 {
+        point(&cluster, "web", &format!("new-{number}.example.com")).await;
+    }
+    external_target(&cluster, TARGETS, "web-default-ext", "new-99.example.com").await;
+    cluster.delete_service("default", "api").await;
+    linker.line("of link default/api").await;
+
+    plane.restore();
+    let cluster = plane.cluster().await;
+    let noticed = || async {
+        let api = cluster.get_service(TARGETS, "api-default-ext").await;
+        assert!(api.is_some_and(|api| api.metadata.uid == before), "it was restored with its load balancer");
+        linker.log().into_iter().find(|line| line.contains(RESTORED))
+    };
+    let line = eventually("a look at the load balancer", noticed).await;
+    assert!(line.contains("Service default/api counts as gone"), "{line}");
+    answers(linker.dns, "api-default.lb.internal. CNAME", "old.example.com.").await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
+    point(&cluster, "web", "newest.example.com").await;
+    external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
+    let api = cluster.get_service(TARGETS, "api-default-ext").await.unwrap();
+    assert_eq!(api.metadata.uid, before, "{:#?}", linker.log());
+    assert_eq!(linker.logged(RESTORED), 1);
+
+    // A deletion that is one is carried out.
+    cluster.delete_service("default", "api").await;
+    eventually("its end", || async {
+        cluster.get_service(TARGETS, "api-default-ext").await.is_none().then_some(())
+    })
+    .await;
 }
 
 /// What lb-linker has asked for: lists that were streamed, pages and watches of Services, without its failures.

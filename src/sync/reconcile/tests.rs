@@ -105,7 +105,7 @@ async fn denied_annotation_is_written_ever_more_seldom() {
     while tokio::time::Instant::now() < end {
         reconciler.work();
         tokio::select! {
-            Some(written) = reconciler.writes.join_next() => reconciler.written(written.unwrap()),
+            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
             key = reconciler.pace.due() => reconciler.queue(&key),
             () = tokio::time::sleep_until(end) => break,
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 
 use super::Reconciler;
+use super::departure::{Departure, LATENESS, Remedy, Unconfirmed};
 use crate::store::{Link, ServiceKey};
 use crate::sync::desired::{Stamp, written_by_us};
 use crate::sync::object::{Kind, Object, ObjectId};
@@ -19,6 +20,15 @@ use crate::sync::writer::WriteError;
 /// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
 pub(in crate::sync) const OUTDATED: Duration = Duration::from_secs(60);
 
+/// What came of a decision to write.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The write was made, or tried.
+    Written(Written),
+    /// It wasn't tried, because the Service may not be gone.
+    Unconfirmed { key: ServiceKey, write: Write, removal: Option<String>, why: Unconfirmed },
+}
+
 /// A write that has ended.
 #[derive(Debug)]
 pub(super) struct Written {
@@ -27,6 +37,8 @@ pub(super) struct Written {
     write: Write,
     /// Whether the object was somebody else's before.
     adopted: bool,
+    /// Whether it was looked up that the Service is gone.
+    confirmed: bool,
     /// What it removes for good, as the brake counts it.
     removal: Option<String>,
     code: u16,
@@ -94,22 +106,75 @@ impl Reconciler {
         }
         self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
+        let departure = Departure::of(link, &write, &self.settings);
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
         self.writes.spawn(async move {
-            let request = AssertUnwindSafe(keeper.write(write.clone(), &stamp)).catch_unwind();
+            let request = async {
+                // Last of all: whatever the write has waited for, etcd may have been restored meanwhile.
+                if let Some(departure) = &departure {
+                    departure.confirm().await?;
+                }
+                Ok(keeper.write(write.clone(), &stamp).await)
+            };
+            let request = AssertUnwindSafe(request).catch_unwind();
             let written = match write.is_unprotected() {
                 true => leadership.write_confirmed(term, request).await,
                 false => leadership.write(term, request).await,
             };
             let (code, result) = match written {
-                Ok(Ok(answered)) => answered,
+                Ok(Ok(Ok(answered))) => answered,
+                Ok(Ok(Err(why))) => return Ended::Unconfirmed { key, write, removal, why },
                 Ok(Err(_)) => (0, Err(WriteError::panicked())),
                 Err(not_leading) => (0, Err(not_leading.into())),
             };
-            Written { key, looked_at, write, adopted, removal, code, result }
+            let confirmed = departure.is_some();
+            Ended::Written(Written { key, looked_at, write, adopted, confirmed, removal, code, result })
         });
         true
+    }
+
+    pub(super) fn ended(&mut self, ended: Ended) {
+        match ended {
+            Ended::Written(written) => self.written(written),
+            Ended::Unconfirmed { key, write, removal, why } => self.unconfirmed(&key, &write, removal, why),
+        }
+    }
+
+    /// Takes over that a write wasn't made, because it isn't known that the Service is gone.
+    fn unconfirmed(&mut self, key: &ServiceKey, write: &Write, removal: Option<String>, why: Unconfirmed) {
+        if let Some(object) = &removal {
+            self.removals.answered(object, true);
+        }
+        self.in_flight.remove(key);
+        self.retrying.remove(key);
+        match why {
+            Unconfirmed::Exists { version } => {
+                self.report.confirmed();
+                match self.contradictions.note(key, version, Instant::now()) {
+                    Remedy::Wait => self.pace.wait(key.clone(), LATENESS),
+                    Remedy::WaitLonger => drop(self.pace.failed(key, None)),
+                    Remedy::List => {
+                        self.settings.rewinds.note_existing(key);
+                        self.pace.failed(key, None);
+                    }
+                }
+            }
+            Unconfirmed::Unanswered => {
+                self.unanswered = true;
+                self.pace.failed(key, None);
+            }
+            Unconfirmed::Refused { code, message, retry_after } => {
+                self.report.unconfirmed(code, &message);
+                self.pace.failed(key, retry_after);
+            }
+        }
+        self.objects.write_ended(&write.id());
+        // What has been heard meanwhile may have made it another decision.
+        if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
+            self.pace.succeeded(key);
+            self.queue(key);
+        }
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
@@ -117,7 +182,7 @@ impl Reconciler {
     }
 
     pub(super) fn written(&mut self, written: Written) {
-        let Written { key, looked_at, write, adopted, removal, code, result } = written;
+        let Written { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
         if let Some(object) = &removal {
             // Without an answer it may well be gone.
             let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
@@ -127,6 +192,9 @@ impl Reconciler {
         self.in_flight.remove(&key);
         self.retrying.remove(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
+            if confirmed {
+                self.report.confirmed();
+            }
             self.report.count(&write, code, &result, looked_at);
         }
         let says_nothing = |error: &WriteError| {

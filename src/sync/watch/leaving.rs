@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::store::ServiceKey;
 use crate::sync::Pauses;
-use crate::sync::list_watch::find;
+use crate::sync::list_watch::{Query, find};
 use crate::sync::selection::{Membership, Selection};
 use crate::sync::service::Service;
 use crate::sync::trouble::{Outage, Trouble, WatchTrouble, explain, root_cause};
@@ -154,9 +154,10 @@ impl Leaving {
 /// Asks until there is an answer.
 async fn look_up(client: Client, outage: Outage, selection: &Selection, deleted: &Deleted) -> Membership {
     let (namespace, name) = deleted.key.parts();
+    let query = Query::named(namespace, name);
     let (mut pauses, mut trouble) = (Pauses::new(RETRY), Trouble::default());
     loop {
-        let error = match find::<Service>(client.clone(), namespace, name).await {
+        let error = match find::<Service>(client.clone(), &query).await {
             Ok(found) => {
                 outage.over();
                 let Some(found) = found else { return Membership::Gone };
