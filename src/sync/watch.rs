@@ -75,8 +75,10 @@ struct Scope {
     /// Whether a list is coming in.
     listing: bool,
     listed: bool,
-    /// Whether etcd was restored since the last complete list.
+    /// Whether another watch has noticed since the last complete list that etcd was restored.
     rewound: bool,
+    /// The version of the last list, or of what came after it: a term begins with a watch that knows neither.
+    newest: Option<u64>,
     trouble: WatchTrouble,
     /// When the Services are listed again, to confirm a list that isn't believed.
     again: Option<Instant>,
@@ -97,6 +99,7 @@ impl Scope {
             listing: false,
             listed: false,
             rewound: false,
+            newest: None,
             trouble,
             again: None,
             end: None,
@@ -197,15 +200,19 @@ impl ClusterSource {
                     scope.listing = false;
                     names_settled(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
-                    if rewound {
+                    // Another watch may have noticed it first.
+                    let was_noticed = std::mem::take(&mut scope.rewound);
+                    let rewound = rewound || was_noticed || version < scope.newest && version.is_some();
+                    if rewound && !was_noticed {
                         // Before the links change: no write is based on this list and an older one of external targets.
                         self.rewinds.note(scope.trouble.what());
                     }
-                    // Another watch may have noticed it first.
-                    if std::mem::take(&mut scope.rewound) || rewound {
+                    if rewound {
                         version.into_iter().for_each(|version| self.store.rewind(version));
                     }
-                    let mut changes = self.take_list(scope, &mut doubt, list, &mut heard.leaving);
+                    scope.newest = version.or(scope.newest);
+                    let complete = Complete { list, version, rewound };
+                    let mut changes = self.take_list(scope, &mut doubt, complete, &mut heard.leaving);
                     // What the list has noted is looked at in any case, also where it changes nothing.
                     is_due = true;
                     if scopes.iter().all(Scope::is_settled) {
@@ -218,8 +225,14 @@ impl ClusterSource {
                         self.listed.send_replace(lists);
                     }
                 }
-                Event::Applied(object) => self.applied(object, &mut heard),
-                Event::Deleted(object) => self.deleted(&object, &mut heard),
+                Event::Applied(object) => {
+                    scope.newest = scope.newest.max(version_of(&object));
+                    self.applied(object, &mut heard);
+                }
+                Event::Deleted(object) => {
+                    scope.newest = scope.newest.max(version_of(&object));
+                    self.deleted(&object, &mut heard);
+                }
             }
         }
     }
@@ -261,7 +274,7 @@ impl ClusterSource {
         &self,
         scope: &mut Scope,
         doubt: &mut Doubt,
-        list: List,
+        Complete { list, version, rewound }: Complete,
         leaving: &mut Leaving,
     ) -> Vec<Change> {
         let List { seen, unreadable, departing, unselected, .. } = list;
@@ -294,6 +307,16 @@ impl ClusterSource {
             );
         }
         kept.extend(staying);
+        // One of them may live and not be selected any more: the list lacks it all the same. After etcd was restored the
+        // list is the truth.
+        if self.store.is_synced() && !rewound {
+            for key in missing {
+                if let Some(link) = self.store.get(&key).filter(|_| !kept.contains(&key)) {
+                    kept.insert(key.clone());
+                    leaving.ask(Deleted { key, uid: link.uid.to_string(), version });
+                }
+            }
+        }
         changes.extend(self.store.replace(namespace, seen, unreadable, &kept));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
         changes.extend(departing.into_iter().filter_map(insert));
@@ -392,8 +415,8 @@ impl ClusterSource {
     /// Takes over that a Service is gone, or left the selection: the event has the object as it was before, of which
     /// only its key, uid and version are news.
     fn deleted(&self, object: &Guarded<Service>, heard: &mut Heard) {
-        let version = object.resource_version().and_then(|version| version.parse().ok());
-        let deleted = Deleted { key: key_of(object), uid: object.uid().unwrap_or_default(), version };
+        let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
+        let deleted = Deleted { key: key_of(object), uid, version };
         heard.complaints.set(&deleted.key, None);
         let is_gone = object.meta().deletion_timestamp.is_some();
         if !is_gone && self.is_followed(&deleted) {
@@ -464,6 +487,14 @@ struct List {
     departing: Vec<(ServiceKey, Box<str>)>,
     /// Services that have a living link and aren't selected any more.
     unselected: Vec<(Deleted, Membership)>,
+}
+
+/// A list that has come in.
+struct Complete {
+    list: List,
+    version: Option<u64>,
+    /// Whether etcd was restored since the one before.
+    rewound: bool,
 }
 
 impl List {
@@ -542,6 +573,11 @@ pub(super) fn observe(
 
 fn joined<'a>(complaints: impl IntoIterator<Item = &'a Unusable>) -> String {
     complaints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the resourceVersion of an object, if it is a number.
+fn version_of(object: &Guarded<Service>) -> Option<u64> {
+    object.resource_version().and_then(|version| version.parse().ok())
 }
 
 pub(super) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {

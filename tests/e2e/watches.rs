@@ -269,3 +269,65 @@ async fn the_age_of_each_watch_is_a_metric() {
         assert!(age.is_some_and(|age| age < 900.0), "{watch}: {age:?}");
     }
 }
+
+#[tokio::test]
+async fn service_missing_from_a_list_is_asked_for_by_name() {
+    /// What becomes of watches.
+    const WORKS: usize = 0;
+    const AWAY: usize = 1;
+    const GONE: usize = 2;
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("missing").await;
+    let state = Arc::new(AtomicUsize::new(WORKS));
+    let (current, within) = (Arc::clone(&state), format!("/namespaces/{namespace}/"));
+    let meddler = move |line: &str| match current.load(Ordering::SeqCst) {
+        AWAY if line.contains(&within) => Meddling::Answer(503, "ServiceUnavailable"),
+        GONE if line.contains(&within) && line.contains("watch=true") => Meddling::Answer(410, "Expired"),
+        _ => Meddling::Pass,
+    };
+    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let names = ["left", "out", "deleted", "retyped", "back"];
+    for name in names {
+        cluster.create_load_balancer(&namespace, name).await;
+        cluster.patch_service(&namespace, name, json!({"metadata": {"labels": {"tier": "web"}}})).await;
+        cluster.set_ingress(&namespace, name, &[Ingress::Hostname("a.example.com")]).await;
+    }
+    let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
+    let more = ["--watch-namespaces", &namespace, "--service-selector", "tier=web", "--delete-delay", "1h"];
+    let linker = Linker::start_with(&[], args.into_iter().chain(more));
+    let object = |name: &str| format!("{name}-{namespace}-ext");
+    let question = |name: &str| format!("{name}-{namespace}.lb.internal. CNAME");
+    for name in names {
+        external_target(&cluster, &target, &object(name), "a.example.com").await;
+    }
+
+    state.store(AWAY, Ordering::SeqCst);
+    api.disconnect();
+    let change = async |name: &str, patch: serde_json::Value| {
+        cluster.patch_service(&namespace, name, patch).await;
+    };
+    change("left", json!({"metadata": {"labels": {"tier": "db"}}})).await;
+    let opted_out = json!({"labels": {"tier": "db"}, "annotations": {"linker.hsj.com/managed": "false"}});
+    change("out", json!({"metadata": opted_out})).await;
+    cluster.delete_service(&namespace, "deleted").await;
+    change("retyped", json!({"spec": {"type": "ClusterIP"}})).await;
+    // The watch can't go on, so the next thing that comes is a list, which lacks all four.
+    state.store(GONE, Ordering::SeqCst);
+
+    let not_selected = |name: &str| format!("link {namespace}/{name}: its Service isn't selected any more");
+    linker.line(&not_selected("left")).await;
+    // The one that opts out goes at once, whatever the delay.
+    answers(linker.dns, &question("out"), ABSENT).await;
+    eventually("its end", || async {
+        cluster.get_service(&target, &object("out")).await.is_none().then_some(())
+    })
+    .await;
+    for name in ["deleted", "retyped"] {
+        answers(linker.dns, &question(name), "No Error").await;
+        external_target(&cluster, &target, &object(name), "a.example.com").await;
+        assert_eq!(linker.logged(&not_selected(name)), 0, "{name}");
+    }
+    assert_eq!(short(linker.dns, &question("left")).await, "a.example.com.");
+    external_target(&cluster, &target, &object("left"), "a.example.com").await;
+    assert_eq!(short(linker.dns, &question("back")).await, "a.example.com.");
+}

@@ -1,5 +1,6 @@
 //! Services that have left the selection. The API server sends the same event for a deleted Service, so one
-//! LIST by name decides: a Service that lives and isn't selected any more keeps its link for a while.
+//! LIST by name decides: a Service that lives and isn't selected any more keeps its link for a while. A list lacks both
+//! as well, where the watch was away when they left.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ const AT_ONCE: usize = 8;
 /// The first and the longest pause after a LIST that has failed.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// A Service that an event has called deleted.
+/// A Service that an event has called deleted, or that a list lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Deleted {
     pub(super) key: ServiceKey,

@@ -116,6 +116,37 @@ async fn last_version_of_a_listed_load_balancer_counts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn missing_service_stays_until_it_is_known_to_be_gone() {
+    let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
+    // The lists by name aren't answered.
+    let store = after(source(vec![first, vec![added("a/api"), list_ends()]]), 60).await;
+    assert_eq!(links(&store), ["a/api", "a/web"]);
+    assert!(store.links().iter().all(|link| !link.is_gone()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn restore_is_noticed_by_the_first_list_of_a_term() {
+    let list = |version: &str| {
+        let (mut web, mut end) = (added("a/web"), list_ends());
+        for line in [&mut web, &mut end] {
+            line["object"]["metadata"]["resourceVersion"] = version.into();
+        }
+        vec![web, end]
+    };
+    let (leadership, lead) = Leadership::by_hand();
+    let source = ClusterSource { leadership, ..source(vec![list("500"), list("100")]) };
+    let (store, rewinds) = (Arc::clone(&source.store), source.rewinds.clone());
+    let run = async { tokio::time::timeout(Duration::from_secs(10), source.run()).await.unwrap_err() };
+    let term = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        lead(Some(1));
+    };
+    tokio::join!(run, term);
+    assert_eq!(rewinds.count(), 1);
+    assert!(store.serial() > 500, "{}", store.serial());
+}
+
+#[tokio::test(start_paused = true)]
 async fn own_target_is_not_judged_before_the_list_is_complete() {
     let first = || vec![added("a/guest"), list_ends(), gone()];
     let guest = event("MODIFIED", "a/guest", "host.b.lb.internal", &json!({}));

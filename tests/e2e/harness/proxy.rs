@@ -9,6 +9,7 @@ use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::control_plane::ControlPlane;
@@ -35,6 +36,8 @@ pub struct MeddledApi {
     _kubectl: Process,
     _tasks: JoinSet<()>,
     kubeconfig: NamedTempFile,
+    /// Ends the connections that there are.
+    end: watch::Sender<()>,
 }
 
 impl MeddledApi {
@@ -50,11 +53,20 @@ impl MeddledApi {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut tasks = JoinSet::new();
+        let end = watch::Sender::new(());
+        let ends = end.subscribe();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                connections.spawn(serve(client, behind, Arc::clone(&meddler)));
+                let (mut ends, meddler) = (ends.clone(), Arc::clone(&meddler));
+                ends.mark_unchanged();
+                connections.spawn(async move {
+                    tokio::select! {
+                        () = serve(client, behind, meddler) => {}
+                        _ = ends.changed() => {}
+                    }
+                });
             }
         });
         let kubeconfig = NamedTempFile::new().unwrap();
@@ -65,7 +77,12 @@ impl MeddledApi {
             "contexts": [{"name": "meddled", "context": {"cluster": "meddled", "user": "nobody"}}],
         });
         std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
-        Self { _kubectl: kubectl, _tasks: tasks, kubeconfig }
+        Self { _kubectl: kubectl, _tasks: tasks, kubeconfig, end }
+    }
+
+    /// Ends all connections, watches among them.
+    pub fn disconnect(&self) {
+        self.end.send_replace(());
     }
 
     /// The path of a kubeconfig for it.
