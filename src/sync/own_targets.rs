@@ -1,14 +1,17 @@
 //! Services whose target is a host in our zones. Whether such a target is followed depends on the link that has the name,
 //! and on its `allow-from`: when these change, the Service is looked at again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use tracing::debug;
 
 use super::admission::Admission;
 use super::service::{MAX_INGRESS, Service, host_name};
-use crate::store::{ServiceKey, Store};
+use crate::names;
+use crate::store::{Change, Found, Link, ServiceKey, Store};
 use crate::targets::Refusal;
 
 /// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
@@ -22,14 +25,64 @@ const MAX_BYTES: usize = 8 << 20;
 pub struct OwnTargets {
     services: BTreeMap<ServiceKey, Noted>,
     bytes: usize,
+    of_namespace: HashMap<Box<str>, usize>,
+    /// By the link that has one of their hosts.
+    by_link: Dependents<ServiceKey>,
+    /// By the label directly below the zone of one of their hosts. Where names appear or vanish, those with the same
+    /// label may have the host, or decide which wildcard does.
+    by_label: Dependents<Box<[u8]>>,
+    /// Which of them are to be looked at.
+    due: BTreeSet<ServiceKey>,
 }
 
 #[derive(Debug)]
 struct Noted {
     service: Service,
     weight: usize,
-    /// Why each of its hosts in our zones wasn't followed when it was looked at last, if so; nothing if that isn't known.
+    looked: Looked,
+    labels: BTreeSet<Box<[u8]>>,
+}
+
+/// What the last look at the hosts of a Service in our zones has shown.
+#[derive(Debug, Default)]
+struct Looked {
+    /// Why each of them isn't followed, if so; nothing if that isn't known.
     refused: Option<Vec<Option<Refusal>>>,
+    /// The links that have them.
+    links: BTreeSet<ServiceKey>,
+}
+
+/// Services by what they depend on.
+#[derive(Debug)]
+struct Dependents<K>(HashMap<K, BTreeSet<ServiceKey>>);
+
+impl<K> Default for Dependents<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Clone + Eq + Hash> Dependents<K> {
+    fn add(&mut self, on: &BTreeSet<K>, key: &ServiceKey) {
+        for on in on {
+            self.0.entry(on.clone()).or_default().insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, on: &BTreeSet<K>, key: &ServiceKey) {
+        for on in on {
+            if let Some(keys) = self.0.get_mut(on) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.0.remove(on);
+                }
+            }
+        }
+    }
+
+    fn of(&self, on: &K) -> impl Iterator<Item = &ServiceKey> {
+        self.0.get(on).into_iter().flatten()
+    }
 }
 
 impl OwnTargets {
@@ -41,14 +94,12 @@ impl OwnTargets {
             return false;
         }
         let key = service.key();
-        if let Some(before) = self.services.remove(&key) {
-            self.bytes -= before.weight;
-        }
+        self.forget(&key);
         if hosts.is_empty() {
             return false;
         }
         let weight = weight(service);
-        let of_namespace = self.services.keys().filter(|other| other.namespace() == key.namespace()).count();
+        let of_namespace = self.of_namespace.get(key.namespace()).copied().unwrap_or_default();
         let has_room = self.services.len() < MAX_SERVICES
             && of_namespace < MAX_OF_NAMESPACE
             && self.bytes + weight <= MAX_BYTES;
@@ -58,31 +109,120 @@ impl OwnTargets {
             );
             return false;
         }
-        let refused = store.map(|store| refused(&key, &hosts, admission, store));
+        let looked = match store {
+            Some(store) => look(&key, &hosts, admission, store),
+            None => {
+                self.due.insert(key.clone());
+                Looked::default()
+            }
+        };
+        let labels = hosts.iter().filter_map(|host| label_below_zone(host, admission)).collect();
+        self.by_link.add(&looked.links, &key);
+        self.by_label.add(&labels, &key);
         self.bytes += weight;
-        self.services.insert(key, Noted { service: service.clone(), weight, refused });
+        *self.of_namespace.entry(key.namespace().into()).or_default() += 1;
+        self.services.insert(key, Noted { service: service.clone(), weight, looked, labels });
         true
     }
 
-    /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets those
-    /// that have no living link. Not to be called while a list comes in: its Services have no links yet.
+    fn forget(&mut self, key: &ServiceKey) {
+        self.due.remove(key);
+        let Some(noted) = self.services.remove(key) else { return };
+        self.bytes -= noted.weight;
+        self.by_link.remove(&noted.looked.links, key);
+        self.by_label.remove(&noted.labels, key);
+        if let Some(number) = self.of_namespace.get_mut(key.namespace()) {
+            *number -= 1;
+            if *number == 0 {
+                self.of_namespace.remove(key.namespace());
+            }
+        }
+    }
+
+    /// Takes in a change of a link: the Services that depend on it are to be looked at.
+    pub(super) fn heed(&mut self, change: &Change, admission: &Admission) {
+        if self.services.is_empty() {
+            return;
+        }
+        let Change { key, before, after } = change;
+        if self.services.contains_key(key) {
+            self.due.insert(key.clone());
+        }
+        self.due.extend(self.by_link.of(key).cloned());
+        let names =
+            |link: &Option<Arc<Link>>| link.as_ref().map(|link| (link.is_gone(), link.hostnames.clone()));
+        if names(before) == names(after) {
+            return;
+        }
+        for link in [before, after].into_iter().flatten() {
+            match labels_of(link, admission) {
+                Some(labels) => {
+                    for label in &labels {
+                        self.due.extend(self.by_label.of(label).cloned());
+                    }
+                }
+                None => return self.heed_all(),
+            }
+        }
+    }
+
+    /// Takes in that any link may have changed.
+    pub(super) fn heed_all(&mut self) {
+        self.due = self.services.keys().cloned().collect();
+    }
+
+    /// Returns whether there are Services to look at.
+    pub(super) fn is_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets the
+    /// ones without a living link. Looks only at what is due since the last call. Not to be called while a list comes
+    /// in: its Services have no links yet.
     pub(super) fn changed(&mut self, admission: &Admission, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
-        let bytes = &mut self.bytes;
-        self.services.retain(|key, noted| {
-            if store.get(key).is_none_or(|link| link.is_gone()) {
-                *bytes -= noted.weight;
-                return false;
+        for key in std::mem::take(&mut self.due) {
+            if store.get(&key).is_none_or(|link| link.is_gone()) {
+                self.forget(&key);
+                continue;
             }
-            let now = Some(refused(key, &own_hosts(&noted.service, admission), admission, store));
-            if noted.refused != now {
-                noted.refused = now;
+            let Some(noted) = self.services.get_mut(&key) else { continue };
+            let now = look(&key, &own_hosts(&noted.service, admission), admission, store);
+            let before = std::mem::replace(&mut noted.looked, now);
+            if noted.looked.refused != before.refused {
                 changed.push(noted.service.clone());
             }
-            true
-        });
+            if noted.looked.links != before.links {
+                self.by_link.remove(&before.links, &key);
+                self.by_link.add(&noted.looked.links, &key);
+            }
+        }
         changed
     }
+}
+
+/// Returns the label directly below the closest of our zones that a host is in, in lower case; nothing for a zone's own
+/// name.
+fn label_below_zone(host: &Name, admission: &Admission) -> Option<Box<[u8]>> {
+    let zones = admission.targets.zones.iter().filter(|zone| zone.zone_of(host));
+    let below = host.iter().count().checked_sub(zones.map(|zone| zone.iter().count()).max()?)?;
+    Some(host.iter().nth(below.checked_sub(1)?)?.to_ascii_lowercase().into())
+}
+
+/// Returns the labels directly below a zone that names of a link have; nothing if it may be any.
+fn labels_of(link: &Link, admission: &Admission) -> Option<BTreeSet<Box<[u8]>>> {
+    let (namespace, service) = link.key.parts();
+    let own = [names::dashed_label(namespace, service), namespace.to_owned()];
+    let mut labels: BTreeSet<Box<[u8]>> = own.into_iter().map(|label| label.into_bytes().into()).collect();
+    for name in &link.hostnames {
+        let label = label_below_zone(&Name::from_ascii(format!("{name}.")).ok()?, admission);
+        // A wildcard there may have any of them.
+        if label.as_deref() == Some(b"*") {
+            return None;
+        }
+        labels.extend(label);
+    }
+    Some(labels)
 }
 
 /// Returns the hosts in our zones that the status of a Service names.
@@ -94,9 +234,16 @@ pub(super) fn own_hosts(service: &Service, admission: &Admission) -> Vec<Name> {
     hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
 }
 
-fn refused(key: &ServiceKey, hosts: &[Name], admission: &Admission, store: &Store) -> Vec<Option<Refusal>> {
+fn look(key: &ServiceKey, hosts: &[Name], admission: &Admission, store: &Store) -> Looked {
     let refusal = |host| admission.targets.check_host(key.namespace(), host, store).err();
-    hosts.iter().map(refusal).collect()
+    let link = |host| match store.find_host(host) {
+        Found::Link(link) => Some(link.key.clone()),
+        Found::EmptyNonTerminal | Found::Nothing => None,
+    };
+    Looked {
+        refused: Some(hosts.iter().map(refusal).collect()),
+        links: hosts.iter().filter_map(link).collect(),
+    }
 }
 
 /// Returns about how many bytes a Service takes in memory.
@@ -141,18 +288,21 @@ mod tests {
         let (admission, store) = (admission(), Store::new(Departed::Dropped));
         store.set_zones(&admission.targets.zones);
         let mut own = OwnTargets::default();
-        let apply = |service: &Service| store.apply(service.observe(&admission, &store).0);
+        let apply = |own: &mut OwnTargets, service: &Service| {
+            let change = store.apply(service.observe(&admission, &store).0);
+            change.iter().for_each(|change| own.heed(change, &admission));
+        };
         let guest = service("a", "guest", "host.b.lb.internal", "");
         assert!(!own.note(&service("a", "other", "cloud.example", ""), &admission, Some(&store)));
         assert!(own.note(&guest, &admission, Some(&store)));
-        apply(&guest);
+        apply(&mut own, &guest);
         assert_eq!(keys(&own.changed(&admission, &store)), [""; 0], "there is no host yet");
         for (allow_from, changed) in [("", true), ("c,a", true), ("*", false), ("c", true), ("a", true)] {
-            apply(&service("b", "host", "cloud.example", allow_from));
+            apply(&mut own, &service("b", "host", "cloud.example", allow_from));
             let expected: &[&str] = if changed { &["a/guest"] } else { &[] };
             assert_eq!(keys(&own.changed(&admission, &store)), expected, "{allow_from:?}");
         }
-        store.delete(&ServiceKey::new("b", "host"), "u", None);
+        own.heed(&store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(), &admission);
         assert_eq!(keys(&own.changed(&admission, &store)), ["a/guest"]);
         // One of a list is looked at again in any case.
         assert!(own.note(&guest, &admission, None));
@@ -161,7 +311,76 @@ mod tests {
         assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &admission, None));
         store.delete(&guest.key(), "u", None);
         assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
-        assert_eq!((own.services.len(), own.bytes), (0, 0));
+        own.heed_all();
+        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
+        assert_eq!((own.services.len(), own.bytes, own.of_namespace.len()), (0, 0, 0));
+        assert_eq!((own.by_link.0.len(), own.by_label.0.len(), own.due.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn change_of_a_link_concerns_only_its_dependents() {
+        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        store.set_zones(&admission.targets.zones);
+        let mut own = OwnTargets::default();
+        let apply = |service: &Service| store.apply(service.observe(&admission, &store).0).unwrap();
+        for number in 0..10 {
+            let host = service("b", &format!("host{number}"), "cloud.example", "*");
+            let change = apply(&host);
+            own.heed(&change, &admission);
+        }
+        for (namespace, number) in (0..10).flat_map(|n| (0..99).map(move |s| (n, s))) {
+            let host = format!("host{}-b.lb.internal", number % 10);
+            let guest = service(&format!("n{namespace}"), &format!("s{number}"), &host, "");
+            own.note(&guest, &admission, Some(&store));
+            apply(&guest);
+        }
+        assert_eq!(own.services.len(), 990);
+        // Its guests, and no others: another target, another `allow-from`, its end and its return.
+        let mut due = |change: &Change| {
+            own.heed(change, &admission);
+            let due = own.due.len();
+            (due, own.changed(&admission, &store).len())
+        };
+        assert_eq!(due(&apply(&service("b", "host3", "other.example", "*"))), (100, 0));
+        assert_eq!(due(&apply(&service("b", "host3", "other.example", "n1"))), (100, 90));
+        let gone = store.delete(&ServiceKey::new("b", "host3"), "u", None).unwrap();
+        assert_eq!(due(&gone), (100, 100));
+        assert_eq!(due(&apply(&service("b", "host3", "cloud.example", "*"))), (100, 100));
+        // A name in a new place concerns what is there.
+        assert_eq!(due(&apply(&service("c", "host", "cloud.example", "*"))), (0, 0));
+        assert_eq!(due(&apply(&service("n1", "new", "cloud.example", "*"))), (0, 0));
+    }
+
+    #[test]
+    fn wildcards_and_names_that_hide_them_concern_what_they_may_match() {
+        let (mut admission, store) = (admission(), Store::new(Departed::Dropped));
+        admission.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
+        store.set_zones(&admission.targets.zones);
+        let mut own = OwnTargets::default();
+        let host = "x.y.apps.example";
+        assert!(own.note(&service("a", "guest", host, ""), &admission, Some(&store)));
+        let link = |key: &str, hostname: &str| {
+            let (namespace, name) = key.split_once('/').unwrap();
+            let mut link = Link::new(ServiceKey::new(namespace, name), "u");
+            link.hostnames = [Box::from(hostname)].into();
+            link
+        };
+        let mut is_due = |before: Option<Link>, after: Option<Link>| {
+            let (key, before, after) =
+                (ServiceKey::new("b", "host"), before.map(Arc::new), after.map(Arc::new));
+            own.due.clear();
+            own.heed(&Change { key, before, after }, &admission);
+            own.is_due()
+        };
+        for name in ["x.y.apps.example", "*.y.apps.example", "*.apps.example", "z.y.apps.example"] {
+            assert!(is_due(None, Some(link("b/host", name))), "{name}");
+            assert!(is_due(Some(link("b/host", name)), None), "{name}");
+            assert!(!is_due(Some(link("b/host", name)), Some(link("b/host", name))), "{name}");
+        }
+        for name in ["x.z.apps.example", "y.lb.internal.example", "y.z.apps.example"] {
+            assert!(!is_due(None, Some(link("b/host", name))), "{name}");
+        }
+        assert!(is_due(None, Some(link("y/host", "z.apps.example"))), "its namespace is that label");
     }
 
     #[test]

@@ -126,7 +126,6 @@ impl ClusterSource {
             namespaces.iter().map(scope).collect()
         };
         let mut feed = self.store.subscribe();
-        let mut is_due = false;
         self.leadership.settled().await;
         let mut lists = self.lists();
         let mut events = SelectAll::new();
@@ -140,10 +139,8 @@ impl ClusterSource {
             leaving: Leaving::new(client, outage, Arc::clone(&self.selection), self.delete_delay),
         };
         loop {
-            is_due |= has_changed(&mut feed);
             // Of a list that comes in the Service that a target depends on may be one of the last.
-            if is_due && scopes.iter().all(Scope::is_settled) {
-                is_due = false;
+            if self.heed(&mut feed) && scopes.iter().all(Scope::is_settled) {
                 log_changes(&self.news, self.reconsider(&mut heard.complaints));
             }
             let again = scopes.iter().filter_map(|scope| scope.again).min();
@@ -213,9 +210,7 @@ impl ClusterSource {
                     scope.newest = version.or(scope.newest);
                     let complete = Complete { list, version, rewound };
                     let mut changes = self.take_list(scope, &mut doubt, complete, &mut heard.leaving);
-                    // What the list has noted is looked at in any case, also where it changes nothing.
-                    is_due = true;
-                    if scopes.iter().all(Scope::is_settled) {
+                    if self.heed(&mut feed) && scopes.iter().all(Scope::is_settled) {
                         changes.extend(self.reconsider(&mut heard.complaints));
                     }
                     heard.complaints.retain(|key| self.store.get(key).is_some());
@@ -373,6 +368,18 @@ impl ClusterSource {
         services.iter().filter_map(&mut again).collect()
     }
 
+    /// Takes in which links have changed. Returns whether there are Services whose target depends on them.
+    fn heed(&self, feed: &mut broadcast::Receiver<Change>) -> bool {
+        let mut own_targets = self.own_targets();
+        loop {
+            match feed.try_recv() {
+                Ok(change) => own_targets.heed(&change, &self.admission),
+                Err(TryRecvError::Lagged(_)) => own_targets.heed_all(),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return own_targets.is_due(),
+            }
+        }
+    }
+
     fn own_targets(&self) -> MutexGuard<'_, OwnTargets> {
         // It is whole after a panic, too.
         self.own_targets.lock().unwrap_or_else(PoisonError::into_inner)
@@ -458,15 +465,6 @@ impl ClusterSource {
         leaving.forget(key);
         log_changes(&self.news, self.store.delete_since(key, uid, *version, since));
     }
-}
-
-/// Returns whether the store has changed since it was asked last.
-fn has_changed(feed: &mut broadcast::Receiver<Change>) -> bool {
-    let mut has_changed = false;
-    while let Ok(_) | Err(TryRecvError::Lagged(_)) = feed.try_recv() {
-        has_changed = true;
-    }
-    has_changed
 }
 
 /// What is remembered of the Services beside the links.
