@@ -14,8 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use futures::stream::{AbortHandle, SelectAll, abortable};
+use futures::{FutureExt, StreamExt};
 use kube::Client;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
@@ -40,7 +40,7 @@ use super::{News, SyncError};
 use crate::store::{Change, ServiceKey, Store};
 use departed::Departed;
 use follower::{Follower, Wish};
-use heard::{Followers, Heard};
+use heard::{FORBIDDEN, Followers, Heard};
 use places::{Place, Places};
 use writing::Written;
 
@@ -108,8 +108,9 @@ async fn lead(
 ) -> Result<Memory, SyncError> {
     let mut leadership = settings.leadership.clone();
     let mut following = Following::new(settings.clone(), memory, term);
-    let mut events: SelectAll<Events> =
-        (0..following.followers.number_of_scopes()).map(|number| following.watch(number)).collect();
+    let mut events: SelectAll<Events> = (0..following.followers.number_of_scopes())
+        .map(|number| following.watch(number, Duration::ZERO))
+        .collect();
     while leadership.current_term() == Some(term) && !stop.is_cancelled() {
         following.work();
         tokio::select! {
@@ -122,8 +123,8 @@ async fn lead(
             },
             event = events.next() => {
                 let (number, event) = event.ok_or(SyncError::WatchEnded)?;
-                if following.heed(number, event) {
-                    events.push(following.watch(number));
+                if let Some(pause) = following.heed(number, event) {
+                    events.push(following.watch(number, pause));
                 }
             }
             key = following.pace.due() => following.queue(&key),
@@ -200,13 +201,17 @@ impl Following {
         }
     }
 
-    /// Begins to list and watch a scope; what was followed there before isn't any more.
-    fn watch(&mut self, number: usize) -> Events {
+    /// Begins to list and watch a scope after a pause; what was followed there before isn't any more.
+    fn watch(&mut self, number: usize, pause: Duration) -> Events {
         let query = self.followers.query(number);
-        let sign = in_namespace("sources", query.namespace.as_deref());
-        let sign = self.settings.news.metrics.staleness.watch(&sign);
-        let events = list_watch::<Service>(self.settings.client.clone(), query, sign);
-        let (events, end) = abortable(events.map(move |event| (number, event)));
+        let (client, metrics) = (self.settings.client.clone(), Arc::clone(&self.settings.news.metrics));
+        let events = async move {
+            tokio::time::sleep(pause).await;
+            // Meanwhile there is no watch that could be too old.
+            let sign = metrics.staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
+            list_watch::<Service>(client, query, sign)
+        };
+        let (events, end) = abortable(events.flatten_stream().map(move |event| (number, event)));
         if let Some(before) = self.watches.insert(number, end) {
             before.abort();
         }
@@ -215,14 +220,15 @@ impl Following {
 
     // === what is heard ===
 
-    /// Takes over what a watch says. Returns whether it has to begin anew.
-    fn heed(&mut self, number: usize, event: Item<Service>) -> bool {
+    /// Takes over what a watch says. Returns whether it has to begin anew, and after how long.
+    fn heed(&mut self, number: usize, event: Item<Service>) -> Option<Duration> {
         let was_listed = self.followers.is_listed();
-        let mut anew = false;
+        let mut anew = None;
         for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
             match heard {
                 Heard::Answer => self.open(&Place::Everywhere),
-                Heard::Used => anew = true,
+                Heard::Used => anew = Some(Duration::ZERO),
+                Heard::Forbidden => anew = Some(FORBIDDEN),
                 Heard::Follower(key) => self.queue(&key),
                 Heard::NoFollower(key) => {
                     self.forget(&key);
@@ -374,3 +380,6 @@ impl Following {
         }
     }
 }
+
+#[cfg(test)]
+mod run_tests;

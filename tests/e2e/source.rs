@@ -1,12 +1,17 @@
 //! ExternalName Services that follow a load balancer by annotation.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::Linker;
+use crate::harness::proxy::{MeddledApi, Meddling};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, grant_optional};
+use crate::story::external_target;
 use crate::trouble::be_stubborn;
 
 const TARGETS: &str = "external-targets";
@@ -371,4 +376,27 @@ async fn what_the_api_server_refused_doesnt_hold_up_the_next_target() {
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("b.example.com")]).await;
     let soon = std::time::Duration::from_secs(3);
     tokio::time::timeout(soon, points_at(&cluster, &own, "db", "b.example.com")).await.expect("at once");
+}
+
+#[tokio::test]
+async fn forbidden_list_of_the_unused_feature_is_no_trouble() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let own = cluster.create_namespace("own").await;
+    let refused = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&refused);
+    let meddler = move |line: &str| {
+        if !line.contains("spec.type%3DExternalName") {
+            return Meddling::Pass;
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        Meddling::Answer(403, "Forbidden")
+    };
+    let api = MeddledApi::start(plane, Arc::new(meddler)).await;
+    let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
+    let linker = Linker::start_with(&[], args.into_iter().chain(["--watch-namespaces", &own]));
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    external_target(&cluster, &target, &format!("web-{own}-ext"), "a.example.com").await;
+    eventually("some refusals", || async { (refused.load(Ordering::SeqCst) > 2).then_some(()) }).await;
+    let log = linker.log();
+    assert!(!log.iter().any(|line| line.contains("WARN") && line.contains("ExternalName")), "{log:#?}");
 }

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::time::Duration;
 
 use kube::ResourceExt;
+use tokio::time::Instant;
+use tracing::info;
 
 use super::follower::Follower;
 use crate::store::ServiceKey;
@@ -13,6 +16,13 @@ use crate::sync::selection::Selection;
 use crate::sync::service::{EXTERNAL_NAME, Service};
 use crate::sync::trouble::{Complaints, Outage, WatchTrouble};
 use crate::sync::watch::{key_of, readable};
+
+/// What grants the right to list.
+const RIGHT: &str = "lb-linker needs the ClusterRole of deploy/";
+/// How long a refusal is taken for that of an API server that has just started and doesn't know all rights yet.
+const STARTUP: Duration = Duration::from_secs(60);
+/// How often Services are asked for that may not be listed, where no use of the annotation is known.
+pub(super) const FORBIDDEN: Duration = Duration::from_secs(600);
 
 /// What an event means.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,6 +37,8 @@ pub(super) enum Heard {
     Answer,
     /// The annotation is used where only metadata were listed: the Services there have to be listed in full.
     Used,
+    /// The Services may not be listed, for a while now, where no use of the annotation is known.
+    Forbidden,
 }
 
 /// Where a watch looks. External targets follow nothing, and there is one for each link: where they are is looked at
@@ -100,6 +112,38 @@ struct Scope {
     listed: bool,
     /// Whether no Service is known there that carries the annotation: then its metadata are enough.
     unused: bool,
+    /// Since when they may not be listed, and whether that was said.
+    forbidden: Option<(Instant, bool)>,
+}
+
+impl Scope {
+    /// Takes in that the Services may not be listed. Where the feature isn't used that is no trouble: installations
+    /// without it need not grant its rights.
+    fn forbid(&mut self, now: Instant) -> Vec<Heard> {
+        let (since, was_said) = *self.forbidden.get_or_insert((now, false));
+        if now.duration_since(since) < STARTUP {
+            return Vec::new();
+        }
+        if !was_said {
+            info!(
+                "the API server doesn't let lb-linker list ExternalName Services in {}: the annotation {SOURCE} isn't \
+                 followed there; {RIGHT}, and asks again every {} minutes",
+                self.within,
+                FORBIDDEN.as_secs() / 60
+            );
+        }
+        self.forbidden = Some((since, true));
+        // What is followed elsewhere doesn't wait for it.
+        self.listed = true;
+        vec![Heard::Forbidden]
+    }
+
+    /// Takes in that the Services can be listed.
+    fn allow(&mut self) {
+        if let Some((_, true)) = self.forbidden.take() {
+            info!("ExternalName Services in {} can be listed again", self.within);
+        }
+    }
 }
 
 /// What a Service says that it follows. The Service itself, with all its annotations, isn't kept.
@@ -128,8 +172,7 @@ impl Followers {
     pub(super) fn new(selection: &Selection, outage: &Outage) -> Self {
         let scope = |within: Within| {
             let what = format!("ExternalName Services in {within}");
-            let hint = "lb-linker needs the ClusterRole of deploy/";
-            let trouble = WatchTrouble::new(outage.clone(), what, hint);
+            let trouble = WatchTrouble::new(outage.clone(), what, RIGHT);
             Scope {
                 within,
                 trouble,
@@ -137,6 +180,7 @@ impl Followers {
                 unreadable: HashSet::new(),
                 listed: false,
                 unused: true,
+                forbidden: None,
             }
         };
         Self {
@@ -188,7 +232,13 @@ impl Followers {
         complaints: &mut Complaints,
     ) -> Vec<Heard> {
         let scope = &mut self.scopes[number];
+        if scope.unused && event.as_ref().is_err_and(|error| error.code() == 403) {
+            return scope.forbid(Instant::now());
+        }
         let Some(event) = scope.trouble.unless_failed(event) else { return Vec::new() };
+        if !matches!(event, Event::ListBegins) {
+            scope.allow();
+        }
         let mut heard = Vec::new();
         if scope.unused
             && let Event::Listed(object) | Event::Applied(object) = &event
@@ -301,6 +351,7 @@ mod tests {
 
     use super::*;
     use crate::sync::guarded::Guarded;
+    use crate::sync::list_watch::WatchError;
 
     fn followers(namespaces: &[&str]) -> Followers {
         let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
@@ -383,6 +434,32 @@ mod tests {
         assert_eq!(heed(Event::Applied(metadata(Some("web")))), [Heard::Used, Heard::Answer]);
         assert!(!followers.query(0).metadata_only && followers.query(1).metadata_only);
         assert_eq!(followers.keys().count(), 0, "nothing is known of it yet");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn forbidden_list_is_trouble_only_where_the_annotation_is_used() {
+        let mut followers = followers(&["a", "b"]);
+        let forbidden = || {
+            let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
+            Err(WatchError::List(kube::Error::Api(status.boxed())))
+        };
+        let mut heed = |number, item| followers.heed(number, item, &mut Complaints::default());
+        let ends = || Ok(Event::ListEnds { version: None, rewound: false });
+        assert_eq!(heed(0, ends()), [Heard::Answer]);
+        assert_eq!(heed(1, forbidden()), []);
+        tokio::time::advance(STARTUP).await;
+        assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
+        assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
+        assert_eq!(heed(1, ends()), [Heard::Answer]);
+        assert_eq!(heed(1, forbidden()), [], "it counts from the start again");
+        assert!(followers.is_listed());
+        followers.scopes[1].unused = false;
+        tokio::time::advance(STARTUP).await;
+        assert_eq!(
+            followers.heed(1, forbidden(), &mut Complaints::default()),
+            [],
+            "it is asked for as usual"
+        );
     }
 
     #[test]
