@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_addresses_are_those_that_are_listened_on_and_for_all_those_of_the_pod_or_the_machine() {
+    fn addresses_are_the_listeners_or_the_pods_or_the_machines() {
         let machine = "127.0.0.1 10.0.0.5 ::1 2001:db8::5";
         for (bound, pod, machine, expected) in [
             ("192.0.2.53", "10.1.0.1", machine, "192.0.2.53"),

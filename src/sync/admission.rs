@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_that_are_listed_may_have_any_name_but_reserved_ones() {
+    fn listed_namespaces_may_have_any_name_but_reserved_ones() {
         for namespaces in ["default", "*"] {
             let admission = Admission { hostname_namespaces: [namespaces.to_owned()].into(), ..admission() };
             let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";

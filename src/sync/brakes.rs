@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_doesnt_count_and_what_wasnt_answered_or_somebody_else_removed_does() {
+    fn refused_removal_doesnt_count_and_unanswered_one_does() {
         let mut removals = Removals::default();
         let now = Instant::now();
         let max = MaxDeletes::Number(2);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_more_to_remove_at_the_start_than_may_go_waits_for_ten_minutes() {
+    fn more_removals_at_the_start_than_allowed_wait_ten_minutes() {
         let start = Instant::now();
         let later = start + WINDOW;
         for (max, waiting, allowed) in [
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_lacks_is_believed_when_another_one_lacks_it_too_30_seconds_later() {
+    fn missing_is_believed_when_a_list_30_seconds_later_agrees() {
         let mut doubt = Doubt::default();
         let start = Instant::now();
         let mut kept = |missing: std::ops::Range<usize>, seconds| {

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_doesnt_ask_leaves_it_to_the_next_one_and_retry_after_is_heeded() {
+    async fn link_that_doesnt_ask_gives_way_and_retry_after_is_heeded() {
         let (mut closed, write) = (Closed::default(), finalizer("a"));
         closed.refused(&key("1"), &write, Some(Duration::from_secs(60)));
         closed.holds(&key("2"), &write);

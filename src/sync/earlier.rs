@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_names_each_with_its_command_and_no_more_than_a_screen_of_them() {
+    fn log_names_each_with_its_command_up_to_one_screen() {
         assert!(lines(&[]).is_empty());
         let found: Vec<Bound> =
             (0..45).filter_map(|i| Bound::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();

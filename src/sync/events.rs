@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_cut_between_characters_to_what_the_api_server_takes() {
+    fn note_is_cut_between_characters_to_the_api_limit() {
         assert_eq!(cut("a → b"), "a → b");
         assert_eq!(cut(&"x".repeat(1024)), "x".repeat(1024));
         for filling in ["x", "é", "→", "🦀"] {

@@ -104,7 +104,7 @@ mod tests {
     use crate::sync::service::Service;
 
     #[test]
-    fn an_object_that_cant_be_decoded_is_known_by_name_and_stops_no_other() {
+    fn undecodable_object_is_known_by_name_and_stops_no_other() {
         let list: ObjectList<Guarded<Service>> = serde_json::from_str(
             r#"{"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": [
                 {"metadata": {"namespace": "a", "name": "broken", "uid": "u", "resourceVersion": "7",

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_links_objects_are_found_whatever_their_names_and_a_link_counts_once() {
+    fn objects_of_a_link_are_found_and_a_link_counts_once() {
         let mut objects = Objects::default();
         let web = ServiceKey::new("default", "web");
         let usual = "web-default-ext";

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_is_said_once_and_many_no_more_than_a_screen_of_them() {
+    fn orphan_is_said_once_and_of_many_one_screen() {
         let mut orphans = Orphans::new(Arc::new(Metrics::new().unwrap()));
         let now = Instant::now();
         assert_eq!(said(&mut orphans, now), (0, 0));

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_and_names_that_hide_them_concern_what_they_may_match() {
+    fn wildcard_names_concern_the_hosts_that_they_may_match() {
         let (mut admission, store) = (admission(), Store::new(Departed::Dropped));
         admission.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
         store.set_zones(&admission.targets.zones);

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_external_target_is_never_a_link_but_a_load_balancer_beside_it_is() {
+    fn external_target_is_never_a_link() {
         let selection = Selection { target_namespace: Some("targets".into()), ..Default::default() };
         let labels = json!({"labels": {"app.kubernetes.io/managed-by": "lb-linker-operator",
             "original-service-name": "web", "original-service-namespace": "default"}});

@@ -590,7 +590,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_that_cant_be_decoded_is_reported_by_name_and_stops_no_other() {
+    fn undecodable_object_is_reported_by_name_and_stops_no_other() {
         let list: Vec<Guarded<Service>> = serde_json::from_str(
             r#"[{"metadata": {"namespace": "default", "name": "broken"}, "spec": {"type": 5}},
                 {"metadata": {"namespace": "default", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]"#,

@@ -76,7 +76,7 @@ async fn hostname_and_addresses_follow_each_other_in_the_same_object() {
 }
 
 #[tokio::test]
-async fn a_restart_over_addresses_writes_nothing_and_a_blank_status_keeps_them() {
+async fn restart_over_addresses_writes_nothing() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let object = format!("web-{namespace}-ext");
@@ -134,7 +134,7 @@ async fn addresses_can_be_written_as_the_earlier_operator_did() {
 }
 
 #[tokio::test]
-async fn an_endpoint_slice_of_somebody_else_is_reported_until_its_name_is_free() {
+async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let object = format!("web-{namespace}-ext");

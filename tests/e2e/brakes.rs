@@ -203,7 +203,7 @@ async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = u
 }
 
 #[tokio::test]
-async fn a_new_list_that_lacks_too_much_isnt_believed_until_a_second_one_agrees() {
+async fn list_that_lacks_too_much_isnt_believed_until_another_agrees() {
     // The API server is restarted, so it is one of its own.
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);

@@ -229,7 +229,7 @@ async fn check_cluster_names_every_missing_right() {
 }
 
 #[tokio::test]
-async fn check_cluster_tries_an_external_target_in_the_target_namespace() {
+async fn check_cluster_tries_an_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let check = |namespace: &str, account: &str, args: &[&str]| {
         let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);

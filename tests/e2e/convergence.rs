@@ -11,7 +11,7 @@ use crate::harness::{apply_deploy, eventually};
 const TARGETS: &str = "external-targets";
 
 #[tokio::test]
-async fn an_api_server_that_goes_away_and_comes_back_is_followed_again() {
+async fn returning_api_server_is_followed_again() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -50,7 +50,7 @@ async fn converged_to(cluster: &Cluster, name: &str, host: &str) {
 }
 
 #[tokio::test]
-async fn an_api_server_that_falls_silent_doesnt_keep_lb_linker_from_stopping() {
+async fn silent_api_server_doesnt_delay_the_stop() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;

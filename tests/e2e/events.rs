@@ -171,7 +171,7 @@ async fn the_same_again_is_counted_and_no_event_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_name_that_somebody_else_has_is_a_conflict_on_the_load_balancer_that_wants_it() {
+async fn name_with_another_holder_is_a_conflict_event() {
     let (plane, cluster) = own_cluster().await;
     let theirs = json!({
         "metadata": {"name": "web-default-ext", "labels": {"app.kubernetes.io/managed-by": "somebody"}},
@@ -219,7 +219,7 @@ async fn a_name_that_somebody_else_has_is_a_conflict_on_the_load_balancer_that_w
 }
 
 #[tokio::test]
-async fn a_missing_right_to_record_events_is_named_once_and_hurts_nothing() {
+async fn missing_right_to_record_events_is_named_once() {
     let (plane, cluster) = own_cluster().await;
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     let without = rights.replace("resources: [events]", "resources: [others]");
@@ -265,7 +265,7 @@ async fn changes_are_told_again(plane: &ControlPlane, cluster: &Cluster, namespa
 }
 
 #[tokio::test]
-async fn a_right_that_is_missing_in_some_namespaces_is_named_once_for_each_of_them() {
+async fn right_missing_in_some_namespaces_is_named_once_for_each() {
     let (plane, cluster) = own_cluster().await;
     let rights = std::fs::read_to_string(deploy().join("10-rbac.yaml")).unwrap();
     plane.kubectl_stdin(&["apply", "-f", "-"], &rights.replace("resources: [events]", "resources: [others]"));
@@ -361,7 +361,7 @@ async fn what_is_to_be_told_at_the_end_is_told_or_counted() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_being_deleted_takes_no_events_and_nobody_minds() {
+async fn events_refused_by_a_terminating_namespace_are_no_trouble() {
     let (plane, cluster) = own_cluster().await;
     let going = cluster.create_namespace("going").await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);

@@ -35,7 +35,7 @@ async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn a_service_goes_after_its_external_target_and_no_delay_holds_it_up() {
+async fn service_goes_after_its_external_target_without_delay() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
     grant_optional(plane, "finalizer", &namespace);
@@ -119,7 +119,7 @@ async fn what_is_retained_or_a_tombstone_holds_no_service_up() {
 }
 
 #[tokio::test]
-async fn without_the_right_the_external_targets_are_kept_all_the_same_and_the_file_is_named_once() {
+async fn missing_finalizer_right_is_named_once_and_targets_are_kept() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unguarded").await;
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];

@@ -176,7 +176,7 @@ async fn logged(linker: &Linker, text: &str, times: usize) {
 }
 
 #[tokio::test]
-async fn one_replica_writes_both_answer_and_a_leader_that_stops_hands_over_at_once() {
+async fn stopping_leader_hands_over_at_once() {
     let stage = Stage::new("hand-over").await;
     let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
     assert_eq!(a.metric("lb_linker_leader"), Some(1.0));
@@ -213,7 +213,7 @@ async fn one_replica_writes_both_answer_and_a_leader_that_stops_hands_over_at_on
 }
 
 #[tokio::test]
-async fn a_leader_that_dies_is_followed_when_its_lease_has_ended_and_dns_doesnt_wait() {
+async fn dead_leader_is_succeeded_when_its_lease_has_ended() {
     let stage = Stage::new("killed").await;
     let (mut a, b) = stage.two(&["--delete-delay", "0s"]).await;
     for name in ["web", "gone"] {
@@ -245,7 +245,7 @@ async fn a_leader_that_dies_is_followed_when_its_lease_has_ended_and_dns_doesnt_
 }
 
 #[tokio::test]
-async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on() {
+async fn leader_stopped_past_its_lease_writes_nothing_afterwards() {
     const LINKS: usize = 20;
     let stage = Stage::new("stopped").await;
     let (mut a, mut b) = stage.two(&[]).await;
@@ -315,7 +315,7 @@ async fn a_leader_that_is_stopped_past_its_lease_writes_nothing_when_it_goes_on(
 }
 
 #[tokio::test]
-async fn a_leader_that_is_stopped_amid_its_writes_writes_nothing_stale_when_it_goes_on() {
+async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
     const LINKS: usize = 150;
     let stage = Stage::new("amid").await;
     let (mut a, b) = stage.two(&[]).await;
@@ -721,7 +721,7 @@ async fn losing_the_lease_stops_the_writes_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_missing_right_to_the_lease_is_named_once_and_dns_works_meanwhile() {
+async fn missing_right_to_the_lease_is_named_once() {
     let stage = Stage::new("no-lease").await;
     // The Lease is where the accounts have no rights.
     stage.grant(&["10-rbac.yaml"], &stage.namespace);
@@ -769,7 +769,7 @@ async fn a_missing_right_to_the_lease_is_named_once_and_dns_works_meanwhile() {
 }
 
 #[tokio::test]
-async fn a_leader_for_life_is_followed_when_its_pod_is_over_and_not_before() {
+async fn leader_for_life_is_succeeded_when_its_pod_is_over() {
     let stage = Stage::new("life").await;
     stage.grant(&["10-rbac.yaml", "life/rbac.yaml"], &stage.namespace);
     let pods: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), &stage.namespace);

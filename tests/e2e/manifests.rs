@@ -63,7 +63,7 @@ async fn yaml_json_several_documents_and_lists_are_read() {
 }
 
 #[tokio::test]
-async fn a_broken_file_is_reported_with_its_place_and_keeps_its_last_good_content() {
+async fn broken_file_is_reported_with_its_place_and_keeps_content() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");
     fs::write(&file, service("web", "a.example")).unwrap();
@@ -85,7 +85,7 @@ async fn a_broken_file_is_reported_with_its_place_and_keeps_its_last_good_conten
 }
 
 #[tokio::test]
-async fn of_a_service_in_two_files_the_first_by_name_counts_and_the_other_is_reported() {
+async fn service_in_two_files_counts_once_and_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let (first, second) = (directory.path().join("a.yaml"), directory.path().join("b.yaml"));
     fs::write(&second, service("web", "second.example")).unwrap();

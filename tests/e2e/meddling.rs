@@ -29,7 +29,7 @@ fn once(is_it: impl Fn(&str) -> bool + Send + Sync + 'static, meddling: Meddling
 }
 
 #[tokio::test]
-async fn a_list_of_external_targets_that_fails_at_first_still_says_what_a_blank_service_pointed_at() {
+async fn late_list_still_tells_the_target_of_a_blank_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("late").await;
     balancer(&cluster, &namespace, "web").await;
@@ -53,7 +53,7 @@ async fn a_list_of_external_targets_that_fails_at_first_still_says_what_a_blank_
 }
 
 #[tokio::test]
-async fn a_create_that_is_refused_as_a_conflict_of_something_else_is_tried_again() {
+async fn create_refused_by_an_unrelated_conflict_is_retried() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("conflict").await;
     let post = format!("POST /api/v1/namespaces/{target}/services?");

@@ -15,7 +15,7 @@ use crate::story::external_target;
 const PORT: (&[u8], &[u8]) = (b"\"port\":54321", b"\"port\":94321");
 
 #[tokio::test]
-async fn a_service_that_cant_be_decoded_stays_as_it_was_and_stops_no_other() {
+async fn undecodable_service_stays_as_it_was_and_stops_no_other() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("garbled").await;
     let api = MeddledApi::start(plane, Arc::new(|_| Meddling::Garble(PORT.0, PORT.1))).await;

@@ -60,7 +60,7 @@ async fn with_selection_annotated_only_those_that_opt_in_are_followed() {
 }
 
 #[tokio::test]
-async fn only_the_watched_namespaces_are_looked_at_and_external_targets_of_others_left_alone() {
+async fn only_watched_namespaces_are_looked_at() {
     let (plane, cluster, target) = cluster_with_target().await;
     let mut namespaces = Vec::new();
     for prefix in ["one", "two", "unwatched"] {

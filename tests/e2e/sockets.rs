@@ -62,7 +62,7 @@ fn has_ipv6() -> bool {
 }
 
 #[tokio::test]
-async fn neither_half_a_request_nor_half_a_question_keeps_it_from_stopping() {
+async fn half_a_request_or_question_doesnt_delay_the_stop() {
     let directory = tempfile::tempdir().unwrap();
     let mut linker = listening_on("127.0.0.1:0", &directory);
     linker.ready().await;

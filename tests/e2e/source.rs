@@ -87,7 +87,7 @@ fn grant_source(plane: &ControlPlane, namespaces: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_service_with_the_annotation_follows_a_link_of_its_namespace_and_others_that_allow_it() {
+async fn annotated_service_follows_a_link_that_allows_it() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     grant_source(plane, &[&own, &other]);
@@ -158,7 +158,7 @@ async fn the_annotation_wins_over_adoption() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_write_the_file_that_grants_it_is_named_once() {
+async fn missing_right_to_write_followers_is_named_once() {
     // A cluster of its own: every lb-linker in it misses the right.
     let plane = &ControlPlane::start(Options::default());
     apply_deploy(plane);
@@ -181,7 +181,7 @@ async fn without_the_right_to_write_the_file_that_grants_it_is_named_once() {
 }
 
 #[tokio::test]
-async fn somebody_who_undoes_what_is_written_to_a_follower_is_not_fought_in_a_hot_loop() {
+async fn undone_writes_to_a_follower_cause_no_hot_loop() {
     let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
     be_stubborn(&plane, &cluster, &own).await;
@@ -199,7 +199,7 @@ async fn somebody_who_undoes_what_is_written_to_a_follower_is_not_fought_in_a_ho
 }
 
 #[tokio::test]
-async fn a_namespace_that_may_not_be_written_to_is_named_once_and_only_probed() {
+async fn unwritable_namespace_is_named_once_and_only_probed() {
     let plane = &ControlPlane::start(Options::default());
     apply_deploy(plane);
     let cluster = plane.cluster().await;
@@ -234,7 +234,7 @@ async fn a_namespace_that_may_not_be_written_to_is_named_once_and_only_probed() 
 }
 
 #[tokio::test]
-async fn what_followers_lack_is_told_once_and_how_they_stand_at_the_start_is_no_event() {
+async fn followers_lacks_are_told_once_and_the_start_is_no_event() {
     let (plane, cluster) = own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
@@ -318,7 +318,7 @@ async fn a_tombstone_reaches_all_that_followed_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn while_the_api_server_is_away_one_follower_asks_and_then_all_are_written() {
+async fn one_follower_probes_an_absent_api_server() {
     let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
     // Whose writes are undone is written again later, whatever is heard meanwhile.

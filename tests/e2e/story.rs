@@ -106,7 +106,7 @@ async fn the_same_story_without_a_cluster() {
 }
 
 #[tokio::test]
-async fn the_external_target_goes_after_the_delay_and_the_name_with_it() {
+async fn external_target_and_name_go_after_the_delay() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("delay").await;
     let question = format!("web-{namespace}.lb.internal. CNAME");
@@ -127,7 +127,7 @@ async fn the_external_target_goes_after_the_delay_and_the_name_with_it() {
 }
 
 #[tokio::test]
-async fn a_load_balancer_deleted_while_lb_linker_was_away_is_cleaned_up_after() {
+async fn deletion_while_lb_linker_was_away_is_cleaned_up() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("away").await;
     let object = format!("web-{namespace}-ext");
@@ -164,7 +164,7 @@ async fn file(directory: &Path, name: &str, host: Option<&str>) {
 }
 
 #[tokio::test]
-async fn of_two_links_that_want_one_name_the_holder_keeps_it_through_recreation_and_restart() {
+async fn name_holder_keeps_it_through_recreation_and_restart() {
     let (plane, cluster, target) = cluster_with_target().await;
     // x-y in z, and x in y-z: both want x-y-z-ext.
     let z = cluster.create_namespace("z").await;
@@ -199,7 +199,7 @@ async fn of_two_links_that_want_one_name_the_holder_keeps_it_through_recreation_
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_service_takes_no_name_from_a_living_one_after_a_restart() {
+async fn leftovers_take_no_name_from_a_living_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     let z = cluster.create_namespace("z").await;
     let y_z = format!("y-{z}");
@@ -230,7 +230,7 @@ async fn what_is_left_of_a_service_takes_no_name_from_a_living_one_after_a_resta
 }
 
 #[tokio::test]
-async fn what_a_deleted_load_balancer_leaves_can_be_retained_or_point_nowhere() {
+async fn leftovers_can_be_retained_or_point_nowhere() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("kept").await;
     let (object, question) = (format!("web-{namespace}-ext"), format!("web-{namespace}.lb.internal. CNAME"));

@@ -200,7 +200,7 @@ async fn legacy(cluster: &Cluster) -> Legacy {
 }
 
 #[tokio::test]
-async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
+async fn change_over_loses_nothing_and_writes_only_differences() {
     // A cluster of its own: it was the earlier operator's.
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
@@ -333,7 +333,7 @@ async fn the_whole_change_over_loses_nothing_and_writes_only_what_differs() {
 }
 
 #[tokio::test]
-async fn what_was_taken_over_without_a_write_goes_with_its_load_balancer() {
+async fn object_taken_over_unwritten_goes_with_its_load_balancer() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("taken-over").await;
     let object = format!("web-{namespace}-ext");
@@ -347,7 +347,7 @@ async fn what_was_taken_over_without_a_write_goes_with_its_load_balancer() {
 }
 
 #[tokio::test]
-async fn of_what_a_service_has_left_only_what_lb_linker_wrote_is_removed() {
+async fn only_objects_that_lb_linker_wrote_are_removed() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("left").await;
     let (theirs, ours) = (format!("web-{namespace}-ext"), format!("{namespace}-ours"));
@@ -370,7 +370,7 @@ async fn of_what_a_service_has_left_only_what_lb_linker_wrote_is_removed() {
 }
 
 #[tokio::test]
-async fn an_address_that_the_earlier_operator_wrote_as_a_name_stays_so_where_that_is_wanted() {
+async fn address_written_as_a_name_stays_so_where_wanted() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("address").await;
     let object = format!("web-{namespace}-ext");
@@ -421,7 +421,7 @@ async fn an_orphan_is_one_until_its_load_balancer_is_selected() {
 }
 
 #[tokio::test]
-async fn outside_the_watched_namespaces_nothing_is_read_reported_freed_or_pruned() {
+async fn unwatched_namespaces_are_left_alone() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (watched, other) =
         (cluster.create_namespace("watched").await, cluster.create_namespace("unwatched").await);
@@ -469,7 +469,7 @@ async fn outside_the_watched_namespaces_nothing_is_read_reported_freed_or_pruned
 }
 
 #[tokio::test]
-async fn without_the_right_to_look_for_finalizers_it_is_said_once_and_tried_again() {
+async fn missing_right_to_look_for_finalizers_is_said_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unseen").await;
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
@@ -492,7 +492,7 @@ async fn without_the_right_to_look_for_finalizers_it_is_said_once_and_tried_agai
 }
 
 #[tokio::test]
-async fn the_finalizer_is_taken_from_that_very_service_and_from_no_successor() {
+async fn finalizer_is_taken_from_no_successor() {
     let (_, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("successor").await;
     cluster.create_load_balancer(&namespace, "web").await;

@@ -58,7 +58,7 @@ async fn a_missing_right_to_list_is_named_and_waited_for() {
 }
 
 #[tokio::test]
-async fn a_missing_target_namespace_is_reported_once_and_dns_works_meanwhile() {
+async fn missing_target_namespace_is_reported_once() {
     let (plane, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("no-target").await;
     let target = format!("{namespace}-targets");
@@ -82,7 +82,7 @@ async fn a_missing_target_namespace_is_reported_once_and_dns_works_meanwhile() {
 }
 
 #[tokio::test]
-async fn a_missing_right_to_write_is_reported_once_and_dns_works_meanwhile() {
+async fn missing_right_to_write_is_reported_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("no-writes").await;
     plane.kubectl(&[
@@ -113,7 +113,7 @@ async fn a_missing_right_to_write_is_reported_once_and_dns_works_meanwhile() {
 }
 
 #[tokio::test]
-async fn an_object_of_somebody_else_is_left_alone_and_reported_until_the_name_is_free() {
+async fn foreign_object_is_left_alone_and_reported() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("conflict").await;
     let object = format!("web-{namespace}-ext");
@@ -141,7 +141,7 @@ async fn an_object_of_somebody_else_is_left_alone_and_reported_until_the_name_is
 }
 
 #[tokio::test]
-async fn an_external_target_that_somebody_changes_or_deletes_is_repaired() {
+async fn changed_or_deleted_external_target_is_repaired() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("drift").await;
     let object = format!("web-{namespace}-ext");
@@ -165,7 +165,7 @@ async fn an_external_target_that_somebody_changes_or_deletes_is_repaired() {
 }
 
 #[tokio::test]
-async fn a_blank_status_keeps_the_target_and_a_type_change_ends_the_link() {
+async fn blank_status_keeps_the_target_and_type_change_ends_it() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("blank").await;
     let question = format!("web-{namespace}.lb.internal. CNAME");
@@ -207,7 +207,7 @@ pub async fn be_stubborn(plane: &ControlPlane, cluster: &Cluster, namespace: &st
 }
 
 #[tokio::test]
-async fn somebody_who_always_wants_it_otherwise_is_not_fought_in_a_hot_loop() {
+async fn policy_that_undoes_writes_causes_no_hot_loop() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;

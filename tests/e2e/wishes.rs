@@ -21,7 +21,7 @@ async fn balancer(cluster: &Cluster, namespace: &str, name: &str, host: &str) {
 }
 
 #[tokio::test]
-async fn a_load_balancer_has_the_dns_names_that_its_annotation_asks_for() {
+async fn load_balancer_has_the_dns_names_of_its_annotation() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("names").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
@@ -45,7 +45,7 @@ async fn a_load_balancer_has_the_dns_names_that_its_annotation_asks_for() {
 }
 
 #[tokio::test]
-async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_restarts() {
+async fn name_holder_keeps_its_name_over_restarts() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("names").await;
     let other = cluster.create_namespace("names").await;
@@ -100,7 +100,7 @@ async fn no_annotation_takes_a_name_from_another_and_the_holder_keeps_it_over_re
 }
 
 #[tokio::test]
-async fn a_namespace_may_have_names_below_its_own_domain_only_unless_it_is_listed() {
+async fn unlisted_namespace_has_names_below_its_own_domain_only() {
     let (plane, cluster, target) = cluster_with_target().await;
     let (listed, plain) = (cluster.create_namespace("listed").await, cluster.create_namespace("plain").await);
     let args = ["--upstream", "none", "--hostname-namespaces", &listed];

@@ -24,7 +24,7 @@ fn corefile(directory: &TempDir) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn a_file_that_cant_be_read_to_its_end_keeps_nobody_from_stopping() {
+async fn file_without_an_end_doesnt_delay_the_stop() {
     let (mut reloader, directory) = start(WHOAMI);
     let path = corefile(&directory);
     std::fs::remove_file(&path).unwrap();

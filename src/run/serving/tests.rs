@@ -28,7 +28,7 @@ impl Serving {
 }
 
 #[tokio::test]
-async fn a_listener_that_comes_back_isnt_taken_for_the_one_that_has_ended() {
+async fn returning_listener_isnt_taken_for_the_ended_one() {
     let (mut serving, site) = serving();
     let port = HeldPort::take().unwrap();
     let one = format!(".:{} {{\nbind 127.0.0.1\nwhoami\n}}\n", port.number());
@@ -116,7 +116,7 @@ async fn answers(port: &HeldPort) -> bool {
 }
 
 #[tokio::test]
-async fn a_port_changes_its_address_and_back_while_an_answer_is_under_way() {
+async fn port_changes_its_address_and_back_during_an_answer() {
     let (mut serving, site) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = silent.local_addr().unwrap();

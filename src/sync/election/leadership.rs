@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_a_stop_of_the_process_the_clock_counts_before_the_request_goes_on() {
+    async fn clock_counts_before_a_request_after_a_stop() {
         let (_election, receiver) = watch::channel(held(1, 10));
         let leadership = elected(receiver);
         let (connected, request) = unsent_request();

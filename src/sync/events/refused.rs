@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_namespace_that_refuses_is_left_alone_for_a_growing_time_of_half_a_minute_at_most() {
+    async fn pause_of_a_refusing_namespace_grows_to_half_a_minute() {
         let (mut namespaces, mut pauses) = (Namespaces::default(), Vec::new());
         for _ in 0..8 {
             let start = Instant::now();

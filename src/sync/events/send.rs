@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_without_an_answer_is_sent_again_under_its_name_and_then_given_up() {
+    async fn unanswered_event_is_resent_under_its_name_then_given_up() {
         let (recorder, mut requests, metrics, _tasks) = sender(&[Answer::Nothing; TRIES]);
         record(&recorder, "first");
         record(&recorder, "second");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refused_event_isnt_sent_again_and_an_overloaded_api_server_gets_a_pause() {
+    async fn refused_event_isnt_resent_and_overload_causes_a_pause() {
         let answers = [
             Answer::Status(404, "namespaces \"default\" not found"),
             Answer::Status(422, "Invalid"),
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_namespace_that_refuses_events_isnt_asked_for_each_and_the_others_are() {
+    async fn refusing_namespace_isnt_asked_for_each_event() {
         let forbidden = Answer::Status(403, MISSING_RIGHT);
         let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
         let mut asked = async || {
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn at_the_end_what_waits_is_sent_and_what_takes_too_long_is_counted() {
+    async fn waiting_events_are_sent_at_the_end_and_late_ones_counted() {
         let (sender, mut requests) = idle_sender(&[], Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
         let stop = CancellationToken::new();

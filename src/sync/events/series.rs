@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_costs_one_request_a_minute_and_its_count_is_right_at_last() {
+    fn event_loop_costs_one_request_a_minute_with_exact_count() {
         let (mut memory, quota, start) = (Memory::default(), Quota::default(), Instant::now());
         let looping = happening("u", Reason::Conflict, "taken");
         let (mut requests, mut told) = (0, 0);

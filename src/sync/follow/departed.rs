@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_load_balancer_pointed_at_is_remembered_until_it_comes_back() {
+    fn last_target_is_remembered_until_the_load_balancer_is_back() {
         let (store, mut departed) = (Store::new(Policy::Kept), Departed::default());
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_annotation_names_a_service_of_the_own_or_another_namespace() {
+    fn annotation_names_a_service_of_any_namespace() {
         for (source, expected) in [("web", "app/web"), ("shop/web", "shop/web"), (" web ", "app/web")] {
             let found = follower(service("app", source)).unwrap().unwrap();
             assert_eq!(found.source.to_string(), expected);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_living_external_name_services_follow_and_no_external_targets() {
+    fn only_living_external_name_services_follow() {
         let mut other_type = service("app", "web");
         other_type["spec"]["type"] = "ClusterIP".into();
         assert_eq!(follower(other_type), None);
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Wish::Leave);
     }
     #[test]
-    fn where_a_link_is_forgotten_or_was_never_seen_only_who_points_there_moves_to_the_tombstone() {
+    fn follower_of_an_unknown_link_moves_only_from_its_target() {
         let tombstone = policy(OnDelete::Tombstone);
         let moved = Wish::Write("deleted.lb.internal".to_owned());
         let other = follower(service("app", "shop/web")).unwrap().unwrap();

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_from_a_new_list_follows_no_more_and_who_cant_be_read_stays() {
+    fn follower_missing_from_a_list_ends_and_unreadable_one_stays() {
         let mut followers = followers(&[]);
         list(&mut followers, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
         let mut bad = service("bad", "web");

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_closed_place_one_asks_now_and_then_and_the_others_wait_until_it_opens() {
+    async fn in_a_closed_place_one_follower_probes_and_the_rest_wait() {
         let mut places = Places::default();
         let keys: Vec<ServiceKey> = (0..3).map(|number| key("a", &number.to_string())).collect();
         assert!(keys.iter().all(|key| places.admit(key)), "nothing is known yet");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_doesnt_answer_closes_all_namespaces_and_nobody_left_means_no_trouble() {
+    async fn silent_api_server_closes_all_namespaces() {
         let mut places = Places::default();
         let asks = key("a", "db");
         places.close(Place::Everywhere, &asks, None, None);

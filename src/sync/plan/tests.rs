@@ -174,7 +174,7 @@ fn an_object_that_isnt_ours_is_left_alone_and_named() {
 }
 
 #[test]
-fn a_hand_made_external_name_service_is_adopted_and_what_lost_its_labels_taken_back() {
+fn hand_made_service_is_adopted_and_lost_labels_are_restored() {
     let by_hand = json!({
         "metadata": {"name": "web-default-ext", "uid": "o", "resourceVersion": "7", "labels": {"team": "a"}},
         "spec": {"type": "ExternalName", "externalName": "a.example"},
@@ -208,7 +208,7 @@ fn the_names_that_a_link_has_are_noted_on_its_external_target() {
 }
 
 #[test]
-fn for_which_service_an_external_target_is_is_noted_and_alone_not_worth_a_write_to_what_others_made() {
+fn uid_annotation_alone_causes_no_write_to_foreign_objects() {
     let link = host("a.example.");
     let mut earlier = service(&link, &policy());
     earlier.metadata.annotations = None;
@@ -247,7 +247,7 @@ fn an_object_that_is_being_deleted_is_waited_for() {
 }
 
 #[test]
-fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands() {
+fn object_of_a_former_name_goes_when_the_new_one_stands() {
     let mut former = object("a.example.");
     former.metadata.name = Some("former".into());
     let with = |named: Option<&Service>| {
@@ -264,7 +264,7 @@ fn an_object_under_a_name_that_the_link_had_before_goes_when_the_new_one_stands(
 }
 
 #[test]
-fn addresses_are_a_headless_service_with_a_slice_for_each_family() {
+fn addresses_are_a_headless_service_and_a_slice_per_family() {
     let link = ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2"]);
     let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
     let service = serde_json::to_value(desired.service.unwrap()).unwrap();
@@ -324,7 +324,7 @@ fn run(
 }
 
 #[test]
-fn hostname_and_addresses_follow_each_other_in_place_and_the_name_always_leads_somewhere() {
+fn hostname_and_addresses_replace_each_other_without_a_gap() {
     let (mut named, mut there) = (None, Vec::new());
     let mut next = |link: &Link| run(link, &policy(), &mut named, &mut there);
     assert_eq!(next(&host("a.example.")), ["create Service web-default-ext"]);
@@ -470,7 +470,7 @@ fn a_service_of_somebody_else_gets_no_endpoint_slice_of_ours() {
 }
 
 #[test]
-fn an_endpoint_slice_of_somebody_else_is_a_conflict_and_one_that_lost_its_labels_is_ours() {
+fn foreign_slice_is_a_conflict_and_unlabelled_own_slice_is_not() {
     let link = ips(&["192.0.2.1"]);
     let mut slice = slices(&link).remove(0);
     slice.metadata.labels = None;

@@ -62,7 +62,7 @@ fn leader(now: BootInstant) -> Elector {
 }
 
 #[tokio::test]
-async fn a_lease_that_isnt_there_is_made_and_renewed_every_two_seconds() {
+async fn missing_lease_is_made_and_renewed_every_two_seconds() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     assert_eq!(elector.next(start), Step::Look);
@@ -83,7 +83,7 @@ async fn a_lease_that_isnt_there_is_made_and_renewed_every_two_seconds() {
 }
 
 #[tokio::test]
-async fn somebody_elses_lease_is_taken_when_it_hasnt_changed_for_its_duration() {
+async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
@@ -128,7 +128,7 @@ async fn an_empty_holder_is_free_at_once() {
 }
 
 #[tokio::test]
-async fn what_isnt_renewed_in_time_is_lost_and_got_again_in_another_term() {
+async fn lease_not_renewed_in_time_is_lost_until_another_term() {
     let start = by_hand::now();
     let mut elector = leader(start);
     for at in [2, 4, 6, 8] {
@@ -151,7 +151,7 @@ async fn what_isnt_renewed_in_time_is_lost_and_got_again_in_another_term() {
 }
 
 #[tokio::test]
-async fn an_answer_that_came_while_the_process_was_stopped_gives_no_lease() {
+async fn answer_during_a_stop_of_the_process_gives_no_lease() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let (sent, now) = (start + seconds(2), start + seconds(60));
@@ -179,7 +179,7 @@ async fn a_lease_that_somebody_takes_is_lost_at_once() {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_only_labels_stays_ours_and_is_no_hot_loop() {
+async fn labelled_lease_stays_ours_and_causes_no_hot_loop() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
@@ -212,7 +212,7 @@ async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
 }
 
 #[tokio::test]
-async fn somebody_elses_lease_that_vanishes_is_made_when_it_would_have_run_out() {
+async fn vanished_foreign_lease_is_made_when_it_would_have_expired() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
@@ -261,7 +261,7 @@ async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
 }
 
 #[tokio::test]
-async fn a_lease_that_nobody_held_or_that_was_ours_to_delete_is_made_at_once() {
+async fn vanished_lease_without_a_holder_is_made_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
@@ -279,7 +279,7 @@ async fn a_lease_that_nobody_held_or_that_was_ours_to_delete_is_made_at_once() {
 }
 
 #[tokio::test]
-async fn a_lease_of_ours_that_vanished_after_we_had_lost_it_may_have_been_another_ones() {
+async fn lease_vanished_after_its_loss_may_have_been_foreign() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let late = start + seconds(60);
@@ -326,7 +326,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
 }
 
 #[tokio::test]
-async fn who_cant_ask_for_pods_waits_as_long_as_a_holder_for_life_goes_on_without_its_lease() {
+async fn without_the_right_to_pods_a_lease_for_life_is_awaited() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
@@ -398,7 +398,7 @@ async fn a_lease_is_written_and_left_as_client_go_does() {
 }
 
 #[tokio::test]
-async fn for_life_a_lease_is_owned_by_the_pod_and_read_instead_of_renewed() {
+async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
     let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(None, start, start);
@@ -425,7 +425,7 @@ async fn for_life_a_lease_is_owned_by_the_pod_and_read_instead_of_renewed() {
 }
 
 #[tokio::test]
-async fn for_life_the_lease_of_a_pod_is_deleted_when_the_pod_is_over_and_never_before() {
+async fn lease_for_life_is_deleted_only_when_its_pod_is_over() {
     for (found, is_over) in [
         (Some(pod("their-uid", "Running")), false),
         (Some(pod("their-uid", "Pending")), false),
