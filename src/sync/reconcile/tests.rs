@@ -160,7 +160,7 @@ async fn panic_about_one_link_stops_no_other() {
     reconciler.work();
     assert_eq!(reconciler.writes.len(), 2);
     while let Some(written) = reconciler.writes.join_next().await {
-        reconciler.written(written.unwrap());
+        reconciler.ended(written.unwrap());
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(reconciler.pace.rests(&key), "the next try comes later");
