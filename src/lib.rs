@@ -8,12 +8,11 @@ pub mod check;
 pub mod config;
 pub mod dns;
 pub mod metrics;
-pub mod names;
+pub mod model;
 pub mod run;
 pub mod store;
 pub mod sync;
 pub mod takeover;
-pub mod targets;
 
 #[cfg(test)]
 #[path = "../tests/e2e/harness/port.rs"]

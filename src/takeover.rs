@@ -9,12 +9,12 @@ use futures::StreamExt;
 use kube::{Client, ResourceExt};
 
 use crate::config::Flags;
+use crate::model::excerpt::examples;
 use crate::run::RunError;
 use crate::store::ServiceKey;
 use crate::sync::client::{Connection, connect};
 use crate::sync::desired::MANAGED_BY;
 use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
-use crate::sync::excerpt::examples;
 use crate::sync::forbidden::Forbidden;
 use crate::sync::guarded::Guarded;
 use crate::sync::list_watch::{Query, list_pages};
@@ -309,7 +309,7 @@ fn orphan_lines(namespace: &str, orphans: &BTreeMap<String, ServiceKey>) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::takeover::*;
 
     #[test]
     fn the_table_is_as_wide_as_its_longest_name() {

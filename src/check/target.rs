@@ -6,7 +6,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
 use super::Findings;
-use crate::sync::excerpt::sentence;
+use crate::model::excerpt::sentence;
 use crate::sync::forbidden::Forbidden;
 use crate::sync::service::{EXTERNAL_NAME, Service, Spec};
 

@@ -186,7 +186,7 @@ impl Flags {
 mod tests {
     use clap::Parser;
 
-    use super::*;
+    use super::super::election::*;
 
     #[derive(Parser)]
     struct Cli {

@@ -17,9 +17,9 @@ use hickory_proto::rr::Name;
 use kube::core::Selector;
 
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::names;
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
 use crate::store::host_text;
-use crate::sync::admission::Admission;
 use crate::sync::brakes::MaxDeletes;
 use crate::sync::desired::IpTargets;
 use crate::sync::plan::{OnDelete, Policy, SyncMode};

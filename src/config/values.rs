@@ -10,7 +10,7 @@ use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
 use super::selector::is_label_key;
 use crate::dns::plugins::nets::unmapped;
-use crate::names;
+use crate::model::names;
 use crate::sync::brakes::MaxDeletes;
 use crate::sync::instance::is_name;
 
@@ -132,7 +132,7 @@ pub(super) fn identity(text: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::values::*;
 
     #[test]
     fn network_of_mapped_addresses_is_the_ipv4_network() {

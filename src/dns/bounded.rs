@@ -140,8 +140,8 @@ fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
 mod tests {
     use hickory_proto::rr::{Name, RecordType};
 
+    use super::super::bounded::*;
     use super::super::question::Question;
-    use super::*;
 
     fn key(name: &str, qtype: RecordType) -> Key {
         Question::plain(Name::from_ascii(name).unwrap(), qtype).key()

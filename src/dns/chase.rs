@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::cache::plain_ttl;
 use super::plugin::Reply;
 use super::signatures::type_covered;
-use crate::targets::TargetPolicy;
+use crate::model::target_policy::TargetPolicy;
 
 /// Aliases of one answer that are followed. Clouds have two or three; who sends hundreds wants to keep us busy.
 pub(super) const MAX_ALIASES: usize = 16;
@@ -207,7 +207,7 @@ mod tests {
     use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
     use hickory_proto::rr::rdata::{A, MX, NULL, SRV};
 
-    use super::*;
+    use super::super::chase::*;
     use crate::dns::plugins::testing;
 
     fn name(text: &str) -> Name {

@@ -101,7 +101,7 @@ mod tests {
     use rand::seq::IndexedRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::*;
+    use super::super::decode::*;
     use crate::dns::wire::HEADER;
 
     #[test]

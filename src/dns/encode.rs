@@ -225,7 +225,7 @@ mod tests {
     use rand::seq::IndexedRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::*;
+    use super::super::encode::*;
 
     #[test]
     fn what_doesnt_fit_is_cut_at_records_and_opt_has_its_room() {
@@ -298,8 +298,8 @@ mod tests {
             let room = random.random_range(60..300);
             let question =
                 Query::query(name.clone(), *[RecordType::A, RecordType::ANY].choose(random).unwrap());
-            assert!(addresses::are_all(&response, &name));
-            let here = addresses::encode(&response, &question, &opt, room);
+            assert!(crate::dns::encode::addresses::are_all(&response, &name));
+            let here = crate::dns::encode::addresses::encode(&response, &question, &opt, room);
             let there = encode_any(&response, &question, &opt, room).unwrap();
             assert_eq!(here, there, "seed {seed}");
         }

@@ -144,7 +144,7 @@ fn name_of(question: &Question) -> String {
 mod tests {
     use hickory_proto::rr::{Name, RecordType};
 
-    use super::*;
+    use super::super::failing::*;
 
     #[tokio::test(start_paused = true)]
     async fn each_target_is_counted_once_and_lines_are_rare() {

@@ -246,7 +246,7 @@ impl Drop for Writer {
 mod tests {
     use std::sync::mpsc;
 
-    use super::*;
+    use super::super::lines::*;
 
     fn lines(format: LogFormat) -> (Lines, Queue, Arc<Dropped>) {
         let metrics = Metrics::new().unwrap();

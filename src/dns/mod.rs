@@ -105,7 +105,7 @@ fn is_one_of(error: &std::io::Error, errnos: &[Errno]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::dns::*;
 
     #[test]
     fn names_are_spelled_the_same_where_hickory_says_so() {

@@ -42,7 +42,7 @@ pub fn absolute(zone: &Name) -> Name {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::origins::*;
 
     #[test]
     fn the_longest_zone_is_the_closest() {

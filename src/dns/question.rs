@@ -6,7 +6,7 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 
 use super::wire::{HEADER, OPT_LENGTH, opt};
-use crate::names;
+use crate::model::names;
 
 /// A question for somebody else.
 #[derive(Clone, Debug)]
@@ -169,8 +169,8 @@ pub fn wire_name(name: &Name) -> Box<[u8]> {
 mod tests {
     use hickory_proto::op::{Edns, Message};
 
+    use super::super::question::*;
     use super::super::wire::MAX_UDP;
-    use super::*;
 
     #[test]
     fn an_upstream_is_asked_in_lower_case_with_ad_and_edns() {

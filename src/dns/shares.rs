@@ -118,7 +118,7 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::shares::*;
 
     fn client(last: u8) -> IpAddr {
         [10, 0, 0, last].into()

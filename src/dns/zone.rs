@@ -20,7 +20,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use super::origins::absolute;
 use super::wire::Ede;
-use crate::names;
+use crate::model::names;
 use crate::store::{Link, Store, Target};
 use forward::Forward;
 use lookups::Lookups;

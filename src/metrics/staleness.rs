@@ -74,7 +74,7 @@ impl Staleness {
 mod tests {
     use prometheus::core::Collector;
 
-    use super::*;
+    use super::super::staleness::*;
 
     #[test]
     fn the_age_of_each_watch_is_shown_while_it_lasts() {

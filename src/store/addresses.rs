@@ -68,7 +68,7 @@ mod tests {
 
     use crate::store::{Departed, Host, Ingress, LastTarget, Observed, Store, Wishes, WrittenFor};
 
-    use super::*;
+    use super::super::addresses::*;
 
     const ADDRESSES: [&str; 6] =
         ["192.0.2.1", "192.0.2.2", "192.0.99.1", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"];

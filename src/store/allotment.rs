@@ -14,7 +14,7 @@ use super::extras::Extras;
 use super::holders::Holders;
 use super::ports::Ports;
 use super::{Change, ServiceKey};
-use crate::names;
+use crate::model::names;
 
 /// A link whose names have changed hands: it has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,7 +257,7 @@ mod tests {
     use rand::seq::SliceRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::*;
+    use super::super::allotment::*;
 
     /// What the store would know: each link's external target, and whose each label is.
     #[derive(Debug, Default, PartialEq)]

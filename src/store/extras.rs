@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::ServiceKey;
 use super::claims::{Claims, Rank};
-use crate::names;
+use crate::model::names;
 
 /// A name in wire form.
 type Wire = Box<[u8]>;
@@ -152,7 +152,7 @@ mod tests {
     use rand::seq::SliceRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::*;
+    use super::super::extras::*;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)

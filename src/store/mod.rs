@@ -9,10 +9,7 @@ mod allotment;
 mod claims;
 mod extras;
 mod holders;
-mod host;
 mod index;
-mod key;
-mod link;
 mod placing;
 mod ports;
 mod table;
@@ -29,15 +26,17 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use tokio::sync::{broadcast, watch};
 
-use crate::names;
+pub use crate::model::hostname::{Host, host_text};
+use crate::model::link::Outdated;
+pub use crate::model::link::{
+    Asked, Change, Family, Ingress, Link, Moment, Observed, Port, State, Target, Wishes,
+};
+pub(crate) use crate::model::link::{empty_is_none, null_is_tcp, tcp};
+use crate::model::names;
+pub use crate::model::service_key::ServiceKey;
 use allotment::Allotment;
-pub use host::{Host, host_text};
 use index::Index;
 pub use index::{Found, Names};
-pub use key::ServiceKey;
-use link::Outdated;
-pub use link::{Asked, Change, Family, Ingress, Link, Moment, Observed, Port, State, Target, Wishes};
-pub(crate) use link::{empty_is_none, null_is_tcp, tcp};
 pub(crate) use ports::Ports;
 use table::{Keyed, Table};
 pub use uid::Uid;
@@ -48,10 +47,10 @@ pub(crate) use uid::uuid;
 const FEED_CAPACITY: usize = 1024;
 
 /// The rank of a link whose Service was never seen: the last.
-const NEVER: i64 = i64::MAX;
+pub(crate) const NEVER: i64 = i64::MAX;
 
 /// The rank of a link whose Service doesn't say when it was created: only its name counts.
-const UNKNOWN: i64 = i64::MIN;
+pub(crate) const UNKNOWN: i64 = i64::MIN;
 
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

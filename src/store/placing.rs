@@ -7,7 +7,7 @@ use super::allotment::{Allotment, Reallotted, outcome};
 use super::extras::{self, Passed};
 use super::table::Keyed;
 use super::{Change, Found, Link, ServiceKey, Store};
-use crate::names;
+use crate::model::names;
 
 impl Store {
     /// Stores a link under its names. A new one takes its place among those that want them.

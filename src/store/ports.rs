@@ -26,7 +26,7 @@ impl Ports {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::ports::*;
 
     #[test]
     fn a_list_is_kept_once_and_only_while_somebody_has_it() {

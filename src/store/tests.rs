@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use super::*;
+use crate::store::*;
 
 fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
     Observed {
@@ -26,7 +26,10 @@ fn host(name: &str) -> Host {
 }
 
 fn find(store: &Store, labels: &[&str]) -> Found {
-    store.find(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap(), b"\x02lb\x08internal")
+    store.find(
+        &crate::model::names::wire(labels.iter().map(|label| label.as_bytes())).unwrap(),
+        b"\x02lb\x08internal",
+    )
 }
 
 fn target(store: &Store, labels: &[&str]) -> Option<String> {
@@ -303,7 +306,7 @@ fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
         .map(|change| format!("{} {}", change.key, change.after.unwrap().external_target()))
         .collect();
     renamed.sort();
-    let hashed = names::external_target_hashed("y-z", "x", 8);
+    let hashed = crate::model::names::external_target_hashed("y-z", "x", 8);
     assert_eq!(renamed, [format!("y-z/x {hashed}"), "z/x-y x-y-z-ext".to_owned()]);
 }
 
@@ -314,7 +317,7 @@ fn who_wants_an_external_target_is_who_has_its_name_now() {
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
-    let hashed = names::external_target_hashed("z", "x-y", 8);
+    let hashed = crate::model::names::external_target_hashed("z", "x-y", 8);
     assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["y-z/x".into()], vec!["z/x-y".into()]));
     store.set_holder("x-y-z-ext", None, &[]);
     assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["z/x-y".into()], vec![]));
@@ -349,12 +352,15 @@ fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
     store.insert_gone(&ghost, vec![]).unwrap();
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     assert_eq!(&*object(&ServiceKey::new("y-z", "x")), "x-y-z-ext");
-    assert_eq!(*object(&ghost), *names::external_target_hashed("z", "x-y", 8));
+    assert_eq!(*object(&ghost), *crate::model::names::external_target_hashed("z", "x-y", 8));
     // It comes back, and is the older one.
     store.apply(Observed { created: Some(1), ..seen("z", "x-y", "2", &["b.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     assert_eq!(&*object(&ghost), "x-y-z-ext");
-    assert_eq!(*object(&ServiceKey::new("y-z", "x")), *names::external_target_hashed("y-z", "x", 8));
+    assert_eq!(
+        *object(&ServiceKey::new("y-z", "x")),
+        *crate::model::names::external_target_hashed("y-z", "x", 8)
+    );
 }
 
 #[test]
@@ -415,7 +421,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
             store.get(&ServiceKey::new(ns, svc)).unwrap().external_target().into_owned()
         };
         assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
-        assert_eq!(*name("y-z", "x"), *names::external_target_hashed("y-z", "x", 8));
+        assert_eq!(*name("y-z", "x"), *crate::model::names::external_target_hashed("y-z", "x", 8));
 
         // The winner goes: whoever is next gets both names, and not before.
         let key = ServiceKey::new("z", "x-y");
@@ -586,7 +592,8 @@ fn check_names(store: &Store, context: &str) {
     let mut taken: HashSet<String> = HashSet::new();
     for link in &links {
         let (namespace, name) = link.key.parts();
-        let (dotted, dashed) = (format!("{name}.{namespace}"), names::dashed_label(namespace, name));
+        let (dotted, dashed) =
+            (format!("{name}.{namespace}"), crate::model::names::dashed_label(namespace, name));
         assert_eq!(owner(&dotted), Some(link.key.clone()), "{context}: {dotted}");
         taken.extend([dotted, dashed.clone()]);
         labels.entry(dashed).or_default().insert(link.key.clone());

@@ -175,7 +175,7 @@ impl Doubt {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::brakes::*;
 
     #[test]
     fn ten_or_a_fifth_may_be_removed_in_ten_minutes() {

@@ -11,8 +11,8 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-use super::excerpt::{sentence, value};
 use super::trouble::located;
+use crate::model::excerpt::{sentence, value};
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
@@ -153,7 +153,7 @@ async fn of_kubeconfig(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::client::*;
 
     #[test]
     fn an_api_server_is_named_without_credentials() {

@@ -97,7 +97,7 @@ fn sort(write: &Write) -> Sort {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::closed::*;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)

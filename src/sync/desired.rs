@@ -7,11 +7,11 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::admission::HOSTNAME;
 use super::instance::INSTANCE;
 use super::object::{Conditions, Endpoint, EndpointSlice, Object};
 use super::service::{EXTERNAL_NAME, Service, Spec, host_name};
 use super::term::TERM;
+use crate::model::hostname_policy::HOSTNAME;
 use crate::store::{Host, Link, ServiceKey, Target};
 
 /// The field manager of every write.

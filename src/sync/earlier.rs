@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::desired::FIELD_MANAGER;
-use super::excerpt::examples;
 use super::guarded::Guarded;
 use super::list_watch::{Query, list_pages};
 use super::selection::Selection;
 use super::service::{FINALIZER, Service};
 use super::trouble::{Outage, explain, root_cause};
 use super::{Pauses, SyncError};
+use crate::model::excerpt::examples;
 use crate::store::{ServiceKey, Store};
 
 /// Services that are named in the log, and orphans at a time: what one screen holds.
@@ -247,7 +247,7 @@ fn lines(found: &[Bound]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::earlier::*;
 
     fn service(finalizers: &[&str], deleted: bool) -> PartialObjectMeta<Service> {
         let deletion = deleted.then_some("2026-01-01T00:00:00Z");

@@ -252,7 +252,7 @@ fn cut(note: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::events::*;
     use crate::store::ServiceKey;
 
     fn regarding() -> Regarding {

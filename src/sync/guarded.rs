@@ -9,7 +9,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::excerpt::sentence;
+use crate::model::excerpt::sentence;
 
 /// An object, or why it can't be decoded and what is known of it all the same. As kube's
 /// `DeserializeGuard`, which makes a tree of each object first, `managedFields` and all, and a copy
@@ -100,7 +100,7 @@ mod tests {
     use kube::ResourceExt;
     use kube::api::{ObjectList, WatchEvent};
 
-    use super::*;
+    use super::super::guarded::*;
     use crate::sync::service::Service;
 
     #[test]

@@ -281,7 +281,7 @@ mod tests {
     use kube::core::Selector;
     use serde_json::json;
 
-    use super::*;
+    use super::super::left_out::*;
     use crate::sync::brakes::MaxDeletes;
     use crate::sync::desired::Precondition;
     use crate::sync::object::{Kind, ObjectId};

@@ -15,9 +15,7 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::warn;
 
-use super::admission::Admission;
 use super::directory::{DirectoryError, changes};
-use super::excerpt::{self, sentence};
 use super::left_out::keep_unlisted;
 use super::own_targets::own_hosts;
 use super::selection::Selection;
@@ -25,7 +23,10 @@ use super::service::Service;
 use super::trouble::{Complaints, located};
 use super::watch::{names_settled, observe};
 use super::{News, SyncError, log_changes, log_first_list};
-use crate::names;
+use crate::model::excerpt;
+use crate::model::excerpt::sentence;
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
 use crate::store::{Departed, Observed, ServiceKey, Store};
 use strings::{Document, Misread};
 

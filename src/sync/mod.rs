@@ -1,7 +1,5 @@
 //! Follows load balancers into the store, and makes the external targets match it.
 
-pub mod admission;
-mod allowance;
 pub mod brakes;
 pub mod client;
 mod closed;
@@ -10,13 +8,11 @@ pub mod directory;
 pub mod earlier;
 pub mod election;
 pub mod events;
-pub mod excerpt;
 pub mod follow;
 pub mod forbidden;
 pub mod guarded;
 pub mod instance;
 pub mod left_out;
-mod line_limit;
 pub mod list_watch;
 pub mod manifests;
 pub mod object;
@@ -36,7 +32,6 @@ pub mod service;
 mod service_log;
 pub mod term;
 pub mod trouble;
-pub mod unusable;
 pub mod watch;
 pub mod writer;
 
@@ -49,9 +44,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::metrics::Metrics;
+use crate::model::excerpt::examples;
 use crate::store::{Change, Link, State, Store};
 use events::{Reason, Recorder};
-use excerpt::examples;
 pub use service_log::ServiceLog;
 
 /// The first and the longest pause before a sync task is started again.

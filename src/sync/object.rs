@@ -300,7 +300,7 @@ mod tests {
     use k8s_openapi::api::discovery::v1;
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::object::*;
 
     fn decoded(slice: Value) -> EndpointSlice {
         // What the API's own type takes, lb-linker's takes.

@@ -9,7 +9,7 @@ use super::desired::{IPV4, IPV6, slice_name};
 use super::instance::{INSTANCE, OtherOwner};
 use super::object::{Kind, Object, ObjectId};
 use super::packed::{Packed, id_bytes};
-use crate::names;
+use crate::model::names;
 use crate::store::ServiceKey;
 
 /// The objects of the target namespace, by id and by the link that they are labelled for.
@@ -303,7 +303,7 @@ fn is_newer(known: &Packed, other: &Packed) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::objects::*;
     use crate::sync::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
     use crate::sync::object::EndpointSlice;
     use crate::sync::service::Service;

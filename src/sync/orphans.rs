@@ -115,7 +115,7 @@ impl Orphans {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::orphans::*;
     use crate::sync::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
 
     fn key(i: usize) -> ServiceKey {

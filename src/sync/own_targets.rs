@@ -8,11 +8,11 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use tracing::debug;
 
-use super::admission::Admission;
 use super::service::{MAX_INGRESS, Service, host_name};
-use crate::names;
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
+use crate::model::target_policy::Refusal;
 use crate::store::{Change, Found, Link, ServiceKey, Store};
-use crate::targets::Refusal;
 
 /// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
 /// that is looked at when it changes itself; DNS asks for `allow-from` with each answer anyway.
@@ -260,9 +260,9 @@ fn weight(service: &Service) -> usize {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::own_targets::*;
+    use crate::model::target_policy::TargetPolicy;
     use crate::store::Departed;
-    use crate::targets::TargetPolicy;
 
     fn admission() -> Admission {
         let zones = vec![Name::from_ascii("lb.internal.").unwrap()];

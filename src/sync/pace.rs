@@ -260,7 +260,7 @@ impl<A: Clone> Repairs<A> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::pace::*;
 
     fn key() -> ServiceKey {
         ServiceKey::new("default", "web")

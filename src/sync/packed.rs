@@ -6,7 +6,6 @@ mod write;
 
 use std::borrow::Cow;
 
-use super::admission::HOSTNAME;
 use super::desired::{
     FIELD_MANAGER, HEADLESS, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID,
     SLICE_MANAGED_BY, labels_for,
@@ -15,6 +14,7 @@ use super::instance::INSTANCE;
 use super::object::{Kind, Object, ObjectId};
 use super::service::EXTERNAL_NAME;
 use super::term::TERM;
+use crate::model::hostname_policy::HOSTNAME;
 use crate::store::ServiceKey;
 use read::Unpacker;
 use write::{Packer, has_more};

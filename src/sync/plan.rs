@@ -9,11 +9,11 @@ use super::desired::{
     Desired, HEADLESS, IPV4, IPV6, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for,
     service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
 };
-use super::excerpt::{sentence, value};
 use super::instance::{INSTANCE, instance_of, other_instance};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
 use super::service::{EXTERNAL_NAME, Service, Spec};
 use super::term::{TERM, Written};
+use crate::model::excerpt::{sentence, value};
 use crate::store::{Link, ServiceKey};
 
 /// One write to the target namespace.

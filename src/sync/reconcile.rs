@@ -25,7 +25,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::admission::Admission;
 use super::brakes::Removals;
 use super::closed::Closed;
 use super::desired::{labelled_for, points_at, written_by_us};
@@ -47,6 +46,7 @@ use super::watch::until;
 use super::writer::{Keeper, ObjectEvent};
 use super::{News, SyncError, log_change};
 use crate::metrics::Reconciled;
+use crate::model::hostname_policy::Admission;
 use crate::store::{Link, ServiceKey, State, Store};
 use adoption::AdoptionQueue;
 use departure::Contradictions;
@@ -522,12 +522,12 @@ pub(super) mod defect {
     }
 
     /// Chooses the Service, for this thread.
-    pub(in crate::sync) fn choose(key: ServiceKey) {
+    pub(crate) fn choose(key: ServiceKey) {
         KEY.set(Some(key));
     }
 
     /// Panics if this Service was chosen.
-    pub(in crate::sync) fn strike(key: &ServiceKey) {
+    pub(crate) fn strike(key: &ServiceKey) {
         KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
     }
 }

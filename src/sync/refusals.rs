@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::line_limit::LineLimit;
+use crate::model::line_limit::LineLimit;
 
 /// Lines a minute about an object that fails for a reason that wasn't said of it yet.
 const NEW: usize = 20;

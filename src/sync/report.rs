@@ -8,7 +8,6 @@ use tracing::{debug, info, warn};
 use super::News;
 use super::brakes::MaxDeletes;
 use super::events::Reason;
-use super::excerpt::examples;
 use super::instance::OtherOwner;
 use super::object::{Kind, Object, ObjectId};
 use super::plan::Write;
@@ -18,7 +17,8 @@ use super::term::TERM;
 use super::trouble::Trouble;
 use super::writer::{Keeper, WriteError};
 use crate::metrics::Reconciled;
-use crate::names;
+use crate::model::excerpt::examples;
+use crate::model::names;
 use crate::store::{Change, Link, ServiceKey, Target};
 
 /// What has been said, so that it isn't said again.

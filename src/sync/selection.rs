@@ -81,7 +81,7 @@ impl Selection {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::selection::*;
 
     fn service(namespace: &str, metadata: serde_json::Value) -> Service {
         let mut service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});

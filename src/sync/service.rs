@@ -13,12 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::admission::Admission;
-use super::unusable::{ENTRY, Entries, Subject, Unusable};
-use crate::names;
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
+use crate::model::rejection::{ENTRY, Entries, Subject, Unusable};
+use crate::model::target_policy::TargetPolicy;
 pub use crate::store::Port;
 use crate::store::{Host, Ingress, Observed, ServiceKey, Store, Wishes};
-use crate::targets::TargetPolicy;
 
 /// `spec.type` of a Service whose hostname lb-linker follows.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
@@ -368,7 +368,7 @@ pub(super) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::service::*;
     use crate::store::Departed;
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::allowance::{Allowance, Allowed};
+use crate::model::allowance::{Allowance, Allowed};
 use crate::store::ServiceKey;
 
 /// How many lines there may be about one Service, and about all Services of a namespace, in [`SPAN`].
@@ -58,7 +58,7 @@ impl ServiceLog {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::service_log::*;
 
     #[test]
     fn lines_are_bounded_by_service_and_by_namespace() {

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::ServiceLog;
-use super::excerpt;
 use super::guarded::Guarded;
 use super::list_watch::{Event, Item, WatchError};
 use super::object::Kind;
+use crate::model::excerpt;
 use crate::store::ServiceKey;
 
 /// How long the same trouble stays unmentioned after it was logged.
@@ -299,7 +299,7 @@ impl WatchTrouble {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::trouble::*;
 
     #[test]
     fn trouble_that_comes_and_goes_is_said_five_times_a_minute() {

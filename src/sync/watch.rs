@@ -13,7 +13,6 @@ use tokio::sync::broadcast::{self, error::TryRecvError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::admission::Admission;
 use super::brakes::{Doubt, SECOND_LOOK};
 use super::election::Leadership;
 use super::events::{Reason, Regarding};
@@ -25,8 +24,9 @@ use super::rewinds::{Listed, Rewinds};
 use super::selection::{Membership, Selection};
 use super::service::{LOAD_BALANCER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble};
-use super::unusable::{Subject, Unusable};
 use super::{News, SyncError, log_changes, log_first_list};
+use crate::model::hostname_policy::Admission;
+use crate::model::rejection::{Subject, Unusable};
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
 use leaving::{Deleted, Leaving};
 
@@ -587,7 +587,7 @@ mod run_tests;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::watch::*;
 
     #[test]
     fn undecodable_object_is_reported_by_name_and_stops_no_other() {

@@ -15,7 +15,6 @@ use tower::timeout::error::Elapsed;
 use super::desired::{FIELD_MANAGER, Stamp, merge_patch};
 use super::earlier::is_another;
 use super::election::NotLeading;
-use super::excerpt::sentence;
 use super::forbidden::Forbidden;
 use super::list_watch::{Event, Events, Query, list_watch};
 use super::object::{EndpointSlice, Kind, Object, ObjectId};
@@ -26,6 +25,7 @@ use super::service::{FINALIZER, Service};
 use super::trouble::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
 use super::watch::{key_of, readable};
 use crate::metrics::staleness::Staleness;
+use crate::model::excerpt::sentence;
 use crate::store::ServiceKey;
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that

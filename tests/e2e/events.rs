@@ -194,7 +194,7 @@ async fn name_with_another_holder_is_a_conflict_event() {
     load_balancer(&cluster, "z", "x-y", "a.example.com").await;
     external_target(&cluster, TARGETS, "x-y-z-ext", "a.example.com").await;
     load_balancer(&cluster, "y-z", "x", "b.example.com").await;
-    let hashed = lb_linker::names::external_target_hashed("y-z", "x", 8);
+    let hashed = lb_linker::model::names::external_target_hashed("y-z", "x", 8);
     let lost = format!(
         "Warning Conflict: the external target is {TARGETS}/{hashed}, not {TARGETS}/x-y-z-ext: link z/x-y has it"
     );

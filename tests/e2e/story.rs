@@ -179,7 +179,7 @@ async fn name_holder_keeps_it_through_recreation_and_restart() {
     let first = external_target(&cluster, &target, &shared, "a.example.com").await;
     cluster.create_load_balancer(&y_z, "x").await;
     cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("b.example.com")]).await;
-    let hashed = lb_linker::names::external_target_hashed(&y_z, "x", 8);
+    let hashed = lb_linker::model::names::external_target_hashed(&y_z, "x", 8);
     external_target(&cluster, &target, &hashed, "b.example.com").await;
     answers(linker.dns, &question, "a.example.com.").await;
     answers(linker.dns, &format!("x.{y_z}.lb.internal. CNAME"), "b.example.com.").await;
@@ -207,7 +207,7 @@ async fn leftovers_take_no_name_from_a_living_service() {
     let args = ["--upstream", "none", "--delete-delay", "1h"];
     let mut linker = Linker::in_cluster(plane, &target, &args);
     let shared = format!("x-y-{z}-ext");
-    let hashed = lb_linker::names::external_target_hashed(&y_z, "x", 8);
+    let hashed = lb_linker::model::names::external_target_hashed(&y_z, "x", 8);
     cluster.create_load_balancer(&z, "x-y").await;
     cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("a.example.com")]).await;
     let before = external_target(&cluster, &target, &shared, "a.example.com").await;

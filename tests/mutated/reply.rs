@@ -10,7 +10,7 @@ use lb_linker::dns::encode::encode;
 use lb_linker::dns::plugin::Reply as Answer;
 use lb_linker::dns::wire::{Reply, reply_to};
 use lb_linker::dns::zone::TTL;
-use lb_linker::targets::TargetPolicy;
+use lb_linker::model::target_policy::TargetPolicy;
 
 /// Where the type stands in the question for `t.example`.
 const TYPE: usize = 12 + 11;

@@ -96,7 +96,7 @@ pub(super) fn lowest_ttl(message: &Message) -> Option<u32> {
 }
 
 /// Returns about how many bytes an answer takes in memory.
-pub(in crate::dns) fn weight(message: &Message) -> usize {
+pub(crate) fn weight(message: &Message) -> usize {
     /// A record beside its data; most data is in there, too.
     const RECORD: usize = 300;
     let records = message.answers.len() + message.authorities.len() + message.additionals.len();
@@ -105,7 +105,7 @@ pub(in crate::dns) fn weight(message: &Message) -> usize {
 }
 
 /// RFC 2181 section 8: a TTL with the top bit set is zero.
-pub(in crate::dns) fn plain_ttl(ttl: u32) -> u32 {
+pub(crate) fn plain_ttl(ttl: u32) -> u32 {
     if i32::try_from(ttl).is_ok() { ttl } else { 0 }
 }
 

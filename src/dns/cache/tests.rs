@@ -3,9 +3,9 @@ use hickory_proto::rr::rdata::NULL;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
 
-use super::super::question::Question;
-use super::*;
+use crate::dns::cache::*;
 use crate::dns::plugins::testing::record;
+use crate::dns::question::Question;
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()

@@ -8,7 +8,7 @@ use super::{FIXED, Layout, Place};
 use crate::dns::plugin::Reply;
 use crate::dns::same_spelling;
 use crate::dns::wire::{HEADER, MIN_UDP, QUESTION_NAME};
-use crate::names;
+use crate::model::names;
 
 /// Returns whether all records of a response are addresses of this name.
 pub(super) fn are_all(response: &Reply, name: &Name) -> bool {

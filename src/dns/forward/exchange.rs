@@ -430,7 +430,7 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::time::advance;
 
-    use super::*;
+    use super::super::exchange::*;
     use crate::dns::forward::ForwardOptions;
     use crate::dns::question::Question;
     use crate::dns::wire::HEADER;

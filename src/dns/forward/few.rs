@@ -44,7 +44,7 @@ mod tests {
     use futures::FutureExt;
     use futures::future::Either;
 
-    use super::*;
+    use super::super::few::*;
 
     #[test]
     fn whichever_ends_is_taken_out() {

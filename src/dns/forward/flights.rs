@@ -77,7 +77,7 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::yield_now;
 
-    use super::*;
+    use super::super::flights::*;
     use crate::dns::forward::{Endpoint, ForwardOptions, Transport};
     use crate::dns::question::Question;
 

@@ -362,7 +362,7 @@ mod tests {
     use hickory_proto::rr::{Name, RecordType};
     use tokio::net::UdpSocket;
 
-    use super::*;
+    use super::super::forward::*;
     use crate::dns::question::Question;
     use crate::dns::shares::OURSELVES;
 

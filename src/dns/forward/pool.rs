@@ -157,7 +157,7 @@ mod tests {
     use tokio::net::TcpListener;
     use tokio::time::{advance, timeout};
 
-    use super::*;
+    use super::super::pool::*;
 
     async fn connection(listener: &TcpListener) -> Connection {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -50,7 +50,7 @@ impl Refusals {
 mod tests {
     use tokio::time::advance;
 
-    use super::*;
+    use super::super::refusals::*;
 
     #[tokio::test(start_paused = true)]
     async fn one_line_a_minute_counts_all_refusals() {

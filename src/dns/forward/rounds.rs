@@ -179,7 +179,7 @@ mod tests {
 
     use tokio::time::advance;
 
-    use super::*;
+    use super::super::rounds::*;
     use crate::dns::forward::{Endpoint, ForwardOptions, Transport};
 
     fn rounds(upstreams: u16, attempts: usize) -> Rounds {

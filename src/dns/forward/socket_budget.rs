@@ -127,7 +127,7 @@ impl SocketQuota {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::socket_budget::*;
     use crate::dns::forward::{Forward, ForwardOptions};
     use crate::dns::max_files;
 

@@ -216,7 +216,7 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::time::advance;
 
-    use super::*;
+    use super::super::sockets::*;
 
     fn open(to: &UdpSocket) -> Socket {
         let permit = SocketBudget::default().of_checks().take().unwrap();

@@ -13,9 +13,9 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tokio::time::advance;
 
-use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::handler::Handler;
+use crate::dns::packets::*;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::testing;
 use crate::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};

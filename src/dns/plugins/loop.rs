@@ -352,8 +352,8 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::JoinHandle;
 
+    use super::super::r#loop::*;
     use super::super::testing::Site;
-    use super::*;
     use crate::dns::plugin::{Failure, Purpose};
     use crate::dns::server;
 

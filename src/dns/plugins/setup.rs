@@ -24,8 +24,8 @@ use crate::dns::origins::Origins;
 use crate::dns::plugin::Plugin;
 use crate::dns::server::Server;
 use crate::metrics::{Family, Metrics};
+use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
-use crate::targets::TargetPolicy;
 
 /// What all blocks share.
 #[derive(Clone, Debug)]

@@ -22,8 +22,8 @@ use crate::dns::lines::Queue;
 use crate::dns::plugin::{Reply, Request};
 use crate::dns::presentation::rcode_text;
 use crate::dns::server::Server;
+use crate::model::target_policy::TargetPolicy;
 use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
-use crate::targets::TargetPolicy;
 
 /// A Service in `default` whose load balancer is at that address, or has that name.
 pub(crate) fn link(service: &str, target: &str) -> Observed {

@@ -247,7 +247,7 @@ pub(super) fn go_duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::words::*;
 
     #[test]
     fn durations_are_written_as_in_go() {

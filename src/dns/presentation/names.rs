@@ -75,7 +75,7 @@ fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
 
 /// Reads what stands behind a backslash: an octet in three decimal digits, or a character (RFC 1035
 /// section 5.1).
-pub(in crate::dns) fn unescape(rest: &mut &[u8]) -> Option<u8> {
+pub(crate) fn unescape(rest: &mut &[u8]) -> Option<u8> {
     if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', after @ ..] = rest {
         let digit = |byte: &u8| u16::from(byte - b'0');
         *rest = after;
@@ -88,7 +88,7 @@ pub(in crate::dns) fn unescape(rest: &mut &[u8]) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::names::*;
 
     #[test]
     fn names_are_read_and_written() {

@@ -255,7 +255,7 @@ pub struct Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::places::*;
 
     fn places(max_connections: usize) -> Arc<Places> {
         Arc::new(Places::with(Arc::new(Metrics::new().unwrap()), max_connections))

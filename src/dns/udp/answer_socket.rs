@@ -248,7 +248,7 @@ fn is_local(address: SocketAddr) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::answer_socket::*;
 
     #[test]
     fn addresses_of_this_host_are_told_from_others() {

@@ -8,10 +8,10 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::testing::link;
+use crate::dns::udp::*;
 use crate::store::{Departed, Ingress, Observed, Store};
 
 const KNOWN: &str = "web.lb.internal.";

@@ -7,7 +7,7 @@ use hickory_proto::rr::Name;
 use super::Node;
 use super::lookups::Lookups;
 use super::services::{self, is_service_label};
-use crate::names;
+use crate::model::names;
 use crate::store::{Found, Link, ServiceKey};
 
 /// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.

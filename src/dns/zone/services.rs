@@ -11,7 +11,7 @@ use super::forward::Forward;
 use super::lookups::Lookups;
 use super::records::{addresses, record};
 use super::{Asked, Hop, Names, Node, Zone, ZoneAnswer};
-use crate::names::MAX_LABEL;
+use crate::model::names::MAX_LABEL;
 use crate::store::{Link, Port, Target};
 
 /// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.

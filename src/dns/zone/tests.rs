@@ -3,7 +3,7 @@ mod services;
 
 use std::net::IpAddr;
 
-use super::*;
+use crate::dns::zone::*;
 use crate::store::{Departed, Host, Ingress, Observed, Port, ServiceKey, Wishes};
 
 fn name(text: &str) -> Name {

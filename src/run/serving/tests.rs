@@ -9,10 +9,10 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use super::*;
 use crate::dns::configuration::configure;
 use crate::dns::corefile::Sources;
 use crate::held_port::HeldPort;
+use crate::run::serving::*;
 use crate::store::{Departed, Store};
 
 fn serving() -> (Serving, Site) {

@@ -47,7 +47,7 @@ pub(super) mod by_hand {
     use std::sync::LazyLock;
     use std::time::Instant;
 
-    use super::*;
+    use super::super::clock::*;
 
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -56,7 +56,7 @@ pub(super) mod by_hand {
     }
 
     /// Returns this moment.
-    pub(in crate::sync::election) fn now() -> BootInstant {
+    pub(crate) fn now() -> BootInstant {
         let start = *START;
         let awake = tokio::time::Instant::now().into_std().saturating_duration_since(start);
         // Far from zero: tests look back.
@@ -64,14 +64,14 @@ pub(super) mod by_hand {
     }
 
     /// Has the machine suspended for so long: timers don't notice.
-    pub(in crate::sync::election) fn suspend(duration: Duration) {
+    pub(crate) fn suspend(duration: Duration) {
         SUSPENDED.set(SUSPENDED.get() + duration);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::clock::*;
 
     #[test]
     fn boot_time_goes_on_and_never_overflows() {

@@ -19,8 +19,8 @@ use super::refused::Namespaces;
 use super::series::{Limit, Memory, Quota, Todo};
 use super::{Happening, Queue, Recorder, Regarding, Waiting};
 use crate::metrics::Metrics;
+use crate::model::excerpt::sentence;
 use crate::sync::desired::FIELD_MANAGER;
-use crate::sync::excerpt::sentence;
 use crate::sync::forbidden::Forbidden;
 use crate::sync::trouble::{Outage, explain, retry_after, root_cause};
 use crate::sync::{Pauses, SyncError};
@@ -321,7 +321,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::super::Reason;
-    use super::*;
+    use super::super::send::*;
     use crate::sync::election::Leadership;
 
     /// What the API server does to a request. A real one can't be made to do most of it.

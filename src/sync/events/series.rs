@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{Happening, Reason, Regarding};
-use crate::sync::allowance::Allowance;
+use crate::model::allowance::Allowance;
 
 /// How long after it was last seen the same is one more of a series, as for Kubernetes' own recorder.
 const TOGETHER: Duration = Duration::from_secs(360);
@@ -161,7 +161,7 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::series::*;
 
     fn happening(uid: &str, reason: Reason, note: &str) -> Happening {
         let regarding = Regarding { namespace: "default".into(), name: "web".into(), uid: uid.into() };

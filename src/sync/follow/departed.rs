@@ -85,7 +85,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use super::*;
+    use super::super::departed::*;
     use crate::store::{Departed as Policy, State};
 
     fn change(before: Option<Link>, after: Option<Link>) -> Change {

@@ -1,10 +1,10 @@
 //! What an ExternalName Service that follows a link should say: pure functions.
 
 use super::departed::Gone;
-use crate::names;
+use crate::model::excerpt::value;
+use crate::model::names;
 use crate::store::{Link, ServiceKey, Target, Wishes};
 use crate::sync::desired::{Precondition, SOURCE, labelled_for};
-use crate::sync::excerpt::value;
 use crate::sync::plan::{OnDelete, Policy};
 use crate::sync::service::{EXTERNAL_NAME, Service};
 
@@ -119,7 +119,7 @@ mod tests {
     use hickory_proto::rr::Name;
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::follower::*;
     use crate::store::{Host, State};
     use crate::sync::brakes::MaxDeletes;
     use crate::sync::desired::IpTargets;

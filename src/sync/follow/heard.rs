@@ -349,7 +349,7 @@ impl Followers {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::heard::*;
     use crate::sync::guarded::Guarded;
     use crate::sync::list_watch::WatchError;
 

@@ -171,7 +171,7 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::places::*;
 
     fn key(namespace: &str, name: &str) -> ServiceKey {
         ServiceKey::new(namespace, name)

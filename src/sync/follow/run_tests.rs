@@ -7,12 +7,12 @@ use axum::http::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::metrics::Metrics;
 use crate::store::Departed;
 use crate::sync::brakes::MaxDeletes;
 use crate::sync::desired::{IpTargets, SOURCE};
 use crate::sync::events::Recorder;
+use crate::sync::follow::*;
 use crate::sync::list_watch::Event;
 use crate::sync::plan::OnDelete;
 use crate::sync::service_log::ServiceLog;

@@ -6,7 +6,7 @@ use axum::http::{Response, StatusCode};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::*;
+use crate::sync::list_watch::*;
 use crate::sync::service::Service;
 
 /// What an API server answers: a status and lines, after which it ends or stays silent.

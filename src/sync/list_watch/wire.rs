@@ -227,7 +227,7 @@ mod tests {
     use futures::io::{BufReader, Cursor};
     use kube::ResourceExt;
 
-    use super::*;
+    use super::super::wire::*;
     use crate::sync::service::Service;
 
     async fn events(text: &str, chunk: usize) -> Vec<Sent<Service>> {

@@ -7,9 +7,9 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
-use super::*;
 use crate::sync::desired::labelled_for;
 use crate::sync::object::{Conditions, Endpoint, EndpointPort, EndpointSlice};
+use crate::sync::packed::*;
 use crate::sync::service::{IngressEntry, LoadBalancerStatus, Port, Service, Spec, Status};
 
 /// Objects of all sorts, ours and those of strangers.

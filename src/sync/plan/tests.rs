@@ -4,9 +4,9 @@ use hickory_proto::rr::Name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::store::{Host, Port, ServiceKey, State, Target};
 use crate::sync::desired::{ORIGINAL_NAME, Stamp, merge_patch};
+use crate::sync::plan::*;
 use crate::sync::term::TERM;
 
 const DELAY: Duration = Duration::from_secs(600);

@@ -60,7 +60,7 @@ impl AdoptionQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::adoption::*;
 
     #[tokio::test(start_paused = true)]
     async fn one_object_a_second_is_adopted_a_minute_after_the_start() {

@@ -153,7 +153,7 @@ mod tests {
     use kube::core::Selector;
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::departure::*;
 
     fn departure(successor: Option<&str>) -> Departure {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {

@@ -118,7 +118,7 @@ impl Reconciler {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::former::*;
 
     #[test]
     fn only_objects_of_former_leaders_alone_go_at_once() {

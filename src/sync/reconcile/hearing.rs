@@ -8,8 +8,8 @@ use tracing::info;
 
 use super::writing::removal_of;
 use super::{Reconciler, Settings};
+use crate::model::hostname_policy::noted_hostnames;
 use crate::store::{Change, LastTarget, ServiceKey, State, Target, WrittenFor};
-use crate::sync::admission::noted_hostnames;
 use crate::sync::desired::{SERVICE_UID, points_at, stepping_stone, written_by_us};
 use crate::sync::log_changes;
 use crate::sync::object::{Kind, Object, ObjectId};

@@ -6,13 +6,13 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::metrics::Metrics;
 use crate::store::Departed;
 use crate::sync::desired::{Desired, IpTargets, Stamp};
 use crate::sync::events::Recorder;
 use crate::sync::instance::INSTANCE;
 use crate::sync::plan::OnDelete;
+use crate::sync::reconcile::*;
 use crate::sync::service_log::ServiceLog;
 use crate::sync::term::TERM;
 use crate::sync::trouble::Outage;

@@ -18,7 +18,7 @@ use crate::sync::writer::WriteError;
 
 /// How long the watch may take to say why the API server has refused a write as outdated. It always
 /// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
-pub(in crate::sync) const OUTDATED: Duration = Duration::from_secs(60);
+pub(crate) const OUTDATED: Duration = Duration::from_secs(60);
 
 /// What came of a decision to write.
 #[derive(Debug)]
@@ -293,7 +293,7 @@ pub(super) fn removal_of(name: &str, uid: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::writing::*;
     use crate::store::State;
     use crate::sync::desired::Precondition;
 

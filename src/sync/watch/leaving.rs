@@ -183,7 +183,7 @@ async fn look_up(client: Client, outage: Outage, selection: &Selection, deleted:
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::leaving::*;
 
     fn leaving(delay: u64) -> Leaving {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {

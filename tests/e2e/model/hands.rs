@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
-use lb_linker::names;
+use lb_linker::model::names;
 use lb_linker::store::ServiceKey;
 use serde_json::{Value, json};
 

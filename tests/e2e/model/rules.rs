@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lb_linker::names;
+use lb_linker::model::names;
 use lb_linker::store::ServiceKey;
 use lb_linker::sync::plan::OnDelete;
 

@@ -10,7 +10,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use rand::seq::SliceRandom;
 
-use super::*;
+use crate::dns::packets::tests::*;
 use crate::store::{Host, LastTarget, Port, Target, WrittenFor};
 
 const SEEDS: std::ops::Range<u64> = 0..60;

@@ -11,9 +11,9 @@ use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
-use super::super::testing::{Site, record, show};
-use super::*;
 use crate::dns::plugin::{Failure, Purpose};
+use crate::dns::plugins::cache::*;
+use crate::dns::plugins::testing::{Site, record, show};
 use crate::dns::question::wire_name;
 use crate::dns::server::{Block, Server};
 use crate::dns::wire::Ede;

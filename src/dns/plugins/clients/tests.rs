@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 
-use super::super::testing::{Site, link};
 use super::LOG_PAUSE;
+use crate::dns::plugins::testing::{Site, link};
 use crate::dns::server::Server;
 use crate::dns::wire::Ede;
 

@@ -11,7 +11,6 @@ use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
-use super::super::setup::Setup;
 use super::NAME;
 use super::to::{At, Destination, destinations, server_name};
 use crate::dns::corefile::{CorefileError, Line, Place, Scheme, Word, addresses};
@@ -20,6 +19,7 @@ use crate::dns::forward::tls::{ConnectorError, authorities, connector};
 use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy};
 use crate::dns::max_files;
 use crate::dns::origins::Origins;
+use crate::dns::plugins::setup::Setup;
 use crate::dns::presentation::parse_rcode;
 
 /// Upstreams that a line may have, as in CoreDNS.

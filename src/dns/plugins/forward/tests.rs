@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::super::testing::Site;
 use super::{Asked, Upstreams};
 use crate::dns::forward::{Endpoint, ForwardOptions, Policy, Transport};
+use crate::dns::plugins::testing::Site;
 use crate::dns::question::{Key, Question};
 use crate::dns::shares::OURSELVES;
 use crate::held_port::HeldPort;

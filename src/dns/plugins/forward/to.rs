@@ -6,8 +6,8 @@ use std::path::Path;
 use hickory_proto::rr::Name;
 use rustls::pki_types::ServerName;
 
-use super::super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Scheme, Word};
+use crate::dns::plugins::setup::Setup;
 use crate::dns::resolv_conf::{nameservers, scope};
 
 /// Somebody to forward to.

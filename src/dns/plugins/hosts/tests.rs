@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::super::testing::Site;
 use super::file::{Counters, HostsFile};
 use super::map::Map;
 use crate::dns::origins::Origins;
+use crate::dns::plugins::testing::Site;
 use crate::dns::presentation::parse_name;
 
 const LINES: &str = "

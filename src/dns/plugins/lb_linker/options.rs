@@ -9,7 +9,7 @@ use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
 use crate::dns::origins::Origins;
 use crate::dns::plugins::words::zones_or_all;
 use crate::dns::zone::{TTL, Zone, ZoneOptions, reverse_origins};
-use crate::names;
+use crate::model::names;
 use crate::store::host_text;
 
 /// The options, as errors list them.
@@ -205,7 +205,7 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::Site;
+    use crate::dns::plugins::testing::Site;
 
     #[test]
     fn what_is_wrong_is_said_with_its_place() {

@@ -322,7 +322,7 @@ mod tests {
 
     use tokio::sync::oneshot;
 
-    use super::*;
+    use super::super::targets::*;
     use crate::dns::plugins::testing::Site;
 
     #[tokio::test]

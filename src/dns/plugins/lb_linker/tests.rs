@@ -11,8 +11,8 @@ use tokio::net::UdpSocket;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::testing::{Site, link, show};
 use crate::dns::plugin::Request;
+use crate::dns::plugins::testing::{Site, link, show};
 use crate::dns::wire::Ede;
 use crate::store::{Observed, ServiceKey};
 

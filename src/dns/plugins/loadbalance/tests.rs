@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 use hickory_proto::rr::rdata::{CNAME, MX, TXT};
 use hickory_proto::rr::{Name, RData};
 
-use super::super::testing::Site;
-use super::*;
+use crate::dns::plugins::loadbalance::*;
+use crate::dns::plugins::testing::Site;
 
 fn record(text: &str) -> Record {
     let name = Name::from_ascii("a.example.").unwrap();

@@ -129,7 +129,7 @@ pub(super) async fn follow(
 mod tests {
     use hickory_proto::rr::RData;
 
-    use super::*;
+    use super::super::weights::*;
 
     fn address(name: &str, ip: &str) -> Record {
         let data = match ip.parse().unwrap() {

@@ -1,7 +1,7 @@
 //! Which class an answer is of, as in CoreDNS's package `response`.
 
-use super::super::typify::Says;
 use crate::dns::plugin::{Reply, Request};
+use crate::dns::plugins::typify::Says;
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +36,8 @@ mod tests {
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-    use super::super::super::testing::Site;
-    use super::*;
+    use super::super::class::*;
+    use crate::dns::plugins::testing::Site;
 
     fn record(data: RData) -> Record {
         Record::from_rdata(Name::root(), 5, data)

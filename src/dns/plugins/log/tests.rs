@@ -5,8 +5,8 @@ use hickory_proto::rr::{Name, RData, Record};
 use hickory_server::net::xfer::Protocol;
 use serde_json::json;
 
-use super::super::testing::Site;
-use super::*;
+use crate::dns::plugins::log::*;
+use crate::dns::plugins::testing::Site;
 
 /// A client of CoreDNS's own example, and an answer without delay.
 async fn logged(site: &Site, question: &str) -> Vec<String> {

@@ -27,7 +27,7 @@ fn is_absolute(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::names::*;
     use crate::dns::presentation::name_text;
 
     #[test]

@@ -10,8 +10,8 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use super::super::testing::{Site, record};
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::plugins::testing::{Site, record};
 use crate::dns::server::{Block, Server};
 
 /// What answers behind the rules.

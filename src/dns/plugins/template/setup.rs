@@ -16,7 +16,7 @@ use crate::dns::wire;
 const OPTIONS: [&str; 8] =
     ["match", "answer", "authority", "additional", "rcode", "ederror", "fallthrough", "upstream"];
 
-pub(in super::super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+pub(crate) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let answers = setup.lines.iter().map(|line| answer(setup, line)).collect::<Result<_, _>>()?;
     let metrics = setup.metrics()?;
     setup.add(Templates::new(answers, metrics));

@@ -1,7 +1,7 @@
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use super::super::testing::Site;
+use crate::dns::plugins::testing::Site;
 use crate::dns::server::Server;
 
 /// A block with a template of these lines.

@@ -6,12 +6,12 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 
-use super::super::places::Places;
-use super::*;
 use crate::dns::configuration::first_handler;
 use crate::dns::packets::key::Key;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::testing::link;
+use crate::dns::tcp::connection::*;
+use crate::dns::tcp::places::Places;
 use crate::store::{Departed, Store};
 
 const IDLE: Duration = Duration::from_secs(30);

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::*;
+use crate::dns::zone::tests::*;
 
 fn origins(net: &str) -> Vec<String> {
     zone().reverse(net.parse().unwrap()).iter().map(|zone| zone.origin().to_ascii()).collect()

@@ -1,6 +1,6 @@
 //! SRV records.
 
-use super::*;
+use crate::dns::zone::tests::*;
 
 #[test]
 fn services_are_found_by_port_and_protocol() {

@@ -1,6 +1,6 @@
 //! Answers that are about to expire, or have expired.
 
-use super::*;
+use crate::dns::plugins::cache::tests::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {

@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::super::super::testing::Site;
 use super::{address, converse};
+use crate::dns::plugins::testing::Site;
 
 /// A CA, a server's certificate and a client's, in files.
 struct Certificates(tempfile::TempDir);

@@ -1,11 +1,11 @@
 //! The target policy at each name of a chain.
 
-use super::super::super::testing::{Site, link};
 use super::name;
 use crate::dns::plugin::{Purpose, Reply};
+use crate::dns::plugins::testing::{Site, link};
 use crate::dns::server::Server;
+use crate::model::target_policy::TargetPolicy;
 use crate::store::{Observed, Port, ServiceKey, Wishes};
-use crate::targets::TargetPolicy;
 
 const UPSTREAM: &str = r#"
 . {

@@ -1,5 +1,5 @@
-use super::super::super::testing::Site;
-use super::*;
+use crate::dns::plugins::rewrite::parse::*;
+use crate::dns::plugins::testing::Site;
 
 #[test]
 fn what_is_wrong_is_said_with_its_place() {

@@ -5,59 +5,59 @@ use std::collections::BTreeMap;
 
 /// What `.` is at the start of a template.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Data {
+pub(crate) struct Data {
     /// The zone of the template that the name is in.
-    pub(in super::super) zone: String,
+    pub(crate) zone: String,
     /// The name, in lower case.
-    pub(in super::super) name: String,
+    pub(crate) name: String,
     /// The expression that matched.
-    pub(in super::super) regex: String,
+    pub(crate) regex: String,
     /// The class: that of the template where the question's is ANY.
-    pub(in super::super) class: String,
+    pub(crate) class: String,
     /// The type: that of the template where the question's is ANY.
-    pub(in super::super) rtype: String,
+    pub(crate) rtype: String,
     /// What matched: the whole and each group.
-    pub(in super::super) matches: Vec<String>,
+    pub(crate) matches: Vec<String>,
     /// The same, by number and by name.
-    pub(in super::super) group: BTreeMap<String, String>,
+    pub(crate) group: BTreeMap<String, String>,
     /// The message.
-    pub(in super::super) message: Message,
+    pub(crate) message: Message,
     /// The client's address.
-    pub(in super::super) remote: String,
+    pub(crate) remote: String,
 }
 
 /// The message that holds the question.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Message {
+pub(crate) struct Message {
     /// Its number.
-    pub(in super::super) id: u16,
+    pub(crate) id: u16,
     /// What it is: 0 is a question.
-    pub(in super::super) opcode: u8,
+    pub(crate) opcode: u8,
     /// AA.
-    pub(in super::super) authoritative: bool,
+    pub(crate) authoritative: bool,
     /// TC.
-    pub(in super::super) truncated: bool,
+    pub(crate) truncated: bool,
     /// RD.
-    pub(in super::super) recursion_desired: bool,
+    pub(crate) recursion_desired: bool,
     /// RA.
-    pub(in super::super) recursion_available: bool,
+    pub(crate) recursion_available: bool,
     /// AD.
-    pub(in super::super) authentic_data: bool,
+    pub(crate) authentic_data: bool,
     /// CD.
-    pub(in super::super) checking_disabled: bool,
+    pub(crate) checking_disabled: bool,
     /// The one question.
-    pub(in super::super) questions: [Question; 1],
+    pub(crate) questions: [Question; 1],
 }
 
 /// A question.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Question {
+pub(crate) struct Question {
     /// The name, as it was asked.
-    pub(in super::super) name: String,
+    pub(crate) name: String,
     /// The number of the type.
-    pub(in super::super) qtype: u16,
+    pub(crate) qtype: u16,
     /// The number of the class.
-    pub(in super::super) qclass: u16,
+    pub(crate) qclass: u16,
 }
 
 /// The type of a value.

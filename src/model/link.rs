@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use arcstr::ArcStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Host, ServiceKey, Uid};
-use crate::names;
+use crate::model::names;
+use crate::store::{Host, ServiceKey, Uid};
 
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -84,7 +84,7 @@ static NO_WISHES: LazyLock<Arc<Wishes>> = LazyLock::new(Arc::default);
 impl Wishes {
     /// Returns the same, which takes no memory where there are none.
     #[must_use]
-    pub(super) fn shared(self) -> Arc<Self> {
+    pub(crate) fn shared(self) -> Arc<Self> {
         if self == **NO_WISHES { Arc::clone(&NO_WISHES) } else { Arc::new(self) }
     }
 
@@ -313,7 +313,7 @@ impl Link {
     pub fn new(key: ServiceKey, uid: &str) -> Self {
         Self {
             uid: uid.into(),
-            created: super::UNKNOWN,
+            created: crate::store::UNKNOWN,
             target: None,
             ports: Arc::default(),
             wishes: Wishes::default().shared(),
@@ -334,7 +334,7 @@ impl Link {
         self.renamed.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
     }
 
-    pub(super) fn rename(&mut self, external_target: ArcStr) {
+    pub(crate) fn rename(&mut self, external_target: ArcStr) {
         let is_first = self.key.is_external_target(external_target.as_bytes());
         self.renamed = (!is_first).then_some(external_target);
     }
@@ -346,7 +346,7 @@ impl Link {
         self.outdated.0.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_outdated(&self) {
+    pub(crate) fn set_outdated(&self) {
         self.outdated.0.store(true, Ordering::Release);
     }
 
@@ -398,7 +398,7 @@ impl Link {
     /// Returns whether this process has never seen the Service: only what it left behind.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {
-        self.created == super::NEVER
+        self.created == crate::store::NEVER
     }
 }
 
@@ -455,7 +455,7 @@ impl fmt::Display for Change {
 mod tests {
     use hickory_proto::rr::Name;
 
-    use super::*;
+    use super::super::link::*;
 
     fn host(name: &str) -> Host {
         Host::from(&Name::from_ascii(name).unwrap())

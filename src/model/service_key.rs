@@ -5,7 +5,7 @@ use std::fmt;
 
 use arcstr::ArcStr;
 
-use crate::names;
+use crate::model::names;
 
 /// What stands between the two parts. No namespace of the API server's has it.
 const SEPARATOR: char = '/';
@@ -43,42 +43,42 @@ impl ServiceKey {
     }
 
     /// Returns it as bytes, which no other key has.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 
     /// Returns the name `<service>.<namespace>` in wire form. No two links can want the same one.
-    pub(super) fn dotted(&self) -> Option<Vec<u8>> {
+    pub(crate) fn dotted(&self) -> Option<Vec<u8>> {
         let (namespace, name) = self.parts();
         names::wire([name.as_bytes(), namespace.as_bytes()])
     }
 
     /// Returns whether that is its name `<service>.<namespace>` in wire form.
-    pub(super) fn is_dotted(&self, wire: &[u8]) -> bool {
+    pub(crate) fn is_dotted(&self, wire: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         names::is_wire(wire, [name.as_bytes(), namespace.as_bytes()])
     }
 
     /// Returns the label `<service>-<namespace>` in wire form.
-    pub(super) fn label(&self) -> Option<Vec<u8>> {
+    pub(crate) fn label(&self) -> Option<Vec<u8>> {
         let (namespace, name) = self.parts();
         names::wire([names::dashed_label(namespace, name).as_bytes()])
     }
 
     /// Returns the name of its external target that it likes best.
-    pub(super) fn external_target(&self) -> String {
+    pub(crate) fn external_target(&self) -> String {
         let (namespace, name) = self.parts();
         names::external_target(namespace, name)
     }
 
     /// Returns whether that is the name of its external target that it likes best.
-    pub(super) fn is_external_target(&self, object: &[u8]) -> bool {
+    pub(crate) fn is_external_target(&self, object: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         std::str::from_utf8(object).is_ok_and(|object| names::is_external_target(object, namespace, name))
     }
 
     /// Returns whether that is its label `<service>-<namespace>` in wire form.
-    pub(super) fn is_label(&self, wire: &[u8]) -> bool {
+    pub(crate) fn is_label(&self, wire: &[u8]) -> bool {
         let (namespace, name) = self.parts();
         let is_it = |label: &[u8]| names::is_dashed_label(label, namespace, name);
         wire.split_first().is_some_and(|(length, label)| usize::from(*length) == label.len() && is_it(label))
@@ -111,7 +111,7 @@ impl fmt::Display for ServiceKey {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::service_key::*;
 
     #[test]
     fn keys_are_in_order_of_their_namespaces_and_then_of_their_names() {

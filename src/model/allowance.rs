@@ -11,7 +11,7 @@ const KEYS: usize = 10_000;
 
 /// So many uses of each key within a span of time.
 #[derive(Debug)]
-pub(super) struct Allowance<K> {
+pub(crate) struct Allowance<K> {
     most: usize,
     span: Duration,
     used: HashMap<K, VecDeque<Instant>>,
@@ -19,7 +19,7 @@ pub(super) struct Allowance<K> {
 
 /// Whether something may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Allowed {
+pub(crate) enum Allowed {
     /// Yes.
     Yes,
     /// Yes, and for a while that was the last time.
@@ -30,12 +30,12 @@ pub(super) enum Allowed {
 
 impl<K: Hash + Eq + Clone> Allowance<K> {
     /// Returns an allowance of `most` uses of each key within `span`.
-    pub(super) fn new(most: usize, span: Duration) -> Self {
+    pub(crate) fn new(most: usize, span: Duration) -> Self {
         Self { most, span, used: HashMap::new() }
     }
 
     /// Uses a key once, if it may be used now.
-    pub(super) fn take(&mut self, key: &K, now: Instant) -> Allowed {
+    pub(crate) fn take(&mut self, key: &K, now: Instant) -> Allowed {
         let span = self.span;
         let is_recent = |used: &Instant| now.duration_since(*used) < span;
         if !self.used.contains_key(key) && self.used.len() >= KEYS {
@@ -54,7 +54,7 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
     }
 
     /// Returns whether a key may be used now.
-    pub(super) fn allows(&self, key: &K, now: Instant) -> bool {
+    pub(crate) fn allows(&self, key: &K, now: Instant) -> bool {
         let is_recent = |used: &&Instant| now.duration_since(**used) < self.span;
         self.used.get(key).is_none_or(|used| used.iter().filter(is_recent).count() < self.most)
     }
@@ -71,7 +71,7 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::allowance::*;
 
     const SPAN: Duration = Duration::from_secs(600);
 

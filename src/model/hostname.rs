@@ -4,7 +4,7 @@ use std::fmt;
 
 use hickory_proto::rr::Name;
 
-use crate::names;
+use crate::model::names;
 
 /// An absolute host name in lower case.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -80,7 +80,7 @@ pub fn host_text(name: &Name) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::hostname::*;
 
     #[test]
     fn a_host_is_the_name_that_it_was_made_of_in_lower_case() {

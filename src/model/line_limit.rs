@@ -7,7 +7,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 
 /// So many lines a minute; the others are counted.
 #[derive(Debug)]
-pub(super) struct LineLimit {
+pub(crate) struct LineLimit {
     most: usize,
     since: Option<Instant>,
     said: usize,
@@ -16,12 +16,12 @@ pub(super) struct LineLimit {
 
 impl LineLimit {
     /// Returns a limit of `most` lines a minute.
-    pub(super) fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self { most, since: None, said: 0, omitted: 0 }
     }
 
     /// Returns whether another line may be written now, and then how many were omitted before it.
-    pub(super) fn take(&mut self, now: Instant) -> Option<usize> {
+    pub(crate) fn take(&mut self, now: Instant) -> Option<usize> {
         if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
             (self.since, self.said) = (Some(now), 0);
         }
@@ -36,7 +36,7 @@ impl LineLimit {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::line_limit::*;
 
     #[test]
     fn lines_over_the_limit_are_counted_until_the_next_minute() {

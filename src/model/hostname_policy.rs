@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::service::Service;
-use super::unusable::{ENTRIES, ENTRY, Entries, Subject, Unusable};
-use crate::names;
+use super::rejection::{ENTRIES, ENTRY, Entries, Subject, Unusable};
+use crate::model::names;
+use crate::model::target_policy::TargetPolicy;
 use crate::store::{ServiceKey, host_text};
-use crate::targets::TargetPolicy;
+use crate::sync::service::Service;
 
 /// The annotation with further DNS names, on a load balancer; on an external target the names that
 /// its link has.
@@ -141,7 +141,7 @@ mod tests {
     use hickory_proto::rr::Name;
     use serde_json::json;
 
-    use super::*;
+    use super::super::hostname_policy::*;
 
     fn asked(admission: &Admission, annotations: serde_json::Value) -> (Vec<Box<str>>, Vec<Unusable>) {
         let service =
