@@ -19,7 +19,7 @@ use rand::rngs::SmallRng;
 use tokio::time::Instant;
 
 use super::report::duration;
-use crate::metrics::spread::{Cells, Spread};
+use crate::metrics::sharded::{Cells, Spread};
 use entry::Packet;
 use key::Key;
 

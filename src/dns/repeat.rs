@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::cache::Kept;
 use super::report::Charge;
-use crate::metrics::spread::Spread;
+use crate::metrics::sharded::Spread;
 use crate::store::{Family, Link, Names, Store};
 
 /// What an answer rests on, and what giving it again brings with it.

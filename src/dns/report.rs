@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::encode::wire_length;
 use super::plugin::{Reply, Request};
 use super::presentation::rcode_text;
-use crate::metrics::spread::{Spread, counted, desc, family, labelled};
+use crate::metrics::sharded::{Spread, counted, desc, family, labelled};
 use crate::metrics::{Family, registered};
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.

@@ -7,7 +7,7 @@ use dashmap::DashMap;
 use hashbrown::hash_table::Entry;
 
 use super::Link;
-use super::addresses::Addresses;
+use super::reverse_index::Addresses;
 use super::table::{Dashed, Dotted, Extra, Place, Table};
 
 /// What the index knows of a DNS name.

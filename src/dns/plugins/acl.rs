@@ -101,7 +101,7 @@ use crate::dns::origins::Origins;
 use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Request};
 use crate::dns::repeat::Clients;
 use crate::dns::wire::Ede;
-use crate::metrics::spread::SpreadVec;
+use crate::metrics::sharded::SpreadVec;
 use crate::metrics::{Family, registered};
 
 const NAME: &str = "acl";

@@ -12,7 +12,7 @@ use crate::dns::plugin::{Purpose, Reply, Request};
 use crate::dns::question::{Key, Question};
 use crate::dns::repeat::Repeat;
 use crate::dns::server::Server;
-use crate::metrics::spread::Spread;
+use crate::metrics::sharded::Spread;
 
 /// A question, as a client asks it.
 #[derive(Clone, Debug)]

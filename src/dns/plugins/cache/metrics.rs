@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::dns::cache::Kind;
-use crate::metrics::spread::{Spread, SpreadVec};
+use crate::metrics::sharded::{Spread, SpreadVec};
 use crate::metrics::{Family, registered};
 
 /// The counters of all caches.

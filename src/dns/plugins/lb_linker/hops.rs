@@ -12,7 +12,7 @@ use crate::dns::server::{Access, LookUp};
 use crate::dns::wire::Ede;
 use crate::dns::zone::{Hop, RestsOn, Zone};
 use crate::metrics::Family;
-use crate::metrics::spread::SpreadVec;
+use crate::metrics::sharded::SpreadVec;
 
 /// What a client asks for that has got the name of a host.
 const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];

@@ -6,18 +6,18 @@ use std::slice;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-use super::ServiceKey;
+use crate::store::ServiceKey;
 
 /// A link's place in the queue for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    pub(super) created: i64,
-    pub(super) key: ServiceKey,
+pub(crate) struct Rank {
+    pub(crate) created: i64,
+    pub(crate) key: ServiceKey,
 }
 
 /// Which names there are queues for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Labels `<service>-<namespace>`, in wire form.
     Label,
     /// Names of external targets.
@@ -43,7 +43,7 @@ struct Named {
 
 /// For each name the links that want it.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(crate) struct Claims {
     kind: Kind,
     queues: HashTable<Queue>,
     hasher: RandomState,
@@ -102,12 +102,12 @@ impl Queue {
 // === impl Claims ===
 
 impl Claims {
-    pub(super) fn of(kind: Kind) -> Self {
+    pub(crate) fn of(kind: Kind) -> Self {
         Self { kind, ..Self::default() }
     }
 
     /// Puts a link into the queue for a name.
-    pub(super) fn add(&mut self, name: &[u8], rank: Rank) {
+    pub(crate) fn add(&mut self, name: &[u8], rank: Rank) {
         self.change(name, |ranks| {
             if let Err(place) = ranks.binary_search(&rank) {
                 ranks.insert(place, rank);
@@ -116,18 +116,18 @@ impl Claims {
     }
 
     /// Takes a link out of the queue for a name.
-    pub(super) fn remove(&mut self, name: &[u8], rank: &Rank) {
+    pub(crate) fn remove(&mut self, name: &[u8], rank: &Rank) {
         self.change(name, |ranks| ranks.retain(|other| other != rank));
     }
 
     /// Returns who is in the queue for a name.
-    pub(super) fn ranks(&self, name: &[u8]) -> &[Rank] {
+    pub(crate) fn ranks(&self, name: &[u8]) -> &[Rank] {
         let queue = self.queues.find(self.hasher.hash_one(name), |queue| queue.is_for(name, self.kind));
         queue.map(Queue::ranks).unwrap_or_default()
     }
 
     /// Returns whose name it is: the claimant that holds it, else the first.
-    pub(super) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Rank> {
+    pub(crate) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Rank> {
         let ranks = self.ranks(name);
         // Nearly always there is just one.
         let holder = if ranks.len() > 1 { ranks.iter().find(|rank| holds(&rank.key)) } else { None };

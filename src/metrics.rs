@@ -1,6 +1,6 @@
 //! What lb-linker counts, and how it is shown to Prometheus.
 
-pub mod spread;
+pub mod sharded;
 pub mod staleness;
 
 use std::any::{Any, TypeId};

@@ -6,16 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::ServiceKey;
 use super::claims::{Claims, Rank};
 use crate::model::names;
+use crate::store::ServiceKey;
 
 /// A name in wire form.
 type Wire = Box<[u8]>;
 
 /// Which further name is whose.
 #[derive(Debug, Default)]
-pub(super) struct Extras {
+pub(crate) struct Extras {
     claims: Claims,
     asked: HashMap<ServiceKey, Asked>,
     /// By external target: the link that it is labelled for, and the names that are noted on it.
@@ -34,18 +34,18 @@ struct Asked {
 
 /// A name that has another owner from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(crate) struct Passed {
     /// Which name.
-    pub(super) name: Wire,
+    pub(crate) name: Wire,
     /// Whose it was.
-    pub(super) from: Option<ServiceKey>,
+    pub(crate) from: Option<ServiceKey>,
     /// Whose it is.
-    pub(super) to: Option<ServiceKey>,
+    pub(crate) to: Option<ServiceKey>,
 }
 
 impl Extras {
     /// Takes over which names a link asks for; none when it is gone. Returns what changed.
-    pub(super) fn ask(&mut self, key: &ServiceKey, created: i64, names: &[Box<str>]) -> Vec<Passed> {
+    pub(crate) fn ask(&mut self, key: &ServiceKey, created: i64, names: &[Box<str>]) -> Vec<Passed> {
         let before = self.asked.remove(key);
         if before.is_none() && names.is_empty() {
             return Vec::new();
@@ -74,7 +74,7 @@ impl Extras {
 
     /// Takes over which names are noted on an external target, and for whom; nobody when it is
     /// gone. Returns what changed.
-    pub(super) fn note(&mut self, object: &str, holder: Option<(&ServiceKey, &[Box<str>])>) -> Vec<Passed> {
+    pub(crate) fn note(&mut self, object: &str, holder: Option<(&ServiceKey, &[Box<str>])>) -> Vec<Passed> {
         let before = self.noted.remove(object);
         let now: Option<(ServiceKey, Vec<Wire>)> = holder
             .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
@@ -104,13 +104,13 @@ impl Extras {
     }
 
     /// Returns the names that a link asks for and has, as it has written them.
-    pub(super) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
+    pub(crate) fn names_of(&self, key: &ServiceKey) -> Box<[Box<str>]> {
         let asked = self.asked.get(key).into_iter().flat_map(|asked| &asked.names);
         asked.filter(|(_, wire)| self.owner(wire) == Some(key)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the links that ask for a name.
-    pub(super) fn askers(&self, name: &Wire) -> Vec<ServiceKey> {
+    pub(crate) fn askers(&self, name: &Wire) -> Vec<ServiceKey> {
         self.claims.ranks(name).iter().map(|rank| rank.key.clone()).collect()
     }
 
@@ -142,7 +142,7 @@ impl Extras {
 }
 
 /// Returns a name as the index writes it, if DNS can carry it.
-pub(super) fn wire(name: &str) -> Option<Wire> {
+pub(crate) fn wire(name: &str) -> Option<Wire> {
     names::wire(name.split('.').map(str::as_bytes)).map(Into::into)
 }
 
@@ -152,7 +152,7 @@ mod tests {
     use rand::seq::SliceRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::extras::*;
+    use super::super::custom_hostnames::*;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)

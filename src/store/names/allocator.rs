@@ -10,15 +10,15 @@ use std::collections::{HashMap, HashSet};
 use arcstr::ArcStr;
 
 use super::claims::{Claims, Kind, Rank};
-use super::extras::Extras;
-use super::holders::Holders;
-use super::ports::Ports;
-use super::{Change, ServiceKey};
+use super::custom_hostnames::Extras;
+use super::owners::Holders;
 use crate::model::names;
+use crate::store::ports::Ports;
+use crate::store::{Change, ServiceKey};
 
 /// A link whose names have changed hands: it has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reallotted {
+pub(crate) enum Reallotted {
     /// The link has another external target's name from now on.
     Object(ServiceKey, ArcStr),
     /// The label is this link's from now on, or nobody's.
@@ -26,7 +26,7 @@ pub(super) enum Reallotted {
 }
 
 /// Returns what has changed in the end: of each name and each link the last change.
-pub(super) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
+pub(crate) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
     let (mut labels, mut objects) = (HashSet::new(), HashSet::new());
     let mut last: Vec<Reallotted> = changes
         .into_iter()
@@ -42,7 +42,7 @@ pub(super) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
 
 /// Which name is whose.
 #[derive(Debug)]
-pub(super) struct Allotment {
+pub(crate) struct Allotment {
     /// Every link has a claim here.
     objects: Claims,
     labels: Claims,
@@ -50,10 +50,10 @@ pub(super) struct Allotment {
     losers: HashMap<ServiceKey, Vec<ArcStr>>,
     holders: Holders,
     /// Further names, which links ask for.
-    pub(super) extras: Extras,
-    pub(super) ports: Ports,
+    pub(crate) extras: Extras,
+    pub(crate) ports: Ports,
     /// Changes that are told later, all at once: each one wakes whoever listens.
-    pub(super) untold: Option<Vec<Change>>,
+    pub(crate) untold: Option<Vec<Change>>,
 }
 
 impl Default for Allotment {
@@ -73,7 +73,7 @@ impl Default for Allotment {
 impl Allotment {
     /// Takes a link in that was created at that time (seconds since 1970). Returns the name of its external
     /// target, and what changed for others.
-    pub(super) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reallotted>) {
+    pub(crate) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reallotted>) {
         let rank = Rank { created, key: key.clone() };
         let mut changes = Vec::new();
         if let Some(label) = key.label() {
@@ -94,7 +94,7 @@ impl Allotment {
     }
 
     /// Lets a link go. Returns what changed for others.
-    pub(super) fn remove(&mut self, key: &ServiceKey) -> Vec<Reallotted> {
+    pub(crate) fn remove(&mut self, key: &ServiceKey) -> Vec<Reallotted> {
         let mut changes = Vec::new();
         let claimed = self.claimed(key);
         let Some(rank) = self.rank(key).cloned() else { return changes };
@@ -115,7 +115,7 @@ impl Allotment {
 
     /// Takes over which link an object is labelled for, if it is one of ours at all. Returns what
     /// changed.
-    pub(super) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reallotted> {
+    pub(crate) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reallotted> {
         let before = self.holders.get(object).cloned();
         if before.as_ref() == holder {
             return Vec::new();
@@ -137,17 +137,17 @@ impl Allotment {
     }
 
     /// Returns the links that are in the queue for an object's name.
-    pub(super) fn wanting(&self, object: &str) -> Vec<ServiceKey> {
+    pub(crate) fn wanting(&self, object: &str) -> Vec<ServiceKey> {
         self.objects.ranks(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
     }
 
     /// Returns whether an object is labelled for this link.
-    pub(super) fn holds_something(&self, key: &ServiceKey) -> bool {
+    pub(crate) fn holds_something(&self, key: &ServiceKey) -> bool {
         self.holders.contains(key)
     }
 
     /// Returns whether a label is this link's.
-    pub(super) fn has_label(&self, key: &ServiceKey) -> bool {
+    pub(crate) fn has_label(&self, key: &ServiceKey) -> bool {
         key.label().is_some_and(|label| self.label_winner(&label) == Some(key))
     }
 
@@ -221,7 +221,7 @@ impl Allotment {
     }
 
     /// Returns the same key, which all who have it share.
-    pub(super) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
+    pub(crate) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
         let holder = || self.holders.usual(key);
         self.rank(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
     }
@@ -257,7 +257,7 @@ mod tests {
     use rand::seq::SliceRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::allotment::*;
+    use super::super::allocator::*;
 
     /// What the store would know: each link's external target, and whose each label is.
     #[derive(Debug, Default, PartialEq)]

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use super::allotment::{Allotment, Reallotted, outcome};
-use super::extras::{self, Passed};
+use super::names::allocator::{Allotment, Reallotted, outcome};
+use super::names::custom_hostnames;
+use super::names::custom_hostnames::Passed;
 use super::table::Keyed;
 use super::{Change, Found, Link, ServiceKey, Store};
 use crate::model::names;
@@ -46,7 +47,7 @@ impl Store {
         if let Some(label) = link.key.label().filter(|_| allotment.has_label(&link.key)) {
             self.set_own(allotment, &label, Some(Arc::clone(link)));
         }
-        for name in link.hostnames.iter().filter_map(|name| extras::wire(name)) {
+        for name in link.hostnames.iter().filter_map(|name| custom_hostnames::wire(name)) {
             self.index.set_extra(name, Some(Arc::clone(link)));
         }
     }
@@ -136,7 +137,7 @@ impl Store {
     fn hostnames_of(&self, allotment: &Allotment, key: &ServiceKey) -> Box<[Box<str>]> {
         let zones = self.zones();
         let free = |name: &str| {
-            let Some(name) = extras::wire(name) else { return false };
+            let Some(name) = custom_hostnames::wire(name) else { return false };
             let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
             !own.any(|name| matches!(self.index.find_own(name), Found::Link(_)))
         };

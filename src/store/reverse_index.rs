@@ -68,7 +68,7 @@ mod tests {
 
     use crate::store::{Departed, Host, Ingress, LastTarget, Observed, Store, Wishes, WrittenFor};
 
-    use super::super::addresses::*;
+    use super::super::reverse_index::*;
 
     const ADDRESSES: [&str; 6] =
         ["192.0.2.1", "192.0.2.2", "192.0.99.1", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"];

@@ -5,11 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 
-use super::ServiceKey;
+use crate::store::ServiceKey;
 
 /// By external target the link that it is labelled for.
 #[derive(Debug, Default)]
-pub(super) struct Holders {
+pub(crate) struct Holders {
     /// Those that hold the name that they like best. It isn't kept: the link tells it.
     usual: HashTable<ServiceKey>,
     others: HashMap<Box<str>, ServiceKey>,
@@ -18,23 +18,23 @@ pub(super) struct Holders {
 
 impl Holders {
     /// Returns the link that an external target is labelled for.
-    pub(super) fn get(&self, object: &str) -> Option<&ServiceKey> {
+    pub(crate) fn get(&self, object: &str) -> Option<&ServiceKey> {
         let is_it = |holder: &ServiceKey| holder.is_external_target(object.as_bytes());
         self.usual.find(self.hasher.hash_one(object), is_it).or_else(|| self.others.get(object))
     }
 
     /// Returns the same key, if it holds the name that it likes best.
-    pub(super) fn usual(&self, key: &ServiceKey) -> Option<&ServiceKey> {
+    pub(crate) fn usual(&self, key: &ServiceKey) -> Option<&ServiceKey> {
         self.usual.find(self.hasher.hash_one(&*key.external_target()), |holder| holder == key)
     }
 
     /// Returns whether a link holds any name.
-    pub(super) fn contains(&self, key: &ServiceKey) -> bool {
+    pub(crate) fn contains(&self, key: &ServiceKey) -> bool {
         self.usual(key).is_some() || self.others.values().any(|holder| holder == key)
     }
 
     /// Takes over which link an external target is labelled for, if for any.
-    pub(super) fn set(&mut self, object: &str, holder: Option<ServiceKey>) {
+    pub(crate) fn set(&mut self, object: &str, holder: Option<ServiceKey>) {
         let Self { usual, others, hasher } = self;
         let hash = hasher.hash_one(object);
         if let Ok(before) = usual.find_entry(hash, |holder| holder.is_external_target(object.as_bytes())) {

@@ -4,16 +4,13 @@
 //! `sync` writes it, `dns` reads it, and they meet nowhere else. It does no I/O. Readers never
 //! wait for a writer that changes another name; writers take turns.
 
-mod addresses;
-mod allotment;
-mod claims;
-mod extras;
-mod holders;
 mod index;
-mod placing;
+pub mod names;
 mod ports;
+mod reverse_index;
 mod table;
 mod uid;
+mod update;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -32,11 +29,10 @@ pub use crate::model::link::{
     Asked, Change, Family, Ingress, Link, Moment, Observed, Port, State, Target, Wishes,
 };
 pub(crate) use crate::model::link::{empty_is_none, null_is_tcp, tcp};
-use crate::model::names;
 pub use crate::model::service_key::ServiceKey;
-use allotment::Allotment;
 use index::Index;
 pub use index::{Found, Names};
+use names::allocator::Allotment;
 pub(crate) use ports::Ports;
 use table::{Keyed, Table};
 pub use uid::Uid;
@@ -146,7 +142,7 @@ pub struct Store {
 type Zones = Arc<[Box<[u8]>]>;
 
 fn origins<'a>(zones: impl IntoIterator<Item = &'a Name>) -> Zones {
-    zones.into_iter().filter_map(|zone| Some(names::wire(zone.iter())?.into())).collect()
+    zones.into_iter().filter_map(|zone| Some(crate::model::names::wire(zone.iter())?.into())).collect()
 }
 
 // === impl Store: for writers ===
@@ -656,7 +652,7 @@ impl Store {
         self.links.all()
     }
 
-    /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`names::wire`]
+    /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`crate::model::names::wire`]
     /// writes them.
     #[must_use]
     pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
@@ -666,7 +662,7 @@ impl Store {
     /// Looks up an absolute DNS name; outside the zones there is nothing.
     #[must_use]
     pub fn find_host(&self, host: &Name) -> Found {
-        let Some(wire) = names::wire(host.iter()) else { return Found::Nothing };
+        let Some(wire) = crate::model::names::wire(host.iter()) else { return Found::Nothing };
         let zones = self.zones();
         // Zones end at the border of a label: what is below one consists of whole labels.
         let in_zone = |zone: &&[u8]| wire.strip_suffix(*zone).is_some_and(is_whole);
