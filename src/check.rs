@@ -12,9 +12,9 @@ use crate::dns::plugins::setup::Site;
 use crate::run::RunError;
 use crate::run::corefile::Origin;
 use crate::store::{Departed, Store};
-use crate::sync::client::{Connection, connect};
-use crate::sync::manifests;
-use crate::sync::plan::SyncMode;
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::k8s::client::{Connection, connect};
+use crate::sync::source::manifests;
 
 /// What a check found.
 #[derive(Debug, Default)]

@@ -1,6 +1,8 @@
 //! `lb-linker takeover`: frees load balancers from the earlier operator's finalizer, and lists the
 //! external targets that it left without a load balancer.
 
+pub mod finalizers;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::time::Duration;
@@ -12,17 +14,17 @@ use crate::config::Flags;
 use crate::model::excerpt::examples;
 use crate::run::RunError;
 use crate::store::ServiceKey;
-use crate::sync::client::{Connection, connect};
-use crate::sync::desired::MANAGED_BY;
-use crate::sync::earlier::{Bound, ListError, bound, free, in_place, is_another, places};
-use crate::sync::forbidden::Forbidden;
-use crate::sync::guarded::Guarded;
-use crate::sync::list_watch::{Query, list_pages};
-use crate::sync::orphans::{orphan_of, removal_command};
-use crate::sync::plan::SyncMode;
-use crate::sync::selection::Selection;
-use crate::sync::service::{FINALIZER, LOAD_BALANCER, Service};
-use crate::sync::trouble::explain;
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::desired::MANAGED_BY;
+use crate::sync::external_target::orphans::{orphan_of, removal_command};
+use crate::sync::k8s::client::{Connection, connect};
+use crate::sync::k8s::deserialize_guard::Guarded;
+use crate::sync::k8s::errors::explain;
+use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
+use crate::sync::k8s::watch::{Query, list_pages};
+use crate::sync::source::selection::Selection;
+use crate::takeover::finalizers::{Bound, ListError, bound, free, in_place, is_another, places};
 
 /// Patches under way at once: each is a connection.
 const AT_ONCE: usize = 8;

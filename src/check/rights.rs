@@ -12,8 +12,8 @@ use kube::{Api, Client};
 use super::Findings;
 use crate::config::Flags;
 use crate::sync::election::Candidacy;
-use crate::sync::plan::SyncMode;
-use crate::sync::trouble::explain;
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::k8s::errors::explain;
 
 /// How long the API server may take to answer about one right.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,8 +7,8 @@ use kube::{Api, Client};
 
 use super::Findings;
 use crate::model::excerpt::sentence;
-use crate::sync::forbidden::Forbidden;
-use crate::sync::service::{EXTERNAL_NAME, Service, Spec};
+use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
 /// How long the API server, and who it asks, may take.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use super::values::{identity, object_name};
 use super::{ConfigError, Flags};
 use crate::sync::election::Candidacy;
-use crate::sync::plan::SyncMode;
+use crate::sync::external_target::decision::SyncMode;
 
 /// Where a Pod is told its namespace.
 const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";

@@ -11,8 +11,8 @@ use jiff::fmt::friendly::{Spacing, SpanPrinter};
 use super::selector::is_label_key;
 use crate::dns::plugins::nets::unmapped;
 use crate::model::names;
-use crate::sync::brakes::MaxDeletes;
-use crate::sync::instance::is_name;
+use crate::sync::external_target::deletion_budget::MaxDeletes;
+use crate::sync::k8s::instance::is_name;
 
 /// Parses `127.0.0.1:53`, `[::1]:53` or `:53`, which means all addresses.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {

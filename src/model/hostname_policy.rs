@@ -8,7 +8,7 @@ use super::rejection::{ENTRIES, ENTRY, Entries, Subject, Unusable};
 use crate::model::names;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{ServiceKey, host_text};
-use crate::sync::service::Service;
+use crate::sync::k8s::service::Service;
 
 /// The annotation with further DNS names, on a load balancer; on an external target the names that
 /// its link has.

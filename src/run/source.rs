@@ -13,19 +13,22 @@ use super::RunError;
 use crate::config::Flags;
 use crate::metrics::Metrics;
 use crate::store::Store;
-use crate::sync::client::{Connection, connect};
+use crate::sync::election::term::unix_now;
 use crate::sync::election::{Candidacy, Election, Leadership};
 use crate::sync::events::{self, Recorder};
-use crate::sync::left_out::Registry;
-use crate::sync::manifests::{self, ManifestSource};
-use crate::sync::output::OutputDirectory;
-use crate::sync::plan::SyncMode;
-use crate::sync::rewinds::{Listed, Rewinds};
-use crate::sync::term::unix_now;
-use crate::sync::trouble::Outage;
-use crate::sync::watch::ClusterSource;
-use crate::sync::writer::Keeper;
-use crate::sync::{News, ServiceLog, SyncError, earlier, follow, reconcile, supervise};
+use crate::sync::external_target::backend::Keeper;
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::left_out::Registry;
+use crate::sync::external_target::output_dir::OutputDirectory;
+use crate::sync::external_target::reconciler;
+use crate::sync::k8s::client::{Connection, connect};
+use crate::sync::k8s::errors::Outage;
+use crate::sync::k8s::rewinds::{Listed, Rewinds};
+use crate::sync::source::cluster::ClusterSource;
+use crate::sync::source::manifests;
+use crate::sync::source::manifests::ManifestSource;
+use crate::sync::{News, ServiceLog, SyncError, source_annotation, supervise};
+use crate::takeover::finalizers;
 
 /// Where the links come from.
 pub(super) enum Source {
@@ -131,7 +134,7 @@ impl Source {
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
         let listed = watch::Sender::new(Listed { term, rewinds: rewinds.count() });
         if let Some(keeper) = self.keeper() {
-            let settings = reconcile::Settings {
+            let settings = reconciler::Settings {
                 store: Arc::clone(store),
                 keeper: keeper.clone(),
                 registry: self.registry(flags),
@@ -145,7 +148,7 @@ impl Source {
             };
             let reconciler_stop = stop.clone();
             let reconciler = supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
-                reconcile::run(settings.clone(), reconciler_stop.clone())
+                reconciler::run(settings.clone(), reconciler_stop.clone())
             });
             tasks.spawn(writers.track_future(reconciler));
         } else {
@@ -159,7 +162,7 @@ impl Source {
         match self {
             Self::Cluster { client, outage, .. } => {
                 if flags.sync_mode() != SyncMode::Off {
-                    let settings = follow::Settings {
+                    let settings = source_annotation::Settings {
                         store: Arc::clone(&store),
                         client: client.clone(),
                         outage: outage.clone(),
@@ -172,7 +175,7 @@ impl Source {
                     let until = stop.clone();
                     let name = "the following by annotation";
                     let following = supervise(name, stop.clone(), Arc::clone(&metrics), move || {
-                        follow::run(settings.clone(), until.clone())
+                        source_annotation::run(settings.clone(), until.clone())
                     });
                     tasks.spawn(writers.track_future(following));
                 }
@@ -184,7 +187,7 @@ impl Source {
                     let name = "the search for finalizers";
                     tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
                         let selection = Arc::clone(&selection);
-                        let look = earlier::look(
+                        let look = finalizers::look(
                             client.clone(),
                             outage.clone(),
                             selection,

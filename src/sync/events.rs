@@ -3,9 +3,10 @@
 //! Whoever has something to tell puts it into a bounded queue and goes on; a task of its own sends
 //! it. An Event that can't be sent is dropped: nothing ever waits for one.
 
+mod aggregator;
+mod publisher;
 mod refused;
-mod send;
-mod series;
+pub(crate) mod service_log;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,7 +16,7 @@ use jiff::Timestamp;
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 
-pub use send::Sender;
+pub use publisher::Sender;
 
 use super::election::Leadership;
 use crate::store::{Link, ServiceKey};

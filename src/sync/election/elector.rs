@@ -15,7 +15,7 @@ use super::clock::BootInstant;
 use super::fence::PACE;
 use super::leadership::{Span, Standing};
 use super::lease::{Owner, claim, duration, holder, owner, released, term};
-use crate::sync::term::{above, unix};
+use crate::sync::election::term::{above, unix};
 
 /// How long things last.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::clock::{self, BootInstant, Clock};
 use super::fence::Fence;
-use crate::sync::term::above;
+use crate::sync::election::term::above;
 
 /// The term where there is no cluster.
 const ONLY_TERM: u64 = 1;

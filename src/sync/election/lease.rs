@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 
-use crate::sync::term::{TERM, Written, unix};
+use crate::sync::election::term::{TERM, Written, unix};
 
 /// The Pod that owns a Lease, with leader-for-life.
 #[derive(Clone, Debug, PartialEq, Eq)]

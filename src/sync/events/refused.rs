@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::sync::Pauses;
-use crate::sync::trouble::Trouble;
+use crate::sync::k8s::errors::Trouble;
 
 /// The first and the longest time in which a namespace that refuses Events isn't asked.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lb_linker::store::ServiceKey;
-use lb_linker::sync::plan::OnDelete;
+use lb_linker::sync::external_target::decision::OnDelete;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};

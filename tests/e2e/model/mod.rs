@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use futures::StreamExt;
 use lb_linker::store::ServiceKey;
-use lb_linker::sync::plan::OnDelete;
+use lb_linker::sync::external_target::decision::OnDelete;
 use nix::sys::signal::Signal;
 
 use crate::harness::control_plane::{ControlPlane, Options};

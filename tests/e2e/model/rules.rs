@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lb_linker::model::names;
 use lb_linker::store::ServiceKey;
-use lb_linker::sync::plan::OnDelete;
+use lb_linker::sync::external_target::decision::OnDelete;
 
 use super::operations::{Action, Operation, Outcome};
 use super::world::{Balancer, Follower, Front, Ingress, Kind, Shape, Target};

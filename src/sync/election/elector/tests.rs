@@ -2,7 +2,7 @@ use serde_json::json;
 
 use crate::sync::election::clock::by_hand;
 use crate::sync::election::elector::*;
-use crate::sync::term::TERM;
+use crate::sync::election::term::TERM;
 
 const ME: &str = "me_1";
 const T: Timing = Timing::DEFAULT;

@@ -1,0 +1,146 @@
+//! Writes of which the API server refuses all of a sort: a right or a namespace is missing.
+//! One at a time finds out whether it still does, and the others wait.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::ServiceKey;
+use crate::sync::Pauses;
+use crate::sync::external_target::decision::Write;
+use crate::sync::k8s::object::Kind;
+
+/// The first and the longest pause before one of them asks again.
+const ASK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Which writes go together: by verb and kind, and of load balancers by namespace.
+type Sort = (&'static str, Kind, Option<Arc<str>>);
+
+/// The sorts of writes that are refused, and the links that wait with one.
+#[derive(Debug, Default)]
+pub(crate) struct Closed(HashMap<Sort, Door>);
+
+#[derive(Debug)]
+struct Door {
+    pauses: Pauses,
+    /// When the next one asks.
+    due: Instant,
+    asking: Option<ServiceKey>,
+    waiting: VecDeque<ServiceKey>,
+    known: HashSet<ServiceKey>,
+}
+
+impl Closed {
+    /// Returns whether a link has to wait with a write; it is told when its turn comes.
+    pub(crate) fn holds(&mut self, key: &ServiceKey, write: &Write) -> bool {
+        let Some(door) = self.0.get_mut(&sort(write)) else { return false };
+        if door.asking.as_ref() == Some(key) {
+            return false;
+        }
+        door.wait(key);
+        true
+    }
+
+    /// Takes over that a link's write was refused for a reason that all of its sort have.
+    pub(crate) fn refused(&mut self, key: &ServiceKey, write: &Write, at_least: Option<Duration>) {
+        let door = self.0.entry(sort(write)).or_insert_with(|| Door {
+            pauses: Pauses::new(ASK),
+            due: Instant::now(),
+            asking: None,
+            waiting: VecDeque::new(),
+            known: HashSet::new(),
+        });
+        door.asking = None;
+        door.wait(key);
+        door.due = Instant::now() + door.pauses.next().max(at_least.unwrap_or_default());
+    }
+
+    /// Takes over that a write wasn't refused for such a reason. Returns the links that have waited.
+    pub(crate) fn opened(&mut self, write: &Write) -> VecDeque<ServiceKey> {
+        self.0.remove(&sort(write)).map(|door| door.waiting).unwrap_or_default()
+    }
+
+    /// Returns when somebody's turn comes.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.0.values().filter(|door| !door.waiting.is_empty()).map(|door| door.due).min()
+    }
+
+    /// Returns whose turn it is. Who doesn't ask after all leaves it to the next one, a while later.
+    pub(crate) fn next(&mut self) -> Option<ServiceKey> {
+        let now = Instant::now();
+        let door = self.0.values_mut().find(|door| door.due <= now && !door.waiting.is_empty())?;
+        let key = door.waiting.pop_front()?;
+        door.known.remove(&key);
+        door.due = now + ASK.1;
+        door.asking = Some(key.clone());
+        Some(key)
+    }
+}
+
+impl Door {
+    fn wait(&mut self, key: &ServiceKey) {
+        if self.known.insert(key.clone()) {
+            self.waiting.push_back(key.clone());
+        }
+    }
+}
+
+fn sort(write: &Write) -> Sort {
+    let namespace = match write {
+        Write::Finalizer { service, .. } => Some(service.namespace().into()),
+        _ => None,
+    };
+    (write.verb(), write.id().kind, namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::circuit_breaker::*;
+
+    fn key(name: &str) -> ServiceKey {
+        ServiceKey::new("default", name)
+    }
+
+    fn finalizer(namespace: &str) -> Write {
+        Write::Finalizer { service: ServiceKey::new(namespace, "web"), uid: "u".into(), add: true }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn they_ask_in_turn_until_one_gets_through_and_then_all_go_on() {
+        let (mut closed, write) = (Closed::default(), finalizer("a"));
+        assert!(!closed.holds(&key("1"), &write));
+        closed.refused(&key("1"), &write, None);
+        for name in ["2", "3", "2"] {
+            assert!(closed.holds(&key(name), &write));
+        }
+        assert!(!closed.holds(&key("4"), &finalizer("b")), "another namespace is another matter");
+        for expected in ["1", "2", "3", "1"] {
+            assert_eq!(closed.next(), None, "not yet");
+            tokio::time::sleep_until(closed.due().unwrap()).await;
+            let asks = closed.next().unwrap();
+            assert_eq!(asks, key(expected));
+            assert!(!closed.holds(&asks, &write));
+            closed.refused(&asks, &write, None);
+        }
+        tokio::time::sleep_until(closed.due().unwrap()).await;
+        assert_eq!(closed.next(), Some(key("2")));
+        assert_eq!(closed.opened(&write), [key("3"), key("1")]);
+        assert!(!closed.holds(&key("3"), &write));
+        assert_eq!(closed.due(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn link_that_doesnt_ask_gives_way_and_retry_after_is_heeded() {
+        let (mut closed, write) = (Closed::default(), finalizer("a"));
+        closed.refused(&key("1"), &write, Some(Duration::from_secs(60)));
+        closed.holds(&key("2"), &write);
+        let start = Instant::now();
+        tokio::time::sleep_until(closed.due().unwrap()).await;
+        assert!(start.elapsed() >= Duration::from_secs(60));
+        assert_eq!(closed.next(), Some(key("1")));
+        tokio::time::sleep_until(closed.due().unwrap()).await;
+        assert_eq!(closed.next(), Some(key("2")));
+    }
+}

@@ -1,0 +1,417 @@
+//! Leader election: of all replicas one writes, the others watch and answer DNS.
+//!
+//! `elector` decides, without I/O; this task asks the API server; whoever writes holds a
+//! [`Leadership`] and asks that. Losing the lease stops the writes and nothing else.
+
+mod clock;
+mod elector;
+mod fence;
+mod leadership;
+mod lease;
+pub mod term;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1;
+use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::external_target::desired::FIELD_MANAGER;
+use super::k8s::errors::{Outage, Trouble, explain, retry_after, root_cause};
+use super::{Pauses, SyncError};
+use crate::metrics::Metrics;
+use clock::{BootInstant, Clock};
+use elector::{Elector, News, Pod, Step, Timing};
+use fence::Fence;
+use leadership::Standing;
+pub use leadership::{Leadership, NotLeading};
+use lease::Owner;
+
+/// How long a request about the Lease waits for its answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first and the longest pause after a failed request, for who doesn't lead.
+const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
+
+/// In which election a process takes part, and as who.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidacy {
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// The name of the Lease.
+    pub lease: String,
+    /// Who it is, as people call it.
+    pub identity: String,
+    /// With leader-for-life: the name of the Pod that this runs in, in the same namespace.
+    pub pod: Option<String>,
+}
+
+/// The part of one process in an election.
+#[derive(Clone)]
+pub struct Election {
+    client: Client,
+    outage: Outage,
+    metrics: Arc<Metrics>,
+    candidacy: Candidacy,
+    /// The identity and a random end: two processes are never the same holder.
+    holder: String,
+    standing: watch::Sender<Standing>,
+    /// Whether the first look at the Lease has led to something.
+    settled: watch::Sender<bool>,
+    fence: Arc<Fence>,
+    clock: Clock,
+}
+
+impl Election {
+    /// Returns the part of this process in an election, in which it doesn't lead yet.
+    #[must_use]
+    pub fn new(client: Client, outage: Outage, metrics: Arc<Metrics>, candidacy: Candidacy) -> Self {
+        let holder = format!("{}_{:08x}", candidacy.identity, rand::random::<u32>());
+        let standing = watch::Sender::new(Standing::default());
+        let settled = watch::Sender::new(false);
+        let (fence, clock) = (Arc::default(), clock::now as Clock);
+        Self { client, outage, metrics, candidacy, holder, standing, settled, fence, clock }
+    }
+
+    /// Returns what writers ask whether they may.
+    #[must_use]
+    pub fn leadership(&self) -> Leadership {
+        Leadership::new(
+            self.standing.subscribe(),
+            self.settled.subscribe(),
+            Arc::clone(&self.fence),
+            self.clock,
+        )
+    }
+
+    /// Takes part until `stop`; then gives the lease back. Whoever writes has to have ended by then.
+    ///
+    /// # Errors
+    /// Never: what fails is tried again.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
+        let mut talk = Talk::new(&self);
+        let Some(owner) = stop.run_until_cancelled(talk.owner()).await else { return Ok(()) };
+        let term = self.standing.borrow().term;
+        let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, (self.clock)());
+        let mut seen = self.fence.watch_seen();
+        loop {
+            elector.see(*seen.borrow_and_update(), (self.clock)());
+            let step = elector.next((self.clock)());
+            self.publish(&mut elector);
+            // It leads, somebody else does, or nobody can say yet.
+            if matches!(step, Step::Wait(_)) {
+                self.settled.send_replace(true);
+            }
+            let done = async {
+                match step {
+                    Step::Wait(until) => tokio::select! {
+                        () = talk.wait(until) => {}
+                        () = self.fence.asked.notified() => elector.ask((self.clock)()),
+                        // It is read above; its sender lives as long as `self`.
+                        _ = seen.changed() => {}
+                    },
+                    step => talk.carry_out(&mut elector, step).await,
+                }
+            };
+            if stop.run_until_cancelled(done).await.is_none() {
+                break;
+            }
+            self.publish(&mut elector);
+        }
+        elector.resign();
+        self.publish(&mut elector);
+        talk.release(&elector).await;
+        Ok(())
+    }
+
+    /// Says what is new, to people and to writers.
+    fn publish(&self, elector: &mut Elector) {
+        let standing = elector.standing();
+        self.metrics.leader.set(i64::from(standing.held.is_some()));
+        self.standing.send_if_modified(|known| {
+            // A renewal is nobody's news.
+            let news = known.term != standing.term || known.held.is_some() != standing.held.is_some();
+            *known = standing;
+            news
+        });
+        self.fence.confirmed.send_if_modified(|known| {
+            let is_new = *known != elector.confirmed();
+            *known = elector.confirmed();
+            is_new
+        });
+        for news in elector.take_news() {
+            match news {
+                News::Gained => info!("leading now as {} in term {}", self.holder, standing.term),
+                News::Raised(term) => warn!(
+                    "an external target has a higher term than this leader, but this process still holds the Lease; it \
+                     continues in term {term} and lists all objects again"
+                ),
+                News::Lost(why) => warn!("not leading any more: {why}"),
+                News::Resigned => info!("not leading any more: lb-linker is stopping"),
+                News::Leads(holder) => info!("{holder} leads"),
+                News::Vanished(holder) => {
+                    warn!("somebody has deleted the Lease of {holder}, which may still lead; waiting for it");
+                }
+            }
+        }
+    }
+}
+
+/// What is said between a candidate and the API server.
+struct Talk<'a> {
+    election: &'a Election,
+    leases: Api<Lease>,
+    pods: Api<Pod>,
+    trouble: Trouble,
+    pauses: Pauses,
+    /// Whether the last request of a round failed.
+    failed: bool,
+    /// Whether a round of requests has ended.
+    waited: bool,
+}
+
+impl<'a> Talk<'a> {
+    fn new(election: &'a Election) -> Self {
+        let namespace = &election.candidacy.namespace;
+        Self {
+            election,
+            leases: Api::namespaced(election.client.clone(), namespace),
+            pods: Api::namespaced_with(
+                election.client.clone(),
+                namespace,
+                &ApiResource::erase::<v1::Pod>(&()),
+            ),
+            trouble: Trouble::default(),
+            pauses: Pauses::new(RETRY),
+            failed: false,
+            waited: false,
+        }
+    }
+
+    /// Returns the Pod that is to own the Lease, with leader-for-life.
+    async fn owner(&mut self) -> Option<Owner> {
+        let name = self.election.candidacy.pod.as_deref()?;
+        loop {
+            let doing = format!("get Pod {}/{name}", self.election.candidacy.namespace);
+            match ask(self.pods.get(name)).await {
+                Ok(pod) => {
+                    self.election.outage.over();
+                    return Some(Owner { name: name.to_owned(), uid: pod.uid().unwrap_or_default() });
+                }
+                Err(failure) => {
+                    let pause = self.failed(&failure, &doing).max(failure.retry_after());
+                    sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until there is something to do. Timers stand still in a suspend: what follows looks at the clock.
+    async fn wait(&mut self, until: BootInstant) {
+        // A right to read alone ends no trouble.
+        if !self.failed {
+            self.succeeded();
+        }
+        self.waited = true;
+        sleep(until.saturating_duration_since((self.election.clock)())).await;
+    }
+
+    async fn carry_out(&mut self, elector: &mut Elector, step: Step) {
+        let clock = self.election.clock;
+        let sent = clock();
+        if std::mem::take(&mut self.waited) {
+            self.failed = false;
+        }
+        let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+        let name = self.election.candidacy.lease.clone();
+        let failure = match step {
+            Step::Wait(until) => return self.wait(until).await,
+            Step::Look => match ask_until(self.until(elector.deadline()), self.leases.get_opt(&name)).await {
+                Ok(lease) => {
+                    elector.saw(lease, sent, clock());
+                    return self.election.outage.over();
+                }
+                Err(failure) => failure,
+            },
+            Step::Create | Step::Replace => {
+                let lease = elector.claim(&name, Timestamp::now());
+                let written = match step {
+                    Step::Create => ask(self.leases.create(&post, &lease)).await,
+                    _ => {
+                        ask_until(self.until(elector.deadline()), self.leases.replace(&name, &post, &lease))
+                            .await
+                    }
+                };
+                self.count(step.verb(), &written);
+                match written {
+                    Ok(lease) => {
+                        elector.wrote(lease, sent, clock());
+                        return self.election.outage.over();
+                    }
+                    Err(failure) => failure,
+                }
+            }
+            Step::Delete { ref uid, ref resource_version } => {
+                let only = Preconditions { uid: uid.clone(), resource_version: resource_version.clone() };
+                let delete = DeleteParams { preconditions: Some(only), ..Default::default() };
+                let deleted = ask(self.leases.delete(&name, &delete)).await;
+                self.count(step.verb(), &deleted);
+                match deleted {
+                    Ok(_) => {
+                        elector.deleted(clock());
+                        return self.election.outage.over();
+                    }
+                    Err(failure) => failure,
+                }
+            }
+            Step::LookAtPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
+                Ok(pod) => {
+                    elector.saw_pod(pod.as_ref());
+                    return self.election.outage.over();
+                }
+                Err(failure) => failure,
+            },
+        };
+        let now = clock();
+        match (&step, failure.code()) {
+            (Step::Create | Step::Replace | Step::Delete { .. }, 409) => elector.conflict(now),
+            (Step::Replace | Step::Delete { .. }, 404) => elector.gone(now),
+            _ => {
+                let object = match &step {
+                    Step::LookAtPod(pod) => format!("Pod {}/{pod}", self.election.candidacy.namespace),
+                    _ => format!("Lease {}/{name}", self.election.candidacy.namespace),
+                };
+                let pause = self.failed(&failure, &format!("{} {object}", step.verb()));
+                elector.failed(pause, failure.retry_after(), now);
+            }
+        }
+    }
+
+    /// Returns how long it is until a moment.
+    fn until(&self, deadline: Option<BootInstant>) -> Option<Duration> {
+        deadline.map(|deadline| deadline.saturating_duration_since((self.election.clock)()))
+    }
+
+    /// Counts a write of the Lease.
+    fn count<T>(&self, verb: &str, answer: &Result<T, Failure>) {
+        let code = match answer {
+            Ok(_) if verb == "create" => 201,
+            Ok(_) => 200,
+            Err(failure) => failure.code(),
+        };
+        let labels = [verb, "Lease", &code.to_string()];
+        self.election.metrics.api_writes.with_label_values(&labels).inc();
+    }
+
+    /// Empties the Lease, so that another one takes over at once.
+    async fn release(&mut self, elector: &Elector) {
+        let name = &self.election.candidacy.lease;
+        let deadline = (self.election.clock)() + REQUEST_TIMEOUT;
+        let empty = async |lease: Lease| {
+            let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+            let written =
+                ask_until(self.until(Some(deadline)), self.leases.replace(name, &post, &lease)).await;
+            self.count("update", &written);
+            written.map(drop)
+        };
+        let release = async {
+            let Some(lease) = elector.release(Timestamp::now()) else { return Ok(()) };
+            match empty(lease).await {
+                // A renewal that nobody waited for has come in between.
+                Err(failure) if failure.code() == 409 => {}
+                written => return written,
+            }
+            let lease = ask_until(self.until(Some(deadline)), self.leases.get(name)).await?;
+            if lease::holder(&lease) == Some(&*self.election.holder) {
+                empty(lease::released(lease, Timestamp::now())).await?;
+            }
+            Ok(())
+        };
+        if let Err(failure) = release.await {
+            let doing = format!("give back Lease {}/{name}", self.election.candidacy.namespace);
+            warn!("{}; another one takes it when it runs out", failure.sentence(&doing, ""));
+        }
+    }
+
+    fn succeeded(&mut self) {
+        let Candidacy { namespace, lease, .. } = &self.election.candidacy;
+        self.trouble.over(&format!("Lease {namespace}/{lease} can be used again"));
+        self.pauses = Pauses::new(RETRY);
+    }
+
+    /// Says what is wrong, and returns how long to wait.
+    fn failed(&mut self, failure: &Failure, doing: &str) -> Duration {
+        self.failed = true;
+        let pause = self.pauses.next();
+        let right = match &self.election.candidacy.pod {
+            None => "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants",
+            Some(_) => {
+                "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
+                 of deploy/ and deploy/life/ grant"
+            }
+        };
+        match failure {
+            Failure::Unanswered => self.trouble.report(0, &failure.sentence(doing, right)),
+            Failure::Kube(error) if failure.code() == 0 => self.election.outage.report(&root_cause(error)),
+            Failure::Kube(_) => {
+                self.election.outage.over();
+                self.trouble.report(failure.code(), &failure.sentence(doing, right));
+            }
+        }
+        pause
+    }
+}
+
+/// Why a request had no good answer.
+enum Failure {
+    /// None came in time.
+    Unanswered,
+    Kube(kube::Error),
+}
+
+impl Failure {
+    fn code(&self) -> u16 {
+        match self {
+            Self::Kube(kube::Error::Api(status)) => status.code,
+            _ => 0,
+        }
+    }
+
+    /// Returns how long the API server asks to be left alone.
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Unanswered => Duration::ZERO,
+            Self::Kube(error) => retry_after(error).unwrap_or_default(),
+        }
+    }
+
+    fn sentence(&self, doing: &str, right: &str) -> String {
+        match self {
+            Self::Unanswered => format!("can't {doing}: the API server hasn't answered in time"),
+            Self::Kube(error) => explain(error, doing, right),
+        }
+    }
+}
+
+async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+    let answer = timeout(REQUEST_TIMEOUT, request).await;
+    answer.map_err(|_| Failure::Unanswered)?.map_err(Failure::Kube)
+}
+
+/// Who leads can't wait for an answer after its time is up.
+async fn ask_until<T>(
+    left: Option<Duration>,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Failure> {
+    match left {
+        Some(left) => timeout(left, ask(request)).await.unwrap_or(Err(Failure::Unanswered)),
+        None => ask(request).await,
+    }
+}

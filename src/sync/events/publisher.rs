@@ -1,0 +1,573 @@
+//! The task that sends Events to the API server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+use tower::timeout::error::Elapsed;
+use tracing::{debug, warn};
+
+use super::aggregator::{Limit, Memory, Quota, Todo};
+use super::refused::Namespaces;
+use super::{Happening, Queue, Recorder, Regarding, Waiting};
+use crate::metrics::Metrics;
+use crate::model::excerpt::sentence;
+use crate::sync::external_target::desired::FIELD_MANAGER;
+use crate::sync::k8s::errors::{Outage, explain, retry_after, root_cause};
+use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::{Pauses, SyncError};
+
+/// Who says it. Kubernetes wants a qualified name here.
+const CONTROLLER: &str = "lb-linker";
+/// The longest `reportingInstance`.
+const INSTANCE: usize = 128;
+/// How often an Event is sent that gets no answer, and the pauses in between.
+const TRIES: usize = 3;
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// How often series are looked at that go on.
+const LOOK: Duration = Duration::from_secs(15);
+
+/// How long the Events that wait at the end may take.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Sends what a [`Recorder`] takes in.
+#[derive(Clone)]
+pub struct Sender {
+    /// The client.
+    pub client: Client,
+    /// Where it is said that the API server is away.
+    pub outage: Outage,
+    /// What is sent.
+    pub recorder: Recorder,
+    /// Which replica this is.
+    pub instance: String,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The API server has the Event.
+    Sent,
+    /// There is no Event of that name any more: the API server keeps them for an hour.
+    Expired,
+    /// It isn't to be sent again.
+    Refused,
+    /// There was no answer, or one that asks for another try after so long.
+    Again(Duration),
+}
+
+/// What a sender knows.
+struct Known {
+    /// The term that the memory belongs to: whoever led in between may have recorded the same.
+    term: u64,
+    memory: Memory,
+    quota: Quota,
+    namespaces: Namespaces,
+    limit: Limit,
+    /// How many Events are being sent.
+    under_way: u64,
+}
+
+impl Sender {
+    /// Sends Events as they come. At `stop`, when nobody records any more, it sends those that wait, as
+    /// far as that takes no longer than two seconds.
+    ///
+    /// # Errors
+    /// Never: what can't be sent is dropped.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
+        let Some(queue) = self.recorder.0.clone() else { return Ok(()) };
+        let mut known = Known {
+            term: 0,
+            memory: Memory::default(),
+            quota: Quota::default(),
+            namespaces: Namespaces::default(),
+            limit: Limit::new(Instant::now()),
+            under_way: 0,
+        };
+        let late = async {
+            stop.cancelled().await;
+            sleep(FAREWELL).await;
+        };
+        tokio::select! {
+            () = self.send_all(&queue, &mut known, &stop) => {}
+            () = late => {}
+        }
+        let unsent = known.under_way + std::iter::from_fn(|| queue.pop()).map(|_| 1).sum::<u64>();
+        if unsent > 0 {
+            queue.dropped.inc_by(unsent);
+            warn!("stopping although {unsent} Kubernetes Events haven't been sent; they are dropped");
+        }
+        Ok(())
+    }
+
+    /// Sends Events until there are none at `stop`.
+    async fn send_all(&self, queue: &Queue, known: &mut Known, stop: &CancellationToken) {
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let todo = tokio::select! {
+                biased;
+                Waiting { happening, at, term } = queue.next() => {
+                    if term != known.term {
+                        (known.term, known.memory) = (term, Memory::default());
+                    }
+                    let todo = known.memory.see(&happening, at, Instant::now(), &known.quota);
+                    vec![(happening, todo)]
+                }
+                () = stop.cancelled() => return,
+                _ = look.tick() => known.memory.due(Instant::now()),
+            };
+            for (happening, todo) in todo {
+                match todo {
+                    Todo::Nothing => continue,
+                    Todo::Drop => {
+                        queue.dropped.inc();
+                        continue;
+                    }
+                    Todo::Create(_) | Todo::Count { .. } => {}
+                }
+                known.under_way = 1;
+                if !self.sent(&happening, todo, known).await {
+                    queue.dropped.inc();
+                    known.memory.forget(&happening);
+                }
+                known.under_way = 0;
+            }
+        }
+    }
+
+    /// Sends one Event, if that can be done.
+    async fn sent(&self, happening: &Happening, todo: Todo, known: &mut Known) -> bool {
+        if known.namespaces.is_left_alone(&happening.regarding.namespace, Instant::now()) {
+            return false;
+        }
+        sleep(known.limit.take(Instant::now())).await;
+        let mut outcome = self.deliver(happening, &todo, known).await;
+        if let (Outcome::Expired, Todo::Count { last, .. }) = (outcome, &todo) {
+            known.memory.forget(happening);
+            let todo = known.memory.see(happening, *last, Instant::now(), &known.quota);
+            if todo == Todo::Drop {
+                return false;
+            }
+            outcome = self.deliver(happening, &todo, known).await;
+        }
+        outcome == Outcome::Sent
+    }
+
+    /// Sends one Event, and again where that may help.
+    async fn deliver(&self, happening: &Happening, todo: &Todo, known: &mut Known) -> Outcome {
+        let mut pauses = Pauses::new(RETRY);
+        for _ in 1..TRIES {
+            match self.send(happening, todo, known).await {
+                Outcome::Again(at_least) => sleep(pauses.next().max(at_least)).await,
+                outcome => return outcome,
+            }
+        }
+        self.send(happening, todo, known).await
+    }
+
+    async fn send(&self, happening: &Happening, todo: &Todo, known: &mut Known) -> Outcome {
+        let namespace = &happening.regarding.namespace;
+        let verb = if matches!(todo, Todo::Create(_)) { "create" } else { "patch" };
+        let Some(leadership) = self.recorder.0.as_ref().map(|queue| &queue.leadership) else {
+            return Outcome::Refused;
+        };
+        // An Event has no version that would refuse it when another one leads.
+        let Ok(sent) = leadership.write_confirmed(known.term, self.request(happening, todo)).await else {
+            return Outcome::Refused;
+        };
+        let code = match &sent {
+            Ok(()) if verb == "create" => 201,
+            Ok(()) => 200,
+            Err(kube::Error::Api(status)) => status.code,
+            Err(_) => 0,
+        };
+        self.metrics.api_writes.with_label_values(&[verb, "Event", &code.to_string()]).inc();
+        let Err(error) = sent else {
+            self.outage.over();
+            known.namespaces.taken(namespace);
+            if verb == "create" {
+                known.quota.count(happening, Instant::now());
+            }
+            return Outcome::Sent;
+        };
+        self.sort(&error, verb, namespace, &mut known.namespaces)
+    }
+
+    async fn request(&self, happening: &Happening, todo: &Todo) -> kube::Result<()> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &happening.regarding.namespace);
+        match todo {
+            Todo::Nothing | Todo::Drop => Ok(()),
+            Todo::Create(at) => {
+                let event = self.event(happening, *at);
+                let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+                api.create(&post, &event).await.map(drop)
+            }
+            Todo::Count { first, count, last } => {
+                // Nothing else of an Event can be changed.
+                let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
+                let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+                let patch = Patch::Merge(json!({ "series": series }));
+                api.patch(&name(happening, *first), &params, &patch).await.map(drop)
+            }
+        }
+    }
+
+    /// Decides what a failed request means, and says what people should know.
+    fn sort(&self, error: &kube::Error, verb: &str, namespace: &str, namespaces: &mut Namespaces) -> Outcome {
+        let status = match error {
+            kube::Error::Api(status) => status,
+            kube::Error::Service(error) if error.is::<Elapsed>() => return Outcome::Again(Duration::ZERO),
+            error => {
+                self.outage.report(&root_cause(error));
+                return Outcome::Again(Duration::ZERO);
+            }
+        };
+        let doing = format!("{verb} Events in namespace {namespace}");
+        let now = Instant::now();
+        let forbidden = Forbidden::of(error, verb, "events");
+        match status.code {
+            // The try before this one had arrived.
+            409 => Outcome::Sent,
+            404 if verb == "patch" => Outcome::Expired,
+            // The namespace is gone, or about to go: so is the Service, and nobody will look.
+            404 => Outcome::Refused,
+            403 if forbidden == Some(Forbidden::NamespaceTerminating) => {
+                debug!("no Events in namespace {namespace}: {}", sentence(&status.message));
+                Outcome::Refused
+            }
+            code @ (401 | 403) => {
+                let right = match forbidden {
+                    Some(Forbidden::Authorizer) => {
+                        "lb-linker needs the ClusterRole of deploy/, which grants create and patch of events in \
+                         events.k8s.io; links and DNS don't need it"
+                    }
+                    _ => "",
+                };
+                let sentence = explain(error, &doing, right);
+                // A policy refuses this Event; credentials, rights and quotas concern every Event of the namespace.
+                if forbidden == Some(Forbidden::Admission) {
+                    namespaces.single.refused(code, &sentence);
+                } else {
+                    namespaces.trouble(namespace, now).refused(code, &sentence);
+                    namespaces.refuse(namespace, now);
+                }
+                Outcome::Refused
+            }
+            429 | 500.. => {
+                namespaces.trouble(namespace, now).report(status.code, &explain(error, &doing, ""));
+                Outcome::Again(retry_after(error).unwrap_or_default().min(RETRY.1))
+            }
+            code => {
+                namespaces.single.refused(code, &explain(error, &doing, ""));
+                Outcome::Refused
+            }
+        }
+    }
+
+    fn event(&self, happening: &Happening, at: Timestamp) -> Event {
+        let Happening { regarding: Regarding { namespace, name: service, uid }, reason, note } = happening;
+        let namespace = Some(namespace.to_string());
+        let instance = &self.instance[..self.instance.floor_char_boundary(INSTANCE)];
+        Event {
+            metadata: ObjectMeta {
+                name: Some(name(happening, at)),
+                namespace: namespace.clone(),
+                ..Default::default()
+            },
+            event_time: Some(MicroTime(at)),
+            type_: Some(reason.severity().to_owned()),
+            reason: Some(reason.to_string()),
+            action: Some(reason.action().to_owned()),
+            note: Some(note.to_string()),
+            regarding: Some(ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Service".to_owned()),
+                namespace,
+                name: Some(service.to_string()),
+                uid: Some(uid.to_string()),
+                ..Default::default()
+            }),
+            reporting_controller: Some(CONTROLLER.to_owned()),
+            // It can't be empty.
+            reporting_instance: Some(if instance.is_empty() { CONTROLLER } else { instance }.to_owned()),
+            ..Default::default()
+        }
+    }
+}
+
+/// The name of an Event that happened first at that time, as kube and client-go name them.
+fn name(happening: &Happening, at: Timestamp) -> String {
+    format!("{}.{:x}", happening.regarding.name, at.as_nanosecond())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::{Mutex, PoisonError};
+
+    use axum::http::{Request, Response};
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
+    use super::super::Reason;
+    use super::super::publisher::*;
+    use crate::sync::election::Leadership;
+
+    /// What the API server does to a request. A real one can't be made to do most of it.
+    #[derive(Clone, Copy)]
+    enum Answer {
+        Nothing,
+        Never,
+        Status(u16, &'static str),
+    }
+
+    const CREATED: Answer = Answer::Status(201, "");
+    const MISSING_RIGHT: &str = "events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\" in API \
+                                 group \"events.k8s.io\" in the namespace \"refusing\"";
+
+    type Requests = mpsc::UnboundedReceiver<(String, String)>;
+
+    /// Runs a sender against an API server that answers so, and then always that all is well. Returns
+    /// the recorder, what was asked, and how many Events were dropped.
+    fn sender(answers: &[Answer]) -> (Recorder, Requests, Arc<Metrics>, impl Drop + use<>) {
+        let (sender, requests) = idle_sender(answers, Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        (recorder, requests, metrics, tasks)
+    }
+
+    fn idle_sender(answers: &[Answer], leadership: Leadership) -> (Sender, Requests) {
+        let (asked, requests) = mpsc::unbounded_channel();
+        let answers = Arc::new(Mutex::new(VecDeque::from(answers.to_vec())));
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (asked, answers) = (asked.clone(), Arc::clone(&answers));
+            async move {
+                let path = request.uri().path().to_owned();
+                let answer = answers.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
+                asked.send((path, what)).unwrap();
+                let (code, body) = match answer.unwrap_or(CREATED) {
+                    Answer::Never => return std::future::pending().await,
+                    Answer::Nothing => return Err(std::io::Error::other("connection reset")),
+                    Answer::Status(code @ 200..300, _) => (code, sent),
+                    Answer::Status(code, message) => {
+                        let (status, reason) = ("Failure", "");
+                        (code, json!({"status": status, "message": message, "reason": reason, "code": code}))
+                    }
+                };
+                let body = Body::from(serde_json::to_vec(&body).unwrap());
+                Ok(Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let recorder = Recorder::new(metrics.events_dropped.clone(), leadership);
+        let sender = Sender {
+            client: Client::new(service, "default"),
+            outage: Outage::default(),
+            recorder,
+            instance: "x".repeat(200),
+            metrics,
+        };
+        (sender, requests)
+    }
+
+    fn record(recorder: &Recorder, note: &str) {
+        record_in("default", recorder, note);
+    }
+
+    fn record_in(namespace: &str, recorder: &Recorder, note: &str) {
+        let name = format!("web-{note}").into();
+        let regarding = Regarding { namespace: namespace.into(), name, uid: "u".into() };
+        recorder.record(regarding, Reason::TargetChanged, note);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unanswered_event_is_resent_under_its_name_then_given_up() {
+        let (recorder, mut requests, metrics, _tasks) = sender(&[Answer::Nothing; TRIES]);
+        record(&recorder, "first");
+        record(&recorder, "second");
+        let start = Instant::now();
+        let mut asked = Vec::new();
+        for _ in 0..=TRIES {
+            asked.push(requests.recv().await.unwrap().1);
+        }
+        assert_eq!(asked, ["first", "first", "first", "second"]);
+        assert!(start.elapsed() >= Duration::from_secs(3), "1 s, then 2 s at least");
+        assert!(start.elapsed() <= RETRY.1 * 2);
+        assert_eq!(metrics.events_dropped.get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_whose_answer_was_lost_is_no_loss() {
+        let answers = [Answer::Nothing, Answer::Status(409, "already exists"), CREATED];
+        let (recorder, mut requests, metrics, _tasks) = sender(&answers);
+        record(&recorder, "first");
+        record(&recorder, "second");
+        for note in ["first", "first", "second"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert_eq!(metrics.events_dropped.get(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_event_isnt_resent_and_overload_causes_a_pause() {
+        let answers = [
+            Answer::Status(404, "namespaces \"default\" not found"),
+            Answer::Status(422, "Invalid"),
+            Answer::Status(429, "too many requests"),
+            CREATED,
+        ];
+        let (recorder, mut requests, metrics, _tasks) = sender(&answers);
+        for note in ["gone", "invalid", "busy"] {
+            record(&recorder, note);
+        }
+        for note in ["gone", "invalid", "busy"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        let start = Instant::now();
+        assert_eq!(requests.recv().await.unwrap().1, "busy");
+        assert!(start.elapsed() >= RETRY.0);
+        assert_eq!(metrics.events_dropped.get(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusing_namespace_isnt_asked_for_each_event() {
+        let forbidden = Answer::Status(403, MISSING_RIGHT);
+        let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
+        let mut asked = async || {
+            let (path, note) = requests.recv().await.unwrap();
+            (path.contains("/namespaces/refusing/"), note)
+        };
+        for i in 0..10 {
+            record_in("refusing", &recorder, &i.to_string());
+        }
+        record(&recorder, "elsewhere");
+        assert_eq!(asked().await, (true, "0".to_owned()));
+        assert_eq!(asked().await, (false, "elsewhere".to_owned()));
+        assert_eq!(metrics.events_dropped.get(), 10);
+        sleep(Duration::from_secs(3)).await;
+        for note in ["later", "last"] {
+            record_in("refusing", &recorder, note);
+            assert_eq!(asked().await, (true, note.to_owned()));
+        }
+        assert_eq!(metrics.events_dropped.get(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_with_1000_services_delays_no_other_event() {
+        let (sender, mut requests) = idle_sender(&[], Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        for note in 0..3 {
+            for service in 0..1000 {
+                let name = format!("svc-{service}").into();
+                let regarding = Regarding { namespace: "tenant".into(), name, uid: "u".into() };
+                recorder.record(regarding, Reason::HostnameRefused, &note.to_string());
+            }
+        }
+        assert_eq!(metrics.events_dropped.get(), 2000);
+        record(&recorder, "other");
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        let sent = [requests.recv().await.unwrap().1, requests.recv().await.unwrap().1];
+        assert_eq!(sent, ["0", "other"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_a_policy_refuses_delays_no_other() {
+        let denied = "events.events.k8s.io \"web.1\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' \
+                      denied request: events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\"";
+        let (recorder, mut requests, metrics, _tasks) =
+            sender(&[Answer::Status(403, denied), CREATED, CREATED]);
+        for note in ["denied", "second", "third"] {
+            record(&recorder, note);
+        }
+        for note in ["denied", "second", "third"] {
+            assert_eq!(requests.recv().await.unwrap().1, note);
+        }
+        assert_eq!(metrics.events_dropped.get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_sent_in_its_own_term_or_dropped() {
+        let (leadership, lead) = Leadership::by_hand();
+        let (sender, mut requests) = idle_sender(&[], leadership);
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        lead(Some(1));
+        for note in ["a", "b", "c"] {
+            record(&recorder, note);
+        }
+        lead(None);
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(sender.run(CancellationToken::new()));
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(metrics.events_dropped.get(), 3);
+        lead(Some(2));
+        record(&recorder, "a");
+        assert_eq!(requests.recv().await.unwrap().1, "a");
+        // Another one may have recorded the same since: it is no more of that series.
+        lead(None);
+        lead(Some(3));
+        record(&recorder, "a");
+        assert_eq!(requests.recv().await.unwrap().1, "a");
+        assert!(requests.try_recv().is_err(), "nothing else was sent");
+        assert_eq!(metrics.events_dropped.get(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_events_are_sent_at_the_end_and_late_ones_counted() {
+        let (sender, mut requests) = idle_sender(&[], Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let stop = CancellationToken::new();
+        stop.cancel();
+        for i in 0..10 {
+            record(&recorder, &i.to_string());
+        }
+        sender.run(stop.clone()).await.unwrap();
+        assert_eq!(std::iter::from_fn(|| requests.try_recv().ok()).count(), 10);
+        assert_eq!(metrics.events_dropped.get(), 0);
+
+        let (sender, _requests) = idle_sender(&[CREATED, Answer::Never], Leadership::always());
+        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        for i in 0..10 {
+            record(&recorder, &i.to_string());
+        }
+        let start = Instant::now();
+        sender.run(stop).await.unwrap();
+        assert_eq!(start.elapsed(), FAREWELL);
+        assert_eq!(metrics.events_dropped.get(), 9, "the one under way, too");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_series_goes_on_in_the_event_that_it_began_with() {
+        let (recorder, mut requests, _metrics, _tasks) = sender(&[]);
+        record(&recorder, "again");
+        let (path, note) = requests.recv().await.unwrap();
+        assert_eq!((&*path, &*note), ("/apis/events.k8s.io/v1/namespaces/default/events", "again"));
+        for _ in 0..1000 {
+            record(&recorder, "again");
+            tokio::task::yield_now().await;
+        }
+        let (path, series) = requests.recv().await.unwrap();
+        assert!(path.starts_with("/apis/events.k8s.io/v1/namespaces/default/events/web-again."), "{path}");
+        assert!(series.starts_with(r#"{"series":{"count":2,"#), "{series}");
+        let start = Instant::now();
+        let (again, series) = requests.recv().await.unwrap();
+        assert_eq!(again, path);
+        assert!(series.starts_with(r#"{"series":{"count":1001,"#), "{series}");
+        assert!(start.elapsed() >= Duration::from_secs(50), "{:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,15 @@
+//! Keeps the external targets in step with the links.
+
+pub mod backend;
+pub mod decision;
+pub mod deletion_budget;
+pub mod desired;
+pub(crate) mod handlers;
+pub mod left_out;
+pub mod object_cache;
+pub mod observed_object;
+pub mod orphans;
+pub mod output_dir;
+pub mod reconciler;
+pub(crate) mod status_log;
+pub(crate) mod write;

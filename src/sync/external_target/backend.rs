@@ -1,0 +1,400 @@
+//! The place where external targets are kept: a namespace of a cluster, or a directory.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{Request, Status};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tower::timeout::error::Elapsed;
+
+use super::decision::Write;
+use super::desired::{FIELD_MANAGER, Stamp, merge_patch};
+use super::observed_object::Packed;
+use super::output_dir::OutputDirectory;
+use crate::metrics::staleness::Staleness;
+use crate::model::excerpt::sentence;
+use crate::store::ServiceKey;
+use crate::sync::election::NotLeading;
+use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
+use crate::sync::k8s::service::{FINALIZER, Service};
+use crate::sync::k8s::watch::{Event, Events, Query, list_watch};
+use crate::sync::source::cluster::{key_of, readable};
+use crate::takeover::finalizers::is_another;
+
+/// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
+/// doesn't exist.
+const ABSENT: &str =
+    "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
+
+/// What grants the right to put finalizers on load balancers.
+const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
+
+/// What happened to the objects there.
+#[derive(Debug)]
+pub enum ObjectEvent {
+    /// The objects of a kind are being listed from here on.
+    ListBegins(Kind),
+    /// A list of the objects of a kind is older than what was heard before: etcd was restored.
+    Rewound(Kind),
+    /// A complete list of the objects of a kind.
+    Listed(Kind, Vec<Packed>),
+    /// The objects of some kind can't be seen now; the reason has been logged.
+    Unseen,
+    /// An object is new or changed.
+    Applied(Object),
+    /// An object is gone.
+    Deleted {
+        /// Which one.
+        id: ObjectId,
+        /// Its uid; empty where there are none.
+        uid: String,
+    },
+}
+
+/// Why a write failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The object isn't as it was seen last, or exists already: the watch will say how it is.
+    #[error("the object has changed meanwhile")]
+    Conflict,
+    /// The object is gone.
+    #[error("the object is gone")]
+    Gone,
+    /// Another instance leads, or may lead by now.
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
+    /// There was no answer, which has been logged.
+    #[error("no answer")]
+    Unanswered,
+    /// Every object of that kind may have the same trouble: the namespace or the right is missing, or the API server
+    /// is overloaded.
+    #[error("{message}")]
+    Everywhere {
+        /// The HTTP code; 0 if there was no answer in time.
+        code: u16,
+        /// One sentence.
+        message: String,
+        /// When the API server asks to be left alone until then.
+        retry_after: Option<Duration>,
+    },
+    /// The API server refuses this object: a policy, a webhook, a quota or the namespace's end.
+    #[error("{message}")]
+    Refused {
+        /// The part of the API server that refuses it.
+        by: Forbidden,
+        /// One sentence.
+        message: String,
+    },
+    /// Anything else.
+    #[error("{message}")]
+    Other {
+        /// One sentence.
+        message: String,
+        /// When the API server asks to be left alone until then.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl WriteError {
+    /// A write that has panicked.
+    pub(crate) fn panicked() -> Self {
+        Self::Other {
+            message: "writing it has panicked, a defect of lb-linker".to_owned(),
+            retry_after: None,
+        }
+    }
+
+    /// Returns the HTTP status that the metrics show.
+    fn code(error: &kube::Error) -> u16 {
+        match error {
+            kube::Error::Api(status) => status.code,
+            _ => 0,
+        }
+    }
+}
+
+/// Where external targets are kept.
+#[derive(Clone)]
+pub enum Keeper {
+    /// A namespace of a cluster.
+    Namespace {
+        /// The client.
+        client: Client,
+        /// Where it is said that the API server is away.
+        outage: Outage,
+        /// The target namespace.
+        namespace: String,
+    },
+    /// A directory of YAML files.
+    Directory(OutputDirectory),
+}
+
+impl Keeper {
+    /// Follows the objects that are there: first comes a complete list. `staleness` shows how long ago the watches
+    /// have heard something.
+    #[must_use]
+    pub fn events(&self, staleness: &Staleness) -> BoxStream<'static, ObjectEvent> {
+        match self {
+            Self::Namespace { client, outage, namespace } => {
+                let query = Query { namespace: Some(namespace.clone()), ..Query::default() };
+                let sign = staleness.watch("external-targets");
+                let services = list_watch::<Service>(client.clone(), query.clone(), sign);
+                let sign = staleness.watch("endpoint-slices");
+                let slices = list_watch::<EndpointSlice>(client.clone(), query, sign);
+                futures::stream::select(
+                    namespace_events(services, Kind::Service, namespace, outage.clone()),
+                    namespace_events(slices, Kind::EndpointSlice, namespace, outage.clone()),
+                )
+                .boxed()
+            }
+            Self::Directory(directory) => directory.events().boxed(),
+        }
+    }
+
+    /// Returns where it is said that the API server is away, where there is one.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        match self {
+            Self::Namespace { outage, .. } => Some(outage.clone()),
+            Self::Directory(_) => None,
+        }
+    }
+
+    /// Returns how an object is called in the log.
+    #[must_use]
+    pub fn describe(&self, object: &str) -> String {
+        match self {
+            Self::Namespace { namespace, .. } => format!("{namespace}/{object}"),
+            Self::Directory(directory) => directory.file(object).display().to_string(),
+        }
+    }
+
+    /// Carries out one write, which leaves `stamp` on the object. Returns the object as it is afterwards, or
+    /// nothing if it is gone, and the HTTP code for the metrics.
+    pub async fn write(&self, write: Write, stamp: &Stamp) -> (u16, Result<Option<Object>, WriteError>) {
+        let (client, outage, namespace) = match self {
+            Self::Namespace { client, outage, namespace } => (client.clone(), outage, namespace),
+            Self::Directory(directory) => return (0, directory.write(write).await),
+        };
+        let created = matches!(write, Write::Create(_));
+        let (verb, resource) = (write.verb(), write.id().kind.resource());
+        let doing = format!("{} {}s in namespace {namespace}", write.verb(), write.id().kind);
+        if let Write::Finalizer { service, uid, add } = write {
+            let patch = Patch::Strategic(finalizer_patch(&uid, add));
+            return patch_elsewhere(client, outage, &service, &patch, FINALIZER_RIGHT).await;
+        }
+        let sent = match write.id().kind {
+            Kind::Service | Kind::LoadBalancer => {
+                send::<Service>(&Api::namespaced(client, namespace), write, stamp).await
+            }
+            Kind::EndpointSlice => {
+                send::<EndpointSlice>(&Api::namespaced(client, namespace), write, stamp).await
+            }
+        };
+        match sent {
+            Ok(object) => {
+                outage.over();
+                (if created { 201 } else { 200 }, Ok(object.map(Object::without_foreign_annotations)))
+            }
+            Err(error) => failed(error, outage, Asked { verb, resource, doing: &doing, right: ABSENT }),
+        }
+    }
+}
+
+/// Patches a Service outside the target namespace. Returns it as it is afterwards, and the HTTP code
+/// for the metrics; `right` says what grants it.
+pub(crate) async fn patch_elsewhere(
+    client: Client,
+    outage: &Outage,
+    service: &ServiceKey,
+    patch: &Patch<Value>,
+    right: &str,
+) -> (u16, Result<Option<Object>, WriteError>) {
+    let api: Api<Service> = Api::namespaced(client, service.namespace());
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    let doing = format!("patch Services in namespace {}", service.namespace());
+    match api.patch(service.name(), &params, patch).await {
+        Ok(service) => {
+            outage.over();
+            (200, Ok(Some(service.into())))
+        }
+        Err(error) => {
+            failed(error, outage, Asked { verb: "patch", resource: "services", doing: &doing, right })
+        }
+    }
+}
+
+/// A write as the API server has been asked for it.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    verb: &'static str,
+    resource: &'static str,
+    /// Completes "can't …".
+    doing: &'a str,
+    /// What grants the right to it.
+    right: &'a str,
+}
+
+/// Sorts a request that failed, and reports that there was no answer.
+fn failed(
+    error: kube::Error,
+    outage: &Outage,
+    asked: Asked<'_>,
+) -> (u16, Result<Option<Object>, WriteError>) {
+    let code = WriteError::code(&error);
+    let doing = asked.doing;
+    if let kube::Error::Service(error) = &error
+        && error.is::<Elapsed>()
+    {
+        // Others may well be answered: an admission webhook can be slow, too.
+        let message = format!("can't {doing}: the API server hasn't answered in time");
+        return (0, Err(WriteError::Everywhere { code: 0, message, retry_after: None }));
+    }
+    if code == 0 {
+        outage.report(&root_cause(&error));
+        return (0, Err(WriteError::Unanswered));
+    }
+    outage.over();
+    (code, Err(sort(error, asked)))
+}
+
+/// A strategic merge patch leaves the finalizers of others alone; another uid is refused (422).
+fn finalizer_patch(uid: &str, add: bool) -> Value {
+    let key = if add { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+    json!({"metadata": {"uid": uid, key: [FINALIZER]}})
+}
+
+async fn send<K>(api: &Api<K>, write: Write, stamp: &Stamp) -> kube::Result<Option<Object>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Into<Object>,
+{
+    let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    let patch = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    match write {
+        Write::Create(mut object) => {
+            stamp.put_on(&mut object);
+            let body = serde_json::to_vec(&object).map_err(kube::Error::SerdeError)?;
+            let request = Request::new(api.resource_url()).create(&post, body);
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            api.clone().into_client().request::<K>(request).await.map(|object| Some(object.into()))
+        }
+        Write::Change { desired, only } => {
+            let body = Patch::Merge(merge_patch(&desired, &only, stamp));
+            api.patch(&desired.id().name, &patch, &body).await.map(|object| Some(object.into()))
+        }
+        Write::Annotate { id, only } => {
+            let body = Patch::Merge(stamp.patch(&only));
+            api.patch(&id.name, &patch, &body).await.map(|object| Some(object.into()))
+        }
+        Write::Delete { id, only } => {
+            let params = DeleteParams {
+                preconditions: Some(Preconditions { uid: only.uid, resource_version: only.resource_version }),
+                ..Default::default()
+            };
+            // What is left is held by a finalizer of somebody else.
+            let left = api.delete(&id.name, &params).await?.left().map(Into::into);
+            Ok(left.filter(Object::is_terminating))
+        }
+        // It belongs to another namespace.
+        Write::Finalizer { .. } => Ok(None),
+    }
+}
+
+fn sort(error: kube::Error, Asked { verb, resource, doing, right }: Asked<'_>) -> WriteError {
+    let created = verb == "create";
+    let code = WriteError::code(&error);
+    let everywhere = |hint, retry_after| WriteError::Everywhere {
+        code,
+        message: explain(&error, doing, hint),
+        retry_after,
+    };
+    let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
+    let retry_after = retry_after(&error);
+    match code {
+        // A quota that somebody else was counting, say: nothing that the watch could explain.
+        409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
+        409 => WriteError::Conflict,
+        404 if !created => WriteError::Gone,
+        // Another uid: the object that was meant is gone.
+        422 if is_another(&error) && !created => WriteError::Gone,
+        404 => WriteError::Everywhere {
+            code,
+            message: format!("can't {doing}: there is no such namespace (404 {})", sentence(&status.message)),
+            retry_after,
+        },
+        401 | 429 | 500.. => everywhere("", retry_after),
+        _ => match Forbidden::of(&error, verb, resource) {
+            Some(Forbidden::Authorizer) => everywhere(right, retry_after),
+            Some(by) => WriteError::Refused { by, message: answered(status) },
+            None => other(status, retry_after),
+        },
+    }
+}
+
+fn other(status: &Status, retry_after: Option<Duration>) -> WriteError {
+    WriteError::Other { message: answered(status), retry_after }
+}
+
+fn answered(status: &Status) -> String {
+    format!("the API server answered {} {}", status.code, sentence(&status.message))
+}
+
+/// Returns what is kept of an object of the target namespace.
+fn kept(object: impl Into<Object>) -> Object {
+    object.into().without_foreign_annotations()
+}
+
+fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
+    events: Events<K>,
+    kind: Kind,
+    namespace: &str,
+    outage: Outage,
+) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
+    let mut trouble = WatchTrouble::new(outage, format!("{kind}s in namespace {namespace}"), ABSENT);
+    let mut complaints = Complaints::of_kind(kind);
+    let mut list = Vec::new();
+    events.filter_map(move |event| {
+        // What may pass is waited for; not a right or a namespace that is missing.
+        let unseen = event.as_ref().is_err_and(|error| matches!(error.code(), 401 | 403 | 404));
+        let Some(event) = trouble.unless_failed(event) else {
+            return std::future::ready(unseen.then_some(ObjectEvent::Unseen));
+        };
+        std::future::ready(match event {
+            Event::ListBegins => {
+                list = Vec::new();
+                Some(ObjectEvent::ListBegins(kind))
+            }
+            Event::Listed(object) => {
+                list.extend(readable(object, &mut complaints).map(|object| Packed::of(&kept(object))));
+                None
+            }
+            // All is listed anew, so this list isn't needed.
+            Event::ListEnds { rewound: true, .. } => Some(ObjectEvent::Rewound(kind)),
+            Event::ListEnds { rewound: false, .. } => {
+                Some(ObjectEvent::Listed(kind, std::mem::take(&mut list)))
+            }
+            Event::Applied(object) => {
+                let key = key_of(&object);
+                let object = readable(object, &mut complaints);
+                if object.is_some() {
+                    complaints.set(&key, None);
+                }
+                object.map(|object| ObjectEvent::Applied(kept(object)))
+            }
+            Event::Deleted(object) => {
+                complaints.set(&key_of(&object), None);
+                Some(ObjectEvent::Deleted {
+                    id: ObjectId { kind, name: object.name_any() },
+                    uid: object.uid().unwrap_or_default(),
+                })
+            }
+        })
+    })
+}

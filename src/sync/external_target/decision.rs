@@ -1,0 +1,484 @@
+//! The pure half of the reconciler: which one write brings what is there closer to what should be.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::deletion_budget::MaxDeletes;
+use super::desired::{
+    Desired, HEADLESS, IPV4, IPV6, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for,
+    service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
+};
+use crate::model::excerpt::{sentence, value};
+use crate::store::{Link, ServiceKey};
+use crate::sync::election::term::{TERM, Written};
+use crate::sync::k8s::instance::{INSTANCE, instance_of, other_instance};
+use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
+use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
+
+/// One write to the target namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// Create this object.
+    Create(Object),
+    /// Make the object of this name like this one, in the fields that are ours.
+    Change {
+        /// What it should be.
+        desired: Object,
+        /// Which version of it.
+        only: Precondition,
+    },
+    /// Remove an object.
+    Delete {
+        /// Which one.
+        id: ObjectId,
+        /// Which version of it.
+        only: Precondition,
+    },
+    /// Write the annotations that each write of ours leaves, and nothing else.
+    Annotate {
+        /// Which object.
+        id: ObjectId,
+        /// Which version of it.
+        only: Precondition,
+    },
+    /// Put our finalizer on a load balancer, or take it off.
+    Finalizer {
+        /// Which load balancer.
+        service: ServiceKey,
+        /// Its uid.
+        uid: Box<str>,
+        /// Whether it is put on.
+        add: bool,
+    },
+}
+
+impl Write {
+    /// Returns which object is written.
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        match self {
+            Self::Create(desired) | Self::Change { desired, .. } => desired.id(),
+            Self::Delete { id, .. } | Self::Annotate { id, .. } => id.clone(),
+            Self::Finalizer { service, .. } => {
+                ObjectId { kind: Kind::LoadBalancer, name: service.to_string() }
+            }
+        }
+    }
+
+    /// Returns the HTTP verb, for logs and metrics.
+    #[must_use]
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Change { .. } | Self::Annotate { .. } | Self::Finalizer { .. } => "patch",
+            Self::Delete { .. } => "delete",
+        }
+    }
+
+    /// Returns whether nothing but the lease protects a write: it names no version of an object, or takes the object
+    /// away with the term that it bears.
+    #[must_use]
+    pub fn is_unprotected(&self) -> bool {
+        match self {
+            Self::Create(_) | Self::Delete { .. } | Self::Finalizer { .. } => true,
+            Self::Change { .. } | Self::Annotate { .. } => false,
+        }
+    }
+
+    /// Returns the uid of the object that the write is meant for, or nothing.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        match self {
+            Self::Create(_) => "",
+            Self::Change { only, .. } | Self::Delete { only, .. } | Self::Annotate { only, .. } => {
+                only.uid.as_deref().unwrap_or_default()
+            }
+            Self::Finalizer { uid, .. } => uid,
+        }
+    }
+
+    /// Returns the version of the object that the write is meant for.
+    #[must_use]
+    pub fn resource_version(&self) -> Option<&str> {
+        match self {
+            Self::Create(_) | Self::Finalizer { .. } => None,
+            Self::Change { only, .. } | Self::Delete { only, .. } | Self::Annotate { only, .. } => {
+                only.resource_version.as_deref()
+            }
+        }
+    }
+}
+
+/// What to do next about a link.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Nothing differs.
+    Done,
+    /// This write; then look again.
+    Write(Write),
+    /// Look again at this moment.
+    Wait(Instant),
+    /// The object of the link's name isn't ours and is left alone.
+    Conflict {
+        /// The object.
+        object: ObjectId,
+        /// Why it isn't ours.
+        why: String,
+    },
+    /// The Service and its external target are gone: the store may forget the link.
+    Forget,
+}
+
+/// What is there for a link.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Actual<'a> {
+    /// The object that has the external target's name, whosever it is.
+    pub named: Option<&'a Service>,
+    /// Whether that one is labelled for the link and still none of ours: it is left alone.
+    pub is_orphan: bool,
+    /// Services of other names that are labelled for the link and that lb-linker has written.
+    pub other_services: &'a [&'a Service],
+    /// EndpointSlices that are labelled for the link.
+    pub slices: &'a [&'a EndpointSlice],
+    /// EndpointSlices of the names that the link wants, labelled for somebody else or nobody.
+    pub strange_slices: &'a [&'a EndpointSlice],
+}
+
+/// What becomes of the external target of a Service that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnDelete {
+    /// It is removed, some time after its Service.
+    Delete,
+    /// It stays as it is until the load balancer comes back.
+    Retain,
+    /// It points at `deleted.<zone>`, which doesn't exist, until the load balancer comes back.
+    Tombstone,
+}
+
+/// What is done about the writes that are decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SyncMode {
+    /// They are made.
+    On,
+    /// They are written to the log, and not made.
+    Plan,
+    /// Nothing: only DNS is answered.
+    Off,
+}
+
+/// What the user has decided.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// What is done about writes.
+    pub sync: SyncMode,
+    /// What becomes of external targets.
+    pub on_delete: OnDelete,
+    /// How long an external target outlives its Service, where it is removed.
+    pub delete_delay: Duration,
+    /// Whether a load balancer stays until its external target is gone.
+    pub finalizer: bool,
+    /// `deleted.<zone>`: the API server refuses an empty name.
+    pub tombstone: String,
+    /// How many external targets may be removed in a while.
+    pub max_deletes: MaxDeletes,
+    /// How addresses are shown.
+    pub ip_targets: IpTargets,
+    /// Whether what somebody else has written with our labels counts as ours where its Service is
+    /// gone.
+    pub prune: bool,
+    /// Which instance this is: the objects of another one are a stranger's. `None`: there are no instances.
+    pub instance: Option<String>,
+}
+
+/// Decides the next step for a link.
+#[must_use]
+pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
+    let step = target_step(link, actual, policy, now);
+    let settled = match (&step, link.is_gone()) {
+        (Step::Done, false) | (Step::Forget, true) => true,
+        // What stays when its Service is gone is as it shall be.
+        (Step::Done, true) => policy.on_delete != OnDelete::Delete,
+        _ => false,
+    };
+    // A living Service shall carry the finalizer, one that is gone for us shall not.
+    if policy.finalizer && settled && link.guarded == link.is_gone() && !link.uid.is_empty() {
+        let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.guarded);
+        return Step::Write(Write::Finalizer { service, uid, add });
+    }
+    step
+}
+
+/// Decides the next step for a link's objects.
+fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
+    let own = policy.instance.as_deref();
+    let ours = ours_of(link, actual, own);
+    let desired = match (link.outlived_since(), &link.target) {
+        (Some(since), _) => {
+            // EndpointSlices go after their Service, so that none is left behind.
+            let service = ours.or(actual.other_services.first().copied());
+            let service = service.map(|service| (Kind::Service, &service.metadata));
+            let slice = || actual.slices.first().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+            let Some((kind, metadata)) = service.or_else(slice) else {
+                return if link.is_gone() { Step::Forget } else { Step::Done };
+            };
+            match policy.on_delete {
+                OnDelete::Retain => return Step::Done,
+                // It moves along when the link gets another name, as names become free.
+                OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
+                    Desired::tombstone(link, &policy.tombstone)
+                }
+                OnDelete::Tombstone | OnDelete::Delete => {
+                    return match since.checked_add(policy.delete_delay) {
+                        Some(due) if due > now => Step::Wait(due),
+                        Some(_) => remove(kind, metadata),
+                        // A delay past the end of the clock: never.
+                        None => Step::Done,
+                    };
+                }
+            }
+        }
+        // Only a new target or the end of the Service replaces the last one.
+        (_, None) => return Step::Done,
+        (_, Some(target)) => Desired::of(link, target, policy.ip_targets),
+    };
+    let service = || match &desired.service {
+        Some(desired) => service_step(link, desired, actual.named, ours, own),
+        None => ours.map_or(Step::Done, |ours| remove(Kind::Service, &ours.metadata)),
+    };
+    if let conflict @ Step::Conflict { .. } = service() {
+        // An EndpointSlice leads clients of the Service whose name it bears to its addresses: a
+        // stranger's gets none of ours.
+        let theirs = |slice: &&&EndpointSlice| {
+            let name = slice.metadata.name.as_deref();
+            [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target(), end)))
+        };
+        let slice = actual.slices.iter().find(theirs);
+        return slice.map_or(conflict, |slice| remove(Kind::EndpointSlice, &slice.metadata));
+    }
+    // What the link had under another name goes when the new one stands, and not before.
+    let stands =
+        desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
+    let leftovers = || {
+        let former = actual.other_services.first().filter(|_| stands);
+        former.map_or(Step::Done, |service| remove(Kind::Service, &service.metadata))
+    };
+    // Addresses first, then the Service that leads to them; away from them the other way round. So
+    // the name always leads somewhere.
+    let wanted_slices = || {
+        let step = |desired| slice_step(desired, actual, own);
+        desired.slices.iter().map(step).find(|step| *step != Step::Done).unwrap_or(Step::Done)
+    };
+    let unwanted_slices = || {
+        let wanted = |slice: &EndpointSlice| {
+            desired.slices.iter().any(|desired| desired.metadata.name == slice.metadata.name)
+        };
+        let unwanted = actual.slices.iter().find(|slice| !wanted(slice));
+        unwanted.map_or(Step::Done, |slice| remove(Kind::EndpointSlice, &slice.metadata))
+    };
+    first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
+}
+
+/// Returns the Service that is the external target of a link and belongs to no other instance.
+fn ours_of<'a>(link: &Link, actual: Actual<'a>, own: Option<&str>) -> Option<&'a Service> {
+    let named = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
+    named.filter(|object| !actual.is_orphan && other_instance(&object.metadata, own).is_none())
+}
+
+/// Returns the write that puts this instance's name on an object of a living link that names no instance: the
+/// earlier operator's, or one that an older version has written.
+#[must_use]
+pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Write> {
+    let own = policy.instance.as_deref().filter(|_| !link.is_gone())?;
+    let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
+    let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+    let mut objects = service.into_iter().chain(slices);
+    let names_no_instance =
+        |metadata: &ObjectMeta| instance_of(metadata).is_none() && metadata.deletion_timestamp.is_none();
+    let (kind, metadata) = objects.find(|(_, metadata)| names_no_instance(metadata))?;
+    Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+}
+
+/// Returns the write that puts right a term that can't be obeyed, on an object of a link: one that is no number, or
+/// more than a day ahead of `now` (Unix time in seconds). `term` is this leader's: where the clock was set back it may
+/// itself be too far ahead, and another write wouldn't change it.
+#[must_use]
+pub fn term_repair(link: &Link, actual: Actual<'_>, policy: &Policy, term: u64, now: u64) -> Option<Write> {
+    let own = policy.instance.as_deref()?;
+    let own_term = term.to_string();
+    let is_own = |metadata: &ObjectMeta| {
+        metadata.annotations.as_ref().and_then(|all| all.get(TERM)) == Some(&own_term)
+    };
+    let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
+    let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+    let (kind, metadata) = service.into_iter().chain(slices).find(|(_, metadata)| {
+        metadata.deletion_timestamp.is_none()
+            && Written::of(metadata, now) == Written::Unusable
+            && !is_own(metadata)
+    })?;
+    Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+}
+
+/// Returns all the writes that would follow each other for a link.
+#[must_use]
+pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Vec<Write> {
+    let mut named = actual.named.cloned();
+    let mut others: Vec<Service> = actual.other_services.iter().map(|service| (*service).clone()).collect();
+    let mut slices: Vec<EndpointSlice> = actual.slices.iter().map(|slice| (*slice).clone()).collect();
+    let mut writes: Vec<Write> = Vec::new();
+    loop {
+        let (other_services, slice_refs): (Vec<_>, Vec<_>) =
+            (others.iter().collect(), slices.iter().collect());
+        let actual =
+            Actual { named: named.as_ref(), other_services: &other_services, slices: &slice_refs, ..actual };
+        let Step::Write(write) = next_step(link, actual, policy, now) else { return writes };
+        if writes.contains(&write) {
+            return writes;
+        }
+        match &write {
+            Write::Create(Object::Service(made)) | Write::Change { desired: Object::Service(made), .. } => {
+                named = Some((**made).clone());
+            }
+            Write::Create(Object::EndpointSlice(made))
+            | Write::Change { desired: Object::EndpointSlice(made), .. } => {
+                slices.retain(|slice| slice.metadata.name != made.metadata.name);
+                slices.push((**made).clone());
+            }
+            Write::Annotate { .. } | Write::Finalizer { .. } => {}
+            Write::Delete { id, .. } => {
+                let is_it = |name: &Option<String>| name.as_ref() == Some(&id.name);
+                match id.kind {
+                    Kind::EndpointSlice => slices.retain(|slice| !is_it(&slice.metadata.name)),
+                    Kind::LoadBalancer => {}
+                    Kind::Service => {
+                        others.retain(|service| !is_it(&service.metadata.name));
+                        named.take_if(|service| is_it(&service.metadata.name));
+                    }
+                }
+            }
+        }
+        let last = matches!(write, Write::Finalizer { .. });
+        writes.push(write);
+        if last {
+            return writes;
+        }
+    }
+}
+
+fn first_of(steps: [&dyn Fn() -> Step; 4]) -> Step {
+    steps.iter().map(|step| step()).find(|step| *step != Step::Done).unwrap_or(Step::Done)
+}
+
+fn service_step(
+    link: &Link,
+    desired: &Service,
+    named: Option<&Service>,
+    ours: Option<&Service>,
+    own: Option<&str>,
+) -> Step {
+    let Some(object) = named else {
+        return Step::Write(Write::Create(desired.clone().into()));
+    };
+    let ours = match (ours, stranger(object, own)) {
+        (Some(ours), _) => ours,
+        (None, None) => object,
+        (None, Some(why)) => {
+            return Step::Conflict { object: ObjectId::service(&link.external_target()), why };
+        }
+    };
+    if ours.metadata.deletion_timestamp.is_some() || !service_differs(ours, desired) {
+        // One that is being deleted can't be saved: the watch says when it is gone, and it is made
+        // anew then.
+        return Step::Done;
+    }
+    let mut desired = desired.clone();
+    let allocated = ours.spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != HEADLESS.1);
+    if allocated && desired.spec.cluster_ip.is_some() {
+        // An address that was allocated can't become `None`: only by way of ExternalName.
+        desired.spec = Spec {
+            type_: Some(EXTERNAL_NAME.into()),
+            external_name: Some(stepping_stone(&link.external_target())),
+            ..Default::default()
+        };
+    }
+    Step::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
+}
+
+fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> Step {
+    let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
+    let ours = actual.slices.iter().find(same_name);
+    let stranger = actual.strange_slices.iter().find(same_name);
+    let there = match (ours, stranger) {
+        (Some(ours), _) => ours,
+        // One of ours that has lost its labels.
+        (None, Some(lost))
+            if written_by_us(&lost.metadata)
+                && labelled_for(&lost.metadata).is_none()
+                && other_instance(&lost.metadata, own).is_none() =>
+        {
+            lost
+        }
+        (None, Some(stranger)) => {
+            let why = match other_instance(&stranger.metadata, own) {
+                Some(other) => belongs_to(other),
+                None => "an EndpointSlice that lb-linker doesn't manage has its name".to_owned(),
+            };
+            return Step::Conflict { object: ObjectId::of(Kind::EndpointSlice, &stranger.metadata), why };
+        }
+        (None, None) => return Step::Write(Write::Create(desired.clone().into())),
+    };
+    if there.metadata.deletion_timestamp.is_some() {
+        return Step::Done;
+    }
+    if there.address_type != desired.address_type {
+        // It can't be changed.
+        return remove(Kind::EndpointSlice, &there.metadata);
+    }
+    if !slice_differs(there, desired) {
+        return Step::Done;
+    }
+    Step::Write(Write::Change { desired: desired.clone().into(), only: Precondition::of(&there.metadata) })
+}
+
+fn remove(kind: Kind, metadata: &ObjectMeta) -> Step {
+    if metadata.deletion_timestamp.is_some() {
+        return Step::Done;
+    }
+    Step::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+}
+
+/// Says why an object that isn't labelled for the link that wants its name is somebody else's; an
+/// ExternalName Service that somebody has made by hand may be adopted, and what has lost our labels
+/// is taken back.
+fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
+    let metadata = &object.metadata;
+    if let Some(other) = other_instance(metadata, own) {
+        return Some(belongs_to(other));
+    }
+    let owner = metadata.owner_references.iter().flatten().next();
+    match (object.label(MANAGED_BY.0), labelled_for(metadata), owner) {
+        (_, Some(key), _) => Some(format!("it is labelled as the external target of {key}")),
+        (Some(manager), ..) if manager != MANAGED_BY.1 => {
+            Some(format!("its label {} says {}", MANAGED_BY.0, value(manager)))
+        }
+        (.., Some(owner)) => {
+            let (kind, name) = (sentence(&owner.kind), sentence(&owner.name));
+            Some(format!("{kind} {name} owns it (ownerReferences)"))
+        }
+        _ if object.annotation(SOURCE).is_some() => {
+            Some(format!("it follows what its annotation {SOURCE} says"))
+        }
+        _ if object.spec.type_.as_deref() == Some(EXTERNAL_NAME) => None,
+        // No load balancer, though we have written our finalizer to it: what was a link is none of this.
+        _ if object.spec.cluster_ip.as_deref() == Some(HEADLESS.1) && written_by_us(metadata) => None,
+        _ => Some(format!("it is no {EXTERNAL_NAME} Service and doesn't carry lb-linker's labels")),
+    }
+}
+
+/// Says that an object belongs to another instance.
+fn belongs_to(instance: &str) -> String {
+    format!("it belongs to the lb-linker instance {} (annotation {INSTANCE})", value(instance))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,578 @@
+use std::net::IpAddr;
+
+use hickory_proto::rr::Name;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use crate::store::{Host, Port, ServiceKey, State, Target};
+use crate::sync::election::term::TERM;
+use crate::sync::external_target::decision::*;
+use crate::sync::external_target::desired::{ORIGINAL_NAME, Stamp, merge_patch};
+
+const DELAY: Duration = Duration::from_secs(600);
+
+fn policy() -> Policy {
+    Policy {
+        sync: SyncMode::On,
+        on_delete: OnDelete::Delete,
+        delete_delay: DELAY,
+        finalizer: false,
+        tombstone: "deleted.lb.internal".to_owned(),
+        max_deletes: MaxDeletes::Unlimited,
+        ip_targets: IpTargets::Headless,
+        prune: false,
+        instance: None,
+    }
+}
+
+fn link(target: Option<Target>) -> Link {
+    let http = Port { name: Some("http".into()), protocol: "TCP".into(), port: 80, app_protocol: None };
+    Link { target, ports: [http].into(), ..Link::new(ServiceKey::new("default", "web"), "u") }
+}
+
+fn host(name: &str) -> Link {
+    link(Some(Target::Hostname(Host::from(&Name::from_ascii(name).unwrap()))))
+}
+
+fn ips(ips: &[&str]) -> Link {
+    link(Some(Target::Addresses(ips.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect())))
+}
+
+fn gone(since: Instant) -> Link {
+    Link { state: State::Gone(since.into()), ..link(None) }
+}
+
+/// What the API server makes of an object that is written.
+fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
+    let mut value = serde_json::to_value(object).unwrap();
+    value["metadata"]["uid"] = "o".into();
+    value["metadata"]["resourceVersion"] = "7".into();
+    serde_json::from_value(value).unwrap()
+}
+
+fn service(link: &Link, policy: &Policy) -> Service {
+    let desired = Desired::of(link, link.target.as_ref().unwrap(), policy.ip_targets);
+    stored(&desired.service.unwrap())
+}
+
+fn slices(link: &Link) -> Vec<EndpointSlice> {
+    let desired = Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless);
+    desired.slices.iter().map(stored).collect()
+}
+
+fn object(host_name: &str) -> Service {
+    service(&host(host_name), &policy())
+}
+
+fn step(link: &Link, named: Option<&Service>) -> Step {
+    next_step(link, Actual { named, ..Default::default() }, &policy(), Instant::now())
+}
+
+/// A step in a few words: verb, kind, name.
+fn show(step: Step) -> String {
+    match step {
+        Step::Write(write) => {
+            let id = write.id();
+            format!("{} {} {}", write.verb(), id.kind, id.name)
+        }
+        Step::Conflict { why, .. } => format!("conflict: {why}"),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_missing_object_is_created_with_labels_and_target() {
+    let Step::Write(Write::Create(made)) = step(&host("a.example."), None) else { panic!() };
+    assert_eq!(
+        serde_json::to_value(made).unwrap(),
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "web-default-ext", "labels": {
+                "app.kubernetes.io/managed-by": "lb-linker-operator",
+                "original-service-name": "web", "original-service-namespace": "default"},
+                "annotations": {"linker.hsj.com/service-uid": "u"}},
+            "spec": {"type": "ExternalName", "externalName": "a.example"},
+        })
+    );
+}
+
+#[test]
+fn nothing_is_written_where_nothing_differs() {
+    assert_eq!(step(&host("a.example."), Some(&object("a.example."))), Step::Done);
+    let mut dotted = object("a.example.");
+    dotted.spec.external_name = Some("a.example.".into());
+    assert_eq!(step(&host("a.example."), Some(&dotted)), Step::Done);
+    assert_eq!(step(&link(None), None), Step::Done, "pending");
+    assert_eq!(step(&link(None), Some(&object("old.example."))), Step::Done, "pending keeps the last");
+}
+
+#[test]
+fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
+    let drifted = [
+        json!({"externalName": "b.example"}),
+        json!({"selector": {"app": "web"}}),
+        json!({"clusterIP": "10.0.0.1"}),
+        json!({"ports": [{"port": 80}]}),
+        json!({"type": "ClusterIP"}),
+    ];
+    for drift in drifted {
+        let mut object = serde_json::to_value(object("a.example.")).unwrap();
+        for (field, value) in drift.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        let object: Service = serde_json::from_value(object).unwrap();
+        let Step::Write(Write::Change { desired, only }) = step(&host("a.example."), Some(&object)) else {
+            panic!("{drift}")
+        };
+        assert_eq!(
+            merge_patch(&desired, &only, &Stamp::default()),
+            json!({
+                "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
+                    "app.kubernetes.io/managed-by": "lb-linker-operator",
+                    "original-service-name": "web", "original-service-namespace": "default"},
+                    "annotations": {"linker.hsj.com/hostname": null, "linker.hsj.com/service-uid": "u"}},
+                "spec": {"type": "ExternalName", "externalName": "a.example",
+                    "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null,
+                    "loadBalancerSourceRanges": null},
+            })
+        );
+    }
+}
+
+#[test]
+fn an_object_that_isnt_ours_is_left_alone_and_named() {
+    let relabelled = |label: &str, value: Value| {
+        let mut object = serde_json::to_value(object("a.example.")).unwrap();
+        object["metadata"]["labels"][label] = value;
+        serde_json::from_value::<Service>(object).unwrap()
+    };
+    let by_hand = |metadata: Value, spec: Value| {
+        serde_json::from_value::<Service>(json!({"metadata": metadata, "spec": spec})).unwrap()
+    };
+    let owned = json!([{"apiVersion": "v1", "kind": "Secret", "name": "theirs", "uid": "1"}]);
+    for (object, reason) in [
+        (by_hand(json!({}), json!({"type": "ClusterIP"})), "doesn't carry lb-linker's labels"),
+        (
+            by_hand(
+                json!({"managedFields": [{"manager": "lb-linker"}]}),
+                json!({"type": "LoadBalancer", "clusterIP": "10.0.0.1"}),
+            ),
+            "doesn't carry lb-linker's labels",
+        ),
+        (
+            by_hand(json!({"ownerReferences": owned}), json!({"type": "ExternalName"})),
+            "Secret theirs owns it",
+        ),
+        (by_hand(json!({"annotations": {SOURCE: "web"}}), json!({"type": "ExternalName"})), "follows"),
+        (relabelled(MANAGED_BY.0, "helm".into()), "\"helm\""),
+        (relabelled(ORIGINAL_NAME, "other".into()), "default/other"),
+    ] {
+        let said = show(step(&host("b.example."), Some(&object)));
+        assert!(said.starts_with("conflict: ") && said.contains(reason), "{said}");
+        assert_eq!(step(&gone(Instant::now()), Some(&object)), Step::Forget);
+    }
+}
+
+#[test]
+fn hand_made_service_is_adopted_and_lost_labels_are_restored() {
+    let by_hand = json!({
+        "metadata": {"name": "web-default-ext", "uid": "o", "resourceVersion": "7", "labels": {"team": "a"}},
+        "spec": {"type": "ExternalName", "externalName": "a.example"},
+    });
+    let mut stripped = by_hand.clone();
+    stripped["spec"] = json!({"type": "ClusterIP", "clusterIP": "None", "ports": [{"port": 80}]});
+    stripped["metadata"]["managedFields"] = json!([{"manager": "lb-linker"}]);
+    let mut half = by_hand.clone();
+    half["metadata"]["labels"] = json!({MANAGED_BY.0: MANAGED_BY.1});
+    for object in [by_hand, stripped, half] {
+        let object: Service = serde_json::from_value(object).unwrap();
+        let said = show(step(&host("a.example."), Some(&object)));
+        assert!(said.contains("patch"), "{said}");
+        let mut terminating = object;
+        terminating.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(step(&host("a.example."), Some(&terminating)), Step::Done, "it can't be saved");
+    }
+}
+
+#[test]
+fn the_names_that_a_link_has_are_noted_on_its_external_target() {
+    let named = Link { hostnames: ["a.example".into(), "*.b.example".into()].into(), ..host("t.example.") };
+    let noted = service(&named, &policy());
+    assert_eq!(noted.annotation("linker.hsj.com/hostname"), Some("a.example,*.b.example"));
+    assert_eq!(step(&named, Some(&noted)), Step::Done);
+    let Step::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
+        panic!("it has none any more")
+    };
+    let patch = merge_patch(&desired, &only, &Stamp::default());
+    assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/hostname"], Value::Null);
+}
+
+#[test]
+fn uid_annotation_alone_causes_no_write_to_foreign_objects() {
+    let link = host("a.example.");
+    let mut earlier = service(&link, &policy());
+    earlier.metadata.annotations = None;
+    assert_eq!(step(&link, Some(&earlier)), Step::Done);
+    let recreated = Link { uid: "v".into(), ..link.clone() };
+    let said = show(step(&recreated, Some(&service(&link, &policy()))));
+    assert_eq!(said, "patch Service web-default-ext", "or its target would be its predecessor's");
+}
+
+#[test]
+fn a_gone_service_takes_its_objects_along_after_the_delay() {
+    let now = Instant::now();
+    let (there, slices) = (object("a.example."), slices(&ips(&["192.0.2.1"])));
+    let slices: Vec<&EndpointSlice> = slices.iter().collect();
+    let at = |named, slices, now_| {
+        show(next_step(&gone(now), Actual { named, slices, ..Default::default() }, &policy(), now_))
+    };
+    assert_eq!(at(Some(&there), &slices, now), format!("Wait({:?})", now + DELAY));
+    assert_eq!(at(Some(&there), &slices, now + DELAY), "delete Service web-default-ext");
+    assert_eq!(at(None, &slices, now + DELAY), "delete EndpointSlice web-default-ext-ipv4");
+    assert_eq!(at(None, &[], now), "Forget");
+
+    let Step::Write(Write::Delete { only, .. }) =
+        next_step(&gone(now), Actual { named: Some(&there), ..Default::default() }, &policy(), now + DELAY)
+    else {
+        panic!()
+    };
+    assert_eq!((only.uid.as_deref(), only.resource_version.as_deref()), (Some("o"), Some("7")));
+}
+
+#[test]
+fn an_object_that_is_being_deleted_is_waited_for() {
+    let mut leaving = object("old.example.");
+    leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    assert_eq!(step(&host("a.example."), Some(&leaving)), Step::Done);
+}
+
+#[test]
+fn object_of_a_former_name_goes_when_the_new_one_stands() {
+    let mut former = object("a.example.");
+    former.metadata.name = Some("former".into());
+    let with = |named: Option<&Service>| {
+        let actual = Actual { named, other_services: &[&former], ..Default::default() };
+        show(next_step(&host("a.example."), actual, &policy(), Instant::now()))
+    };
+    assert_eq!(with(None), "create Service web-default-ext");
+    assert_eq!(with(Some(&object("a.example."))), "delete Service former");
+    let mut leaving = object("a.example.");
+    leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    assert_eq!(with(Some(&leaving)), "Done");
+    let pending = Actual { other_services: &[&former], ..Default::default() };
+    assert_eq!(next_step(&link(None), pending, &policy(), Instant::now()), Step::Done, "pending");
+}
+
+#[test]
+fn addresses_are_a_headless_service_and_a_slice_per_family() {
+    let link = ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2"]);
+    let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
+    let service = serde_json::to_value(desired.service.unwrap()).unwrap();
+    let ports = json!([{"name": "http", "protocol": "TCP", "port": 80}]);
+    assert_eq!(service["spec"], json!({"type": "ClusterIP", "clusterIP": "None", "ports": ports}));
+    let slices = serde_json::to_value(&desired.slices).unwrap();
+    let endpoint = |ip: &str| json!({"addresses": [ip], "conditions": {"ready": true}});
+    assert_eq!(slices[0]["metadata"]["name"], "web-default-ext-ipv4");
+    assert_eq!(slices[0]["metadata"]["labels"]["kubernetes.io/service-name"], "web-default-ext");
+    assert_eq!(slices[0]["addressType"], "IPv4");
+    assert_eq!(slices[0]["endpoints"], json!([endpoint("192.0.2.1"), endpoint("192.0.2.2")]));
+    assert_eq!(slices[0]["ports"], ports);
+    assert_eq!(slices[1]["metadata"]["name"], "web-default-ext-ipv6");
+    assert_eq!(slices[1]["endpoints"], json!([endpoint("2001:db8::1")]));
+    assert_eq!(slices.as_array().unwrap().len(), 2);
+}
+
+/// Carries out step after step, as the reconciler does, and returns them all. What is planned has to
+/// be the same.
+fn run(
+    link: &Link,
+    policy: &Policy,
+    named: &mut Option<Service>,
+    there: &mut Vec<EndpointSlice>,
+) -> Vec<String> {
+    let slices: Vec<EndpointSlice> = there.clone();
+    let slices: Vec<&EndpointSlice> = slices.iter().collect();
+    let before = named.clone();
+    let actual = Actual { named: before.as_ref(), slices: &slices, ..Default::default() };
+    let planned = all_writes(link, actual, policy, Instant::now());
+    let planned: Vec<String> = planned.into_iter().map(|write| show(Step::Write(write))).collect();
+    let mut steps = Vec::new();
+    loop {
+        let slices: Vec<&EndpointSlice> = there.iter().collect();
+        let actual = Actual { named: named.as_ref(), slices: &slices, ..Default::default() };
+        let step = next_step(link, actual, policy, Instant::now());
+        let Step::Write(write) = step.clone() else { break };
+        steps.push(show(step));
+        assert!(steps.len() < 10, "{steps:?}");
+        match write {
+            Write::Annotate { .. } | Write::Finalizer { .. } => panic!("no objects"),
+            Write::Create(Object::Service(made)) => *named = Some(stored(&*made)),
+            Write::Change { desired: Object::Service(made), .. } => *named = Some(stored(&*made)),
+            Write::Create(Object::EndpointSlice(made)) => there.push(stored(&*made)),
+            Write::Change { desired: Object::EndpointSlice(made), .. } => {
+                there.retain(|slice| slice.metadata.name != made.metadata.name);
+                there.push(stored(&*made));
+            }
+            Write::Delete { id, .. } => {
+                there.retain(|slice| slice.metadata.name.as_ref() != Some(&id.name));
+                named.take_if(|service| service.metadata.name.as_ref() == Some(&id.name));
+            }
+        }
+    }
+    assert_eq!(planned, steps);
+    steps
+}
+
+#[test]
+fn hostname_and_addresses_replace_each_other_without_a_gap() {
+    let (mut named, mut there) = (None, Vec::new());
+    let mut next = |link: &Link| run(link, &policy(), &mut named, &mut there);
+    assert_eq!(next(&host("a.example.")), ["create Service web-default-ext"]);
+    assert_eq!(
+        next(&ips(&["192.0.2.1", "2001:db8::1"])),
+        [
+            "create EndpointSlice web-default-ext-ipv4",
+            "create EndpointSlice web-default-ext-ipv6",
+            "patch Service web-default-ext"
+        ]
+    );
+    assert_eq!(next(&ips(&["192.0.2.1", "2001:db8::1"])), [""; 0]);
+    assert_eq!(
+        next(&ips(&["192.0.2.9"])),
+        ["patch EndpointSlice web-default-ext-ipv4", "delete EndpointSlice web-default-ext-ipv6"]
+    );
+    assert_eq!(
+        next(&host("b.example.")),
+        ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+    assert_eq!(next(&host("b.example.")), [""; 0]);
+}
+
+#[test]
+fn an_allocated_cluster_ip_is_left_by_way_of_an_external_name() {
+    let link = ips(&["192.0.2.1"]);
+    let mut allocated = service(&link, &policy());
+    allocated.spec.cluster_ip = Some("10.0.0.7".into());
+    let (mut named, mut there) = (Some(allocated), slices(&link));
+    let steps = run(&link, &policy(), &mut named, &mut there);
+    assert_eq!(steps, ["patch Service web-default-ext", "patch Service web-default-ext"]);
+    assert_eq!(named.unwrap().spec.cluster_ip.as_deref(), Some("None"));
+}
+
+#[test]
+fn addresses_can_be_an_external_name_or_nothing_instead() {
+    let as_name = Policy { ip_targets: IpTargets::ExternalName, ..policy() };
+    let skip = Policy { ip_targets: IpTargets::Skip, ..policy() };
+    let both = ips(&["2001:db8::1", "192.0.2.1"]);
+    assert_eq!(service(&both, &as_name).spec.external_name.as_deref(), Some("192.0.2.1"));
+    let (mut named, mut there) = (None, Vec::new());
+    assert_eq!(run(&both, &as_name, &mut named, &mut there), ["create Service web-default-ext"]);
+    // The policy changes: what was written before goes.
+    assert_eq!(run(&both, &skip, &mut named, &mut there), ["delete Service web-default-ext"]);
+    run(&both, &policy(), &mut named, &mut there);
+    assert_eq!(
+        run(&both, &skip, &mut named, &mut there),
+        [
+            "delete Service web-default-ext",
+            "delete EndpointSlice web-default-ext-ipv4",
+            "delete EndpointSlice web-default-ext-ipv6"
+        ]
+    );
+    assert_eq!(run(&ips(&["2001:db8::1"]), &as_name, &mut named, &mut there), [""; 0], "no IPv4 address");
+}
+
+#[test]
+fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
+    let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
+    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let long_gone = gone(Instant::now());
+    let (mut named, mut there) = (None, Vec::new());
+    run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
+    assert_eq!(run(&long_gone, &retain, &mut named, &mut there), [""; 0]);
+    assert_eq!(
+        run(&long_gone, &tombstone, &mut named, &mut there),
+        ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+    assert_eq!(named.as_ref().unwrap().spec.external_name.as_deref(), Some("deleted.lb.internal"));
+    // It comes back, pending first.
+    assert_eq!(run(&link(None), &tombstone, &mut named, &mut there), [""; 0]);
+    assert_eq!(
+        run(&host("b.example."), &tombstone, &mut named, &mut there),
+        ["patch Service web-default-ext"]
+    );
+    // Somebody removes the object by hand: there is nothing left to keep.
+    for policy in [retain, tombstone] {
+        assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), Step::Forget);
+    }
+}
+
+#[test]
+fn recreated_service_without_target_is_as_one_that_is_gone() {
+    let since = Instant::now();
+    let pending = Link { state: State::Recreated(since.into()), ..link(None) };
+    let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
+    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let at_once = Policy { delete_delay: Duration::ZERO, ..policy() };
+    let before = object("a.example.");
+    let decide = |policy: &Policy, named: Option<&Service>, after: Duration| {
+        next_step(&pending, Actual { named, ..Default::default() }, policy, since + after)
+    };
+    assert_eq!(decide(&policy(), Some(&before), Duration::ZERO), Step::Wait(since + DELAY));
+    assert_eq!(show(decide(&policy(), Some(&before), DELAY)), "delete Service web-default-ext");
+    assert_eq!(show(decide(&at_once, Some(&before), Duration::ZERO)), "delete Service web-default-ext");
+    assert_eq!(decide(&retain, Some(&before), 2 * DELAY), Step::Done);
+    assert_eq!(show(decide(&tombstone, Some(&before), Duration::ZERO)), "patch Service web-default-ext");
+    for policy in [&policy(), &retain, &tombstone, &at_once] {
+        assert_eq!(decide(policy, None, DELAY), Step::Done, "the Service is there, and nothing else");
+    }
+    // Its addresses go with it, and a target in time keeps it.
+    let (mut named, mut there) = (None, Vec::new());
+    run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
+    let (mut left, mut left_slices) = (named.clone(), there.clone());
+    assert_eq!(
+        run(&pending, &at_once, &mut left, &mut left_slices),
+        ["delete Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+    assert_eq!(
+        run(&host("b.example."), &policy(), &mut named, &mut there),
+        ["patch Service web-default-ext", "delete EndpointSlice web-default-ext-ipv4"]
+    );
+}
+
+#[test]
+fn a_tombstone_goes_along_when_the_link_gets_another_name() {
+    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let mut former = object("deleted.lb.internal.");
+    former.metadata.name = Some("former".into());
+    let step = |named: Option<&Service>| {
+        let actual = Actual { named, other_services: &[&former], ..Default::default() };
+        show(next_step(&gone(Instant::now()), actual, &tombstone, Instant::now()))
+    };
+    assert_eq!(step(None), "create Service web-default-ext");
+    assert_eq!(step(Some(&object("deleted.lb.internal."))), "delete Service former");
+}
+
+#[test]
+fn a_service_of_somebody_else_gets_no_endpoint_slice_of_ours() {
+    let link = ips(&["192.0.2.1", "2001:db8::1"]);
+    let mut theirs = object("theirs.example.");
+    theirs.metadata.labels = Some([(MANAGED_BY.0.to_owned(), "helm".to_owned())].into());
+    let (mut named, mut there) = (Some(theirs.clone()), Vec::new());
+    assert_eq!(run(&link, &policy(), &mut named, &mut there), [""; 0]);
+    // Somebody put it in the place of ours.
+    there = slices(&link);
+    let steps = run(&link, &policy(), &mut named, &mut there);
+    assert_eq!(
+        steps,
+        ["delete EndpointSlice web-default-ext-ipv4", "delete EndpointSlice web-default-ext-ipv6"]
+    );
+    assert_eq!(named, Some(theirs));
+}
+
+#[test]
+fn foreign_slice_is_a_conflict_and_unlabelled_own_slice_is_not() {
+    let link = ips(&["192.0.2.1"]);
+    let mut slice = slices(&link).remove(0);
+    slice.metadata.labels = None;
+    let with = |slice: &EndpointSlice| {
+        show(next_step(
+            &link,
+            Actual { strange_slices: &[slice], ..Default::default() },
+            &policy(),
+            Instant::now(),
+        ))
+    };
+    assert_eq!(with(&slice), "conflict: an EndpointSlice that lb-linker doesn't manage has its name");
+    slice.metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
+    assert_eq!(with(&slice), "patch EndpointSlice web-default-ext-ipv4");
+}
+
+/// The policy of the instance `own`.
+fn own() -> Policy {
+    Policy { instance: Some("own".to_owned()), ..policy() }
+}
+
+fn annotate(metadata: &mut ObjectMeta, key: &str, value: &str) {
+    metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+}
+
+#[test]
+fn objects_of_another_instance_are_in_conflict_and_left_alone() {
+    let link = ips(&["192.0.2.1"]);
+    let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
+    annotate(&mut service.metadata, INSTANCE, "other");
+    let why = r#"it belongs to the lb-linker instance "other""#;
+    for policy in [own(), Policy { on_delete: OnDelete::Tombstone, ..own() }] {
+        let actual = Actual { named: Some(&service), ..Default::default() };
+        // The slice comes first, and leads nowhere without its Service.
+        assert!(show(next_step(&link, actual, &policy, Instant::now())).contains(why));
+        let dead = gone(Instant::now());
+        assert_eq!(next_step(&dead, actual, &policy, Instant::now()), Step::Forget, "not ours to remove");
+        assert_eq!(adoption(&link, actual, &policy), None);
+    }
+    annotate(&mut slices[0].metadata, INSTANCE, "other");
+    slices[0].metadata.labels = None;
+    slices[0].metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();
+    let strange: Vec<&EndpointSlice> = slices.iter().collect();
+    let actual = Actual { strange_slices: &strange, ..Default::default() };
+    assert!(show(next_step(&link, actual, &own(), Instant::now())).contains(why));
+    let taken_back = next_step(&link, actual, &policy(), Instant::now());
+    assert!(matches!(taken_back, Step::Write(Write::Change { .. })), "there are no instances");
+}
+
+#[test]
+fn objects_without_an_instance_are_adopted_one_by_one() {
+    let link = ips(&["192.0.2.1", "2001:db8::1"]);
+    let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
+    let adopted = |service: &Service, slices: &[EndpointSlice], link: &Link, policy: &Policy| {
+        let slices: Vec<&EndpointSlice> = slices.iter().collect();
+        let actual = Actual { named: Some(service), slices: &slices, ..Default::default() };
+        // For the annotation alone nothing else is written.
+        assert!(link.is_gone() || next_step(link, actual, policy, Instant::now()) == Step::Done);
+        adoption(link, actual, policy).map(|write| write.id().name)
+    };
+    let name = "web-default-ext";
+    assert_eq!(adopted(&service, &slices, &link, &own()).as_deref(), Some(name));
+    assert_eq!(adopted(&service, &slices, &link, &policy()), None, "there are no instances");
+    assert_eq!(adopted(&service, &slices, &gone(Instant::now()), &own()), None);
+    annotate(&mut service.metadata, INSTANCE, "own");
+    annotate(&mut slices[0].metadata, INSTANCE, "own");
+    assert_eq!(adopted(&service, &slices, &link, &own()), Some(format!("{name}-ipv6")));
+    annotate(&mut slices[1].metadata, INSTANCE, "own");
+    assert_eq!(adopted(&service, &slices, &link, &own()), None);
+}
+
+#[test]
+fn a_term_is_no_reason_to_write_unless_it_cant_be_obeyed() {
+    let (link, now) = (host("a.example."), 1_790_000_000);
+    for (term, is_repaired) in [("1", false), ("1790086400", false), ("1790086401", true), ("x", true)] {
+        let mut object = object("a.example.");
+        annotate(&mut object.metadata, TERM, term);
+        let actual = Actual { named: Some(&object), ..Default::default() };
+        assert_eq!(next_step(&link, actual, &own(), Instant::now()), Step::Done);
+        assert_eq!(term_repair(&link, actual, &own(), now, now).is_some(), is_repaired, "{term}");
+        // The clock was set back since this leader's term began.
+        assert_eq!(term_repair(&link, actual, &own(), 1_790_086_401, now).is_some(), term == "x", "{term}");
+    }
+}
+
+#[test]
+fn each_write_leaves_the_instance_and_the_term() {
+    let stamp = Stamp { instance: Some("own".to_owned()), term: Some(7) };
+    let link = ips(&["192.0.2.1"]);
+    let only = Precondition { uid: Some("u".into()), resource_version: Some("1".into()) };
+    let stamped = json!({INSTANCE: "own", TERM: "7"});
+    assert_eq!(
+        stamp.patch(&only),
+        json!({"metadata": {"uid": "u", "resourceVersion": "1", "annotations": stamped}})
+    );
+    let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
+    let slice: Object = desired.slices[0].clone().into();
+    assert_eq!(merge_patch(&slice, &only, &stamp)["metadata"]["annotations"], stamped);
+    let mut service: Object = desired.service.unwrap().into();
+    let patch = merge_patch(&service, &only, &stamp);
+    assert_eq!(patch["metadata"]["annotations"][TERM], "7");
+    assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/service-uid"], "u");
+    stamp.put_on(&mut service);
+    assert_eq!(service.meta().annotations.as_ref().unwrap().len(), 3);
+}

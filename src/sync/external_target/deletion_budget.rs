@@ -1,0 +1,286 @@
+//! What keeps a mistake, of the API server or of a person, from removing everything at once.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::store::ServiceKey;
+
+/// The time in which removals are counted.
+const WINDOW: Duration = Duration::from_secs(600);
+/// So many may always go: a small cluster is allowed to become empty.
+const ALWAYS: usize = 10;
+/// Beyond that, one of so many: 20 %.
+const SHARE: usize = 5;
+/// How much later a second list has to agree with a first one that isn't believed.
+pub const SECOND_LOOK: Duration = Duration::from_secs(30);
+
+/// Returns how many of `number` may disappear at once without suspicion.
+#[must_use]
+pub fn unsuspicious(number: usize) -> usize {
+    ALWAYS.max(number / SHARE)
+}
+
+/// How many external targets may be removed in ten minutes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaxDeletes {
+    /// Ten, or a fifth of those that there are.
+    #[default]
+    Share,
+    /// So many.
+    Number(usize),
+    /// Any number.
+    Unlimited,
+}
+
+impl fmt::Display for MaxDeletes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Share => write!(f, "{ALWAYS}, or a fifth of the external targets"),
+            Self::Number(number) => number.fmt(f),
+            Self::Unlimited => f.write_str("unlimited"),
+        }
+    }
+}
+
+/// The removals of external targets in the last ten minutes, whoever made them.
+#[derive(Debug, Default)]
+pub struct Removals {
+    made: VecDeque<(Instant, String)>,
+    /// What they were about.
+    counted: HashSet<String>,
+    /// Those that haven't been answered: what they are about is still there.
+    under_way: HashSet<String>,
+}
+
+// === impl Removals ===
+
+impl Removals {
+    /// Takes over that this process has found `waiting` external targets to be removed at its start, of
+    /// `present` ones. Where that is more than may be removed in ten minutes, the process before may
+    /// just have removed as many: one that is started again and again mustn't remove them all.
+    pub fn start(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
+        if waiting > limit(max, present) {
+            // A share grows with what was removed: this is more than it can grow to.
+            for number in 0..limit(max, 2 * present) {
+                // No object has such a name.
+                self.count(&format!("{number} before the start"), now);
+            }
+        }
+    }
+
+    /// Asks for the removal of this object, while `present` external targets are there. It counts at
+    /// once, and once.
+    ///
+    /// # Errors
+    /// How long it has to wait; `None`: for ever.
+    pub fn ask(
+        &mut self,
+        max: MaxDeletes,
+        object: &str,
+        present: usize,
+        now: Instant,
+    ) -> Result<(), Option<Duration>> {
+        self.expire(now);
+        if self.counted.contains(object) {
+            self.under_way.insert(object.to_owned());
+            return Ok(());
+        }
+        let limit = limit(max, (present + self.made.len()).saturating_sub(self.under_way.len()));
+        if self.made.len() < limit {
+            self.count(object, now);
+            self.under_way.insert(object.to_owned());
+            return Ok(());
+        }
+        Err(self.made.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
+    }
+
+    /// Takes over what has become of a removal; `refused` says that the object is still there for
+    /// certain, which a missing answer doesn't.
+    pub fn answered(&mut self, object: &str, refused: bool) {
+        self.under_way.remove(object);
+        if refused && self.counted.remove(object) {
+            self.made.retain(|(_, made)| made != object);
+        }
+    }
+
+    /// Takes over that an object is gone, perhaps by somebody else who led.
+    pub fn seen(&mut self, object: &str, now: Instant) {
+        self.expire(now);
+        self.under_way.remove(object);
+        self.count(object, now);
+    }
+
+    fn count(&mut self, object: &str, now: Instant) {
+        if self.counted.insert(object.to_owned()) {
+            self.made.push_back((now, object.to_owned()));
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while self.made.front().is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
+            let expired = self.made.pop_front();
+            expired.map(|(_, object)| self.counted.remove(&object));
+        }
+    }
+}
+
+/// Returns how many of `number` external targets may be removed in ten minutes.
+fn limit(max: MaxDeletes, number: usize) -> usize {
+    match max {
+        MaxDeletes::Unlimited => usize::MAX,
+        MaxDeletes::Number(number) => number,
+        MaxDeletes::Share => unsuspicious(number),
+    }
+}
+
+/// Load balancers that are missing from lists that aren't believed at once.
+#[derive(Debug, Default)]
+pub struct Doubt {
+    /// Since when each has been missing.
+    missing: HashMap<ServiceKey, Instant>,
+    /// When how many were believed to be gone without another look.
+    believed: VecDeque<(Instant, usize)>,
+}
+
+// === impl Doubt ===
+
+impl Doubt {
+    /// Returns which of the load balancers that are `missing` from a complete list of some namespaces
+    /// are kept for now: all of them, where they are too many of the `known` in all namespaces, but
+    /// for those that have been missing from another list, [`SECOND_LOOK`] ago or longer. `listed`
+    /// says which namespaces the list is of.
+    pub fn keeps(
+        &mut self,
+        known: usize,
+        missing: &HashSet<ServiceKey>,
+        listed: impl Fn(&ServiceKey) -> bool,
+        now: Instant,
+    ) -> HashSet<ServiceKey> {
+        self.missing.retain(|key, _| !listed(key) || missing.contains(key));
+        self.believed.retain(|(at, _)| now.duration_since(*at) < SECOND_LOOK);
+        let recently: usize = self.believed.iter().map(|(_, number)| number).sum();
+        if missing.len() + recently <= unsuspicious(known + recently) {
+            self.missing.retain(|key, _| !missing.contains(key));
+            self.believed.push_back((now, missing.len()));
+            return HashSet::new();
+        }
+        let mut since = |key: &ServiceKey| *self.missing.entry(key.clone()).or_insert(now);
+        let kept: HashSet<ServiceKey> =
+            missing.iter().filter(|key| now.duration_since(since(key)) < SECOND_LOOK).cloned().collect();
+        self.missing.retain(|key, _| !missing.contains(key) || kept.contains(key));
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::deletion_budget::*;
+
+    #[test]
+    fn ten_or_a_fifth_may_be_removed_in_ten_minutes() {
+        let start = Instant::now();
+        for (there, allowed) in [(1, 1), (11, 10), (49, 10), (60, 12), (100, 20), (3000, 600)] {
+            for at_once in [1, 16] {
+                let mut removals = Removals::default();
+                let (mut present, mut asked) = (there, 0);
+                let mut under_way = VecDeque::new();
+                while asked < there
+                    && removals.ask(MaxDeletes::Share, &asked.to_string(), present, start).is_ok()
+                {
+                    under_way.push_back(asked.to_string());
+                    asked += 1;
+                    if under_way.len() == at_once {
+                        removals.answered(&under_way.pop_front().unwrap(), false);
+                        present -= 1;
+                    }
+                }
+                assert_eq!(asked, allowed, "of {there}, {at_once} under way");
+            }
+        }
+    }
+
+    #[test]
+    fn a_removal_is_forgotten_after_ten_minutes() {
+        let mut removals = Removals::default();
+        let start = Instant::now();
+        let mut ask = |object, seconds| {
+            removals.ask(MaxDeletes::Number(2), object, 5, start + Duration::from_secs(seconds))
+        };
+        assert_eq!(ask("a", 0), Ok(()));
+        assert_eq!(ask("b", 60), Ok(()));
+        assert_eq!(ask("c", 100), Err(Some(Duration::from_secs(500))));
+        assert_eq!(ask("a", 100), Ok(()), "it is tried again and counts once");
+        assert_eq!(ask("c", 600), Ok(()));
+        assert_eq!(ask("d", 601), Err(Some(Duration::from_secs(59))));
+        assert_eq!(Removals::default().ask(MaxDeletes::Number(0), "a", 2, start), Err(None));
+        assert_eq!(removals.ask(MaxDeletes::Unlimited, "d", 2, start), Ok(()));
+    }
+
+    #[test]
+    fn refused_removal_doesnt_count_and_unanswered_one_does() {
+        let mut removals = Removals::default();
+        let now = Instant::now();
+        let max = MaxDeletes::Number(2);
+        assert_eq!(removals.ask(max, "a", 5, now), Ok(()));
+        removals.answered("a", true);
+        assert_eq!(removals.ask(max, "b", 5, now), Ok(()));
+        removals.answered("b", false);
+        removals.seen("b", now);
+        removals.seen("theirs", now);
+        assert!(removals.ask(max, "c", 5, now).is_err());
+    }
+
+    #[test]
+    fn more_removals_at_the_start_than_allowed_wait_ten_minutes() {
+        let start = Instant::now();
+        let later = start + WINDOW;
+        for (max, waiting, allowed) in [
+            (MaxDeletes::Share, 10, true),
+            (MaxDeletes::Share, 11, false),
+            (MaxDeletes::Number(2), 3, false),
+            (MaxDeletes::Unlimited, 100, true),
+        ] {
+            let mut removals = Removals::default();
+            removals.start(max, waiting, 30, start);
+            assert_eq!(removals.ask(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
+            assert!(removals.ask(max, "a", 30, later).is_ok(), "{max} {waiting}");
+        }
+    }
+
+    fn keys(numbers: impl Iterator<Item = usize>) -> HashSet<ServiceKey> {
+        numbers.map(|i| ServiceKey::new(&format!("n{}", i % 5), &i.to_string())).collect()
+    }
+
+    #[test]
+    fn missing_is_believed_when_a_list_30_seconds_later_agrees() {
+        let mut doubt = Doubt::default();
+        let start = Instant::now();
+        let mut kept = |missing: std::ops::Range<usize>, seconds| {
+            doubt.keeps(100, &keys(missing), |_| true, start + Duration::from_secs(seconds)).len()
+        };
+        assert_eq!(kept(0..20, 0), 0);
+        assert_eq!(kept(0..21, 100), 21);
+        assert_eq!(kept(0..21, 129), 21, "too soon");
+        assert_eq!(kept(0..31, 130), 10, "these were there the last time");
+        assert_eq!(kept(21..31, 131), 0, "few enough");
+
+        assert_eq!(kept(0..100, 200), 100);
+        assert_eq!(kept(0..0, 210), 0, "all is there again");
+        assert_eq!(kept(0..100, 240), 100, "the doubt before is over");
+    }
+
+    #[test]
+    fn lists_of_single_namespaces_are_judged_together() {
+        let mut doubt = Doubt::default();
+        let now = Instant::now();
+        let kept: Vec<usize> = (0..5)
+            .map(|namespace: usize| {
+                let missing = keys((0..40).filter(|i| i % 5 == namespace));
+                let listed = |key: &ServiceKey| *key.namespace() == *format!("n{namespace}");
+                doubt.keeps(40, &missing, listed, now).len()
+            })
+            .collect();
+        assert_eq!(kept, [0, 8, 8, 8, 8], "no more than ten at once");
+    }
+}

@@ -1,0 +1,342 @@
+//! What a link's external target should be: a pure function of the link.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+
+use crate::model::hostname_policy::HOSTNAME;
+use crate::store::{Host, Link, ServiceKey, Target};
+use crate::sync::election::term::TERM;
+use crate::sync::k8s::instance::INSTANCE;
+use crate::sync::k8s::object::{Conditions, Endpoint, EndpointSlice, Object};
+use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec, host_name};
+
+/// The field manager of every write.
+pub const FIELD_MANAGER: &str = "lb-linker";
+/// The label that says who keeps an object, and our value of it (the earlier operator's, whose
+/// objects are taken over in place).
+pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-operator");
+/// The label that holds the name of the link's Service.
+pub const ORIGINAL_NAME: &str = "original-service-name";
+/// The label that holds the namespace of the link's Service.
+pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
+/// The annotation by which an ExternalName Service, whatever its name, follows a link.
+pub const SOURCE: &str = "linker.hsj.com/source";
+/// The annotation that holds the uid of the link's Service.
+pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
+/// The label that ties an EndpointSlice to its Service.
+pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
+pub(crate) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
+/// `spec.type` and `spec.clusterIP` of a headless Service.
+pub(crate) const HEADLESS: (&str, &str) = ("ClusterIP", "None");
+
+/// What the names of EndpointSlices end in.
+pub const IPV4: &str = "ipv4";
+/// What the names of EndpointSlices end in.
+pub const IPV6: &str = "ipv6";
+
+/// Returns the name of an external target's EndpointSlice for a family.
+#[must_use]
+pub fn slice_name(external_target: &str, family: &str) -> String {
+    format!("{external_target}-{family}")
+}
+
+/// How a link whose target is addresses is shown in the target namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum IpTargets {
+    /// A headless Service with an EndpointSlice for each family of addresses.
+    Headless,
+    /// An ExternalName Service with the first IPv4 address as its name, as the earlier operator did.
+    ExternalName,
+    /// Nothing.
+    Skip,
+}
+
+/// What there should be for a link.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Desired {
+    /// The external target.
+    pub service: Option<Service>,
+    /// The EndpointSlices behind it.
+    pub slices: Vec<EndpointSlice>,
+}
+
+impl Desired {
+    /// Returns what there should be for a link with this target.
+    #[must_use]
+    pub fn of(link: &Link, target: &Target, ip_targets: IpTargets) -> Self {
+        let alone = |service| Self { service, slices: Vec::new() };
+        match (target, ip_targets) {
+            (Target::Hostname(host), _) => alone(Some(external_name(link, &host.to_string()))),
+            (Target::Addresses(_), IpTargets::Skip) => alone(None),
+            (Target::Addresses(ips), IpTargets::ExternalName) => {
+                let ipv4 = ips.iter().find(|ip| ip.is_ipv4());
+                alone(ipv4.map(|ip| external_name(link, &ip.to_string())))
+            }
+            (Target::Addresses(ips), IpTargets::Headless) => {
+                let families = [(IPV4, "IPv4", true), (IPV6, "IPv6", false)];
+                let slices = families.map(|(end, address_type, ipv4)| {
+                    let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4);
+                    slice(link, end, address_type, ips)
+                });
+                Self {
+                    service: Some(headless(link)),
+                    slices: slices.into_iter().filter(|slice| !slice.endpoints.is_empty()).collect(),
+                }
+            }
+        }
+    }
+
+    /// Returns what there should be for a link whose Service is gone and leaves a name that doesn't
+    /// exist.
+    #[must_use]
+    pub fn tombstone(link: &Link, name: &str) -> Self {
+        Self { service: Some(external_name(link, name)), slices: Vec::new() }
+    }
+}
+
+fn external_name(link: &Link, host: &str) -> Service {
+    Service {
+        metadata: service_metadata(link),
+        spec: Spec {
+            type_: Some(EXTERNAL_NAME.into()),
+            external_name: Some(host.into()),
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+fn headless(link: &Link) -> Service {
+    let (type_, cluster_ip) = HEADLESS;
+    Service {
+        metadata: service_metadata(link),
+        spec: Spec {
+            type_: Some(type_.into()),
+            cluster_ip: Some(cluster_ip.into()),
+            ports: link.ports.to_vec(),
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+fn slice<'a>(
+    link: &Link,
+    end: &str,
+    address_type: &str,
+    ips: impl Iterator<Item = &'a IpAddr>,
+) -> EndpointSlice {
+    let external_target = link.external_target();
+    let mut metadata = metadata(link, &slice_name(&external_target, end));
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert(SERVICE_NAME.into(), external_target.into_owned());
+    labels.insert(SLICE_MANAGED_BY.0.into(), SLICE_MANAGED_BY.1.into());
+    let endpoint = |ip: &IpAddr| Endpoint {
+        addresses: vec![ip.to_string()],
+        conditions: Conditions { ready: Some(true) },
+    };
+    EndpointSlice {
+        metadata,
+        address_type: address_type.into(),
+        endpoints: ips.map(endpoint).collect(),
+        ports: link.ports.iter().map(Into::into).collect(),
+        ..Default::default()
+    }
+}
+
+/// The names that a link has beside its own are noted on its external target, so that it has them
+/// after a restart too; and for which Service it was written, for a recreated one has another target.
+fn service_metadata(link: &Link) -> ObjectMeta {
+    let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
+    let uid = (!link.uid.is_empty()).then(|| (SERVICE_UID.to_owned(), link.uid.to_string()));
+    let noted: BTreeMap<String, String> = hostnames.into_iter().chain(uid).collect();
+    ObjectMeta {
+        annotations: (!noted.is_empty()).then_some(noted),
+        ..metadata(link, &link.external_target())
+    }
+}
+
+fn metadata(link: &Link, name: &str) -> ObjectMeta {
+    let labels = [MANAGED_BY, (ORIGINAL_NAME, link.key.name()), (ORIGINAL_NAMESPACE, link.key.namespace())];
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
+        ..Default::default()
+    }
+}
+
+/// Returns what an external target points at on its way from an allocated address, which can't be
+/// changed, to none: a name that never exists (RFC 6761 section 6.4).
+pub(crate) fn stepping_stone(external_target: &str) -> String {
+    format!("{external_target}.invalid")
+}
+
+/// Returns whether an object lacks a label that it should carry.
+fn lacks_labels(actual: &ObjectMeta, desired: &ObjectMeta) -> bool {
+    let has = |key, value| actual.labels.as_ref().and_then(|labels| labels.get(key)) == Some(value);
+    !desired.labels.iter().flatten().all(|(key, value)| has(key, value))
+}
+
+/// Returns whether a Service differs from what it should be, in the fields that are ours.
+#[must_use]
+pub fn service_differs(actual: &Service, desired: &Service) -> bool {
+    // The API server keeps a trailing dot that somebody wrote, and writes the type where none is given.
+    let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
+    let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
+    // Where nothing else differs the uid alone, missing on what others have written, isn't worth a write.
+    let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
+        (Some(actual), Some(desired)) => actual != desired,
+        _ => false,
+    };
+    lacks_labels(&actual.metadata, &desired.metadata)
+        || actual.annotation(HOSTNAME) != desired.annotation(HOSTNAME)
+        || other_uid
+        || actual.spec.type_ != desired.spec.type_
+        || name(&actual.spec) != name(&desired.spec)
+        || ip(&actual.spec) != ip(&desired.spec)
+        || actual.spec.ports != desired.spec.ports
+        || !actual.spec.selector.is_empty()
+}
+
+/// Returns whether an EndpointSlice differs from what it should be, in the fields that are ours.
+#[must_use]
+pub fn slice_differs(actual: &EndpointSlice, desired: &EndpointSlice) -> bool {
+    lacks_labels(&actual.metadata, &desired.metadata)
+        || actual.endpoints != desired.endpoints
+        || actual.ports != desired.ports
+}
+
+/// The version of an object that a write is meant for: another one is refused by the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Precondition {
+    /// `metadata.uid`.
+    pub uid: Option<String>,
+    /// `metadata.resourceVersion`.
+    pub resource_version: Option<String>,
+}
+
+impl Precondition {
+    /// Returns the version that an object has.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self { uid: metadata.uid.clone(), resource_version: metadata.resource_version.clone() }
+    }
+}
+
+/// What each write leaves in the annotations of an external target or EndpointSlice, beside what it is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// The instance that writes; none where there are no instances.
+    pub instance: Option<String>,
+    /// The term of the leader that writes; none where there are no terms.
+    pub term: Option<u64>,
+}
+
+impl Stamp {
+    /// Returns the annotations.
+    fn annotations(&self) -> BTreeMap<String, String> {
+        let instance = self.instance.iter().map(|instance| (INSTANCE.to_owned(), instance.clone()));
+        instance.chain(self.term.map(|term| (TERM.to_owned(), term.to_string()))).collect()
+    }
+
+    /// Puts the annotations on an object that is to be created.
+    pub(crate) fn put_on(&self, object: &mut Object) {
+        let annotations = self.annotations();
+        if !annotations.is_empty() {
+            object.meta_mut().annotations.get_or_insert_default().extend(annotations);
+        }
+    }
+
+    /// Returns the JSON merge patch (RFC 7386) that sets these annotations and nothing else, with its
+    /// precondition.
+    #[must_use]
+    pub fn patch(&self, only: &Precondition) -> Value {
+        json!({"metadata": {
+            "uid": only.uid,
+            "resourceVersion": only.resource_version,
+            "annotations": self.annotations(),
+        }})
+    }
+}
+
+/// Returns the JSON merge patch (RFC 7386) that sets every field that is ours and nulls what
+/// doesn't belong. It carries its precondition: the API server refuses it for another uid (422)
+/// and another version (409).
+#[must_use]
+pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Value {
+    let mut metadata = json!({
+        "uid": only.uid,
+        "resourceVersion": only.resource_version,
+        "labels": desired.meta().labels,
+        "annotations": stamp.annotations(),
+    });
+    match desired {
+        Object::Service(service) => {
+            metadata["annotations"][HOSTNAME] = service.annotation(HOSTNAME).into();
+            if let Some(uid) = service.annotation(SERVICE_UID) {
+                metadata["annotations"][SERVICE_UID] = uid.into();
+            }
+            let Spec { type_, external_name, cluster_ip, ports, .. } = &service.spec;
+            let mut spec = json!({
+                "type": type_,
+                "externalName": external_name,
+                "clusterIP": cluster_ip,
+                "ports": (!ports.is_empty()).then_some(ports),
+                "selector": null,
+                // Only a LoadBalancer may have them; the other fields of one go by themselves.
+                "loadBalancerSourceRanges": null,
+            });
+            if cluster_ip.is_none() {
+                spec["clusterIPs"] = Value::Null;
+            }
+            json!({"metadata": metadata, "spec": spec})
+        }
+        Object::EndpointSlice(slice) => {
+            json!({"metadata": metadata, "endpoints": slice.endpoints, "ports": slice.ports})
+        }
+    }
+}
+
+/// Returns the link that an object is labelled for, if it carries our managed-by label.
+#[must_use]
+pub fn labelled_for(metadata: &ObjectMeta) -> Option<ServiceKey> {
+    let labels = metadata.labels.as_ref()?;
+    labels_for(|key| labels.get(key).map(Into::into))
+}
+
+/// Returns the link that an object with these labels is labelled for.
+pub(crate) fn labels_for<'a>(label: impl Fn(&str) -> Option<Cow<'a, str>>) -> Option<ServiceKey> {
+    (label(MANAGED_BY.0)? == MANAGED_BY.1)
+        .then(|| Some(ServiceKey::new(&label(ORIGINAL_NAMESPACE)?, &label(ORIGINAL_NAME)?)))
+        .flatten()
+}
+
+/// Returns whether lb-linker itself has written to an object.
+#[must_use]
+pub fn written_by_us(metadata: &ObjectMeta) -> bool {
+    metadata.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
+}
+
+/// Returns the target that an external target with these EndpointSlices points at.
+#[must_use]
+pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a EndpointSlice>) -> Option<Target> {
+    if service.spec.type_.as_deref() == Some(EXTERNAL_NAME) {
+        let name = service.spec.external_name.as_deref()?;
+        return Some(match name.parse() {
+            Ok(ip) => Target::Addresses([ip].into()),
+            Err(_) => Target::Hostname(Host::from(&host_name(name).ok()?)),
+        });
+    }
+    // In their order: with another one they would be written again.
+    let ips: Vec<IpAddr> = slices
+        .flat_map(|slice| &slice.endpoints)
+        .flat_map(|endpoint| &endpoint.addresses)
+        .filter_map(|address| address.parse().ok())
+        .collect();
+    (!ips.is_empty()).then_some(Target::Addresses(ips.into()))
+}

@@ -1,0 +1,257 @@
+//! What the reconciler hears: of the objects in the target namespace, and of the links.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tracing::info;
+
+use super::reconciler::{Reconciler, Settings};
+use super::write::removal_of;
+use crate::model::hostname_policy::noted_hostnames;
+use crate::store::{Change, LastTarget, ServiceKey, State, Target, WrittenFor};
+use crate::sync::external_target::backend::ObjectEvent;
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::desired::{SERVICE_UID, points_at, stepping_stone, written_by_us};
+use crate::sync::external_target::object_cache::{Objects, external_target};
+use crate::sync::external_target::observed_object::Packed;
+use crate::sync::external_target::orphans::orphan_of;
+use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::service::Service;
+use crate::sync::log_changes;
+
+impl Reconciler {
+    pub(crate) fn is_listed(&self) -> bool {
+        self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::EndpointSlice)
+    }
+
+    pub(crate) fn observe(&mut self, event: ObjectEvent) {
+        match event {
+            ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
+            ObjectEvent::Rewound(kind) => {
+                self.settings.rewinds.note(&format!("{kind}s in the target namespace"));
+            }
+            ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
+            ObjectEvent::Unseen => {
+                self.settings.store.set_holders_known();
+                if self.settings.policy.sync == SyncMode::Off {
+                    // Without the right to look, what isn't kept needn't be waited for.
+                    self.listed.extend([Kind::Service, Kind::EndpointSlice]);
+                }
+            }
+            ObjectEvent::Applied(object) => {
+                let id = object.id();
+                let was_outdated = self.outdated.remove(&id).is_some();
+                // What the answer to a write of ours has said needs no other look.
+                if was_outdated || self.objects.is_news(&object) {
+                    let is_new = self.objects.get(&id).is_none_or(|known| known.uid() != object.uid());
+                    self.change_object(&id, |objects| objects.apply(&object));
+                    self.see_term(&object, is_new);
+                }
+            }
+            ObjectEvent::Deleted { id, uid } => {
+                self.outdated.remove(&id);
+                self.note_removal(&id, &uid);
+                self.former.forget(&uid);
+                self.change_object(&id, |objects| objects.remove(&id, &uid));
+            }
+        }
+    }
+
+    /// Counts that the external target of a Service that is gone was removed: perhaps by somebody who
+    /// led before.
+    fn note_removal(&mut self, id: &ObjectId, uid: &str) {
+        let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
+        let outlived = |key: ServiceKey| {
+            self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
+        };
+        if id.kind == Kind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
+            self.removals.seen(&removal_of(&id.name, uid), Instant::now());
+        }
+    }
+
+    fn take_list(&mut self, kind: Kind, list: Vec<Packed>) {
+        let (was_listed, could_write) = (self.is_listed(), self.may_write());
+        let gone = self.objects.replace(kind, list);
+        self.outdated.retain(|id, _| id.kind != kind);
+        self.listed.insert(kind);
+        self.listed_in_term.insert(kind);
+        self.see_terms();
+        for id in &gone {
+            self.tell_holder(id, None);
+        }
+        if !self.is_listed() {
+            return;
+        }
+        for object in self.objects.iter().filter(|object| object.kind() == Kind::Service).map(Packed::unpack)
+        {
+            if !was_listed {
+                self.tell_last_target(&object);
+            }
+            self.tell_holder(&object.id(), Some(&object));
+        }
+        self.report
+            .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
+        self.settings.store.set_holders_known();
+        if was_listed {
+            self.adopt_departed(false);
+            self.resume();
+            self.queue_all();
+        }
+        if !could_write {
+            self.take_up_writing();
+        }
+    }
+
+    /// Takes over what the store says of a link.
+    pub(crate) fn heed(&mut self, change: &Change) {
+        if let (Some(before), Some(after)) = (&change.before, &change.after)
+            && before.renamed != after.renamed
+        {
+            let (before, after) = (&before.external_target(), &after.external_target());
+            info!("link {}: its external target is {after} from now on, not {before}", change.key);
+        }
+        if self.may_write() {
+            self.report.heed(change);
+        }
+        if change.retargeted().is_some() {
+            // What failed was about the old target.
+            self.pace.stop_waiting(&change.key);
+            self.pace.succeeded(&change.key);
+        }
+        self.queue(&change.key);
+    }
+
+    /// Ends all pauses: what caused them is over.
+    pub(crate) fn resume(&mut self) {
+        for key in self.pace.resume() {
+            self.queue(&key);
+        }
+    }
+
+    /// Tells the store whom the Service of a name is labelled for.
+    fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
+        if id.kind == Kind::Service {
+            let metadata = object.map(Object::meta);
+            let holder = metadata.and_then(|metadata| self.owner_of(metadata));
+            let noted = metadata.filter(|_| holder.is_some()).map(noted_hostnames).unwrap_or_default();
+            self.settings.store.set_holder(&id.name, holder.as_ref(), &noted);
+        }
+    }
+
+    /// Returns the further names that are noted for a link and that it may still have.
+    pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
+        let objects = self.objects.of_link(key).into_iter();
+        let services = objects.filter(|object| object.kind() == Kind::Service);
+        let mut noted: Vec<Box<str>> = Vec::new();
+        // There may be two, of which one is to take the place of the other.
+        for name in services.flat_map(|object| noted_hostnames(object.unpack().meta())) {
+            if !noted.contains(&name) {
+                noted.push(name);
+            }
+        }
+        self.settings.admission.still_granted(key.namespace(), noted)
+    }
+
+    /// Tells the store what an external target points at that an earlier process has left.
+    fn tell_last_target(&self, object: &Object) {
+        let (Some(service), Some(holder)) = (object.as_service(), self.owner_of(object.meta())) else {
+            return;
+        };
+        let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
+            (Some(uid), _) => WrittenFor::Uid(uid.into()),
+            (None, Some(created)) => WrittenFor::CreatedUntil(created.0.as_second()),
+            (None, None) => WrittenFor::Anybody,
+        };
+        let hostnames =
+            self.settings.admission.still_granted(holder.namespace(), noted_hostnames(object.meta()));
+        let last = LastTarget {
+            target: self.target_of(&holder, service),
+            written_for,
+            hostnames: hostnames.into(),
+            is_ours: self.is_of_ours(&holder, object.meta()),
+        };
+        log_changes(&self.settings.news, self.settings.store.set_last_target(&holder, last));
+    }
+
+    /// Returns the target that the external target of a link records, if it may still be followed.
+    pub(crate) fn recorded_target(&self, key: &ServiceKey) -> Option<Target> {
+        let objects = self.objects.of_link(key).into_iter().map(Packed::unpack);
+        let services = objects.filter_map(|object| object.as_service().cloned());
+        services.filter_map(|service| self.target_of(key, &service)).next()
+    }
+
+    /// Returns the target that an external target of a link, of which this is the Service, points at.
+    fn target_of(&self, key: &ServiceKey, service: &Service) -> Option<Target> {
+        let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
+        let slices = objects.iter().filter_map(Object::as_slice);
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        // Where a tombstone leads is nobody's target, nor is a step on the way to an address.
+        let nobodys = |target: &Target| {
+            let text = target.to_string();
+            text == self.settings.policy.tombstone || text == stepping_stone(name)
+        };
+        let target = points_at(service, slices).filter(|target| !nobodys(target));
+        // Drop targets that the policy now denies; which names in our zones lead on, DNS asks with each answer.
+        target.and_then(|target| self.settings.admission.targets.followed(target))
+    }
+
+    /// Changes what is known of an object, and queues the links that it mattered to before and
+    /// matters to now.
+    pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
+        self.queue_concerned(id);
+        change(&mut self.objects);
+        self.settings.news.metrics.set_objects_of_others(self.objects.number_of_others());
+        self.tell_holder(id, self.objects.get(id).map(Packed::unpack).as_ref());
+        self.queue_concerned(id);
+    }
+
+    fn queue_concerned(&mut self, id: &ObjectId) {
+        if !self.is_listed() {
+            return;
+        }
+        let labelled = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
+        let wanting = external_target(id).map(|name| self.settings.store.wanting(name)).unwrap_or_default();
+        for key in labelled.iter().chain(&wanting) {
+            self.queue(key);
+        }
+    }
+
+    /// Takes over what is left of Services that aren't followed; and orphans, which no Service has. `begins`: at the start.
+    pub(crate) fn adopt_departed(&mut self, begins: bool) {
+        let unknown = self.objects.links().filter(|key| !self.settings.store.knows(key));
+        let mut keys: BTreeSet<ServiceKey> = unknown.collect();
+        self.take_stock(begins);
+        keys.extend(self.orphans.links().cloned());
+        for key in &keys {
+            self.note_orphans(key);
+        }
+    }
+
+    /// Whether an object of ours, in a namespace that is watched, is labelled for a link.
+    pub(crate) fn left_something(&self, key: &ServiceKey) -> bool {
+        self.settings.selection.watches(key.namespace())
+            && self.objects.of_link(key).iter().any(|object| self.is_ours(object.unpack().meta()))
+    }
+
+    /// Whether an object whose Service is gone is ours to remove. What somebody else has written is
+    /// only where the user says so.
+    pub(crate) fn is_ours(&self, metadata: &ObjectMeta) -> bool {
+        self.settings.policy.prune || written_by_us(metadata)
+    }
+
+    pub(crate) fn note_orphans(&mut self, key: &ServiceKey) {
+        let Settings { store, selection, policy, .. } = &self.settings;
+        let own = policy.instance.as_deref();
+        let mut orphans = Vec::new();
+        // An earlier Service of this name may have left one, too.
+        let recreated = || store.get(key).is_some_and(|link| matches!(link.state, State::Recreated(_)));
+        if policy.sync != SyncMode::Off && !policy.prune && (!store.knows(key) || recreated()) {
+            let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
+            let services = objects.iter().filter_map(Object::as_service);
+            let services = services.filter(|service| orphan_of(&service.metadata, selection, own).is_some());
+            orphans.extend(services.filter_map(|service| service.metadata.name.clone()));
+        }
+        self.orphans.set(key, orphans);
+    }
+}

@@ -1,0 +1,410 @@
+//! What is decided at a start where most external targets would go: a flag may leave their Services out by mistake, or
+//! the Services may all be gone. Pure functions, and the list of Services that they are decided by.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use kube::core::SelectorExt;
+use kube::{Client, Resource, ResourceExt};
+
+use super::decision::{OnDelete, Policy, Step, Write};
+use super::desired::IpTargets;
+use crate::store::{ServiceKey, Store, Target, Uid};
+use crate::sync::k8s::deserialize_guard::Guarded;
+use crate::sync::k8s::service::{LOAD_BALANCER, Service};
+use crate::sync::k8s::watch::{Query, list_pages};
+use crate::sync::source::file_watcher::DirectoryError;
+use crate::sync::source::manifests;
+use crate::sync::source::selection::{MANAGED, Selection};
+use crate::takeover::finalizers::{ListError, in_place};
+
+/// How much longer than `--delete-delay` an external target stays whose Service is gone with most others at a start.
+pub const GRACE: Duration = Duration::from_secs(600);
+
+/// Returns whether so many external targets would go that it may be a mistake: more than half of those that are
+/// there, and more than one.
+#[must_use]
+pub fn are_most(going: usize, present: usize) -> bool {
+    going > 1 && going > present / 2
+}
+
+/// A flag that leaves Services out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Flag {
+    /// `--watch-namespaces`.
+    WatchNamespaces,
+    /// `--service-selector`.
+    ServiceSelector,
+    /// `--selection annotated`.
+    Selection,
+    /// `--ip-targets`, which leaves only the external target out.
+    IpTargets,
+}
+
+impl Flag {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::WatchNamespaces, Self::ServiceSelector, Self::Selection, Self::IpTargets];
+
+    /// Returns which flag leaves out a Service that exists, with these labels and this value of the annotation
+    /// [`MANAGED`]; `None` if none does.
+    #[must_use]
+    fn of(key: &ServiceKey, service: &Metadata, selection: &Selection) -> Option<Self> {
+        if !selection.watches(key.namespace()) {
+            Some(Self::WatchNamespaces)
+        } else if !selection.labels.matches(&service.labels) {
+            Some(Self::ServiceSelector)
+        } else if selection.annotated_only && service.managed.as_deref() != Some("true") {
+            Some(Self::Selection)
+        } else {
+            None
+        }
+    }
+}
+
+impl fmt::Display for Flag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WatchNamespaces => "--watch-namespaces",
+            Self::ServiceSelector => "--service-selector",
+            Self::Selection => "--selection",
+            Self::IpTargets => "--ip-targets",
+        })
+    }
+}
+
+/// What a list says of a load balancer that isn't followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It exists, or may exist where lb-linker may not look.
+    Exists {
+        /// Its uid, where it could be listed.
+        uid: Option<Uid>,
+        /// The flag that leaves it out.
+        flag: Option<Flag>,
+    },
+    /// It exists and opts out by its annotation.
+    OptedOut,
+    /// It is gone, is no load balancer any more, or is another one of its name.
+    Gone,
+}
+
+/// What the metadata of a load balancer says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    uid: Uid,
+    labels: std::collections::BTreeMap<String, String>,
+    /// The annotation [`MANAGED`].
+    managed: Option<String>,
+}
+
+/// The load balancers that exist, of those that were asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Existing {
+    services: HashMap<ServiceKey, Metadata>,
+    /// Namespaces that may not be listed.
+    forbidden: BTreeSet<String>,
+}
+
+impl Existing {
+    /// Decides on a load balancer whose external target was written for `recorded`, which is empty where that isn't
+    /// noted: then a Service of the same name counts as the same.
+    #[must_use]
+    pub fn judge(&self, key: &ServiceKey, recorded: &Uid, selection: &Selection) -> Verdict {
+        if self.forbidden.contains(key.namespace()) {
+            return Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
+        }
+        match self.services.get(key) {
+            Some(service) if !recorded.is_empty() && service.uid != *recorded => Verdict::Gone,
+            Some(service) if service.managed.as_deref() == Some("false") => Verdict::OptedOut,
+            Some(service) => {
+                Verdict::Exists { uid: Some(service.uid.clone()), flag: Flag::of(key, service, selection) }
+            }
+            None => Verdict::Gone,
+        }
+    }
+
+    fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<Guarded<Service>>) {
+        for service in page {
+            let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
+            // One that is being deleted is gone for lb-linker.
+            if service.meta().deletion_timestamp.is_none() && wanted.contains(&key) {
+                let metadata = Metadata {
+                    uid: service.uid().as_deref().unwrap_or_default().into(),
+                    managed: service.annotations().get(MANAGED).cloned(),
+                    labels: service.labels().clone(),
+                };
+                self.services.insert(key, metadata);
+            }
+        }
+    }
+}
+
+/// Why it can't be said which load balancers exist.
+#[derive(Debug, thiserror::Error)]
+pub enum LookUpError {
+    /// The API server doesn't list them.
+    #[error(transparent)]
+    List(#[from] ListError),
+    /// The directory of manifests can't be read.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The task that reads it panicked.
+    #[error("{0}")]
+    Panic(#[from] tokio::task::JoinError),
+}
+
+/// Where load balancers exist.
+#[derive(Clone)]
+pub enum Registry {
+    /// A cluster.
+    Cluster(Client),
+    /// A directory of manifests.
+    Manifests(PathBuf),
+}
+
+impl Registry {
+    /// Looks up which of these load balancers exist, whatever the flags leave out: by one list of the metadata of
+    /// all load balancers. Where only the watched namespaces may be listed, by one of each, and the others count as
+    /// `Existing::forbidden`.
+    ///
+    /// # Errors
+    /// If a list fails.
+    pub async fn look_up(
+        &self,
+        wanted: &HashSet<ServiceKey>,
+        selection: &Selection,
+    ) -> Result<Existing, LookUpError> {
+        let mut existing = Existing::default();
+        let client = match self {
+            Self::Cluster(client) => client,
+            Self::Manifests(directory) => {
+                let directory = directory.clone();
+                let read =
+                    tokio::task::spawn_blocking(move || manifests::load_balancers(&directory)).await??;
+                existing.services = read
+                    .into_iter()
+                    .filter(|service| wanted.contains(&service.key()))
+                    .map(|service| (service.key(), Metadata::of(&service)))
+                    .collect();
+                return Ok(existing);
+            }
+        };
+        let forbidden = match list(client, None, wanted, &mut existing).await {
+            Err(error) if error.code() == 403 && !selection.namespaces.is_empty() => error,
+            listed => return Ok(listed.map(|()| existing)?),
+        };
+        let namespaces: BTreeSet<&str> = wanted.iter().map(ServiceKey::namespace).collect();
+        for namespace in namespaces {
+            if selection.watches(namespace) {
+                list(client, Some(namespace), wanted, &mut existing).await?;
+            } else {
+                existing.forbidden.insert(namespace.to_owned());
+            }
+        }
+        tracing::debug!("only the watched namespaces are looked at: {forbidden}");
+        Ok(existing)
+    }
+}
+
+impl Metadata {
+    fn of(service: &Service) -> Self {
+        Self {
+            uid: service.uid().into(),
+            labels: service.metadata.labels.clone().unwrap_or_default(),
+            managed: service.annotation(MANAGED).map(ToOwned::to_owned),
+        }
+    }
+}
+
+/// Lists the metadata of the load balancers of a namespace, or of all, page by page.
+async fn list(
+    client: &Client,
+    namespace: Option<&str>,
+    wanted: &HashSet<ServiceKey>,
+    existing: &mut Existing,
+) -> Result<(), ListError> {
+    let query = Query {
+        namespace: namespace.map(ToOwned::to_owned),
+        fields: format!("spec.type={LOAD_BALANCER}"),
+        metadata_only: true,
+        ..Query::default()
+    };
+    let listed = list_pages(client.clone(), &query, |page| existing.add(wanted, page)).await;
+    listed
+        .map_err(|source| ListError { what: in_place("load balancers", namespace), source: Box::new(source) })
+}
+
+/// Keeps the recorded targets of all Services that the first complete list lacks, if they are most of those with an
+/// external target: before DNS answers from that list, and until it is known whether the Services exist.
+pub(crate) fn keep_unlisted(store: &Store) {
+    let recorded = store.recorded();
+    if are_most(recorded.unlisted.len(), recorded.listed + recorded.unlisted.len()) {
+        for (key, last) in recorded.unlisted {
+            // Subscribers of the store's feed learn of it there.
+            let _ = store.keep_left_out(&key, last.uid(), last.target, last.hostnames.into_vec());
+        }
+    }
+}
+
+/// Returns whether a living Service with this target has an external target.
+#[must_use]
+pub fn is_shown(target: &Target, how: IpTargets) -> bool {
+    match (target, how) {
+        (Target::Hostname(_), _) | (Target::Addresses(_), IpTargets::Headless) => true,
+        (Target::Addresses(ips), IpTargets::ExternalName) => ips.iter().any(|ip| ip.is_ipv4()),
+        (Target::Addresses(_), IpTargets::Skip) => false,
+    }
+}
+
+/// Returns what is done about a link whose Service is gone since then with most others: nothing for ten minutes more
+/// than `--delete-delay`, which counts where the external target is removed.
+#[must_use]
+pub fn postponed(step: Step, since: Instant, policy: &Policy, now: Instant) -> Step {
+    if !matches!(step, Step::Write(_) | Step::Wait(_)) || matches!(step, Step::Write(Write::Finalizer { .. }))
+    {
+        return step;
+    }
+    let delay = if policy.on_delete == OnDelete::Delete { policy.delete_delay } else { Duration::ZERO };
+    match since.checked_add(delay).and_then(|due| due.checked_add(GRACE)) {
+        Some(due) if due <= now => step,
+        Some(due) => Step::Wait(due),
+        // Past the end of the clock: never.
+        None => Step::Done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Selector;
+    use serde_json::json;
+
+    use super::super::left_out::*;
+    use crate::sync::external_target::decision::SyncMode;
+    use crate::sync::external_target::deletion_budget::MaxDeletes;
+    use crate::sync::external_target::desired::Precondition;
+    use crate::sync::k8s::object::{Kind, ObjectId};
+
+    #[test]
+    fn most_are_more_than_half_and_more_than_one() {
+        for (present, first_most) in
+            [(1, None), (2, Some(2)), (3, Some(2)), (4, Some(3)), (5, Some(3)), (30, Some(16))]
+        {
+            let found = (0..=present).find(|going| are_most(*going, present));
+            assert_eq!(found, first_most, "of {present}");
+            assert!(found.is_none_or(|first| (first..=present).all(|going| are_most(going, present))));
+        }
+        assert!(!are_most(0, 0));
+    }
+
+    fn existing(services: &[serde_json::Value], wanted: &[&str]) -> Existing {
+        let page = services
+            .iter()
+            .map(|metadata| Guarded::from_json(&json!({"metadata": metadata}).to_string()).unwrap());
+        let wanted = wanted.iter().map(|name| ServiceKey::new("shop", name)).collect();
+        let mut existing = Existing::default();
+        existing.add(&wanted, page.collect());
+        existing
+    }
+
+    fn selection(labels: &[(&str, &str)], annotated_only: bool, namespaces: &[&str]) -> Selection {
+        Selection {
+            labels: Selector::from_iter(
+                labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())),
+            ),
+            annotated_only,
+            namespaces: namespaces.iter().map(|name| (*name).to_owned()).collect(),
+            target_namespace: None,
+        }
+    }
+
+    #[test]
+    fn existing_service_is_left_out_by_the_flag_that_does_it() {
+        let web = json!({"namespace": "shop", "name": "web", "uid": "u", "labels": {"tier": "web"}});
+        let existing = existing(&[web], &["web"]);
+        let key = ServiceKey::new("shop", "web");
+        for (selection, flag) in [
+            (selection(&[], false, &[]), None),
+            (selection(&[], false, &["shop"]), None),
+            (selection(&[], false, &["shpo"]), Some(Flag::WatchNamespaces)),
+            (selection(&[("tire", "web")], false, &[]), Some(Flag::ServiceSelector)),
+            (selection(&[("tier", "web")], false, &[]), None),
+            (selection(&[("tier", "web")], true, &[]), Some(Flag::Selection)),
+        ] {
+            for recorded in ["u", ""] {
+                let verdict = existing.judge(&key, &recorded.into(), &selection);
+                assert_eq!(verdict, Verdict::Exists { uid: Some("u".into()), flag }, "{selection:?}");
+            }
+            assert_eq!(existing.judge(&key, &"earlier".into(), &selection), Verdict::Gone, "recreated");
+        }
+    }
+
+    #[test]
+    fn opted_out_terminating_and_missing_services_are_told_apart() {
+        let managed = |value: &str| json!({MANAGED: value});
+        let services = [
+            json!({"namespace": "shop", "name": "out", "uid": "u", "annotations": managed("false")}),
+            json!({"namespace": "shop", "name": "in", "uid": "u", "annotations": managed("true")}),
+            json!({"namespace": "shop", "name": "going", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            json!({"namespace": "shop", "name": "unasked", "uid": "u"}),
+        ];
+        let mut existing = existing(&services, &["out", "in", "going", "gone"]);
+        let selection = selection(&[], true, &[]);
+        let judge = |existing: &Existing, name| {
+            existing.judge(&ServiceKey::new("shop", name), &Uid::default(), &selection)
+        };
+        assert_eq!(judge(&existing, "out"), Verdict::OptedOut);
+        assert_eq!(judge(&existing, "in"), Verdict::Exists { uid: Some("u".into()), flag: None });
+        for name in ["going", "gone", "unasked"] {
+            assert_eq!(judge(&existing, name), Verdict::Gone, "{name}");
+        }
+        existing.forbidden.insert("shop".to_owned());
+        let may_exist = Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
+        assert_eq!(judge(&existing, "gone"), may_exist, "it may not be looked up");
+    }
+
+    #[test]
+    fn removal_of_most_waits_ten_minutes_more() {
+        let since = Instant::now();
+        let only = Precondition { uid: None, resource_version: None };
+        let delete = Step::Write(Write::Delete {
+            id: ObjectId { kind: Kind::Service, name: "web-shop-ext".into() },
+            only,
+        });
+        let minutes = |number: u64| Duration::from_secs(60 * number);
+        for (on_delete, delay, due) in [
+            (OnDelete::Delete, minutes(0), minutes(10)),
+            (OnDelete::Delete, minutes(10), minutes(20)),
+            (OnDelete::Tombstone, minutes(10), minutes(10)),
+        ] {
+            let policy = Policy { on_delete, delete_delay: delay, ..policy() };
+            for step in [delete.clone(), Step::Wait(since + delay)] {
+                let at = |after| postponed(step.clone(), since, &policy, since + after);
+                assert_eq!(at(Duration::ZERO), Step::Wait(since + due), "{on_delete:?} {delay:?}");
+                assert_eq!(at(due - Duration::from_millis(1)), Step::Wait(since + due));
+                assert_eq!(at(due), step);
+            }
+        }
+        let never = Policy { delete_delay: Duration::MAX, ..policy() };
+        assert_eq!(postponed(delete, since, &never, since), Step::Done);
+        for step in [Step::Done, Step::Forget] {
+            assert_eq!(postponed(step.clone(), since, &policy(), since), step);
+        }
+    }
+
+    fn policy() -> Policy {
+        Policy {
+            sync: SyncMode::On,
+            on_delete: OnDelete::Delete,
+            delete_delay: Duration::ZERO,
+            finalizer: false,
+            tombstone: "deleted.lb.internal".to_owned(),
+            max_deletes: MaxDeletes::Share,
+            ip_targets: IpTargets::Headless,
+            prune: false,
+            instance: None,
+        }
+    }
+}

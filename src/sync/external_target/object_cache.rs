@@ -1,0 +1,481 @@
+//! What is in the target namespace, as far as lb-linker has heard.
+
+use std::borrow::Borrow;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{Hash, Hasher};
+
+use super::desired::{IPV4, IPV6, slice_name};
+use super::observed_object::{Packed, id_bytes};
+use crate::model::names;
+use crate::store::ServiceKey;
+use crate::sync::k8s::instance::{INSTANCE, OtherOwner};
+use crate::sync::k8s::object::{Kind, Object, ObjectId};
+
+/// The objects of the target namespace, by id and by the link that they are labelled for.
+#[derive(Debug, Default)]
+pub struct Objects {
+    /// This instance: the objects of another one count as labelled for no link.
+    instance: Option<String>,
+    all: HashSet<Kept>,
+    /// Links' objects with names that aren't their links' first choice: nearly none.
+    elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
+    /// How many links there are objects of.
+    links: usize,
+    /// How many objects with our managed-by label belong to other instances.
+    of_others: usize,
+    /// Objects that lb-linker has deleted, by uid, until the watch says so too: an older event may
+    /// still be under way.
+    deleted: HashMap<String, ObjectId>,
+    /// Writes under way, and what has been heard meanwhile.
+    under_way: HashMap<ObjectId, Meanwhile>,
+    /// The kinds of which a list comes in, with the objects whose writes were answered since it began: the list may
+    /// have been made before.
+    listing: HashMap<Kind, HashSet<ObjectId>>,
+}
+
+/// An object, found by its kind and name as its first bytes have them.
+#[derive(Debug)]
+struct Kept(Packed);
+
+impl Borrow<[u8]> for Kept {
+    fn borrow(&self) -> &[u8] {
+        self.0.id_bytes()
+    }
+}
+
+impl Hash for Kept {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.id_bytes().hash(state);
+    }
+}
+
+impl PartialEq for Kept {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id_bytes() == other.0.id_bytes()
+    }
+}
+
+impl Eq for Kept {}
+
+/// What has been heard of an object while a write of it was under way.
+#[derive(Debug, Default)]
+struct Meanwhile {
+    /// The uids of those that are gone.
+    gone: Vec<String>,
+    /// A complete list came without it.
+    unlisted: bool,
+}
+
+impl Objects {
+    /// Returns that nothing is known, for this instance; `None`: all objects count as its own.
+    #[must_use]
+    pub fn new(instance: Option<String>) -> Self {
+        Self { instance, ..Self::default() }
+    }
+
+    /// Returns the link that an object is labelled for, unless it belongs to another instance.
+    #[must_use]
+    pub fn owner_of(&self, object: &Packed) -> Option<ServiceKey> {
+        object.labelled_for().filter(|_| !self.is_of_another(object))
+    }
+
+    /// Returns whether an object belongs to another instance.
+    #[must_use]
+    pub fn is_of_another(&self, object: &Packed) -> bool {
+        let Some(own) = &self.instance else { return false };
+        object.annotation(INSTANCE).is_some_and(|instance| !instance.is_empty() && instance != *own)
+    }
+
+    /// Returns how many external targets and EndpointSlices belong to other instances.
+    #[must_use]
+    pub fn number_of_others(&self) -> usize {
+        self.of_others
+    }
+
+    /// Returns the other instance that owns most of the external targets and EndpointSlices, if there is one.
+    #[must_use]
+    pub fn other_owner(&self, namespace: &str) -> Option<OtherOwner> {
+        if self.of_others == 0 {
+            return None;
+        }
+        let labelled = self.iter().filter(|object| object.labelled_for().is_some());
+        let instances = labelled.map(|object| object.annotation(INSTANCE).filter(|name| !name.is_empty()));
+        OtherOwner::find(namespace, self.instance.as_deref()?, instances)
+    }
+
+    /// Returns an object.
+    #[must_use]
+    pub fn get(&self, id: &ObjectId) -> Option<&Packed> {
+        self.find(id.kind, &id.name)
+    }
+
+    fn find(&self, kind: Kind, name: &str) -> Option<&Packed> {
+        self.all.get(&id_bytes(kind, name)[..]).map(|kept| &kept.0)
+    }
+
+    /// Returns the objects that are labelled for a link, Services first, by name.
+    #[must_use]
+    pub fn of_link(&self, key: &ServiceKey) -> Vec<&Packed> {
+        let usual = object_ids(&names::external_target(key.namespace(), key.name()));
+        let usual = usual.iter().filter_map(|id| self.get(id));
+        let usual = usual.filter(|object| self.owner_of(object).as_ref() == Some(key));
+        let Some(elsewhere) = self.elsewhere.get(key) else { return usual.collect() };
+        let mut objects: Vec<&Packed> = usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
+        objects.sort_by_cached_key(|object| object.id());
+        objects
+    }
+
+    /// Returns the links that objects are labelled for, as often as they have objects.
+    pub fn links(&self) -> impl Iterator<Item = ServiceKey> {
+        self.iter().filter_map(|object| self.owner_of(object))
+    }
+
+    /// Returns how many links have objects here.
+    #[must_use]
+    pub fn number_of_links(&self) -> usize {
+        self.links
+    }
+
+    /// Returns all objects.
+    pub fn iter(&self) -> impl Iterator<Item = &Packed> {
+        self.all.iter().map(|kept| &kept.0)
+    }
+
+    /// Takes over that a list of the objects of a kind begins.
+    pub fn list_begins(&mut self, kind: Kind) {
+        self.listing.insert(kind, HashSet::new());
+    }
+
+    /// Replaces all objects of a kind by a complete list, which is the truth whatever its versions: after etcd was
+    /// restored they are older than what was known. Only an object of which the answer to a write has come since the
+    /// list began stays as it is, if it is newer than in the list. Of several versions of an object in the list the
+    /// last one counts. Returns those that are gone.
+    pub fn replace(&mut self, kind: Kind, objects: Vec<Packed>) -> Vec<ObjectId> {
+        self.deleted.retain(|_, id| id.kind != kind);
+        let answered = self.listing.remove(&kind).unwrap_or_default();
+        let mut list = HashSet::new();
+        for object in objects {
+            list.replace(Kept(object));
+        }
+        let is_gone = |object: &&Packed| object.kind() == kind && !list.contains(object.id_bytes());
+        let gone: Vec<ObjectId> = self.iter().filter(is_gone).map(Packed::id).collect();
+        for id in &gone {
+            self.take(id);
+        }
+        for Kept(object) in list {
+            let known = self.all.get(object.id_bytes());
+            let was_answered = || answered.contains(&object.id());
+            if !known.is_some_and(|known| is_newer(&known.0, &object) && was_answered()) {
+                self.insert(object);
+            }
+        }
+        for (id, meanwhile) in self.under_way.iter_mut().filter(|(id, _)| id.kind == kind) {
+            meanwhile.unlisted |= !self.all.contains(&id_bytes(id.kind, &id.name)[..]);
+        }
+        gone
+    }
+
+    /// Notes that a write of an object begins.
+    pub fn write_begins(&mut self, id: &ObjectId) {
+        self.under_way.insert(id.clone(), Meanwhile::default());
+    }
+
+    /// Notes that the answer to a write has come, or never will.
+    pub fn write_ended(&mut self, id: &ObjectId) {
+        self.under_way.remove(id);
+    }
+
+    /// Takes over an object from the answer to a write. The watch may have been faster, even with
+    /// its end; after a complete list without it only the watch can say whether it is there.
+    pub fn answered(&mut self, object: &Object) {
+        let id = object.id();
+        let outdated = self.under_way.get(&id).is_some_and(|meanwhile| {
+            let unlisted = meanwhile.unlisted && self.get(&id).is_none();
+            unlisted || meanwhile.gone.iter().any(|uid| uid == object.uid())
+        });
+        if !outdated {
+            self.apply(object);
+            if let Some(answered) = self.listing.get_mut(&id.kind) {
+                answered.insert(id);
+            }
+        }
+    }
+
+    /// Takes over an object from the watch or from the answer to a write, whichever is newer.
+    pub fn apply(&mut self, object: &Object) {
+        if self.is_news(object) {
+            self.insert(Packed::of(object));
+        }
+    }
+
+    /// Returns whether nothing as new has been heard of an object.
+    #[must_use]
+    pub fn is_news(&self, object: &Object) -> bool {
+        let id = object.id();
+        if self.deleted.get(object.uid()) == Some(&id) {
+            return false;
+        }
+        !self.get(&id).is_some_and(|known| {
+            known.uid() == object.uid() && known.version().is_some() && known.version() >= object.version()
+        })
+    }
+
+    /// Takes over from the watch that an object is gone.
+    pub fn remove(&mut self, id: &ObjectId, uid: &str) {
+        self.deleted.remove(uid);
+        // Files have no uid.
+        if let Some(meanwhile) = self.under_way.get_mut(id).filter(|_| !uid.is_empty()) {
+            meanwhile.gone.push(uid.to_owned());
+        }
+        if self.get(id).is_some_and(|object| object.uid() == uid) {
+            self.take(id);
+        }
+    }
+
+    /// Takes over from the answer to a write of ours that the object with this uid is gone. Another
+    /// one may have its name by now.
+    pub fn removed_by_us(&mut self, id: &ObjectId, uid: &str) {
+        if self.get(id).is_some_and(|object| object.uid() == uid) {
+            self.take(id);
+            if !uid.is_empty() {
+                self.deleted.insert(uid.to_owned(), id.clone());
+            }
+        }
+    }
+
+    fn insert(&mut self, object: Packed) {
+        let id = object.id();
+        self.take(&id);
+        self.of_others += usize::from(object.labelled_for().is_some() && self.is_of_another(&object));
+        if let Some(key) = self.owner_of(&object) {
+            self.links += usize::from(self.of_link(&key).is_empty());
+            if !is_usual(&id, &key) {
+                self.elsewhere.entry(key).or_default().insert(id);
+            }
+        }
+        self.all.insert(Kept(object));
+    }
+
+    fn take(&mut self, id: &ObjectId) -> Option<Packed> {
+        let object = self.all.take(&id_bytes(id.kind, &id.name)[..])?.0;
+        self.of_others -= usize::from(object.labelled_for().is_some() && self.is_of_another(&object));
+        if let Some(key) = self.owner_of(&object) {
+            if let Entry::Occupied(mut ids) = self.elsewhere.entry(key.clone()) {
+                ids.get_mut().remove(id);
+                if ids.get().is_empty() {
+                    ids.remove();
+                }
+            }
+            self.links -= usize::from(self.of_link(&key).is_empty());
+        }
+        Some(object)
+    }
+}
+
+/// Returns the objects that an external target of this name may consist of.
+pub(crate) fn object_ids(external_target: &str) -> [ObjectId; 3] {
+    let slice = |end| ObjectId { kind: Kind::EndpointSlice, name: slice_name(external_target, end) };
+    [ObjectId::service(external_target), slice(IPV4), slice(IPV6)]
+}
+
+/// Returns the name of the external target that an object of this id would be part of.
+pub(crate) fn external_target(id: &ObjectId) -> Option<&str> {
+    match id.kind {
+        Kind::Service => Some(&id.name),
+        Kind::EndpointSlice => {
+            let family = |end| id.name.strip_suffix(end)?.strip_suffix('-');
+            family(IPV4).or_else(|| family(IPV6))
+        }
+        Kind::LoadBalancer => None,
+    }
+}
+
+/// Whether an object of a link has the name that is found by the link's own.
+fn is_usual(id: &ObjectId, key: &ServiceKey) -> bool {
+    external_target(id) == Some(&names::external_target(key.namespace(), key.name()))
+}
+
+/// Whether `known` is a later version of the same object.
+fn is_newer(known: &Packed, other: &Packed) -> bool {
+    known.uid() == other.uid() && known.version() > other.version()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::object_cache::*;
+    use crate::sync::external_target::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
+    use crate::sync::k8s::object::EndpointSlice;
+    use crate::sync::k8s::service::Service;
+
+    fn object(name: &str, uid: &str, version: u64, service: &str) -> Object {
+        let service: Service = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": name, "uid": uid, "resourceVersion": version.to_string(), "labels": {
+                MANAGED_BY.0: MANAGED_BY.1, ORIGINAL_NAME: service, ORIGINAL_NAMESPACE: "default"}},
+        }))
+        .unwrap();
+        service.into()
+    }
+
+    fn id(name: &str) -> ObjectId {
+        ObjectId::service(name)
+    }
+
+    #[test]
+    fn the_newer_of_watch_and_write_wins() {
+        let mut objects = Objects::default();
+        let mut version_after = |object| {
+            objects.apply(&object);
+            objects.get(&id("a")).unwrap().version()
+        };
+        assert_eq!(version_after(object("a", "1", 5, "web")), Some(5));
+        assert_eq!(version_after(object("a", "1", 4, "web")), Some(5), "an older event");
+        assert_eq!(version_after(object("a", "1", 6, "web")), Some(6));
+        assert_eq!(version_after(object("a", "2", 3, "web")), Some(3), "another object of that name");
+    }
+
+    #[test]
+    fn a_list_is_the_truth_whatever_its_versions() {
+        let mut objects = Objects::default();
+        objects.apply(&object("a", "1", 9, "new"));
+        objects.answered(&object("a", "1", 10, "new"));
+        objects.list_begins(Kind::EndpointSlice);
+        objects.list_begins(Kind::Service);
+        let twice = [object("a", "1", 4, "older"), object("a", "1", 5, "old")];
+        objects.replace(Kind::Service, twice.iter().map(Packed::of).collect());
+        assert_eq!(objects.get(&id("a")).unwrap().version(), Some(5), "of two versions the last one");
+        objects.apply(&object("a", "1", 6, "web"));
+        assert_eq!(objects.get(&id("a")).unwrap().version(), Some(6));
+    }
+
+    #[test]
+    fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
+        let mut objects = Objects::default();
+        objects.list_begins(Kind::Service);
+        objects.answered(&object("a", "1", 9, "new"));
+        objects.apply(&object("b", "2", 9, "gone"));
+        objects.replace(Kind::Service, vec![Packed::of(&object("a", "1", 5, "old"))]);
+        assert_eq!(objects.get(&id("a")).unwrap().version(), Some(9));
+        assert!(objects.get(&id("b")).is_none());
+        objects.replace(Kind::EndpointSlice, vec![]);
+        assert!(objects.get(&id("a")).is_some(), "a list of another kind says nothing of it");
+        assert_eq!(objects.links().collect::<Vec<_>>(), [ServiceKey::new("default", "new")]);
+    }
+
+    #[test]
+    fn a_late_event_doesnt_bring_back_what_we_deleted() {
+        let mut objects = Objects::default();
+        objects.apply(&object("a", "1", 5, "web"));
+        objects.removed_by_us(&id("a"), "another");
+        assert!(objects.get(&id("a")).is_some(), "it was another object");
+        objects.removed_by_us(&id("a"), "1");
+        objects.apply(&object("a", "1", 6, "web"));
+        assert!(objects.get(&id("a")).is_none());
+        objects.apply(&object("a", "2", 8, "web"));
+        objects.remove(&id("a"), "1");
+        assert_eq!(objects.get(&id("a")).unwrap().uid(), "2", "the end of the old one isn't the new one's");
+    }
+
+    #[test]
+    fn a_late_answer_doesnt_bring_back_what_the_watch_said_is_gone() {
+        let mut objects = Objects::default();
+        objects.write_begins(&id("a"));
+        objects.apply(&object("a", "1", 5, "web"));
+        objects.remove(&id("a"), "1");
+        objects.answered(&object("a", "1", 5, "web"));
+        assert!(objects.get(&id("a")).is_none());
+        objects.answered(&object("a", "2", 7, "web"));
+        assert!(objects.get(&id("a")).is_some(), "it is another object");
+        objects.write_ended(&id("a"));
+
+        objects.write_begins(&id("b"));
+        objects.replace(Kind::Service, vec![]);
+        objects.answered(&object("b", "3", 9, "web"));
+        assert!(objects.get(&id("b")).is_none(), "the watch will say whether it is there");
+        objects.write_ended(&id("b"));
+        objects.answered(&object("b", "3", 9, "web"));
+        assert!(objects.get(&id("b")).is_some());
+    }
+
+    #[test]
+    fn objects_are_found_by_the_link_they_are_labelled_for() {
+        let mut objects = Objects::default();
+        objects.apply(&object("a", "1", 5, "web"));
+        objects.apply(&object("a", "1", 6, "api"));
+        let names = |service| -> Vec<String> {
+            let objects = objects.of_link(&ServiceKey::new("default", service));
+            objects.iter().map(|object| object.id().name).collect()
+        };
+        assert!(names("web").is_empty());
+        assert_eq!(names("api"), ["a"]);
+    }
+
+    #[test]
+    fn objects_of_another_instance_are_of_no_link() {
+        let of = |name: &str, instance: Option<&str>| {
+            let mut object = object(name, name, 1, name);
+            let annotations = instance.map(|instance| [(INSTANCE.to_owned(), instance.to_owned())].into());
+            object.meta_mut().annotations = annotations;
+            object
+        };
+        let mut objects = Objects::new(Some("own".to_owned()));
+        for (name, instance) in [("a", Some("own")), ("b", None), ("c", Some("other")), ("d", Some(""))] {
+            objects.apply(&of(name, instance));
+        }
+        let mut links: Vec<String> = objects.links().map(|key| key.name().to_owned()).collect();
+        links.sort();
+        assert_eq!(links, ["a", "b", "d"]);
+        assert!(objects.of_link(&ServiceKey::new("default", "c")).is_empty());
+        assert_eq!((objects.number_of_links(), objects.number_of_others()), (3, 1));
+        assert_eq!(objects.other_owner("targets"), None);
+        objects.remove(&id("a"), "a");
+        objects.remove(&id("b"), "b");
+        objects.remove(&id("d"), "d");
+        assert_eq!(objects.other_owner("targets").unwrap().other, "other");
+        objects.replace(Kind::Service, vec![]);
+        assert_eq!(objects.number_of_others(), 0);
+
+        let mut all = Objects::default();
+        all.apply(&of("c", Some("other")));
+        assert_eq!(all.links().count(), 1, "without an instance all objects count");
+        assert_eq!(all.number_of_others(), 0);
+    }
+
+    fn slice(name: &str, service: &str) -> Object {
+        let slice: EndpointSlice = serde_json::from_value(serde_json::json!({
+            "addressType": "IPv4", "metadata": {"name": name, "labels": {
+                MANAGED_BY.0: MANAGED_BY.1, ORIGINAL_NAME: service, ORIGINAL_NAMESPACE: "default"}},
+        }))
+        .unwrap();
+        slice.into()
+    }
+
+    #[test]
+    fn objects_of_a_link_are_found_and_a_link_counts_once() {
+        let mut objects = Objects::default();
+        let web = ServiceKey::new("default", "web");
+        let usual = "web-default-ext";
+        objects.apply(&slice(&format!("{usual}-ipv6"), "web"));
+        objects.apply(&object("zz", "1", 1, "web"));
+        objects.apply(&object(usual, "2", 1, "web"));
+        objects.apply(&object("aa", "3", 1, "web"));
+        objects.apply(&slice(usual, "web"));
+        objects.apply(&object("api-default-ext", "4", 1, "web"));
+        let ids = |objects: &Objects| objects.of_link(&web).iter().map(|it| it.id()).collect::<Vec<_>>();
+        let slice_id = |name: &str| ObjectId { kind: Kind::EndpointSlice, name: name.to_owned() };
+        let services = ["aa", "api-default-ext", usual, "zz"].map(id);
+        let slices = [usual, &format!("{usual}-ipv6")].map(slice_id);
+        assert_eq!(ids(&objects), [&services[..], &slices].concat());
+        assert_eq!((objects.number_of_links(), objects.links().count()), (1, 6));
+
+        objects.apply(&object(usual, "2", 2, "api"));
+        assert_eq!(objects.number_of_links(), 2, "its own name is another's now");
+        assert!(!ids(&objects).contains(&id(usual)));
+        assert_eq!(objects.replace(Kind::Service, vec![]).len(), 4);
+        assert_eq!(ids(&objects), slices);
+        assert_eq!(objects.number_of_links(), 1);
+        objects.replace(Kind::EndpointSlice, vec![]);
+        assert_eq!(objects.number_of_links(), 0);
+        assert!(objects.elsewhere.is_empty());
+    }
+}

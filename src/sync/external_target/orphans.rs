@@ -1,0 +1,178 @@
+//! External targets whose load balancer is gone and that lb-linker has never written to: they are
+//! the earlier operator's, or somebody's with its labels, and only the user knows whether they may go.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tracing::warn;
+
+use super::backend::Keeper;
+use super::desired::{labelled_for, written_by_us};
+use crate::metrics::Metrics;
+use crate::store::ServiceKey;
+use crate::sync::k8s::instance::other_instance;
+use crate::sync::source::selection::Selection;
+use crate::takeover::finalizers::MAX_LINES;
+
+/// How long a screen of lines has to last: somebody may make many orphans, one by one.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Returns whose orphan a Service of the target namespace is, if that load balancer is gone.
+/// Objects for namespaces that aren't watched, and those of an instance other than `own`, aren't ours to judge.
+#[must_use]
+pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>) -> Option<ServiceKey> {
+    labelled_for(metadata).filter(|key| {
+        selection.watches(key.namespace())
+            && other_instance(metadata, own).is_none()
+            && !written_by_us(metadata)
+            && metadata.deletion_timestamp.is_none()
+    })
+}
+
+/// Returns the kubectl command that removes external targets.
+#[must_use]
+pub fn removal_command(namespace: &str, objects: &[&str]) -> String {
+    format!("kubectl delete service -n {namespace} {}", objects.join(" "))
+}
+
+/// The orphans that there are, and what of them the log has said.
+pub(crate) struct Orphans {
+    metrics: Arc<Metrics>,
+    known: BTreeMap<ServiceKey, Vec<String>>,
+    news: Vec<(ServiceKey, String)>,
+    /// Since when how many lines were said.
+    said: (Instant, usize),
+}
+
+impl Orphans {
+    /// Returns that there are none.
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        metrics.orphans.set(0);
+        Self { metrics, known: BTreeMap::new(), news: Vec::new(), said: (Instant::now(), 0) }
+    }
+
+    /// Returns the load balancers that orphans were of.
+    pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.known.keys()
+    }
+
+    /// Takes over which orphans of a load balancer there are now.
+    pub(crate) fn set(&mut self, key: &ServiceKey, objects: Vec<String>) {
+        if objects.is_empty() && !self.known.contains_key(key) {
+            return;
+        }
+        let before = self.known.remove(key).unwrap_or_default();
+        let new = objects.iter().filter(|object| !before.contains(object));
+        self.news.extend(new.map(|object| (key.clone(), object.clone())));
+        if !objects.is_empty() {
+            self.known.insert(key.clone(), objects);
+        }
+        let number: usize = self.known.values().map(Vec::len).sum();
+        self.metrics.orphans.set(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    /// Says which orphans are new.
+    pub(crate) fn report(&mut self, keeper: &Keeper) {
+        let (lines, more) = self.take_news(Instant::now());
+        for (key, object) in &lines {
+            let remove = match keeper {
+                Keeper::Namespace { namespace, .. } => removal_command(namespace, &[object]),
+                Keeper::Directory(_) => format!("rm {}", keeper.describe(object)),
+            };
+            warn!(
+                "external target {} is an orphan: the load balancer {key} that it was made for is gone or isn't \
+                 followed, and lb-linker hasn't written it; it is left alone; to remove it: {remove}",
+                keeper.describe(object)
+            );
+        }
+        match (lines.len(), more) {
+            (0, _) => {}
+            (_, 0) => warn!("--prune removes such orphans as if lb-linker had written them"),
+            (_, more) => {
+                warn!("and {more} more; --prune removes such orphans as if lb-linker had written them")
+            }
+        }
+    }
+
+    /// Returns the new orphans that may be said, and how many there are beside.
+    fn take_news(&mut self, now: Instant) -> (Vec<(ServiceKey, String)>, usize) {
+        if self.news.is_empty() {
+            return (Vec::new(), 0);
+        }
+        if now.duration_since(self.said.0) > QUIET {
+            self.said = (now, 0);
+        }
+        let mut news = std::mem::take(&mut self.news);
+        let more = news.split_off(news.len().min(MAX_LINES.saturating_sub(self.said.1)));
+        self.said.1 += news.len();
+        (news, more.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::orphans::*;
+    use crate::sync::external_target::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
+
+    fn key(i: usize) -> ServiceKey {
+        ServiceKey::new("shop", &format!("svc-{i}"))
+    }
+
+    fn said(orphans: &mut Orphans, now: Instant) -> (usize, usize) {
+        let (lines, more) = orphans.take_news(now);
+        (lines.len(), more)
+    }
+
+    #[test]
+    fn orphan_is_said_once_and_of_many_one_screen() {
+        let mut orphans = Orphans::new(Arc::new(Metrics::new().unwrap()));
+        let now = Instant::now();
+        assert_eq!(said(&mut orphans, now), (0, 0));
+        for _ in 0..2 {
+            for i in 0..50 {
+                orphans.set(&key(i), vec![format!("svc-{i}-shop-ext")]);
+            }
+        }
+        assert_eq!(orphans.metrics.orphans.get(), 50);
+        assert_eq!(said(&mut orphans, now), (20, 30));
+        assert_eq!(said(&mut orphans, now), (0, 0));
+        orphans.set(&key(50), vec!["another".to_owned()]);
+        assert_eq!(said(&mut orphans, now), (0, 1), "enough for this minute");
+        orphans.set(&key(0), vec![]);
+        orphans.set(&key(0), vec!["svc-0-shop-ext".to_owned()]);
+        assert_eq!(said(&mut orphans, now + 2 * QUIET), (1, 0), "it is one again");
+        for key in orphans.links().cloned().collect::<Vec<_>>() {
+            orphans.set(&key, vec![]);
+        }
+        assert_eq!(orphans.metrics.orphans.get(), 0);
+    }
+
+    #[test]
+    fn what_we_wrote_and_what_isnt_ours_to_judge_is_no_orphan() {
+        let metadata = |managers: &[&str], more: Value| -> ObjectMeta {
+            let managers: Vec<Value> = managers.iter().map(|name| json!({"manager": name})).collect();
+            let mut metadata = json!({"name": "web-shop-ext", "managedFields": managers, "labels": {
+                MANAGED_BY.0: MANAGED_BY.1, ORIGINAL_NAME: "web", ORIGINAL_NAMESPACE: "shop"}});
+            metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            serde_json::from_value(metadata).unwrap()
+        };
+        let all = Selection::default();
+        let elsewhere = Selection { namespaces: ["other".to_owned()].into(), ..Default::default() };
+        let theirs = metadata(&["manager"], json!({}));
+        let orphan_of = |metadata: &ObjectMeta, selection| orphan_of(metadata, selection, Some("own"));
+        assert_eq!(orphan_of(&theirs, &all), Some(ServiceKey::new("shop", "web")));
+        assert_eq!(orphan_of(&theirs, &elsewhere), None);
+        assert_eq!(orphan_of(&metadata(&["manager", "lb-linker"], json!({})), &all), None);
+        assert_eq!(orphan_of(&metadata(&["manager"], json!({"labels": {}})), &all), None);
+        let of =
+            |instance| metadata(&["manager"], json!({"annotations": {"linker.hsj.com/instance": instance}}));
+        assert_eq!(orphan_of(&of("other"), &all), None);
+        assert!(orphan_of(&of("own"), &all).is_some());
+        let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert_eq!(orphan_of(&metadata(&["manager"], deleted), &all), None);
+    }
+}

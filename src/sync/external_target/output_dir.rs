@@ -1,0 +1,180 @@
+//! External targets as YAML files, for use without a cluster.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use serde::Deserialize;
+use tokio::task::JoinError;
+use tracing::warn;
+
+use super::backend::{ObjectEvent, WriteError};
+use super::decision::Write;
+use super::desired::{FIELD_MANAGER, labelled_for};
+use super::observed_object::Packed;
+use crate::sync::k8s::object::{EndpointSlice, Kind, Object};
+use crate::sync::k8s::service::Service;
+use crate::sync::source::file_watcher::{DirectoryError, changes};
+
+/// The ending of the files' names.
+const EXTENSION: &str = "yaml";
+/// The ending of a file's name while it is written.
+const PARTIAL: &str = "lb-linker-partial";
+
+/// A directory with one file for each external target. Files without lb-linker's labels belong to
+/// somebody else.
+#[derive(Clone, Debug)]
+pub struct OutputDirectory {
+    path: PathBuf,
+}
+
+impl OutputDirectory {
+    /// Returns the directory at `path`, made if it isn't there.
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub fn open(path: PathBuf) -> Result<Self, DirectoryError> {
+        let directory = Self { path };
+        directory.prepare()?;
+        Ok(directory)
+    }
+
+    /// Makes the directory, and removes what a crash may have left half-written.
+    fn prepare(&self) -> Result<(), DirectoryError> {
+        std::fs::create_dir_all(&self.path).map_err(DirectoryError::at(&self.path))?;
+        for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
+            let path = entry.map_err(DirectoryError::at(&self.path))?.path();
+            if path.extension().is_some_and(|end| end == PARTIAL) {
+                std::fs::remove_file(&path).map_err(DirectoryError::at(&path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the path of the file for an object; no two kinds share a name.
+    #[must_use]
+    pub fn file(&self, object: &str) -> PathBuf {
+        self.path.join(format!("{object}.{EXTENSION}"))
+    }
+
+    /// Follows the files; each round of events is a complete list of each kind. Ends when the
+    /// directory can't be followed any more.
+    pub fn events(&self) -> impl Stream<Item = ObjectEvent> + Send + use<> {
+        let directory = self.clone();
+        let changes = self.prepare().and_then(|()| changes(&self.path));
+        let changes = changes.map_err(|error| warn!("{error}")).ok();
+        // A file system that doesn't answer is to hold nobody else up.
+        let lists = futures::stream::iter(changes).flatten().then(move |()| {
+            let directory = directory.clone();
+            tokio::task::spawn_blocking(move || directory.list())
+        });
+        let told = |list: Result<Result<_, DirectoryError>, JoinError>| match list {
+            Ok(list) => list.map_err(|error| warn!("{error}")).ok(),
+            Err(error) => {
+                warn!("{error}");
+                None
+            }
+        };
+        lists.scan((), move |(), list| std::future::ready(told(list))).flat_map(|objects: Vec<Packed>| {
+            let (services, slices) = objects.into_iter().partition(|object| object.kind() == Kind::Service);
+            futures::stream::iter([
+                ObjectEvent::Listed(Kind::Service, services),
+                ObjectEvent::Listed(Kind::EndpointSlice, slices),
+            ])
+        })
+    }
+
+    fn list(&self) -> Result<Vec<Packed>, DirectoryError> {
+        let mut objects = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(DirectoryError::at(&self.path))? {
+            let path = entry.map_err(DirectoryError::at(&self.path))?.path();
+            if path.extension().is_some_and(|end| end == EXTENSION) {
+                objects.extend(read(&path).map(|object| Packed::of(&object)));
+            }
+        }
+        Ok(objects)
+    }
+
+    /// Carries out one write. Returns the object as it is afterwards, or nothing if it is gone.
+    ///
+    /// # Errors
+    /// If the file has changed hands meanwhile, or can't be written.
+    pub async fn write(&self, write: Write) -> Result<Option<Object>, WriteError> {
+        let directory = self.clone();
+        let done = tokio::task::spawn_blocking(move || directory.write_blocking(&write));
+        done.await
+            .unwrap_or_else(|error| Err(WriteError::Other { message: error.to_string(), retry_after: None }))
+    }
+
+    fn write_blocking(&self, write: &Write) -> Result<Option<Object>, WriteError> {
+        let name = write.id().name;
+        let path = self.file(&name);
+        let there = read(&path);
+        let ours = there.as_ref().is_some_and(|object| labelled_for(object.meta()).is_some());
+        let as_expected = match write {
+            Write::Create(_) => there.is_none(),
+            Write::Change { .. } | Write::Delete { .. } => ours,
+            // Manifests are only read, and files have no instances.
+            Write::Annotate { .. } | Write::Finalizer { .. } => return Ok(None),
+        };
+        if !as_expected {
+            return Err(WriteError::Conflict);
+        }
+        let failed = |error: &dyn std::error::Error| WriteError::Other {
+            message: format!("{}: {error}", path.display()),
+            retry_after: None,
+        };
+        match write {
+            Write::Create(desired) | Write::Change { desired, .. } => {
+                let text = serde_saphyr::to_string(&desired).map_err(|error| failed(&error))?;
+                // Readers see the old file or the new one, never half of one.
+                let partial = self.path.join(format!(".{name}.{PARTIAL}"));
+                std::fs::write(&partial, text).map_err(|error| failed(&error))?;
+                std::fs::rename(&partial, &path).map_err(|error| failed(&error))?;
+                Ok(read(&path))
+            }
+            Write::Delete { .. } | Write::Annotate { .. } | Write::Finalizer { .. } => {
+                std::fs::remove_file(&path).map_err(|error| failed(&error))?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// What tells the kinds of files apart: each type would take the text of the other kind.
+#[derive(Default, Deserialize)]
+struct Head {
+    kind: Option<String>,
+}
+
+/// Returns the object in a file, named after the file. What isn't an object of ours is a Service
+/// without labels: there, but somebody else's.
+fn read(path: &Path) -> Option<Object> {
+    let name = path.file_stem()?.to_str()?.to_owned();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(_) => String::new(),
+    };
+    let adopt = |metadata: &mut ObjectMeta| {
+        metadata.name = Some(name);
+        if labelled_for(metadata).is_some() {
+            // Who labels a file for us gives it to us.
+            metadata.managed_fields =
+                Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
+        }
+    };
+    let head: Head = serde_saphyr::from_str(&text).unwrap_or_default();
+    if head.kind == Some(Kind::EndpointSlice.to_string())
+        && let Ok(mut slice) = serde_saphyr::from_str::<EndpointSlice>(&text)
+    {
+        adopt(&mut slice.metadata);
+        return Some(slice.into());
+    }
+    let service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
+    // A file without our labels is nobody's external target, whatever it says.
+    let mut service = if labelled_for(&service.metadata).is_some() { service } else { Service::default() };
+    adopt(&mut service.metadata);
+    Some(service.into())
+}

@@ -1,0 +1,534 @@
+//! The reconciler: makes the external targets match the links.
+//!
+//! Level-triggered: whatever happened, a link is looked at again and the one write that brings
+//! its object closer is made. At most one write per link is under way, and one link's trouble
+//! holds up no other.
+
+mod adoption;
+pub(crate) mod departure;
+mod former;
+mod start_check;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+use super::backend::{Keeper, ObjectEvent};
+use super::decision::{Actual, Policy, Step, SyncMode, Write, adoption, all_writes, next_step, term_repair};
+use super::deletion_budget::Removals;
+use super::desired::{labelled_for, points_at, written_by_us};
+use super::left_out::{Registry, postponed};
+use super::object_cache::{Objects, object_ids};
+use super::observed_object::Packed;
+use super::orphans::Orphans;
+use super::status_log::Report;
+use crate::metrics::Reconciled;
+use crate::model::hostname_policy::Admission;
+use crate::store::{Link, ServiceKey, State, Store};
+use crate::sync::controller::circuit_breaker::Closed;
+use crate::sync::controller::work_queue::Pace;
+use crate::sync::election::Leadership;
+use crate::sync::election::term::unix_now;
+use crate::sync::external_target::write::Ended;
+pub(crate) use crate::sync::external_target::write::OUTDATED;
+use crate::sync::k8s::instance::other_instance;
+use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
+use crate::sync::k8s::rewinds::{Listed, Rewinds};
+use crate::sync::k8s::service::Service;
+use crate::sync::source::cluster::until;
+use crate::sync::source::selection::Selection;
+use crate::sync::{News, SyncError, log_change};
+use adoption::AdoptionQueue;
+use departure::Contradictions;
+use former::FormerLeaders;
+use start_check::StartCheck;
+
+/// Writes under way at once: each is a connection, and the API server has other clients too.
+const MAX_WRITES: usize = 16;
+/// How many of them may be of links whose last write has failed: what refuses them may take its time.
+const MAX_RETRIES: usize = MAX_WRITES / 2;
+/// How long writes under way may take to end when lb-linker is told to stop.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How many links' room a queue may keep that is empty.
+const ROOM: usize = 1024;
+
+/// What the reconciler needs.
+#[derive(Clone)]
+pub struct Settings {
+    /// Where the links are.
+    pub store: Arc<Store>,
+    /// Where the external targets are.
+    pub keeper: Keeper,
+    /// Where it can be looked up which Services exist.
+    pub registry: Registry,
+    /// Which Services become links: the external targets of others aren't ours to touch.
+    pub selection: Arc<Selection>,
+    /// What of their wishes is granted.
+    pub admission: Arc<Admission>,
+    /// What the user has decided.
+    pub policy: Policy,
+    /// Where what happens is told.
+    pub news: News,
+    /// Whether it may write.
+    pub leadership: Leadership,
+    /// How often etcd was restored.
+    pub rewinds: Rewinds,
+    /// In which term, and after how many rewinds, all load balancers have been listed last.
+    pub links_listed: watch::Receiver<Listed>,
+}
+
+/// Runs until `stop`; then lets the writes under way end.
+///
+/// # Errors
+/// If the objects can't be followed any more.
+pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut feed = settings.store.subscribe();
+    if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
+        return Ok(());
+    }
+    let mut events = settings.keeper.events(&settings.news.metrics.staleness);
+    let (leadership, rewinds) = (settings.leadership.clone(), settings.rewinds.clone());
+    let mut standing = settings.leadership.clone();
+    let mut links_listed = settings.links_listed.clone();
+    let mut reconciler = Reconciler::new(settings);
+    // Nothing is written before both lists are complete.
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
+            () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
+            event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
+        }
+    }
+    reconciler.take_term();
+    reconciler.adopt_departed(true);
+    reconciler.brake();
+    reconciler.queue_all();
+    reconciler.old_news = reconciler.queued.clone();
+    loop {
+        reconciler.work();
+        tokio::select! {
+            () = stop.cancelled() => break,
+            change = feed.recv() => match change {
+                Ok(change) => reconciler.heed(&change),
+                Err(RecvError::Lagged(_)) => reconciler.catch_up(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
+            () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
+            () = standing.changed() => reconciler.heed_standing(),
+            Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
+            event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
+            key = reconciler.pace.due() => reconciler.queue(&key),
+            () = until(reconciler.closed.due()) => {
+                reconciler.closed.next().iter().for_each(|key| reconciler.queue(key));
+            }
+            () = until(reconciler.adoption.due()) => {
+                reconciler.adoption.next(tokio::time::Instant::now()).iter().for_each(|key| reconciler.queue(key));
+            }
+            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended?),
+            Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
+        }
+    }
+    let farewell = async {
+        while let Some(ended) = reconciler.writes.join_next().await {
+            reconciler.ended(ended?);
+        }
+        Ok(())
+    };
+    tokio::time::timeout(FAREWELL, farewell).await.unwrap_or_else(|_| {
+        warn!("stopping although some writes to the API server haven't been answered");
+        Ok(())
+    })
+}
+
+pub(crate) struct Reconciler {
+    pub(crate) settings: Settings,
+    pub(crate) objects: Objects,
+    /// The kinds of objects of which a complete list has come.
+    pub(crate) listed: HashSet<Kind>,
+    /// The term that writes belong to, and the kinds of objects that have been listed in it: what was
+    /// heard before may have been changed by another leader since.
+    pub(crate) term: u64,
+    /// How often etcd was restored before those lists began.
+    rewinds: u64,
+    pub(crate) listed_in_term: HashSet<Kind>,
+    queue: VecDeque<ServiceKey>,
+    /// Links whose last write has failed: they are looked at when no others are queued.
+    retries: VecDeque<ServiceKey>,
+    /// What is in either of them.
+    queued: HashSet<ServiceKey>,
+    /// Links that haven't been looked at since the start: how they stand is no news.
+    old_news: HashSet<ServiceKey>,
+    /// Links with a write under way: they are looked at again when it has ended.
+    pub(crate) in_flight: HashSet<ServiceKey>,
+    /// Those of them whose last write has failed.
+    pub(crate) retrying: HashSet<ServiceKey>,
+    pub(crate) writes: JoinSet<Ended>,
+    pub(crate) pace: Pace<Arc<Link>>,
+    /// Objects, with the version last seen, of which the API server says that it isn't the newest:
+    /// they aren't written before the watch has delivered another.
+    pub(crate) outdated: HashMap<ObjectId, (Option<String>, Instant)>,
+    pub(crate) report: Report,
+    pub(crate) closed: Closed,
+    pub(crate) removals: Removals,
+    pub(crate) orphans: Orphans,
+    adoption: AdoptionQueue,
+    pub(crate) former: FormerLeaders,
+    pub(crate) contradictions: Contradictions,
+    start_check: StartCheck,
+    /// Whether the last write had no answer.
+    pub(crate) unanswered: bool,
+}
+
+impl Reconciler {
+    fn new(settings: Settings) -> Self {
+        let report = Report::new(settings.keeper.clone(), settings.news.clone());
+        let orphans = Orphans::new(Arc::clone(&settings.news.metrics));
+        Self {
+            objects: Objects::new(settings.policy.instance.clone()),
+            listed: HashSet::new(),
+            term: settings.leadership.term(),
+            rewinds: settings.rewinds.count(),
+            listed_in_term: HashSet::new(),
+            queue: VecDeque::new(),
+            retries: VecDeque::new(),
+            queued: HashSet::new(),
+            old_news: HashSet::new(),
+            in_flight: HashSet::new(),
+            retrying: HashSet::new(),
+            writes: JoinSet::new(),
+            pace: Pace::default(),
+            outdated: HashMap::new(),
+            report,
+            closed: Closed::default(),
+            removals: Removals::default(),
+            orphans,
+            adoption: AdoptionQueue::default(),
+            former: FormerLeaders::default(),
+            contradictions: Contradictions::default(),
+            start_check: StartCheck::default(),
+            unanswered: false,
+            settings,
+        }
+    }
+
+    // === who may write ===
+
+    /// Begins a term as the leader, or goes on after etcd was restored: with new lists.
+    fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
+        self.term = self.settings.leadership.term();
+        self.rewinds = self.settings.rewinds.count();
+        self.listed_in_term.clear();
+        self.former.clear();
+        self.settings.keeper.events(&self.settings.news.metrics.staleness)
+    }
+
+    /// Returns whether writes may be made: by the leader, once everything has been listed in its term, and since etcd
+    /// was restored.
+    pub(crate) fn may_write(&self) -> bool {
+        self.settings.leadership.current_term() == Some(self.term)
+            && self.listed_in_term.len() == self.listed.len()
+            && self.rewinds == self.settings.rewinds.count()
+            && *self.settings.links_listed.borrow() == Listed { term: self.term, rewinds: self.rewinds }
+    }
+
+    /// Makes the writes that were due when somebody else led, or nobody.
+    pub(crate) fn take_up_writing(&mut self) {
+        if self.may_write() {
+            self.take_stock(true);
+            self.announce();
+            self.resume();
+            self.queue_all();
+            self.old_news = self.queued.clone();
+        }
+    }
+
+    /// Takes over that this process has begun or ceased to lead.
+    fn heed_standing(&mut self) {
+        if self.settings.leadership.current_term().is_none() {
+            self.report.cease();
+            self.adoption.clear();
+        }
+    }
+
+    /// Takes over how much there is to be removed at the start.
+    fn brake(&mut self) {
+        let links = self.settings.store.links();
+        let goes = |link: &Arc<Link>| {
+            link.is_gone() || link.outlived_since().is_some() && self.left_something(&link.key)
+        };
+        let waiting = links.into_iter().filter(goes).count();
+        let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
+        self.removals.start(max, waiting, present, Instant::now());
+    }
+
+    /// Looks at every link, and at those that were forgotten while nobody listened.
+    fn catch_up(&mut self) {
+        self.queue_all();
+        let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links());
+        let known = known.chain(self.start_check.links()).cloned();
+        let forgotten =
+            known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
+        for key in forgotten.collect::<Vec<_>>() {
+            self.queue(&key);
+        }
+    }
+
+    pub(crate) fn queue_all(&mut self) {
+        for link in self.settings.store.links() {
+            self.queue(&link.key);
+        }
+    }
+
+    pub(crate) fn queue(&mut self, key: &ServiceKey) {
+        if !self.in_flight.contains(key) && self.queued.insert(key.clone()) {
+            let queue = if self.pace.has_failed(key) { &mut self.retries } else { &mut self.queue };
+            queue.push_back(key.clone());
+        }
+    }
+
+    /// Takes the link that is looked at next out of its queue.
+    fn next_queued(&mut self) -> Option<ServiceKey> {
+        let next = self.queue.pop_front();
+        let retries = Some(&mut self.retries).filter(|_| self.retrying.len() < MAX_RETRIES);
+        next.or_else(|| retries?.pop_front())
+    }
+
+    // === what is done ===
+
+    /// Looks at queued links and starts writes, as many as may be under way.
+    fn work(&mut self) {
+        while self.writes.len() < MAX_WRITES {
+            let Some(key) = self.next_queued() else { break };
+            self.queued.remove(&key);
+            // A link that waits after a failed write is looked at when its time comes.
+            if self.pace.rests(&key) {
+                continue;
+            }
+            self.look_at(key);
+        }
+        if self.queue.is_empty() && self.queue.capacity() > ROOM {
+            self.tidy();
+        }
+        self.orphans.report(&self.settings.keeper);
+        self.report.remind(self.settings.policy.max_deletes);
+    }
+
+    /// Lets go of what a look at very many links has taken.
+    fn tidy(&mut self) {
+        self.queue.shrink_to_fit();
+        self.retries.shrink_to_fit();
+        self.queued.shrink_to_fit();
+        self.old_news.shrink_to_fit();
+        self.report.tidy();
+    }
+
+    /// Looks at a link. A defect that only one link brings to light costs only that link.
+    fn look_at(&mut self, key: ServiceKey) {
+        let now = Instant::now();
+        let looked = catch_unwind(AssertUnwindSafe(|| {
+            #[cfg(test)]
+            defect::strike(&key);
+            self.reconcile(key.clone());
+        }));
+        if looked.is_err() {
+            self.settings.news.metrics.reconciled(Reconciled::Failed, now);
+            let pause = self.pace.failed(&key, None);
+            error!(
+                "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
+            );
+        }
+    }
+
+    fn reconcile(&mut self, key: ServiceKey) {
+        self.pace.stop_waiting(&key);
+        let (now, is_news) = (Instant::now(), !self.old_news.remove(&key));
+        let found = self.settings.store.get(&key);
+        self.start_check.settle(&key, found.as_deref(), &self.settings.news.metrics);
+        if found.as_ref().is_none_or(|link| link.outlived_since().is_none()) {
+            self.contradictions.over(&key);
+        }
+        let Some(link) = found else {
+            self.report.forget(&key);
+            self.pace.forget(&key);
+            self.adoption.forget(&key);
+            // Who has left an object behind is looked at once more, as somebody who is gone.
+            if self.left_something(&key) {
+                self.settings.store.insert_gone(&key, self.noted_hostnames(&key));
+            }
+            return self.note_orphans(&key);
+        };
+        self.note_orphans(&key);
+        if link.is_left_out() {
+            self.follow_recorded(&link);
+            return self.settings.news.metrics.reconciled(Reconciled::Waiting, now);
+        }
+        let external_target = link.external_target();
+        let ids = object_ids(&external_target);
+        let labelled: Vec<Object> = self.objects.of_link(&key).into_iter().map(Packed::unpack).collect();
+        let strange: Vec<Object> = ids
+            .iter()
+            .filter(|id| !labelled.iter().any(|object| object.id() == **id))
+            .filter_map(|id| self.objects.get(id).map(Packed::unpack))
+            .collect();
+        let named: Vec<&Object> =
+            labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
+        // What a Service has left that this process may never have seen counts only where it is ours.
+        let strict = link.was_never_seen() || matches!(link.state, State::Recreated(_));
+        let counts = |object: &Object| !strict || self.is_ours(object.meta());
+        let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
+        let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
+        let others: Vec<&Service> = objects
+            .iter()
+            .filter_map(|object| object.as_service())
+            .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
+            .filter(|service| {
+                written_by_us(&service.metadata)
+                    || link.outlived_since().is_some() && self.is_ours(&service.metadata)
+            })
+            .collect();
+        let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();
+        let actual = Actual {
+            named: named.iter().find_map(|object| object.as_service()),
+            is_orphan: named.iter().any(|object| object.kind() == Kind::Service && !counts(object)),
+            strange_slices: &strangers,
+            other_services: &others,
+            slices: &slices,
+        };
+        let objects_of_link = objects.iter().map(|object| object.uid());
+        let policy = match link.was_never_seen() && self.former.wrote_all(objects_of_link) {
+            true => &former::policy(&self.settings.policy),
+            false => &self.settings.policy,
+        };
+        let mut step = next_step(&link, actual, policy, now);
+        if let (Some(since), true) = (link.outlived_since(), self.start_check.postpones(&key)) {
+            step = postponed(step, since, policy, now);
+        }
+        let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
+        if !matches!(step, Step::Conflict { .. }) {
+            self.report.no_conflict(&key);
+        }
+        let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
+        if !matches!(step, Step::Write(_)) {
+            self.report.not_held(&key);
+            // A link that is as it shall be may have an annotation of which the last write has failed.
+            if repair.is_none() && adoption.is_none() {
+                self.pace.succeeded(&key);
+            }
+        }
+        let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
+        self.report.whose_name(&link, holder, is_news);
+        let result = match step {
+            Step::Done => {
+                self.report.settled(&link);
+                if adoption.is_none() {
+                    self.adoption.forget(&key);
+                }
+                let is_turn = |_: &Write| self.adoption.ask(&key, tokio::time::Instant::now());
+                let annotate = repair.or_else(|| adoption.filter(is_turn));
+                if annotate.is_some_and(|write| self.start(&link, write, now)) {
+                    return;
+                }
+                Reconciled::Unchanged
+            }
+            Step::Write(_) if self.settings.policy.sync == SyncMode::Off => Reconciled::Unchanged,
+            Step::Write(write) if is_kept(&write) => Reconciled::Waiting,
+            Step::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
+                let removal = Self::removal(&link, &write);
+                if removal.is_none_or(|object| self.may_remove(&link, &object)) {
+                    self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
+                }
+                Reconciled::Waiting
+            }
+            // Whoever leads does it. All links are looked at again when this one does.
+            Step::Write(_) if !self.may_write() => Reconciled::Waiting,
+            Step::Forget => {
+                if let Some(change) = self.settings.store.forget(&key) {
+                    log_change(&self.settings.news, &change);
+                }
+                Reconciled::Unchanged
+            }
+            Step::Wait(due) => {
+                self.pace.wait(key, due.saturating_duration_since(now));
+                Reconciled::Waiting
+            }
+            Step::Conflict { object, why } => {
+                self.report.settled(&link);
+                self.report.conflict(&link, &object.name, &why, is_news);
+                Reconciled::Conflict
+            }
+            Step::Write(write) => {
+                let ours =
+                    actual.named.filter(|object| self.owner_of(&object.metadata).as_ref() == Some(&key));
+                let target = || points_at(ours?, slices.iter().copied());
+                self.report.retargets(&key, !is_news, target);
+                if self.start(&link, write, now) {
+                    return;
+                }
+                Reconciled::Waiting
+            }
+        };
+        self.settings.news.metrics.reconciled(result, now);
+    }
+}
+
+impl Reconciler {
+    /// Returns the annotation-only writes of a link whose objects are right otherwise: the repair of a term that can't be
+    /// obeyed, and the adoption of an object by this instance.
+    fn wanted_annotations(
+        &self,
+        link: &Link,
+        actual: Actual<'_>,
+        step: &Step,
+    ) -> (Option<Write>, Option<Write>) {
+        let policy = &self.settings.policy;
+        if *step != Step::Done || policy.sync != SyncMode::On || !self.may_write() {
+            return (None, None);
+        }
+        (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
+    }
+
+    /// Returns the link that an object is labelled for, unless it belongs to another instance.
+    pub(crate) fn owner_of(&self, metadata: &ObjectMeta) -> Option<ServiceKey> {
+        let own = self.settings.policy.instance.as_deref();
+        labelled_for(metadata).filter(|_| other_instance(metadata, own).is_none())
+    }
+}
+
+/// A panic about one Service, for the tests that show that it stops no other one.
+#[cfg(test)]
+pub(crate) mod defect {
+    use std::cell::RefCell;
+
+    use crate::store::ServiceKey;
+
+    thread_local! {
+        static KEY: RefCell<Option<ServiceKey>> = const { RefCell::new(None) };
+    }
+
+    /// Chooses the Service, for this thread.
+    pub(crate) fn choose(key: ServiceKey) {
+        KEY.set(Some(key));
+    }
+
+    /// Panics if this Service was chosen.
+    pub(crate) fn strike(key: &ServiceKey) {
+        KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! A live look at a Service that counts as gone, before what it has left is removed: after etcd was restored to an
+//! earlier state a watch may be silent while the Service is there again. The garbage collector of Kubernetes asks for
+//! an owner in the same way before it deletes a dependent.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Client, Resource};
+
+use super::Settings;
+use crate::store::{Link, ServiceKey, State, Uid};
+use crate::sync::external_target::decision::Write;
+use crate::sync::external_target::left_out::Registry;
+use crate::sync::k8s::errors::{Outage, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
+use crate::sync::k8s::watch::{Query, find};
+use crate::sync::source::selection::{Membership, Selection};
+
+/// How long the watch of load balancers may take to tell of a Service that the API server has.
+pub(crate) const LATENESS: Duration = Duration::from_secs(5);
+/// How long after everything was listed anew for such a Service it is listed again for one.
+const AGAIN: Duration = Duration::from_secs(150);
+
+/// A Service that counts as gone, and where it is looked up whether it is.
+pub(crate) struct Departure {
+    client: Client,
+    outage: Outage,
+    selection: Arc<Selection>,
+    key: ServiceKey,
+    /// The uid of the Service that has taken its place, where the watch has told of one.
+    successor: Option<Uid>,
+}
+
+/// Why a write isn't made that only a Service that is gone justifies.
+#[derive(Debug)]
+pub(crate) enum Unconfirmed {
+    /// The API server has the Service, in this resourceVersion, and the watch hasn't told of it.
+    Exists { version: String },
+    /// There was no answer, which has been logged.
+    Unanswered,
+    /// The API server has refused the look, with this HTTP code.
+    Refused { code: u16, message: String, retry_after: Option<Duration> },
+}
+
+impl Departure {
+    /// Returns what is to be confirmed before a write of a link; nothing where the write relies on no Service's end, and
+    /// where there is no cluster.
+    pub(crate) fn of(link: &Link, write: &Write, settings: &Settings) -> Option<Self> {
+        let Registry::Cluster(client) = &settings.registry else { return None };
+        let relies = link.outlived_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
+        // A Service that can't be read counts as it was, though it exists.
+        if !relies || settings.store.is_unreadable(&link.key) {
+            return None;
+        }
+        let successor = matches!(link.state, State::Recreated(_)).then(|| link.uid.clone());
+        Some(Self {
+            client: client.clone(),
+            outage: settings.keeper.outage()?,
+            selection: Arc::clone(&settings.selection),
+            key: link.key.clone(),
+            successor,
+        })
+    }
+
+    /// Looks the Service up, by a list with the right that the watch needs, too.
+    pub(crate) async fn confirm(&self) -> Result<(), Unconfirmed> {
+        let (namespace, name) = self.key.parts();
+        let mut query = Query::named(namespace, name);
+        query.fields.push_str(&format!(",spec.type={LOAD_BALANCER}"));
+        query.metadata_only = true;
+        match find::<Service>(self.client.clone(), &query).await {
+            Ok(found) => {
+                self.outage.over();
+                self.judge(found.map(|found| found.meta().clone()))
+            }
+            Err(error @ kube::Error::Api(_)) => {
+                self.outage.over();
+                let message =
+                    explain(&error, &format!("list Service {} by its name", self.key), WatchTrouble::READING);
+                let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
+                Err(Unconfirmed::Refused { code, message, retry_after: retry_after(&error) })
+            }
+            Err(error) => {
+                self.outage.report(&root_cause(&error));
+                Err(Unconfirmed::Unanswered)
+            }
+        }
+    }
+
+    /// Judges by the metadata of the load balancer that the API server has, if it has one.
+    fn judge(&self, found: Option<ObjectMeta>) -> Result<(), Unconfirmed> {
+        let Some(metadata) = found else { return Ok(()) };
+        let spec = Spec { type_: Some(LOAD_BALANCER.to_owned()), ..Spec::default() };
+        let service = Service { metadata, spec, ..Service::default() };
+        let is_successor = self.successor.as_ref().is_some_and(|uid| *uid == *service.uid());
+        // What opts out, isn't selected any more or is being deleted is no link of ours.
+        if self.selection.membership(&service) != Membership::Selected || is_successor {
+            return Ok(());
+        }
+        Err(Unconfirmed::Exists { version: service.metadata.resource_version.unwrap_or_default() })
+    }
+}
+
+/// Services that the API server has and that count as gone.
+#[derive(Debug, Default)]
+pub(crate) struct Contradictions {
+    /// In which resourceVersion each was found, and since when.
+    found: HashMap<ServiceKey, (String, Instant)>,
+    /// When everything was listed anew for one of them.
+    listed: Option<Instant>,
+}
+
+/// What is done about a Service that the API server has and that counts as gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// The watch may tell of it any moment.
+    Wait,
+    /// The watch says nothing: everything is listed anew.
+    List,
+    /// That was done a short time ago and has changed nothing.
+    WaitLonger,
+}
+
+impl Contradictions {
+    /// Takes in that the API server has a Service that counts as gone, in this resourceVersion.
+    pub(crate) fn note(&mut self, key: &ServiceKey, version: String, now: Instant) -> Remedy {
+        let (known, since) = self.found.entry(key.clone()).or_insert_with(|| (version.clone(), now));
+        if *known != version {
+            // It has just changed, so the watch couldn't say it sooner.
+            (*known, *since) = (version, now);
+        }
+        if now.duration_since(*since) < LATENESS {
+            return Remedy::Wait;
+        }
+        if self.listed.is_some_and(|at| now.duration_since(at) < AGAIN) {
+            return Remedy::WaitLonger;
+        }
+        self.listed = Some(now);
+        self.found.clear();
+        Remedy::List
+    }
+
+    /// Takes in that a Service doesn't count as gone any more, or is gone.
+    pub(super) fn over(&mut self, key: &ServiceKey) {
+        self.found.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Selector;
+    use serde_json::{Value, json};
+
+    use super::super::departure::*;
+
+    fn departure(successor: Option<&str>) -> Departure {
+        let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
+            std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::convert::Infallible>>(
+            )
+        });
+        let labels = Selector::from_iter([("tier".to_owned(), "web".to_owned())]);
+        Departure {
+            client: Client::new(service, "default"),
+            outage: Outage::default(),
+            selection: Arc::new(Selection { labels, ..Selection::default() }),
+            key: ServiceKey::new("shop", "web"),
+            successor: successor.map(Into::into),
+        }
+    }
+
+    /// Returns whether a Service counts as gone where the API server has this, as it is and with other metadata.
+    fn is_gone(successor: Option<&str>, changes: &[(&str, Value)]) -> bool {
+        let mut metadata = json!({"namespace": "shop", "name": "web", "uid": "u", "resourceVersion": "7",
+            "labels": {"tier": "web"}});
+        for (field, value) in changes {
+            metadata[*field] = value.clone();
+        }
+        match departure(successor).judge(Some(serde_json::from_value(metadata).unwrap())) {
+            Ok(()) => true,
+            Err(Unconfirmed::Exists { version }) => {
+                assert_eq!(version, "7");
+                false
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn existing_selected_service_contradicts_its_departure() {
+        assert!(departure(None).judge(None).is_ok());
+        assert!(!is_gone(None, &[]));
+        assert!(!is_gone(None, &[("uid", json!("another"))]), "the watch will tell of it");
+        assert!(is_gone(None, &[("labels", json!({"tier": "db"}))]));
+        assert!(is_gone(None, &[("annotations", json!({"linker.hsj.com/managed": "false"}))]));
+        assert!(is_gone(None, &[("deletionTimestamp", json!("2026-01-01T00:00:00Z"))]));
+        assert!(is_gone(Some("u"), &[]), "its predecessor is gone");
+        assert!(!is_gone(Some("another"), &[]), "the watch has told of another successor");
+    }
+
+    #[test]
+    fn all_is_listed_anew_once_the_watch_is_late() {
+        let (mut contradictions, start) = (Contradictions::default(), Instant::now());
+        let (web, api) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "api"));
+        let mut note = |key: &ServiceKey, version: &str, seconds| {
+            contradictions.note(key, version.to_owned(), start + Duration::from_secs(seconds))
+        };
+        assert_eq!(note(&web, "7", 0), Remedy::Wait);
+        assert_eq!(note(&web, "7", 4), Remedy::Wait);
+        assert_eq!(note(&web, "8", 5), Remedy::Wait, "it has changed meanwhile");
+        assert_eq!(note(&api, "5", 5), Remedy::Wait);
+        assert_eq!(note(&web, "8", 10), Remedy::List);
+        assert_eq!(note(&web, "8", 11), Remedy::Wait, "the lists come in");
+        assert_eq!(note(&api, "5", 12), Remedy::Wait);
+        assert_eq!(note(&api, "5", 20), Remedy::WaitLonger, "no list has changed it");
+        assert_eq!(note(&api, "5", 160), Remedy::List);
+        contradictions.over(&api);
+        contradictions.over(&web);
+        assert!(contradictions.found.is_empty());
+    }
+}

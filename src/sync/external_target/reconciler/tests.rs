@@ -1,0 +1,169 @@
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use crate::metrics::Metrics;
+use crate::store::Departed;
+use crate::sync::election::term::TERM;
+use crate::sync::events::Recorder;
+use crate::sync::events::service_log::ServiceLog;
+use crate::sync::external_target::decision::OnDelete;
+use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
+use crate::sync::external_target::reconciler::*;
+use crate::sync::k8s::errors::Outage;
+use crate::sync::k8s::instance::INSTANCE;
+
+/// Returns a reconciler of which every write is denied by an admission policy, and how many there were.
+fn denied() -> (Reconciler, Arc<AtomicUsize>) {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let service = tower::service_fn(move |_: Request<Body>| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 422,
+            "reason": "Invalid", "message": "ValidatingAdmissionPolicy 'no' denied request: no"});
+        let mut response = Response::new(axum::body::Body::from(status.to_string()));
+        *response.status_mut() = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let client = Client::new(service, "default");
+    let leadership = Leadership::always();
+    let news = News {
+        metrics: Arc::new(Metrics::new().unwrap()),
+        recorder: Recorder::none(),
+        log: ServiceLog::default(),
+    };
+    let settings = Settings {
+        store: Arc::new(Store::new(Departed::Kept)),
+        keeper: Keeper::Namespace {
+            client: client.clone(),
+            outage: Outage::default(),
+            namespace: "external-targets".to_owned(),
+        },
+        registry: Registry::Cluster(client),
+        selection: Arc::default(),
+        admission: Arc::default(),
+        policy: Policy {
+            sync: SyncMode::On,
+            on_delete: OnDelete::Delete,
+            delete_delay: Duration::ZERO,
+            finalizer: false,
+            tombstone: "deleted.lb.internal".to_owned(),
+            max_deletes: crate::sync::external_target::deletion_budget::MaxDeletes::Unlimited,
+            ip_targets: IpTargets::Headless,
+            prune: false,
+            instance: Some("own".to_owned()),
+        },
+        news,
+        rewinds: Rewinds::default(),
+        links_listed: watch::Sender::new(Listed { term: leadership.term(), rewinds: 0 }).subscribe(),
+        leadership,
+    };
+    (Reconciler::new(settings), requests)
+}
+
+/// Has the store know a load balancer, and returns its link.
+fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
+    let service: Service = serde_json::from_value(json!({
+        "metadata": {"namespace": "shop", "name": name, "uid": name},
+        "spec": {"type": "LoadBalancer"},
+        "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
+    }))
+    .unwrap();
+    let Settings { store, admission, .. } = &reconciler.settings;
+    store.apply(service.observe(admission, store).0);
+    store.set_synced();
+    store.get(&service.key()).unwrap()
+}
+
+/// Has the store know a load balancer, and returns its external target as the API server keeps it, with this term.
+fn external_target(reconciler: &Reconciler, term: &str) -> Object {
+    let link = load_balancer(reconciler, "web");
+    let mut made: Object =
+        Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless).service.unwrap().into();
+    Stamp { instance: Some("own".to_owned()), term: Some(1) }.put_on(&mut made);
+    let mut value: Value = serde_json::to_value(&made).unwrap();
+    value["metadata"]["uid"] = "o".into();
+    value["metadata"]["resourceVersion"] = "7".into();
+    value["metadata"]["annotations"][TERM] = term.into();
+    assert_eq!(value["metadata"]["annotations"][INSTANCE], "own");
+    serde_json::from_value::<Service>(value).unwrap().into()
+}
+
+#[tokio::test(start_paused = true)]
+async fn denied_annotation_is_written_ever_more_seldom() {
+    let (mut reconciler, requests) = denied();
+    let object = external_target(&reconciler, "no number");
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    assert!(reconciler.may_write());
+    reconciler.queue_all();
+    let end = tokio::time::Instant::now() + Duration::from_secs(600);
+    while tokio::time::Instant::now() < end {
+        reconciler.work();
+        tokio::select! {
+            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
+            key = reconciler.pace.due() => reconciler.queue(&key),
+            () = tokio::time::sleep_until(end) => break,
+        }
+    }
+    let requests = requests.load(Ordering::Relaxed);
+    assert!((10..=60).contains(&requests), "{requests} in 600 s");
+}
+
+#[tokio::test]
+async fn nothing_is_written_after_a_rewind_before_new_lists() {
+    let (mut reconciler, _) = denied();
+    let object = external_target(&reconciler, "no number");
+    let lists = |reconciler: &mut Reconciler| {
+        reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
+        reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    };
+    let term = reconciler.term;
+    let links_listed = watch::Sender::new(Listed { term, rewinds: 0 });
+    reconciler.settings.links_listed = links_listed.subscribe();
+    lists(&mut reconciler);
+    assert!(reconciler.may_write());
+    // The watch of external targets notices it.
+    reconciler.observe(ObjectEvent::Rewound(Kind::Service));
+    assert!(!reconciler.may_write());
+    drop(reconciler.begin_term());
+    lists(&mut reconciler);
+    assert!(!reconciler.may_write(), "the load balancers haven't been listed since");
+    links_listed.send_replace(Listed { term, rewinds: 1 });
+    assert!(reconciler.may_write());
+    // The watch of load balancers notices it.
+    reconciler.settings.rewinds.note("load balancers");
+    links_listed.send_replace(Listed { term, rewinds: 2 });
+    assert!(!reconciler.may_write(), "the external targets haven't been listed since");
+    drop(reconciler.begin_term());
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    assert!(!reconciler.may_write());
+    lists(&mut reconciler);
+    assert!(reconciler.may_write());
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_about_one_link_stops_no_other() {
+    let (mut reconciler, requests) = denied();
+    for name in ["before", "defect", "zafter"] {
+        load_balancer(&reconciler, name);
+    }
+    let key = ServiceKey::new("shop", "defect");
+    defect::choose(key.clone());
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, Vec::new()));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    reconciler.work();
+    assert_eq!(reconciler.writes.len(), 2);
+    while let Some(written) = reconciler.writes.join_next().await {
+        reconciler.ended(written.unwrap());
+    }
+    assert_eq!(requests.load(Ordering::Relaxed), 2);
+    assert!(reconciler.pace.rests(&key), "the next try comes later");
+    let failed = reconciler.settings.news.metrics.render(&reconciler.settings.store).unwrap();
+    assert!(failed.contains(r#"lb_linker_reconciles_total{result="failed"}"#), "{failed}");
+}

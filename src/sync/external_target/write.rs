@@ -1,0 +1,317 @@
+//! What the reconciler writes, and what comes of it.
+
+use std::borrow::Cow;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+
+use super::reconciler::Reconciler;
+use super::reconciler::departure::{Departure, LATENESS, Remedy, Unconfirmed};
+use crate::store::{Link, ServiceKey};
+use crate::sync::external_target::backend::WriteError;
+use crate::sync::external_target::decision::Write;
+use crate::sync::external_target::desired::{Stamp, written_by_us};
+use crate::sync::external_target::observed_object::Packed;
+use crate::sync::k8s::object::{Kind, Object, ObjectId};
+
+/// How long the watch may take to say why the API server has refused a write as outdated. It always
+/// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
+pub(crate) const OUTDATED: Duration = Duration::from_secs(60);
+
+/// What came of a decision to write.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The write was made, or tried.
+    Written(Written),
+    /// It wasn't tried, because the Service may not be gone.
+    Unconfirmed { key: ServiceKey, write: Write, removal: Option<String>, why: Unconfirmed },
+}
+
+/// A write that has ended.
+#[derive(Debug)]
+pub(crate) struct Written {
+    key: ServiceKey,
+    looked_at: Instant,
+    write: Write,
+    /// Whether the object was somebody else's before.
+    adopted: bool,
+    /// Whether it was looked up that the Service is gone.
+    confirmed: bool,
+    /// What it removes for good, as the brake counts it.
+    removal: Option<String>,
+    code: u16,
+    result: Result<Option<Object>, WriteError>,
+}
+
+impl Reconciler {
+    /// Returns which external target a write removes for good, if it does: not one that has another
+    /// name now.
+    pub(crate) fn removal(link: &Link, write: &Write) -> Option<String> {
+        let Write::Delete { id, .. } = write else { return None };
+        let leftover = link.outlived_since().is_none() && id.name != link.external_target();
+        (id.kind == Kind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
+    }
+
+    /// Returns whether a removal may be made now; else the link waits for its turn.
+    pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
+        let (max, now) = (self.settings.policy.max_deletes, Instant::now());
+        match self.removals.ask(max, object, self.objects.number_of_links(), now) {
+            Ok(()) => true,
+            Err(pause) => {
+                self.report.held(link, max, pause);
+                if let Some(pause) = pause {
+                    self.pace.wait(link.key.clone(), pause);
+                }
+                false
+            }
+        }
+    }
+
+    /// Starts a write, unless its time hasn't come yet; returns whether it did.
+    pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
+        let (key, id) = (link.key.clone(), write.id());
+        if let Some((outdated, since)) = self.outdated.get(&id) {
+            let patience = OUTDATED.saturating_sub(since.elapsed());
+            if *outdated == self.version_of(&id) && !patience.is_zero() {
+                self.pace.wait(key, patience);
+                return false;
+            }
+            self.outdated.remove(&id);
+        }
+        if let Some(pause) = self.pace.not_before(&key, link) {
+            self.pace.wait(key, pause);
+            return false;
+        }
+        if self.closed.holds(&key, &write) {
+            return false;
+        }
+        if let Some(term) = self.higher_term(&id) {
+            self.report.higher_term(&key, &id, term, self.term);
+            return false;
+        }
+        let removal =
+            Self::removal(link, &write).filter(|_| !link.was_never_seen() || !self.former.wrote(write.uid()));
+        if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
+            return false;
+        }
+        self.report.not_held(&key);
+        let is_strange =
+            |before: &Packed| before.labelled_for().is_none() && !written_by_us(before.unpack().meta());
+        let adopted = self.objects.get(&id).is_some_and(is_strange);
+        self.in_flight.insert(key.clone());
+        if self.pace.has_failed(&key) {
+            self.retrying.insert(key.clone());
+        }
+        self.objects.write_begins(&id);
+        let keeper = self.settings.keeper.clone();
+        let departure = Departure::of(link, &write, &self.settings);
+        let (leadership, term) = (self.settings.leadership.clone(), self.term);
+        let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
+        self.writes.spawn(async move {
+            let request = async {
+                // Last of all: whatever the write has waited for, etcd may have been restored meanwhile.
+                if let Some(departure) = &departure {
+                    departure.confirm().await?;
+                }
+                Ok(keeper.write(write.clone(), &stamp).await)
+            };
+            let request = AssertUnwindSafe(request).catch_unwind();
+            let written = match write.is_unprotected() {
+                true => leadership.write_confirmed(term, request).await,
+                false => leadership.write(term, request).await,
+            };
+            let (code, result) = match written {
+                Ok(Ok(Ok(answered))) => answered,
+                Ok(Ok(Err(why))) => return Ended::Unconfirmed { key, write, removal, why },
+                Ok(Err(_)) => (0, Err(WriteError::panicked())),
+                Err(not_leading) => (0, Err(not_leading.into())),
+            };
+            let confirmed = departure.is_some();
+            Ended::Written(Written { key, looked_at, write, adopted, confirmed, removal, code, result })
+        });
+        true
+    }
+
+    pub(crate) fn ended(&mut self, ended: Ended) {
+        match ended {
+            Ended::Written(written) => self.written(written),
+            Ended::Unconfirmed { key, write, removal, why } => self.unconfirmed(&key, &write, removal, why),
+        }
+    }
+
+    /// Takes over that a write wasn't made, because it isn't known that the Service is gone.
+    fn unconfirmed(&mut self, key: &ServiceKey, write: &Write, removal: Option<String>, why: Unconfirmed) {
+        if let Some(object) = &removal {
+            self.removals.answered(object, true);
+        }
+        self.in_flight.remove(key);
+        self.retrying.remove(key);
+        match why {
+            Unconfirmed::Exists { version } => {
+                self.report.confirmed();
+                match self.contradictions.note(key, version, Instant::now()) {
+                    Remedy::Wait => self.pace.wait(key.clone(), LATENESS),
+                    Remedy::WaitLonger => drop(self.pace.failed(key, None)),
+                    Remedy::List => {
+                        self.settings.rewinds.note_existing(key);
+                        self.pace.failed(key, None);
+                    }
+                }
+            }
+            Unconfirmed::Unanswered => {
+                self.unanswered = true;
+                self.pace.failed(key, None);
+            }
+            Unconfirmed::Refused { code, message, retry_after } => {
+                self.report.unconfirmed(code, &message);
+                self.pace.failed(key, retry_after);
+            }
+        }
+        self.objects.write_ended(&write.id());
+        // What has been heard meanwhile may have made it another decision.
+        if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
+            self.pace.succeeded(key);
+            self.queue(key);
+        }
+    }
+
+    fn version_of(&self, id: &ObjectId) -> Option<String> {
+        self.objects.get(id)?.resource_version().map(Cow::into_owned)
+    }
+
+    pub(crate) fn written(&mut self, written: Written) {
+        let Written { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
+        if let Some(object) = &removal {
+            // Without an answer it may well be gone.
+            let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
+            self.removals.answered(object, refused);
+        }
+        let id = write.id();
+        self.in_flight.remove(&key);
+        self.retrying.remove(&key);
+        if !matches!(result, Err(WriteError::NotLeading(_))) {
+            if confirmed {
+                self.report.confirmed();
+            }
+            self.report.count(&write, code, &result, looked_at);
+        }
+        let says_nothing = |error: &WriteError| {
+            matches!(
+                error,
+                WriteError::NotLeading(_) | WriteError::Unanswered | WriteError::Everywhere { .. }
+            )
+        };
+        if !result.as_ref().is_err_and(says_nothing) {
+            for waiting in self.closed.opened(&write) {
+                self.queue(&waiting);
+            }
+        }
+        match result {
+            Ok(after) => {
+                for other in self.pace.relieved(&key) {
+                    self.queue(&other);
+                }
+                let link = self.settings.store.get(&key);
+                if let Some(link) = &link
+                    && let Some(pause) = self.pace.made(&key, link)
+                {
+                    self.report.undone(&key, &write, pause);
+                }
+                let unanswered = std::mem::take(&mut self.unanswered);
+                if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
+                    self.resume();
+                }
+                match (&write, after) {
+                    (Write::Finalizer { uid, add, .. }, _) => {
+                        drop(self.settings.store.set_guarded(&key, uid, *add));
+                    }
+                    (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
+                    (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
+                }
+                self.queue(&key);
+            }
+            Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
+                self.pace.succeeded(&key);
+                self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
+                self.queue(&key);
+            }
+            Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
+                // With the Service its finalizers have gone.
+                self.settings.store.set_guarded(&key, write.uid(), false);
+                self.queue(&key);
+            }
+            Err(WriteError::Conflict | WriteError::Gone) => {
+                // Somebody was faster. The watch says how the object is now, and unless it has
+                // done so already nothing is tried before.
+                let sent = write.resource_version().map(ToOwned::to_owned);
+                if self.version_of(&id) == sent {
+                    self.outdated.insert(id, (sent, Instant::now()));
+                }
+                self.queue(&key);
+            }
+            // By the clock: the election may say so a moment later.
+            Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
+            Err(WriteError::Unanswered) => {
+                self.unanswered = true;
+                self.pace.failed(&key, None);
+            }
+            Err(WriteError::Everywhere { code, message, retry_after }) => {
+                self.report.trouble(&write, code, &message);
+                if matches!(code, 401 | 403 | 404) {
+                    self.closed.refused(&key, &write, retry_after);
+                } else {
+                    // Others may fare better: it may be a webhook that has trouble with this one.
+                    self.pace.failed(&key, retry_after);
+                }
+            }
+            Err(WriteError::Refused { by, message }) => {
+                self.failed(&key, &write, &message, None);
+                if by.is_of_namespace() {
+                    self.pace.limited(&key);
+                }
+            }
+            Err(WriteError::Other { message, retry_after }) => {
+                self.failed(&key, &write, &message, retry_after);
+            }
+        }
+        self.objects.write_ended(&write.id());
+    }
+
+    /// Has a link wait whose write has failed for a reason of its own.
+    fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
+        let (pause, is_new) = self.pace.refused(key, at_least, reason);
+        self.report.failed(key, write, reason, pause, is_new);
+    }
+}
+
+/// Returns how the brake calls the removal of an external target: the next one of its name is another.
+pub(crate) fn removal_of(name: &str, uid: &str) -> String {
+    format!("{name} {uid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::write::*;
+    use crate::store::State;
+    use crate::sync::external_target::desired::Precondition;
+
+    fn delete(kind: Kind, name: &str) -> Write {
+        let only = Precondition { uid: Some("o".to_owned()), resource_version: None };
+        Write::Delete { id: ObjectId { kind, name: name.to_owned() }, only }
+    }
+
+    #[test]
+    fn only_an_external_target_that_goes_for_good_counts_as_removed() {
+        let living = Link::new(ServiceKey::new("default", "web"), "u");
+        let gone = Link { state: State::Gone(Instant::now().into()), ..living.clone() };
+        let (own, former) = ("web-default-ext", "former-ext");
+        let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
+        assert_eq!(removal(&gone, Kind::Service, own), Some("web-default-ext o".to_owned()));
+        assert!(removal(&gone, Kind::Service, former).is_some());
+        assert!(removal(&living, Kind::Service, own).is_some(), "with --ip-targets skip");
+        assert_eq!(removal(&living, Kind::Service, former), None, "it has another name now");
+        assert_eq!(removal(&gone, Kind::EndpointSlice, own), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! The client of the API server.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::http::HeaderValue;
+use axum::http::header::USER_AGENT;
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+
+use super::errors::located;
+use crate::model::excerpt::{sentence, value};
+use tower::timeout::TimeoutLayer;
+use tower_http::timeout::ResponseBodyTimeoutLayer;
+
+/// How long a request waits for its answer to begin.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer may pause. Longer than the API server lets a watch last, so that only a
+/// dead connection gets there.
+const READ_TIMEOUT: Duration = Duration::from_secs(58);
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig can't be used.
+    #[error("kubeconfig {0}")]
+    Kubeconfig(String),
+    /// Neither a Pod nor a kubeconfig.
+    #[error(
+        "no cluster to work with: this isn't a Pod and there is no kubeconfig {0}; \
+         name one with --kubeconfig, or use --manifests to work without a cluster"
+    )]
+    NoCluster(String),
+    /// The Pod's service account can't be used.
+    #[error("the Pod's service account can't be used: {0}")]
+    InCluster(#[from] kube::config::InClusterError),
+    /// The TLS or proxy settings can't be used.
+    #[error("the kubeconfig can't be used: {0}")]
+    Settings(Box<kube::Error>),
+}
+
+impl ClientError {
+    /// Says what is wrong with the kubeconfig at `place`, and where in it.
+    fn kubeconfig(place: &str, error: KubeconfigError) -> Self {
+        Self::Kubeconfig(match error {
+            KubeconfigError::ReadConfig(error, path) => format!("{}: {error}", path.display()),
+            KubeconfigError::Parse(error) => located(place, &error),
+            KubeconfigError::CurrentContextNotSet => {
+                format!("{place}: it has no current-context; choose a context with --context")
+            }
+            KubeconfigError::LoadContext(context) => format!("{place}: it has no context {context:?}"),
+            KubeconfigError::LoadClusterOfContext(cluster) => {
+                format!("{place}: the context's cluster {cluster:?} isn't in it")
+            }
+            error => format!("{place}: {error}"),
+        })
+    }
+}
+
+/// A client, and the API server that it talks to.
+#[derive(Clone)]
+pub struct Connection {
+    /// The client.
+    pub client: Client,
+    /// The API server.
+    pub server: ApiServer,
+}
+
+/// The API server as the log names it: `https://192.0.2.1:6443 (context "production" of /home/ann/.kube/config)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiServer {
+    url: String,
+    /// The context and the place of the kubeconfig; nothing in a Pod.
+    context: Option<(String, String)>,
+}
+
+impl ApiServer {
+    fn of(config: &Config, context: Option<(String, String)>) -> Self {
+        let uri = &config.cluster_url;
+        // Not the user and password that may stand before the host.
+        let port = uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
+        let path = uri.path().trim_end_matches('/');
+        let (scheme, host) = (uri.scheme_str().unwrap_or("https"), uri.host().unwrap_or_default());
+        Self { url: format!("{scheme}://{host}{port}{path}"), context }
+    }
+}
+
+impl fmt::Display for ApiServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let url = sentence(&self.url);
+        match &self.context {
+            Some((context, place)) => write!(f, "{url} (context {} of {})", value(context), sentence(place)),
+            None => write!(f, "{url} (the Pod's service account)"),
+        }
+    }
+}
+
+/// Returns a client of the cluster: of the kubeconfig that is named, else of the Pod that this
+/// runs in, else of the kubeconfig that kubectl would take. It doesn't connect yet.
+///
+/// # Errors
+/// If there is no configuration, or none that can be used.
+pub async fn connect(
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+) -> Result<Connection, ClientError> {
+    let (mut config, used) = if let Some(path) = kubeconfig {
+        let place = path.display().to_string();
+        let failed = |error| ClientError::kubeconfig(&place, error);
+        let kubeconfig = Kubeconfig::read_from(&path).map_err(failed)?;
+        let (config, context) = of_kubeconfig(kubeconfig, context).await.map_err(failed)?;
+        (config, Some((context, place)))
+    } else if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && context.is_none() {
+        (Config::incluster()?, None)
+    } else {
+        let place = std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into());
+        let failed = |error| match error {
+            KubeconfigError::ReadConfig(error, path) if error.kind() == ErrorKind::NotFound => {
+                ClientError::NoCluster(path.display().to_string())
+            }
+            KubeconfigError::FindPath => ClientError::NoCluster(place.clone()),
+            error => ClientError::kubeconfig(&place, error),
+        };
+        let kubeconfig = Kubeconfig::read().map_err(failed)?;
+        let (config, context) = of_kubeconfig(kubeconfig, context).await.map_err(failed)?;
+        (config, Some((context, place.clone())))
+    };
+    let server = ApiServer::of(&config, used);
+    // Retries are the reconciler's: they look at the desired state again.
+    config.default_retry = false;
+    // Of kube's `read_timeout` each read that has waited sets a timer to now, which wakes a thread for nothing.
+    config.read_timeout = None;
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(concat!("lb-linker/", env!("CARGO_PKG_VERSION")))));
+    let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
+    let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
+    Ok(Connection { client: builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build(), server })
+}
+
+/// Returns the configuration of a context, and its name; without one of the current context.
+async fn of_kubeconfig(
+    kubeconfig: Kubeconfig,
+    context: Option<String>,
+) -> Result<(Config, String), KubeconfigError> {
+    let used = context.clone().or_else(|| kubeconfig.current_context.clone()).unwrap_or_default();
+    let options = KubeConfigOptions { context, ..Default::default() };
+    Ok((Config::from_custom_kubeconfig(kubeconfig, &options).await?, used))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::*;
+
+    #[test]
+    fn an_api_server_is_named_without_credentials() {
+        let config = |url: &str| Config::new(url.parse().unwrap());
+        let of = |url: &str, context: Option<(&str, &str)>| {
+            let context = context.map(|(context, place)| (context.to_owned(), place.to_owned()));
+            ApiServer::of(&config(url), context).to_string()
+        };
+        assert_eq!(of("https://10.0.0.1:443", None), "https://10.0.0.1:443 (the Pod's service account)");
+        assert_eq!(
+            of("https://ann:secret@[2001:db8::1]:6443/k8s/clusters/c/", Some(("prod\n", "/k"))),
+            "https://[2001:db8::1]:6443/k8s/clusters/c (context \"prod\\n\" of /k)"
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! Objects as they come from the API server: one that can't be decoded must not stop the others.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::error_boundary::InvalidObject;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use crate::model::excerpt::sentence;
+
+/// An object, or why it can't be decoded and what is known of it all the same. As kube's
+/// `DeserializeGuard`, which makes a tree of each object first, `managedFields` and all, and a copy
+/// of that.
+#[derive(Clone, Debug)]
+pub struct Guarded<K>(pub Result<K, InvalidObject>);
+
+/// What says which object it is.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Identity {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default)]
+    metadata: Identity,
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
+    /// From JSON in memory only, where the text is at hand. In a watch's event that takes `type` to
+    /// come before `object`, which is how the API server writes it (`metav1.WatchEvent`).
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::from_json(<&RawValue>::deserialize(deserializer)?.get()).map_err(D::Error::custom)
+    }
+}
+
+impl<K: DeserializeOwned> Guarded<K> {
+    /// Decodes an object.
+    ///
+    /// # Errors
+    /// If the text doesn't even say which object it is.
+    pub(crate) fn from_json(text: &str) -> serde_json::Result<Self> {
+        let error = match serde_json::from_str(text) {
+            Ok(object) => return Ok(Self(Ok(object))),
+            Err(error) => said(&error),
+        };
+        let Named { metadata } = serde_json::from_str(text)?;
+        let Identity { name, namespace, uid, resource_version } = metadata;
+        let metadata = ObjectMeta { name, namespace, uid, resource_version, ..Default::default() };
+        Ok(Self(Err(InvalidObject { error, metadata })))
+    }
+}
+
+/// Returns what is wrong, without the place: the same trouble is elsewhere in the next version.
+fn said(error: &serde_json::Error) -> String {
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let text = error.to_string();
+    // It repeats values that have another type than they should.
+    sentence(text.strip_suffix(&place).unwrap_or(&text)).to_string()
+}
+
+impl<K: Resource> Resource for Guarded<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::kind(dynamic)
+    }
+
+    fn group(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::group(dynamic)
+    }
+
+    fn version(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::version(dynamic)
+    }
+
+    fn plural(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.as_ref().map_or_else(|invalid| &invalid.metadata, K::meta)
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.as_mut().map_or_else(|invalid| &mut invalid.metadata, K::meta_mut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt;
+    use kube::api::{ObjectList, WatchEvent};
+
+    use super::super::deserialize_guard::*;
+    use crate::sync::k8s::service::Service;
+
+    #[test]
+    fn undecodable_object_is_known_by_name_and_stops_no_other() {
+        let list: ObjectList<Guarded<Service>> = serde_json::from_str(
+            r#"{"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": [
+                {"metadata": {"namespace": "a", "name": "broken", "uid": "u", "resourceVersion": "7",
+                    "labels": {"a": 5}}, "spec": {"type": "LoadBalancer"}},
+                {"metadata": {"namespace": "a", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]}"#,
+        )
+        .unwrap();
+        let [broken, whole] = &list.items[..] else { panic!("{list:?}") };
+        assert_eq!(whole.0.as_ref().unwrap().key().to_string(), "a/whole");
+        assert_eq!((broken.namespace().as_deref(), &*broken.name_any()), (Some("a"), "broken"));
+        assert_eq!((broken.uid().as_deref(), broken.resource_version().as_deref()), (Some("u"), Some("7")));
+        let why = &broken.0.as_ref().unwrap_err().error;
+        assert_eq!(why, "invalid type: integer `5`, expected a string");
+    }
+
+    #[test]
+    fn an_error_doesnt_repeat_a_whole_value() {
+        let text = format!(r#"{{"metadata":{{"name":"broken"}},"spec":"{}"}}"#, "x".repeat(250_000));
+        let broken: Guarded<Service> = serde_json::from_str(&text).unwrap();
+        let why = &broken.0.as_ref().unwrap_err().error;
+        assert!(why.starts_with("invalid type: string") && why.len() < 700, "{why}");
+    }
+
+    #[test]
+    fn events_of_a_watch_are_decoded_one_by_one() {
+        let event = |object: &str| -> WatchEvent<Guarded<Service>> {
+            serde_json::from_str(&format!(r#"{{"type":"MODIFIED","object":{object}}}"#)).unwrap()
+        };
+        let WatchEvent::Modified(whole) = event(r#"{"metadata":{"name":"whole"}}"#) else { panic!() };
+        assert!(whole.0.is_ok());
+        let WatchEvent::Modified(broken) = event(r#"{"metadata":{"name":"broken"},"spec":5}"#) else {
+            panic!()
+        };
+        assert!(broken.0.is_err());
+        assert_eq!(broken.name_any(), "broken");
+    }
+}

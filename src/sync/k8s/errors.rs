@@ -1,0 +1,318 @@
+//! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::deserialize_guard::Guarded;
+use super::object::Kind;
+use super::watch::{Event, Item, WatchError};
+use crate::model::excerpt;
+use crate::store::ServiceKey;
+use crate::sync::ServiceLog;
+
+/// How long the same trouble stays unmentioned after it was logged.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Returns one sentence about a request that failed. `doing` completes "can't …", `right` names
+/// what grants it.
+#[must_use]
+pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            let right = if right.is_empty() { String::new() } else { format!("; {right}") };
+            format!(
+                "can't {doing}: the API server forbids it ({}){right}",
+                excerpt::sentence(&status.message)
+            )
+        }
+        kube::Error::Api(status) if status.code == 401 => format!(
+            "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
+            excerpt::sentence(&status.message)
+        ),
+        kube::Error::Api(status) => {
+            format!(
+                "can't {doing}: the API server answered {} {}",
+                status.code,
+                excerpt::sentence(&status.message)
+            )
+        }
+        error => format!("can't {doing}: {}", root_cause(error)),
+    }
+}
+
+/// Returns how long the API server asks to be left alone: where it sends a Status, it repeats RFC
+/// 9110's Retry-After there.
+#[must_use]
+pub fn retry_after(error: &kube::Error) -> Option<Duration> {
+    let kube::Error::Api(status) = error else { return None };
+    let seconds = status.details.as_ref()?.retry_after_seconds;
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+}
+
+/// Returns what is at the bottom of an error: "Connection refused" says more than what is on top.
+#[must_use]
+pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// Returns `place:line:column: message` for an error in a YAML file.
+#[must_use]
+pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
+    let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+    let text = error.without_snippet().to_string();
+    // It names the place too, at its end.
+    let text = text.lines().next().unwrap_or_default();
+    let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
+    format!("{place}:{line}:{column}: {}", excerpt::sentence(message))
+}
+
+/// Returns one sentence about a watch of `what` that failed.
+fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
+    match error {
+        WatchError::List(error) => explain(error, &format!("list {what}"), right),
+        WatchError::Watch(error) => explain(error, &format!("watch {what}"), right),
+        // Too old a resourceVersion: a new list follows.
+        WatchError::Ended(status) => {
+            format!(
+                "the watch of {what} was ended by the API server: {} {}",
+                status.code,
+                excerpt::sentence(&status.message)
+            )
+        }
+        WatchError::Unidentified => {
+            format!(
+                "the watch of {what} sent an event without a name or a resourceVersion; everything is listed again"
+            )
+        }
+    }
+}
+
+/// What is wrong with single objects of a kind: said when it begins or changes, not with every event.
+#[derive(Debug)]
+pub struct Complaints {
+    kind: Kind,
+    said: HashMap<ServiceKey, String>,
+    log: ServiceLog,
+}
+
+impl Default for Complaints {
+    fn default() -> Self {
+        Self::of_kind(Kind::Service)
+    }
+}
+
+impl Complaints {
+    /// Returns that nothing is wrong with any object of a kind.
+    #[must_use]
+    pub fn of_kind(kind: Kind) -> Self {
+        Self { kind, said: HashMap::new(), log: ServiceLog::default() }
+    }
+
+    /// Takes over what is wrong with an object now, and logs it if that is news and there weren't too many such lines.
+    /// Returns whether it is news.
+    pub fn set(&mut self, key: &ServiceKey, complaint: Option<String>) -> bool {
+        match complaint {
+            None => drop(self.said.remove(key)),
+            Some(complaint) if self.said.get(key) == Some(&complaint) => {}
+            Some(complaint) => {
+                self.log.warn(key, &format!("{} {key}: {complaint}", self.kind));
+                self.said.insert(key.clone(), complaint);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns what is wrong with an object, as it was said last.
+    #[must_use]
+    pub fn of(&self, key: &ServiceKey) -> Option<&str> {
+        self.said.get(key).map(String::as_str)
+    }
+
+    /// Forgets the objects of which `known` says that there are none.
+    pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
+        self.said.retain(|key, _| known(key));
+    }
+}
+
+/// How often trouble of one kind that comes and goes is logged in [`QUIET`].
+const RETURNS: u32 = 5;
+
+/// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end. Trouble that comes and
+/// goes is logged five times a minute.
+#[derive(Debug, Default)]
+pub struct Trouble {
+    /// By HTTP code: several may take turns.
+    said: HashMap<u16, Said>,
+}
+
+#[derive(Debug)]
+struct Said {
+    at: Instant,
+    unsaid: u64,
+    /// Whether its end wasn't said yet.
+    lasts: bool,
+    /// Since when it was said how often.
+    times: (Instant, u32),
+}
+
+impl Said {
+    fn is_quiet(&self) -> bool {
+        let (since, times) = self.times;
+        if self.lasts { self.at.elapsed() < QUIET } else { times >= RETURNS && since.elapsed() < QUIET }
+    }
+}
+
+impl Trouble {
+    /// Logs `sentence`, unless trouble with the same HTTP code was logged less than a minute ago.
+    pub fn report(&mut self, code: u16, sentence: &str) {
+        match self.unsaid(code) {
+            None => {}
+            Some(0) => warn!("{sentence}; retrying"),
+            Some(unsaid) => warn!("{sentence}; retrying, and {unsaid} times since this was last said"),
+        }
+    }
+
+    /// Logs `sentence` about what isn't tried again, unless trouble with the same HTTP code was logged
+    /// less than a minute ago.
+    pub fn refused(&mut self, code: u16, sentence: &str) {
+        match self.unsaid(code) {
+            None => {}
+            Some(0) => warn!("{sentence}"),
+            Some(unsaid) => warn!("{sentence}; {unsaid} times more since this was last said"),
+        }
+    }
+
+    /// Logs `sentence` about what is waited for, unless that was done less than a minute ago.
+    pub fn remind(&mut self, sentence: &str) {
+        if self.unsaid(0).is_some() {
+            warn!("{sentence}");
+        }
+    }
+
+    /// Returns whether it is time to say it, and how often it has been kept back.
+    fn unsaid(&mut self, code: u16) -> Option<u64> {
+        let now = Instant::now();
+        let (unsaid, (since, times)) = match self.said.get_mut(&code) {
+            Some(said) if said.is_quiet() => {
+                said.unsaid += 1;
+                return None;
+            }
+            Some(said) if said.times.0.elapsed() < QUIET => (said.unsaid, said.times),
+            Some(said) => (said.unsaid, (now, 0)),
+            None => (0, (now, 0)),
+        };
+        self.said.insert(code, Said { at: now, unsaid: 0, lasts: true, times: (since, times + 1) });
+        Some(unsaid)
+    }
+
+    /// Logs that the trouble is over, if any was logged. Returns whether it was.
+    pub fn over(&mut self, sentence: &str) -> bool {
+        let lasts = self.said.values().any(|said| said.lasts);
+        if lasts {
+            info!("{sentence}");
+        }
+        for said in self.said.values_mut() {
+            said.lasts = false;
+        }
+        lasts
+    }
+}
+
+/// An API server that can't be reached: said once for all who talk to it.
+#[derive(Clone, Debug, Default)]
+pub struct Outage(Arc<Mutex<Trouble>>);
+
+impl Outage {
+    /// Logs that a request had no answer.
+    pub fn report(&self, cause: &str) {
+        self.lock().report(0, &format!("the API server can't be reached: {cause}"));
+    }
+
+    /// Logs that a request had an answer, if that is news.
+    pub fn over(&self) {
+        self.lock().over("the API server answers again");
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Trouble> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Trouble with one watch.
+#[derive(Debug)]
+pub struct WatchTrouble {
+    outage: Outage,
+    own: Trouble,
+    what: String,
+    hint: &'static str,
+}
+
+impl WatchTrouble {
+    /// What grants the right to read load balancers.
+    pub const READING: &'static str = "lb-linker needs the ClusterRole of deploy/";
+
+    /// Returns a watch of `what` without trouble; `hint` says what to do about a missing right.
+    #[must_use]
+    pub fn new(outage: Outage, what: String, hint: &'static str) -> Self {
+        Self { outage, own: Trouble::default(), what, hint }
+    }
+
+    /// Returns what is watched, as the log names it.
+    #[must_use]
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// Returns the event, or logs what is wrong with the watch.
+    pub fn unless_failed<K>(&mut self, item: Item<K>) -> Option<Event<Guarded<K>>> {
+        match item {
+            Ok(Event::ListBegins) => Some(Event::ListBegins),
+            Ok(event) => {
+                self.outage.over();
+                self.own.over(&format!("the {} can be followed again", self.what));
+                Some(event)
+            }
+            Err(error) => {
+                match (&error, error.code()) {
+                    (WatchError::Unidentified, _) => {
+                        self.own.report(0, &explain_watch(&error, &self.what, self.hint));
+                    }
+                    (error, 0) => self.outage.report(&root_cause(error)),
+                    (_, code) => {
+                        self.outage.over();
+                        self.own.report(code, &explain_watch(&error, &self.what, self.hint));
+                    }
+                }
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::errors::*;
+
+    #[test]
+    fn trouble_that_comes_and_goes_is_said_five_times_a_minute() {
+        let mut trouble = Trouble::default();
+        let mut said = 0;
+        for _ in 0..1000 {
+            said += usize::from(trouble.unsaid(500).is_some());
+            trouble.over("it is over");
+        }
+        assert_eq!(said, 5);
+        assert!(!trouble.over("it is over"), "what wasn't said to begin isn't said to end");
+        assert_eq!(trouble.unsaid(429), Some(0), "each kind counts by itself");
+        assert_eq!(trouble.unsaid(429), None);
+        assert!(trouble.over("it is over") && !trouble.over("it is over"));
+    }
+}

@@ -1,0 +1,464 @@
+//! A Service with just the fields that lb-linker reads and writes.
+//!
+//! The full type costs ten times the memory, and one more field that can't be decoded would be
+//! one more way to lose an object.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+
+use hickory_proto::rr::Name;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
+use kube::Resource;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
+use crate::model::rejection::{ENTRY, Entries, Subject, Unusable};
+use crate::model::target_policy::TargetPolicy;
+pub use crate::store::Port;
+use crate::store::{Host, Ingress, Observed, ServiceKey, Store, Wishes};
+
+/// `spec.type` of a Service whose hostname lb-linker follows.
+pub const LOAD_BALANCER: &str = "LoadBalancer";
+/// `spec.type` of an external target for a hostname.
+pub const EXTERNAL_NAME: &str = "ExternalName";
+
+/// A Service (v1).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Service {
+    /// `v1`.
+    #[serde(skip_deserializing)]
+    pub api_version: ApiVersion,
+    /// `Service`.
+    #[serde(skip_deserializing)]
+    pub kind: Kind,
+    /// The fields of `metadata` that lb-linker needs; `managedFields` without their `fieldsV1`.
+    #[serde(default, deserialize_with = "slim_metadata")]
+    pub metadata: ObjectMeta,
+    /// `spec`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub spec: Spec,
+    /// `status`.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing)]
+    pub status: Status,
+}
+
+/// The `apiVersion` of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum ApiVersion {
+    /// The only one.
+    #[default]
+    #[serde(rename = "v1")]
+    V1,
+}
+
+/// The `kind` of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum Kind {
+    /// The only one.
+    #[default]
+    Service,
+}
+
+/// `spec` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// `type`; the API server writes `ClusterIP` where none is given.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<String>,
+    /// `externalName`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_name: Option<String>,
+    /// `clusterIP`.
+    #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
+    pub cluster_ip: Option<String>,
+    /// `ports`, without what only matters to kube-proxy.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    /// `selector`.
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub selector: BTreeMap<String, String>,
+}
+
+/// `status` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// `loadBalancer`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub load_balancer: LoadBalancerStatus,
+}
+
+/// `status.loadBalancer` of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct LoadBalancerStatus {
+    /// `ingress`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub ingress: Vec<IngressEntry>,
+}
+
+/// One entry of `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct IngressEntry {
+    /// `hostname`.
+    pub hostname: Option<String>,
+    /// `ip`.
+    pub ip: Option<String>,
+}
+
+/// The finalizer of a load balancer that stays until its external target is gone.
+pub const FINALIZER: &str = "lb-linker/finalizer";
+/// The annotation for the TTL of a link's records, in seconds.
+const TTL: &str = "linker.hsj.com/ttl";
+/// The annotation that lists the namespaces whose Services may follow a load balancer.
+const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
+/// How many entries of `status.loadBalancer.ingress` count: an EndpointSlice holds no more addresses.
+pub(crate) const MAX_INGRESS: usize = 1000;
+/// The longest TTL that a Service may want: whoever has cached a target asks again after that.
+const MAX_TTL: u32 = 3600;
+
+// === impl Service ===
+
+impl Service {
+    /// Returns the key of the Service; no namespace means `default`, as with kubectl.
+    #[must_use]
+    pub fn key(&self) -> ServiceKey {
+        ServiceKey::new(
+            self.metadata.namespace.as_deref().unwrap_or("default"),
+            self.metadata.name.as_deref().unwrap_or_default(),
+        )
+    }
+
+    /// Returns `metadata.uid`, or nothing.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// Returns `metadata.resourceVersion` as a number: newer is larger (Kubernetes 1.35 made what
+    /// etcd always gave a promise).
+    #[must_use]
+    pub fn version(&self) -> Option<u64> {
+        self.metadata.resource_version.as_deref()?.parse().ok()
+    }
+
+    /// Returns the value of a label.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Returns the value of an annotation.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Returns whether the Service is a living load balancer: one with a `deletionTimestamp` is
+    /// gone for lb-linker from that moment.
+    #[must_use]
+    pub fn is_living_load_balancer(&self) -> bool {
+        self.spec.type_.as_deref() == Some(LOAD_BALANCER) && self.metadata.deletion_timestamp.is_none()
+    }
+
+    /// Returns whether the Service carries our finalizer.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER)
+    }
+
+    /// Returns what the store needs to know, and what of it can't be served or isn't granted.
+    #[must_use]
+    pub fn observe(&self, admission: &Admission, store: &Store) -> (Observed, Vec<Unusable>) {
+        let key = self.key();
+        let (ingress, mut unusable) =
+            usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets, store);
+        let refused = unusable.iter().any(Unusable::refuses);
+        let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
+            Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
+            _ => {
+                let mut complaint = Unusable::new(Subject::Other, format!("annotation {TTL}"));
+                complaint.refuse(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
+                unusable.push(complaint);
+                None
+            }
+        });
+        let (hostnames, refused_names) = admission.hostnames(self);
+        unusable.extend(refused_names);
+        let (allow_from, refused_namespaces) = self.allow_from();
+        unusable.extend(refused_namespaces);
+        let wishes = Wishes { ttl, hostnames: hostnames.into(), allow_from };
+        let observed = Observed {
+            key,
+            uid: self.uid().into(),
+            created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            resource_version: self.version(),
+            ingress,
+            ports: self.spec.ports.as_slice().into(),
+            wishes,
+            refused,
+            guarded: self.is_guarded(),
+        };
+        (observed, unusable)
+    }
+}
+
+impl Service {
+    /// Returns the namespaces whose Services may follow this one, each once, and what of the annotation can't be used.
+    fn allow_from(&self) -> (Box<[Box<str>]>, Option<Unusable>) {
+        let Entries { counted, ignored } = Entries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
+        let mut complaint =
+            Unusable::new(Subject::Other, format!("the namespace in annotation {ALLOW_FROM}"));
+        complaint.ignore(ignored, Entries::LIMIT);
+        let mut namespaces: Vec<Box<str>> = Vec::new();
+        for namespace in counted {
+            if namespace != "*" && !names::is_label(namespace) {
+                complaint.refuse(namespace, "neither the name of a namespace nor *");
+            } else if !namespaces.iter().any(|known| **known == *namespace) {
+                namespaces.push(namespace.into());
+            }
+        }
+        (namespaces.into(), complaint.into_complaint())
+    }
+}
+
+fn usable(
+    entries: &[IngressEntry],
+    namespace: &str,
+    targets: &TargetPolicy,
+    store: &Store,
+) -> (Ingress, Vec<Unusable>) {
+    let mut ingress = Ingress::default();
+    let mut hosts = Unusable::new(Subject::Target, "the load balancer's hostname");
+    let mut addresses = Unusable::new(Subject::Target, "the load balancer's ip");
+    let mut rest = Unusable::new(Subject::Target, "status.loadBalancer.ingress");
+    rest.ignore(entries.len().saturating_sub(MAX_INGRESS), "the first 1000 count");
+    let (mut known_hosts, mut known_addresses) = (HashSet::new(), HashSet::new());
+    for entry in entries.iter().take(MAX_INGRESS) {
+        if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
+            let checked = host_name(text).and_then(|host| {
+                targets.check_host(namespace, &host, store).map_err(|refusal| refusal.to_string())?;
+                Ok(Host::from(&host))
+            });
+            match checked {
+                Ok(name) if known_hosts.insert(name.clone()) => ingress.hostnames.push(name),
+                Ok(_) => {}
+                Err(why) => hosts.refuse(text, &why),
+            }
+        }
+        if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
+            let parsed = text.parse::<IpAddr>().map_err(|_| "not an IPv4 or IPv6 address".to_owned());
+            let checked = parsed.and_then(|ip| {
+                targets.check_address(ip).map_err(|refusal| refusal.to_string())?;
+                // An IPv4-mapped address is an IPv4 address, and an EndpointSlice takes no other form.
+                Ok(ip.to_canonical())
+            });
+            match checked {
+                Ok(ip) if known_addresses.insert(ip) => ingress.addresses.push(ip),
+                Ok(_) => {}
+                Err(why) => addresses.refuse(text, &why),
+            }
+        }
+    }
+    // Many wait for their list to be complete, mostly with one each.
+    ingress.hostnames.shrink_to_fit();
+    ingress.addresses.shrink_to_fit();
+    let unusable = [hosts, addresses, rest].into_iter().filter_map(Unusable::into_complaint).collect();
+    (ingress, unusable)
+}
+
+/// The API server accepts labels of 64 and more characters, which DNS can't carry.
+pub(crate) fn host_name(host: &str) -> Result<Name, String> {
+    if host.strip_suffix('.').unwrap_or(host).len() > ENTRY {
+        return Err(format!("longer than {ENTRY} characters"));
+    }
+    let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|error| error.to_string())?;
+    if name.is_root() {
+        return Err("the root isn't a host".to_owned());
+    }
+    name.set_fqdn(true);
+    Ok(name)
+}
+
+impl Resource for Service {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Service".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "services".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// Kubernetes takes an explicit `null` for "not given" everywhere.
+pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+pub(crate) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize)]
+    struct Manager {
+        manager: Option<String>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Slim {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
+        managed_fields: Option<Vec<Manager>>,
+        owner_references: Option<Vec<OwnerReference>>,
+        finalizers: Option<Vec<String>>,
+    }
+
+    let slim = Slim::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name: slim.name,
+        namespace: slim.namespace,
+        uid: slim.uid,
+        resource_version: slim.resource_version,
+        creation_timestamp: slim.creation_timestamp,
+        deletion_timestamp: slim.deletion_timestamp,
+        labels: slim.labels,
+        annotations: slim.annotations,
+        owner_references: slim.owner_references,
+        finalizers: slim.finalizers,
+        managed_fields: slim.managed_fields.map(|entries| {
+            entries
+                .into_iter()
+                .map(|Manager { manager }| ManagedFieldsEntry { manager, ..Default::default() })
+                .collect()
+        }),
+        ..Default::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::service::*;
+    use crate::store::Departed;
+
+    #[test]
+    fn fields_that_matter_are_read_and_nulls_taken_for_absent() {
+        let service: Service = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {
+                "name": "web", "namespace": "default", "uid": "u", "resourceVersion": "12",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]
+            },
+            "spec": {"type": "LoadBalancer", "selector": null, "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": [
+                {"hostname": "A.Example", "ip": null}, {"ip": "2001:DB8::1"}, {"ip": "2001:db8::1"},
+                {"ip": "nonsense"}, {"hostname": format!("{}.example", "x".repeat(64))}, {}
+            ]}}
+        }))
+        .unwrap();
+        assert!(service.is_living_load_balancer());
+        let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
+        assert_eq!(observed.key, ServiceKey::new("default", "web"));
+        assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
+        assert_eq!(observed.ingress.hostnames, [Host::from(&Name::from_ascii("a.example.").unwrap())]);
+        assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(unusable.len(), 2, "{unusable:?}");
+        assert!(unusable[1].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
+    }
+
+    fn observe(service: serde_json::Value) -> (Observed, String) {
+        let service: Service = serde_json::from_value(service).unwrap();
+        let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
+        (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    }
+
+    #[test]
+    fn thousands_of_ingress_entries_are_bounded_in_all_that_is_kept() {
+        let entry = |i: usize| match i {
+            0..=2000 => json!({"ip": format!("192.0.{}.{}", i / 250, i % 250)}),
+            _ => json!({"ip": "x".repeat(i), "hostname": "y".repeat(i)}),
+        };
+        let ingress: Vec<_> = (0..3000).map(entry).collect();
+        let (observed, complaint) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
+        assert_eq!(observed.ingress.addresses.len(), 1000);
+        assert!(!observed.refused);
+        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count";
+        assert_eq!(complaint, expected);
+        let (observed, complaint) =
+            observe(json!({"status": {"loadBalancer": {"ingress": ingress[2000..]}}}));
+        assert!(observed.refused && complaint.len() < 2048, "{complaint}");
+        assert!(complaint.contains("; and 996 more"), "{complaint}");
+    }
+
+    #[test]
+    fn the_first_100_namespaces_of_allow_from_count_each_once() {
+        let mut namespaces: Vec<String> = (0..14_000).map(|i| format!("ns-{i}")).collect();
+        namespaces[0] = "*".to_owned();
+        namespaces[1] = "Not One".to_owned();
+        namespaces[2] = "ns-3".to_owned();
+        let annotations = json!({ALLOW_FROM: namespaces.join(", "), TTL: "\n".repeat(250_000)});
+        let (observed, complaint) = observe(json!({"metadata": {"annotations": annotations}}));
+        assert_eq!(observed.wishes.allow_from.len(), 98);
+        assert!(observed.wishes.allows("ns-99"));
+        assert!(
+            complaint.contains("\"Not One\" isn't served: neither the name of a namespace nor *"),
+            "{complaint}"
+        );
+        assert!(complaint.contains("entries that are ignored: 13900;"), "{complaint}");
+        assert!(complaint.len() < 1024 && !complaint.contains('\n'), "{complaint}");
+    }
+
+    #[test]
+    fn a_service_that_is_being_deleted_is_gone() {
+        let mut service = Service::default();
+        service.spec.type_ = Some(LOAD_BALANCER.into());
+        assert!(service.is_living_load_balancer());
+        service.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert!(!service.is_living_load_balancer());
+    }
+
+    #[test]
+    fn a_ttl_from_0_to_3600_seconds_is_taken_from_its_annotation() {
+        for (text, expected) in
+            [("0", Some(0)), ("3600", Some(3600)), ("3601", None), ("5m", None), ("-1", None)]
+        {
+            let service: Service =
+                serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
+                    .unwrap();
+            let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
+            assert_eq!(observed.wishes.ttl, expected, "{text}");
+            assert_eq!(unusable.len(), usize::from(expected.is_none()));
+        }
+    }
+}

@@ -1,0 +1,384 @@
+use std::convert::Infallible;
+use std::sync::Mutex;
+
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::sync::k8s::service::Service;
+use crate::sync::k8s::watch::*;
+
+/// What an API server answers: a status and lines, after which it ends or stays silent.
+struct Answer {
+    status: u16,
+    lines: Vec<Value>,
+    ends: bool,
+}
+
+fn closed(lines: Vec<Value>) -> Answer {
+    Answer { status: 200, lines, ends: true }
+}
+
+fn open_ended(lines: Vec<Value>) -> Answer {
+    Answer { status: 200, lines, ends: false }
+}
+
+fn refused(status: u16) -> Answer {
+    Answer { status, lines: vec![failure(status)], ends: true }
+}
+
+fn failure(code: u16) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": "r",
+        "message": "m"})
+}
+
+/// One page of a list.
+fn page(version: &str, token: &str, names: &[&str]) -> Answer {
+    let items: Vec<Value> = names.iter().map(|name| object(name, version)).collect();
+    closed(vec![
+        json!({"kind": "ServiceList", "metadata": {"resourceVersion": version, "continue": token}, "items": items}),
+    ])
+}
+
+fn object(name: &str, version: &str) -> Value {
+    json!({"metadata": {"namespace": "a", "name": name, "uid": name, "resourceVersion": version}})
+}
+
+fn event(kind: &str, name: &str, version: &str) -> Value {
+    json!({"type": kind, "object": object(name, version)})
+}
+
+fn bookmark(version: &str, ends_list: bool) -> Value {
+    let annotations = if ends_list { json!({"k8s.io/initial-events-end": "true"}) } else { json!({}) };
+    json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version, "annotations": annotations}}})
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Stream,
+    Page,
+    Watch,
+}
+
+/// The requests that an API server was sent: what each asks for, its query, and after how many seconds.
+#[derive(Clone, Default)]
+struct Requests(Arc<Mutex<Vec<(Asked, String, u64)>>>);
+
+impl Requests {
+    fn of(&self, asked: Asked) -> Vec<u64> {
+        let all = self.0.lock().unwrap();
+        all.iter().filter(|(what, ..)| *what == asked).map(|(.., at)| *at).collect()
+    }
+
+    fn queries(&self) -> Vec<String> {
+        self.0.lock().unwrap().iter().map(|(_, query, _)| query.clone()).collect()
+    }
+}
+
+/// An API server in this process. `answer` is told what is asked, and how many requests have asked the same before.
+fn api_server(
+    answer: impl Fn(Asked, usize) -> Answer + Send + Sync + 'static,
+) -> (Requests, Events<Service>) {
+    let requests = Requests::default();
+    let (log, start, answer) = (requests.clone(), Instant::now(), Arc::new(answer));
+    let service = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let asked = match query.contains("watch=true") {
+            true if query.contains("sendInitialEvents=true") => Asked::Stream,
+            true => Asked::Watch,
+            false => Asked::Page,
+        };
+        let before = log.of(asked).len();
+        log.0.lock().unwrap().push((asked, query, start.elapsed().as_secs()));
+        let Answer { status, lines, ends } = answer(asked, before);
+        let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
+        let lines = futures::stream::iter(lines);
+        let body = if ends {
+            Body::from_stream(lines)
+        } else {
+            Body::from_stream(lines.chain(futures::stream::pending()))
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let client = Client::new(service, "default");
+    let registry = crate::metrics::Metrics::new().unwrap();
+    (requests, list_watch(client, Query::default(), registry.staleness.watch("test")))
+}
+
+/// What an item says, in short.
+fn said(item: &Item<Service>) -> String {
+    match item {
+        Ok(Event::ListBegins) => "begins".to_owned(),
+        Ok(Event::Listed(object)) => format!("listed {}", object.name_any()),
+        Ok(Event::ListEnds { rewound: false, .. }) => "ends".to_owned(),
+        Ok(Event::ListEnds { version, rewound: true }) => format!("ends, rewound to {}", version.unwrap()),
+        Ok(Event::Applied(object)) => format!("applied {}", object.name_any()),
+        Ok(Event::Deleted(object)) => format!("deleted {}", object.name_any()),
+        Err(WatchError::Unidentified) => "unidentified".to_owned(),
+        Err(error) => format!("error {}", error.code()),
+    }
+}
+
+/// Returns what is said in so many seconds.
+async fn said_for(events: &mut Events<Service>, seconds: u64) -> Vec<String> {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut all = Vec::new();
+    while let Ok(Some(item)) = tokio::time::timeout_at(end, events.next()).await {
+        all.push(said(&item));
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streamed_list_goes_on_as_a_watch() {
+    let (requests, mut events) = api_server(|asked, before| match (asked, before) {
+        (Asked::Stream, 0) => open_ended(vec![
+            event("ADDED", "web", "5"),
+            event("ADDED", "api", "3"),
+            event("DELETED", "web", "6"),
+            bookmark("4", false),
+            bookmark("6", true),
+            event("MODIFIED", "api", "7"),
+            event("DELETED", "api", "8"),
+            bookmark("9", false),
+        ]),
+        (Asked::Watch, 0) => open_ended(vec![event("ADDED", "db", "10")]),
+        other => panic!("{other:?}"),
+    });
+    let said = said_for(&mut events, 100).await;
+    let expected = [
+        "begins",
+        "listed web",
+        "listed api",
+        "ends",
+        "deleted web",
+        "applied api",
+        "deleted api",
+        "applied db",
+    ];
+    assert_eq!(said, expected);
+    let queries = requests.queries();
+    assert!(queries[0].contains("resourceVersionMatch=NotOlderThan"), "{queries:?}");
+    assert!(
+        queries[0].ends_with("resourceVersion=") && queries[1].ends_with("resourceVersion=9"),
+        "{queries:?}"
+    );
+    assert!(queries.iter().all(|query| query.contains("allowWatchBookmarks=true")), "{queries:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn modified_object_of_a_streamed_list_counts_once() {
+    let (requests, mut events) = api_server(|asked, _| match asked {
+        Asked::Stream => {
+            open_ended(vec![event("ADDED", "web", "3"), event("MODIFIED", "web", "5"), bookmark("5", true)])
+        }
+        // After which the next list is compared with it.
+        Asked::Page => page("5", "", &["web"]),
+        Asked::Watch => open_ended(vec![]),
+    });
+    said_for(&mut events, 2000).await;
+    // Lists that show nothing new: 150, 300, 600 and 600 s later.
+    assert_eq!(requests.of(Asked::Stream), [0, 150, 450, 1050, 1650]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unidentified_object_of_a_streamed_list_makes_way_for_pages() {
+    for field in ["namespace", "name", "resourceVersion"] {
+        let (requests, mut events) = api_server(move |asked, _| match asked {
+            Asked::Stream => {
+                let mut lost = event("ADDED", "web", "5");
+                lost["object"]["metadata"][field] = "".into();
+                open_ended(vec![lost, bookmark("5", true)])
+            }
+            Asked::Page => page("5", "", &["web"]),
+            Asked::Watch => open_ended(vec![]),
+        });
+        assert_eq!(said_for(&mut events, 40).await, ["begins", "error 0", "begins", "listed web", "ends"]);
+        assert_eq!((requests.of(Asked::Stream).len(), requests.of(Asked::Page).len()), (1, 1), "{field}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_come_in_pages_for_an_hour_where_streams_are_refused() {
+    let (requests, mut events) = api_server(|asked, before| match (asked, before) {
+        (Asked::Stream, _) => refused(422),
+        (Asked::Page, before) if before % 2 == 0 => page("100", "next", &["web"]),
+        (Asked::Page, _) => page("100", "", &["api"]),
+        // Which has everything listed again.
+        (Asked::Watch, _) => open_ended(vec![event("MODIFIED", "web", "1")]),
+    });
+    let said = said_for(&mut events, 3500).await;
+    assert_eq!(said[..5], ["begins", "begins", "listed web", "listed api", "ends"]);
+    assert_eq!(requests.of(Asked::Stream), [0]);
+    assert!(requests.of(Asked::Page).len() > 10);
+    let first_pages: Vec<String> =
+        requests.queries().into_iter().filter(|query| !query.contains("watch")).take(2).collect();
+    assert!(
+        first_pages[0].contains("limit=10") && !first_pages[0].contains("resourceVersion"),
+        "{first_pages:?}"
+    );
+    assert!(first_pages[1].contains("continue=next"), "{first_pages:?}");
+    said_for(&mut events, 200).await;
+    assert_eq!(requests.of(Asked::Stream).len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_without_an_end_makes_way_for_pages() {
+    let (requests, mut events) = api_server(|asked, _| match asked {
+        Asked::Stream => open_ended(vec![event("ADDED", "web", "5")]),
+        Asked::Page => page("100", "", &["web"]),
+        Asked::Watch => open_ended(vec![event("ADDED", "api", "101")]),
+    });
+    let said = said_for(&mut events, 49).await;
+    assert_eq!(said, ["begins", "listed web", "error 0", "begins", "listed web", "ends", "applied api"]);
+    assert_eq!((requests.of(Asked::Stream), requests.of(Asked::Page).len()), (vec![0], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_answered_and_closed_is_paced() {
+    let (requests, mut events) = api_server(|asked, _| match asked {
+        Asked::Stream => closed(vec![bookmark("5", true)]),
+        Asked::Page => page("100", "", &[]),
+        Asked::Watch => closed(vec![]),
+    });
+    said_for(&mut events, 600).await;
+    let watches = requests.of(Asked::Watch).len();
+    assert!((10..60).contains(&watches), "{watches} in ten minutes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn gone_leads_to_paced_lists_wherever_it_is_said() {
+    type Answers = fn(Asked, usize) -> Answer;
+    let cases: [(&str, Answers); 4] = [
+        ("at the start of the watch", |asked, _| match asked {
+            Asked::Stream => closed(vec![bookmark("5", true)]),
+            Asked::Page => page("5", "", &[]),
+            Asked::Watch => refused(410),
+        }),
+        ("in the watch", |asked, _| match asked {
+            Asked::Stream => closed(vec![bookmark("5", true)]),
+            Asked::Page => page("5", "", &[]),
+            Asked::Watch => closed(vec![json!({"type": "ERROR", "object": failure(410)})]),
+        }),
+        ("of a page", |asked, before| match (asked, before % 2) {
+            (Asked::Stream, _) => refused(422),
+            (Asked::Page, 0) => page("5", "next", &["web"]),
+            _ => refused(410),
+        }),
+        ("of a stream", |asked, _| match asked {
+            Asked::Stream => closed(vec![json!({"type": "ERROR", "object": failure(410)})]),
+            _ => refused(410),
+        }),
+    ];
+    for (place, answers) in cases {
+        let (requests, mut events) = api_server(answers);
+        let said = said_for(&mut events, 600).await;
+        let lists = said.iter().filter(|said| *said == "begins").count();
+        assert!((10..70).contains(&lists), "{lists} lists in ten minutes, {place}");
+        assert!(requests.queries().len() < 200, "{} requests, {place}", requests.queries().len());
+        assert!(said.contains(&"error 410".to_owned()), "{place}: {said:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_watch_is_listed_again_ever_more_seldom() {
+    let (requests, mut events) = api_server(|asked, _| match asked {
+        Asked::Stream => refused(400),
+        Asked::Page => page("5", "", &["web"]),
+        Asked::Watch => open_ended(vec![]),
+    });
+    said_for(&mut events, 2000).await;
+    // 150, 300, 600 and 600 s later.
+    assert_eq!(requests.of(Asked::Page), [0, 150, 450, 1050, 1650]);
+    let watches = requests.of(Asked::Watch).len();
+    assert!((36..45).contains(&watches), "each lasts for 55 s: {watches}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_older_list_is_the_truth_and_says_so() {
+    let (_, mut events) = api_server(|asked, before| match (asked, before) {
+        (Asked::Stream, _) => refused(422),
+        (Asked::Page, 0) => page("500", "", &["web", "api"]),
+        (Asked::Page, _) => page("100", "", &["web"]),
+        (Asked::Watch, _) => open_ended(vec![]),
+    });
+    let said = said_for(&mut events, 200).await;
+    let expected = [
+        "begins",
+        "begins",
+        "listed web",
+        "listed api",
+        "ends",
+        "begins",
+        "listed web",
+        "ends, rewound to 100",
+    ];
+    assert_eq!(said, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn restore_of_etcd_is_noticed_when_the_api_server_is_back() {
+    let (requests, mut events) = api_server(|asked, before| match (asked, before) {
+        (Asked::Stream, 0) => closed(vec![event("ADDED", "new", "500"), bookmark("500", true)]),
+        (Asked::Stream, _) => open_ended(vec![event("ADDED", "old", "90"), bookmark("100", true)]),
+        (Asked::Watch, _) | (Asked::Page, 0..3) => refused(503),
+        (Asked::Page, _) => page("100", "more", &["old"]),
+    });
+    let said = said_for(&mut events, 40).await;
+    let expected = [
+        "begins",
+        "listed new",
+        "ends",
+        "error 503",
+        "error 503",
+        "error 503",
+        "error 503",
+        "begins",
+        "listed old",
+        "ends, rewound to 100",
+    ];
+    assert_eq!(said, expected);
+    assert_eq!(requests.of(Asked::Watch).len(), 1, "none goes on after a version of the future");
+    assert_eq!(requests.of(Asked::Page).len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_without_key_or_version_begins_a_list() {
+    for lost in [
+        json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "resourceVersion": "9"}}}),
+        json!({"type": "ADDED", "object": {"metadata": {"name": "web", "resourceVersion": "9"}}}),
+        json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "name": "web"}}}),
+        json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "name": "web", "resourceVersion": ""}}}),
+        json!({"type": "ADDED", "object": 5}),
+        json!(["nonsense"]),
+    ] {
+        let sent = lost.clone();
+        let (requests, mut events) = api_server(move |asked, before| match (asked, before) {
+            (Asked::Stream, 0) => open_ended(vec![bookmark("5", true), sent.clone()]),
+            (Asked::Stream, _) => open_ended(vec![event("ADDED", "web", "9"), bookmark("9", true)]),
+            other => panic!("{other:?}"),
+        });
+        let said = said_for(&mut events, 40).await;
+        assert_eq!(said, ["begins", "ends", "unidentified", "begins", "listed web", "ends"], "{lost}");
+        assert_eq!(requests.of(Asked::Stream).len(), 2);
+    }
+    // One that has both and can't be decoded is passed on as such.
+    let broken = json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "name": "web", "resourceVersion": "9"}, "spec": 5}});
+    let (_, mut events) = api_server(move |_, _| open_ended(vec![bookmark("5", true), broken.clone()]));
+    assert_eq!(said_for(&mut events, 40).await, ["begins", "ends", "applied web"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_respected() {
+    let (requests, mut events) = api_server(|_, _| {
+        let mut status = failure(429);
+        status["details"] = json!({"retryAfterSeconds": 100});
+        Answer { status: 429, lines: vec![status], ends: true }
+    });
+    said_for(&mut events, 350).await;
+    assert_eq!(requests.of(Asked::Stream), [0, 100, 200, 300]);
+}

@@ -1,0 +1,322 @@
+//! What the API server sends: events of a watch, one a line, and pages of a list. Objects are decoded one by one into
+//! slim types.
+
+use std::io;
+use std::marker::PhantomData;
+use std::pin::Pin;
+
+use futures::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::core::Status;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::progress::Change;
+use crate::sync::k8s::deserialize_guard::Guarded;
+
+/// The most bytes of one event or page. etcd takes objects of 1.5 MB, which are some more as JSON.
+const MAX_BYTES: usize = 64 << 20;
+/// The most bytes of a page of several objects.
+const MAX_PAGE: usize = 8 << 20;
+/// The bytes that a page should have: then neither requests nor memory cost much.
+const PAGE_BYTES: usize = 1 << 20;
+/// The objects of the first page, and of the largest.
+const PAGE_OBJECTS: (u32, u32) = (10, 500);
+/// How much larger than the page before a page may be.
+const GROWTH: u32 = 8;
+/// A buffer that is larger isn't kept.
+const ROOM: usize = 64 << 10;
+
+/// The annotation of the bookmark that ends a streamed list.
+const LIST_END: &str = "k8s.io/initial-events-end";
+
+/// An event as the API server sends it.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
+pub(super) enum Sent<K> {
+    Object(Change, Guarded<K>),
+    Bookmark {
+        version: String,
+        ends_list: bool,
+    },
+    Error(Box<Status>),
+    /// It doesn't say which object it is about.
+    Unidentified,
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Default, Deserialize)]
+struct Bookmark {
+    #[serde(default)]
+    metadata: BookmarkMeta,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMeta {
+    resource_version: Option<String>,
+    annotations: Option<std::collections::BTreeMap<String, String>>,
+}
+
+impl<K: DeserializeOwned> Sent<K> {
+    fn of(line: &[u8]) -> Self {
+        let Ok(Line { kind, object }) = serde_json::from_slice(line) else { return Self::Unidentified };
+        let change = match kind {
+            "ADDED" => Change::Added,
+            "MODIFIED" => Change::Modified,
+            "DELETED" => Change::Deleted,
+            "BOOKMARK" => {
+                let Bookmark { metadata } = serde_json::from_str(object.get()).unwrap_or_default();
+                let Some(version) = metadata.resource_version.filter(|version| !version.is_empty()) else {
+                    return Self::Unidentified;
+                };
+                let ends_list =
+                    metadata.annotations.is_some_and(|annotations| annotations.contains_key(LIST_END));
+                return Self::Bookmark { version, ends_list };
+            }
+            "ERROR" => {
+                let status = serde_json::from_str(object.get());
+                return status.map_or(Self::Unidentified, Self::Error);
+            }
+            _ => return Self::Unidentified,
+        };
+        Guarded::from_json(object.get()).map_or(Self::Unidentified, |object| Self::Object(change, object))
+    }
+}
+
+/// The events of a watch as they come in.
+pub(super) struct Events<K> {
+    reader: Pin<Box<dyn AsyncBufRead + Send>>,
+    /// The line that is being read.
+    line: Vec<u8>,
+    decoded: PhantomData<fn() -> K>,
+}
+
+impl<K: DeserializeOwned> Events<K> {
+    pub(super) fn new(reader: impl AsyncBufRead + Send + 'static) -> Self {
+        Self { reader: Box::pin(reader), line: Vec::new(), decoded: PhantomData }
+    }
+
+    /// Returns the next event; nothing at the end. A call that is given up loses nothing.
+    pub(super) async fn next(&mut self) -> io::Result<Option<Sent<K>>> {
+        loop {
+            let bytes = self.reader.fill_buf().await?;
+            if bytes.is_empty() {
+                // A line without an end is cut off.
+                return Ok(None);
+            }
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            let length = end.map_or(bytes.len(), |end| end + 1);
+            self.line.extend_from_slice(&bytes[..length]);
+            self.reader.consume_unpin(length);
+            if self.line.len() > MAX_BYTES {
+                return Err(too_large());
+            }
+            if end.is_some() && !self.line.trim_ascii().is_empty() {
+                let sent = Sent::of(&self.line);
+                self.line.clear();
+                if self.line.capacity() > ROOM {
+                    self.line = Vec::new();
+                }
+                return Ok(Some(sent));
+            }
+        }
+    }
+}
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+#[serde(bound = "K: DeserializeOwned")]
+pub(super) struct Page<K> {
+    #[serde(default)]
+    pub(super) metadata: ListMeta,
+    #[serde(default, deserialize_with = "null_is_none")]
+    pub(super) items: Vec<Guarded<K>>,
+}
+
+fn null_is_none<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Why there is no page.
+#[derive(Debug)]
+pub(super) enum PageError {
+    /// It is too large, and fewer objects would be less.
+    TooLarge,
+    Kube(kube::Error),
+}
+
+impl From<kube::Error> for PageError {
+    fn from(error: kube::Error) -> Self {
+        Self::Kube(error)
+    }
+}
+
+impl<K: DeserializeOwned> Page<K> {
+    /// Reads a page of at most so many objects. Returns it with its size in bytes.
+    pub(super) async fn read(
+        reader: impl AsyncBufRead + Send,
+        limit: u32,
+    ) -> Result<(Self, usize), PageError> {
+        let most = if limit > 1 { MAX_PAGE } else { MAX_BYTES };
+        let mut bytes = Vec::new();
+        let mut reader = std::pin::pin!(reader.take(most as u64 + 1));
+        reader.read_to_end(&mut bytes).await.map_err(kube::Error::ReadEvents)?;
+        if bytes.len() > most {
+            return Err(if limit > 1 {
+                PageError::TooLarge
+            } else {
+                kube::Error::ReadEvents(too_large()).into()
+            });
+        }
+        let page = serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError)?;
+        Ok((page, bytes.len()))
+    }
+}
+
+/// How many objects the next page has, by what they weigh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PageSize(u32);
+
+impl Default for PageSize {
+    fn default() -> Self {
+        Self(PAGE_OBJECTS.0)
+    }
+}
+
+impl PageSize {
+    /// Returns the objects of the next page.
+    pub(super) fn objects(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the size of the page after one of so many objects that has had so many bytes.
+    pub(super) fn after(self, objects: usize, bytes: usize) -> Self {
+        let each = (bytes / objects.max(1)).max(1);
+        let fitting = u32::try_from(PAGE_BYTES / each).unwrap_or(u32::MAX);
+        Self(fitting.clamp(1, PAGE_OBJECTS.1.min(self.0.saturating_mul(GROWTH))))
+    }
+
+    /// Returns the size to try where a page was too large.
+    pub(super) fn smaller(self) -> Self {
+        Self((self.0 / 4).max(1))
+    }
+}
+
+fn too_large() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the API server sends an object of more than {MAX_BYTES} bytes"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::io::{BufReader, Cursor};
+    use kube::ResourceExt;
+
+    use super::super::wire::*;
+    use crate::sync::k8s::service::Service;
+
+    async fn events(text: &str, chunk: usize) -> Vec<Sent<Service>> {
+        let reader = BufReader::with_capacity(chunk, Cursor::new(text.as_bytes().to_vec()));
+        let (mut events, mut all) = (Events::new(reader), Vec::new());
+        while let Some(sent) = events.next().await.unwrap() {
+            all.push(sent);
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn events_are_decoded_line_by_line_in_chunks_of_any_size() {
+        let text = concat!(
+            r#"{"type":"ADDED","object":{"metadata":{"namespace":"a","name":"web","resourceVersion":"7"}}}"#,
+            "\n\n",
+            r#"{"object":{"metadata":{"name":"bad"},"spec":5},"type":"DELETED"}"#,
+            "\n",
+            r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"8","creationTimestamp":null}}}"#,
+            "\n",
+            r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+            "\n",
+            r#"{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"m"}}"#,
+            "\n",
+            r#"{"type":"ADDED","obj"#,
+        );
+        for chunk in [1, 7, 100, 10_000] {
+            let events = events(text, chunk).await;
+            let [
+                Sent::Object(Change::Added, web),
+                Sent::Object(Change::Deleted, bad),
+                Sent::Bookmark { version: eight, ends_list: false },
+                Sent::Bookmark { version: nine, ends_list: true },
+                Sent::Error(status),
+            ] = &events[..]
+            else {
+                panic!("{events:?}")
+            };
+            assert_eq!((web.name_any().as_str(), web.0.is_ok()), ("web", true));
+            assert_eq!((bad.name_any().as_str(), bad.0.is_ok()), ("bad", false));
+            assert_eq!((eight.as_str(), nine.as_str(), status.code), ("8", "9", 410));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_event_is_unidentified() {
+        for line in [
+            "nonsense",
+            "[]",
+            r#"{"type":"ADDED"}"#,
+            r#"{"type":"ADDED","object":5}"#,
+            r#"{"type":"MADE","object":{}}"#,
+            r#"{"type":"BOOKMARK","object":{}}"#,
+            r#"{"type":"ERROR","object":7}"#,
+        ] {
+            let events = events(&format!("{line}\n"), 100).await;
+            assert!(matches!(&events[..], [Sent::Unidentified]), "{line}: {events:?}");
+        }
+    }
+
+    #[test]
+    fn pages_grow_and_shrink_with_what_they_weigh() {
+        let first = PageSize::default();
+        assert_eq!(first.objects(), 10);
+        assert_eq!(first.after(10, 20_000).objects(), 80);
+        assert_eq!(first.after(10, 20_000).after(80, 160_000).objects(), 500);
+        assert_eq!(PageSize(500).after(500, 500 << 20).objects(), 1);
+        assert_eq!(PageSize(1).after(1, 2000).objects(), 8);
+        assert_eq!(first.after(0, 100).objects(), 80);
+        assert_eq!((first.smaller().objects(), first.smaller().smaller().objects()), (2, 1));
+    }
+
+    #[tokio::test]
+    async fn a_page_of_several_objects_is_bounded() {
+        let page = |padding: usize| {
+            let padding = "x".repeat(padding);
+            format!(
+                r#"{{"metadata":{{"continue":"c"}},"items":[{{"metadata":{{"name":"a","x":"{padding}"}}}}]}}"#
+            )
+        };
+        let read = async |padding, limit| {
+            Page::<Service>::read(BufReader::new(Cursor::new(page(padding).into_bytes())), limit).await
+        };
+        let (small, bytes) = read(10, 10).await.unwrap();
+        assert_eq!(
+            (small.items.len(), bytes, small.metadata.continue_.as_deref()),
+            (1, page(10).len(), Some("c"))
+        );
+        assert!(matches!(read(MAX_PAGE, 10).await, Err(PageError::TooLarge)));
+        assert!(read(MAX_PAGE, 1).await.is_ok());
+    }
+}

@@ -1,0 +1,7 @@
+//! Where load balancers come from: the cluster, or files with manifests.
+
+pub mod cluster;
+pub mod file_watcher;
+pub mod manifests;
+pub(crate) mod own_targets;
+pub mod selection;

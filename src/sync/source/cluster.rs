@@ -1,0 +1,610 @@
+//! The source of links in a cluster: the watch of LoadBalancer Services.
+
+mod leaving;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
+use kube::{Client, Resource, ResourceExt};
+use tokio::sync::broadcast::{self, error::TryRecvError};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::own_targets::OwnTargets;
+use super::selection::{Membership, Selection};
+use crate::model::hostname_policy::Admission;
+use crate::model::rejection::{Subject, Unusable};
+use crate::store::{Change, Observed, Ports, ServiceKey, Store};
+use crate::sync::election::Leadership;
+use crate::sync::events::{Reason, Regarding};
+use crate::sync::external_target::deletion_budget::{Doubt, SECOND_LOOK};
+use crate::sync::external_target::left_out::keep_unlisted;
+use crate::sync::k8s::deserialize_guard::Guarded;
+use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
+use crate::sync::k8s::rewinds::{Listed, Rewinds};
+use crate::sync::k8s::service::{LOAD_BALANCER, Service};
+use crate::sync::k8s::watch::{Event, Item, Query, list_watch};
+use crate::sync::{News, SyncError, log_changes, log_first_list};
+use leaving::{Deleted, Leaving};
+
+/// How long links wait for it to be known who holds which name.
+const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the watch of LoadBalancer Services needs.
+#[derive(Clone)]
+pub struct ClusterSource {
+    /// The client.
+    pub client: Client,
+    /// Where it is said that the API server is away.
+    pub outage: Outage,
+    /// Which Services become links.
+    pub selection: Arc<Selection>,
+    /// What of their wishes is granted.
+    pub admission: Arc<Admission>,
+    /// Whether Services carry our finalizer, and wait for us when they are deleted.
+    pub guards: bool,
+    /// Whether most external targets stay, at the start, until it is known that their Services are gone.
+    pub keeps_unlisted: bool,
+    /// How long the links of Services are kept that aren't selected any more (`--delete-delay`).
+    pub delete_delay: Duration,
+    /// Where the links go.
+    pub store: Arc<Store>,
+    /// Where changes are told.
+    pub news: News,
+    /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
+    pub leadership: Leadership,
+    /// How often etcd was restored.
+    pub rewinds: Rewinds,
+    /// In which term, and after how many rewinds, everything has been listed last.
+    pub listed: tokio::sync::watch::Sender<Listed>,
+    /// The Services whose target depends on another Service.
+    pub own_targets: Arc<Mutex<OwnTargets>>,
+}
+
+/// What one of several watches says, with its number.
+type Tagged = BoxStream<'static, (usize, Item<Service>)>;
+
+/// One of the watches: of a namespace, or of all.
+#[derive(Debug)]
+struct Scope {
+    namespace: Option<String>,
+    list: List,
+    /// Whether a list is coming in.
+    listing: bool,
+    listed: bool,
+    /// Whether another watch has noticed since the last complete list that etcd was restored.
+    rewound: bool,
+    /// The version of the last list, or of what came after it: a term begins with a watch that knows neither.
+    newest: Option<u64>,
+    trouble: WatchTrouble,
+    /// When the Services are listed again, to confirm a list that isn't believed.
+    again: Option<Instant>,
+    /// Ends the stream of events.
+    end: Option<AbortHandle>,
+}
+
+impl Scope {
+    fn new(namespace: Option<String>, outage: Outage) -> Self {
+        let what = match &namespace {
+            Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
+            None => "LoadBalancer Services in all namespaces".to_owned(),
+        };
+        let trouble = WatchTrouble::new(outage, what, WatchTrouble::READING);
+        Self {
+            namespace,
+            list: List::default(),
+            listing: false,
+            listed: false,
+            rewound: false,
+            newest: None,
+            trouble,
+            again: None,
+            end: None,
+        }
+    }
+
+    /// Whether a list has come and no other one is coming in.
+    fn is_settled(&self) -> bool {
+        self.listed && !self.listing
+    }
+}
+
+impl ClusterSource {
+    /// Keeps the store in step with the cluster.
+    ///
+    /// # Errors
+    /// If the watch ends, which it never should.
+    pub async fn run(self) -> Result<(), SyncError> {
+        let namespaces = &self.selection.namespaces;
+        let mut scopes: Vec<Scope> = if namespaces.is_empty() {
+            vec![Scope::new(None, self.outage.clone())]
+        } else {
+            let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
+            namespaces.iter().map(scope).collect()
+        };
+        let mut feed = self.store.subscribe();
+        self.leadership.settled().await;
+        let mut lists = self.lists();
+        let mut events = SelectAll::new();
+        for (number, scope) in scopes.iter_mut().enumerate() {
+            events.push(self.follow(number, scope));
+        }
+        let mut doubt = Doubt::default();
+        let (client, outage) = (self.client.clone(), self.outage.clone());
+        let mut heard = Heard {
+            complaints: Complaints::default(),
+            leaving: Leaving::new(client, outage, Arc::clone(&self.selection), self.delete_delay),
+        };
+        loop {
+            // Of a list that comes in the Service that a target depends on may be one of the last.
+            if self.heed(&mut feed) && scopes.iter().all(Scope::is_settled) {
+                log_changes(&self.news, self.reconsider(&mut heard.complaints));
+            }
+            let again = scopes.iter().filter_map(|scope| scope.again).min();
+            let over = heard.leaving.due().map(Instant::from_std);
+            let (number, event) = tokio::select! {
+                biased;
+                () = self.beyond(lists) => {
+                    let before = std::mem::replace(&mut lists, self.lists());
+                    for (number, scope) in scopes.iter_mut().enumerate() {
+                        scope.listed = false;
+                        scope.rewound |= lists.rewinds != before.rewinds;
+                        events.push(self.follow(number, scope));
+                    }
+                    continue;
+                }
+                event = events.next() => event.ok_or(SyncError::WatchEnded)?,
+                (deleted, membership) = heard.leaving.answer() => {
+                    self.left(&deleted, membership, &mut heard.leaving);
+                    continue;
+                }
+                () = until(over) => {
+                    for (key, uid, since) in heard.leaving.over(std::time::Instant::now()) {
+                        log_changes(&self.news, self.store.delete_since(&key, &uid, None, since));
+                    }
+                    continue;
+                }
+                () = until(again) => {
+                    for (number, scope) in scopes.iter_mut().enumerate() {
+                        if scope.again.take_if(|at| *at <= Instant::now()).is_some() {
+                            events.push(self.follow(number, scope));
+                        }
+                    }
+                    continue;
+                }
+            };
+            let scope = &mut scopes[number];
+            let Some(event) = scope.trouble.unless_failed(event) else {
+                // A list that has failed begins anew.
+                scope.listing = false;
+                continue;
+            };
+            if !matches!(event, Event::ListBegins) {
+                // That one isn't the API server's.
+                self.news.metrics.watched();
+            }
+            match event {
+                Event::ListBegins => {
+                    scope.list = List::default();
+                    scope.listing = true;
+                }
+                Event::Listed(object) => scope.list.add(&self, object, &mut heard.complaints),
+                Event::ListEnds { version, rewound } => {
+                    scope.listed = true;
+                    scope.listing = false;
+                    names_settled(&self.store).await;
+                    let list = std::mem::take(&mut scope.list);
+                    // Another watch may have noticed it first.
+                    let was_noticed = std::mem::take(&mut scope.rewound);
+                    let rewound = rewound || was_noticed || version < scope.newest && version.is_some();
+                    if rewound && !was_noticed {
+                        // Before the links change: no write is based on this list and an older one of external targets.
+                        self.rewinds.note(scope.trouble.what());
+                    }
+                    if rewound {
+                        version.into_iter().for_each(|version| self.store.rewind(version));
+                    }
+                    scope.newest = version.or(scope.newest);
+                    let complete = Complete { list, version, rewound };
+                    let mut changes = self.take_list(scope, &mut doubt, complete, &mut heard.leaving);
+                    if self.heed(&mut feed) && scopes.iter().all(Scope::is_settled) {
+                        changes.extend(self.reconsider(&mut heard.complaints));
+                    }
+                    heard.complaints.retain(|key| self.store.get(key).is_some());
+                    let complete = scopes.iter().all(|scope| scope.listed);
+                    self.listed(changes, complete);
+                    if complete {
+                        self.listed.send_replace(lists);
+                    }
+                }
+                Event::Applied(object) => {
+                    scope.newest = scope.newest.max(version_of(&object));
+                    self.applied(object, &mut heard);
+                }
+                Event::Deleted(object) => {
+                    scope.newest = scope.newest.max(version_of(&object));
+                    self.deleted(&object, &mut heard);
+                }
+            }
+        }
+    }
+
+    /// Returns what lists that begin now are good for.
+    fn lists(&self) -> Listed {
+        Listed { term: self.leadership.term(), rewinds: self.rewinds.count() }
+    }
+
+    /// Waits until new lists are due, after these.
+    async fn beyond(&self, Listed { term, rewinds }: Listed) {
+        tokio::select! {
+            () = self.leadership.beyond(term) => {}
+            () = self.rewinds.beyond(rewinds) => {}
+        }
+    }
+
+    /// Starts to list and watch anew; what was followed before isn't any more.
+    fn follow(&self, number: usize, scope: &mut Scope) -> Tagged {
+        let query = Query {
+            namespace: scope.namespace.clone(),
+            fields: format!("spec.type={LOAD_BALANCER}"),
+            labels: self.selection.labels.to_string(),
+            ..Query::default()
+        };
+        let sign =
+            self.news.metrics.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
+        let events = list_watch::<Service>(self.client.clone(), query, sign);
+        let (events, end) = abortable(events.map(move |event| (number, event)));
+        if let Some(before) = scope.end.replace(end) {
+            before.abort();
+        }
+        scope.listing = false;
+        events.boxed()
+    }
+
+    /// Takes over a complete list. Of what it lacks too much isn't believed until another one agrees.
+    fn take_list(
+        &self,
+        scope: &mut Scope,
+        doubt: &mut Doubt,
+        Complete { list, version, rewound }: Complete,
+        leaving: &mut Leaving,
+    ) -> Vec<Change> {
+        let List { seen, unreadable, departing, unselected, .. } = list;
+        let mut changes = Vec::new();
+        for observed in &seen {
+            if leaving.forget(&observed.key) {
+                changes.extend(self.end_if_blank(observed));
+            }
+        }
+        for (deleted, membership) in unselected {
+            self.left(&deleted, membership, leaving);
+        }
+        let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
+        let namespace = scope.namespace.as_deref();
+        let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
+        let (known, missing) = self.store.missing_from(listed, namespace);
+        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
+        // The first list is compared with nothing.
+        let mut kept = if self.store.is_synced() {
+            doubt.keeps(known, &missing, within, std::time::Instant::now())
+        } else {
+            HashSet::new()
+        };
+        scope.again = (!kept.is_empty()).then(|| Instant::now() + SECOND_LOOK);
+        if !kept.is_empty() {
+            warn!(
+                "{} of {known} load balancers are missing from the API server's new list: it isn't believed \
+                 before another one, in {SECOND_LOOK:?}, agrees; until then they stay as they were",
+                kept.len()
+            );
+        }
+        kept.extend(staying);
+        // One of them may live and not be selected any more: the list lacks it all the same. After etcd was restored the
+        // list is the truth.
+        if self.store.is_synced() && !rewound {
+            for key in missing {
+                if let Some(link) = self.store.get(&key).filter(|_| !kept.contains(&key)) {
+                    kept.insert(key.clone());
+                    leaving.ask(Deleted { key, uid: link.uid.to_string(), version });
+                }
+            }
+        }
+        changes.extend(self.store.replace(namespace, seen, unreadable, &kept));
+        let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
+        changes.extend(departing.into_iter().filter_map(insert));
+        changes
+    }
+
+    fn listed(&self, changes: Vec<Change>, complete: bool) {
+        if self.store.is_synced() {
+            log_changes(&self.news, changes);
+            return;
+        }
+        if complete {
+            if self.keeps_unlisted {
+                keep_unlisted(&self.store);
+            }
+            self.store.set_synced();
+            log_first_list(&self.store, &self.news, &changes);
+        }
+    }
+
+    /// Returns what the store needs to know, and records what isn't granted; of the first list that is
+    /// no news.
+    fn observe(&self, service: &Service, complaints: &mut Complaints) -> Observed {
+        self.own_targets().note(service, &self.admission, Some(&self.store));
+        let (observed, refused) = observe(service, &self.admission, &self.store, complaints);
+        if !self.store.is_synced() {
+            return observed;
+        }
+        for (subject, reason) in
+            [(Subject::Target, Reason::TargetRefused), (Subject::Hostname, Reason::HostnameRefused)]
+        {
+            let note = joined(refused.iter().filter(|unusable| unusable.subject == subject));
+            if !note.is_empty() {
+                let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
+                self.news.recorder.record(regarding, reason, &note);
+            }
+        }
+        observed
+    }
+
+    /// Does what [`ClusterSource::observe`] does for a Service of a list, of which the rest isn't known yet: what is
+    /// wrong with a target that depends on another Service is said when [`ClusterSource::reconsider`] has looked again.
+    fn observe_listed(&self, service: &Service, complaints: &mut Complaints) -> Observed {
+        if self.own_targets().note(service, &self.admission, None) {
+            return service.observe(&self.admission, &self.store).0;
+        }
+        self.observe(service, complaints)
+    }
+
+    /// Looks again at the Services whose target another Service allows now, or doesn't allow any more.
+    fn reconsider(&self, complaints: &mut Complaints) -> Vec<Change> {
+        let services = self.own_targets().changed(&self.admission, &self.store);
+        let mut again = |service: &Service| self.store.apply(self.observe(service, complaints));
+        services.iter().filter_map(&mut again).collect()
+    }
+
+    /// Takes in which links have changed. Returns whether there are Services whose target depends on them.
+    fn heed(&self, feed: &mut broadcast::Receiver<Change>) -> bool {
+        let mut own_targets = self.own_targets();
+        loop {
+            match feed.try_recv() {
+                Ok(change) => own_targets.heed(&change, &self.admission),
+                Err(TryRecvError::Lagged(_)) => own_targets.heed_all(),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return own_targets.is_due(),
+            }
+        }
+    }
+
+    fn own_targets(&self) -> MutexGuard<'_, OwnTargets> {
+        // It is whole after a panic, too.
+        self.own_targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn applied(&self, object: Guarded<Service>, heard: &mut Heard) {
+        let key = key_of(&object);
+        let Some(service) = readable(object, &mut heard.complaints) else {
+            return self.store.set_unreadable(&key);
+        };
+        let membership = self.selection.membership(&service);
+        if membership == Membership::Selected {
+            let was_deleted = heard.leaving.forget(&key);
+            let observed = self.observe(&service, &mut heard.complaints);
+            let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
+            return log_changes(&self.news, ended.into_iter().chain(self.store.apply(observed)));
+        }
+        heard.complaints.set(&key, None);
+        let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
+        if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
+            // It was left out before, too.
+            return;
+        }
+        self.left(&deleted, membership, &mut heard.leaving);
+        if self.guards && service.is_guarded() {
+            // It waits for us, also where we have never known it as a load balancer.
+            log_changes(&self.news, self.store.insert_departing(&service.key(), service.uid(), true));
+        }
+    }
+
+    /// Ends the link of a Service that was called deleted and is back without a target: it has stopped being a load
+    /// balancer in between, which makes the API server clear its status.
+    fn end_if_blank(&self, observed: &Observed) -> Option<Change> {
+        let Observed { key, uid, ingress, .. } = observed;
+        let is_blank = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
+        let now = std::time::Instant::now();
+        is_blank.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
+    }
+
+    /// Takes over that a Service is gone, or left the selection: the event has the object as it was before, of which
+    /// only its key, uid and version are news.
+    fn deleted(&self, object: &Guarded<Service>, heard: &mut Heard) {
+        let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
+        let deleted = Deleted { key: key_of(object), uid, version };
+        heard.complaints.set(&deleted.key, None);
+        let is_gone = object.meta().deletion_timestamp.is_some();
+        if !is_gone && self.is_followed(&deleted) {
+            heard.leaving.ask(deleted);
+        } else {
+            self.left(&deleted, Membership::Gone, &mut heard.leaving);
+        }
+    }
+
+    /// Whether a Service has a link though the flags have left it out since this process began.
+    fn is_left_out(&self, key: &ServiceKey) -> bool {
+        self.store.get(key).is_some_and(|link| link.is_left_out())
+    }
+
+    /// Whether a Service has a living link.
+    fn is_followed(&self, Deleted { key, uid, .. }: &Deleted) -> bool {
+        self.store.get(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
+    }
+
+    /// Takes over how a Service stands that isn't selected any more.
+    fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut Leaving) {
+        let Deleted { key, uid, version } = deleted;
+        let since = match membership {
+            // The watch shows it again.
+            Membership::Selected => return,
+            Membership::NotSelected if self.is_left_out(key) => return,
+            Membership::NotSelected if self.is_followed(deleted) => {
+                if leaving.keep(key, uid) {
+                    info!(
+                        "link {key}: its Service isn't selected any more; it is kept for {:?}",
+                        leaving.delay()
+                    );
+                }
+                return;
+            }
+            Membership::OptedOut => leaving.long_ago(),
+            Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
+        };
+        leaving.forget(key);
+        log_changes(&self.news, self.store.delete_since(key, uid, *version, since));
+    }
+}
+
+/// What is remembered of the Services beside the links.
+struct Heard {
+    complaints: Complaints,
+    leaving: Leaving,
+}
+
+/// A list as it comes in, page by page.
+#[derive(Debug, Default)]
+struct List {
+    keys: HashSet<ServiceKey>,
+    seen: Vec<Observed>,
+    /// Of those, which are many: most have the same.
+    ports: Ports,
+    unreadable: Vec<ServiceKey>,
+    /// Services that are no links and carry our finalizer, with their uid.
+    departing: Vec<(ServiceKey, Box<str>)>,
+    /// Services that have a living link and aren't selected any more.
+    unselected: Vec<(Deleted, Membership)>,
+}
+
+/// A list that has come in.
+struct Complete {
+    list: List,
+    version: Option<u64>,
+    /// Whether etcd was restored since the one before.
+    rewound: bool,
+}
+
+impl List {
+    fn add(&mut self, source: &ClusterSource, object: Guarded<Service>, complaints: &mut Complaints) {
+        let key = key_of(&object);
+        if !self.keys.insert(key.clone()) {
+            self.drop_earlier(&key);
+        }
+        let Some(service) = readable(object, complaints) else { return self.unreadable.push(key) };
+        let membership = source.selection.membership(&service);
+        if membership == Membership::Selected {
+            let observed = source.observe_listed(&service, complaints);
+            let ports = self.ports.shared(Arc::clone(&observed.ports));
+            return self.seen.push(Observed { ports, ..observed });
+        }
+        complaints.set(&key, None);
+        if source.guards && service.is_guarded() {
+            self.departing.push((key.clone(), service.uid().into()));
+        }
+        let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
+        if source.is_followed(&deleted) {
+            self.unselected.push((deleted, membership));
+        }
+    }
+
+    /// Drops an earlier version of an object: a streamed list may have several, of which the last one counts.
+    fn drop_earlier(&mut self, key: &ServiceKey) {
+        self.seen.retain(|observed| observed.key != *key);
+        self.unreadable.retain(|unreadable| unreadable != key);
+        self.departing.retain(|(departing, _)| departing != key);
+        self.unselected.retain(|(deleted, _)| deleted.key != *key);
+    }
+}
+
+/// Returns how a watch of a namespace, or of all, is called in the metrics.
+pub(crate) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
+    namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
+}
+
+/// Waits until a moment; without one, for ever.
+pub(crate) async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits, for a while, until it is known who holds which name: a name must not go to somebody else
+/// because Services were listed sooner than external targets.
+pub(crate) async fn names_settled(store: &Store) {
+    // Where the API server answers the one list and not the other, DNS does without.
+    let _ = tokio::time::timeout(HOLDERS_PATIENCE, store.holders_known()).await;
+}
+
+/// Returns the object, or reports it: one that can't be read must not stop the others.
+pub(crate) fn readable<K: Resource>(object: Guarded<K>, complaints: &mut Complaints) -> Option<K> {
+    let key = key_of(&object);
+    let complain =
+        |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
+    object.0.map_err(complain).ok()
+}
+
+/// Returns what the store needs to know of a Service, reports what of it can't be served or isn't
+/// granted, and returns that too where it is news.
+pub(crate) fn observe(
+    service: &Service,
+    admission: &Admission,
+    store: &Store,
+    complaints: &mut Complaints,
+) -> (Observed, Vec<Unusable>) {
+    let (observed, unusable) = service.observe(admission, store);
+    let complaint = joined(&unusable);
+    let is_news = complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
+    (observed, if is_news { unusable } else { Vec::new() })
+}
+
+fn joined<'a>(complaints: impl IntoIterator<Item = &'a Unusable>) -> String {
+    complaints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the resourceVersion of an object, if it is a number.
+fn version_of(object: &Guarded<Service>) -> Option<u64> {
+    object.resource_version().and_then(|version| version.parse().ok())
+}
+
+pub(crate) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {
+    ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
+}
+
+#[cfg(test)]
+mod run_tests;
+
+#[cfg(test)]
+mod tests {
+    use super::super::cluster::*;
+
+    #[test]
+    fn undecodable_object_is_reported_by_name_and_stops_no_other() {
+        let list: Vec<Guarded<Service>> = serde_json::from_str(
+            r#"[{"metadata": {"namespace": "default", "name": "broken"}, "spec": {"type": 5}},
+                {"metadata": {"namespace": "default", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]"#,
+        )
+        .unwrap();
+        let mut complaints = Complaints::default();
+        let keys: Vec<String> = list.iter().map(|object| key_of(object).to_string()).collect();
+        assert_eq!(keys, ["default/broken", "default/whole"]);
+        let readable: Vec<Service> =
+            list.into_iter().filter_map(|object| readable(object, &mut complaints)).collect();
+        assert_eq!(readable.len(), 1);
+        assert!(readable[0].is_living_load_balancer());
+        assert!(
+            complaints.of(&ServiceKey::new("default", "broken")).unwrap().starts_with("it can't be read")
+        );
+    }
+}

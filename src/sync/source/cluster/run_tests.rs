@@ -1,0 +1,188 @@
+//! The watch of load balancers against an API server in this process.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::Response;
+use kube::client::Body as Sent;
+use serde_json::{Value, json};
+
+use crate::metrics::Metrics;
+use crate::model::target_policy::TargetPolicy;
+use crate::store::Departed;
+use crate::sync::events::Recorder;
+use crate::sync::events::service_log::ServiceLog;
+use crate::sync::source::cluster::*;
+
+/// Answers each streamed list with the next of these lines, and what else is asked with silence.
+fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
+    let lists = Mutex::new(lists.into_iter());
+    let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
+        let is_list = request.uri().query().unwrap_or_default().contains("sendInitialEvents=true");
+        let lines = if is_list { lists.lock().unwrap().next() } else { None }.unwrap_or_default();
+        let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
+        let body = Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending()));
+        std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+    });
+    let zones = vec![hickory_proto::rr::Name::from_ascii("lb.internal.").unwrap()];
+    let store = Arc::new(Store::new(Departed::Dropped));
+    store.set_zones(&zones);
+    store.set_holders_known();
+    let news = News {
+        metrics: Arc::new(Metrics::new().unwrap()),
+        recorder: Recorder::none(),
+        log: ServiceLog::default(),
+    };
+    let leadership = Leadership::always();
+    ClusterSource {
+        client: Client::new(service, "default"),
+        outage: Outage::default(),
+        selection: Arc::default(),
+        admission: Arc::new(Admission {
+            targets: TargetPolicy { zones, ..Default::default() },
+            ..Default::default()
+        }),
+        guards: false,
+        keeps_unlisted: false,
+        delete_delay: Duration::from_secs(600),
+        store,
+        news,
+        leadership,
+        rewinds: Rewinds::default(),
+        listed: tokio::sync::watch::Sender::default(),
+        own_targets: Arc::default(),
+    }
+}
+
+fn event(kind: &str, key: &str, host: &str, annotations: &Value) -> Value {
+    let (namespace, name) = key.split_once('/').unwrap();
+    json!({"type": kind, "object": {
+        "metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "5", "annotations": annotations},
+        "spec": {"type": "LoadBalancer"},
+        "status": {"loadBalancer": {"ingress": [{"hostname": host}]}},
+    }})
+}
+
+fn added(key: &str) -> Value {
+    event("ADDED", key, "cloud.example", &json!({}))
+}
+
+fn opted_out(key: &str) -> Value {
+    event("MODIFIED", key, "cloud.example", &json!({"linker.hsj.com/managed": "false"}))
+}
+
+fn list_ends() -> Value {
+    let annotations = json!({"k8s.io/initial-events-end": "true"});
+    json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5", "annotations": annotations}}})
+}
+
+/// Has everything listed again.
+fn gone() -> Value {
+    json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "code": 410, "reason": "Expired", "message": "too old"}})
+}
+
+/// Returns the store as it is after so many seconds.
+async fn after(source: ClusterSource, seconds: u64) -> Arc<Store> {
+    let store = Arc::clone(&source.store);
+    assert!(tokio::time::timeout(Duration::from_secs(seconds), source.run()).await.is_err());
+    store
+}
+
+fn links(store: &Store) -> Vec<String> {
+    let mut links: Vec<String> = store.links().iter().map(|link| link.key.to_string()).collect();
+    links.sort();
+    links
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_version_of_a_listed_load_balancer_counts() {
+    let first = vec![added("a/web"), added("a/api"), opted_out("a/web"), list_ends()];
+    let store = after(source(vec![first]), 5).await;
+    assert!(store.is_synced());
+    assert_eq!(links(&store), ["a/api"]);
+
+    let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
+    let again = vec![added("a/web"), added("a/api"), opted_out("a/web"), list_ends()];
+    let store = after(source(vec![first, again]), 5).await;
+    assert_eq!(links(&store), ["a/api"]);
+
+    let mut unreadable = added("a/web");
+    unreadable["object"]["spec"]["type"] = 5.into();
+    let back = event("MODIFIED", "a/web", "new.example", &json!({}));
+    let first = vec![unreadable, opted_out("a/web"), back, list_ends()];
+    let store = after(source(vec![first]), 5).await;
+    assert_eq!(links(&store), ["a/web"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_service_stays_until_it_is_known_to_be_gone() {
+    let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
+    // The lists by name aren't answered.
+    let store = after(source(vec![first, vec![added("a/api"), list_ends()]]), 60).await;
+    assert_eq!(links(&store), ["a/api", "a/web"]);
+    assert!(store.links().iter().all(|link| !link.is_gone()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn restore_is_noticed_by_the_first_list_of_a_term() {
+    let list = |version: &str| {
+        let (mut web, mut end) = (added("a/web"), list_ends());
+        for line in [&mut web, &mut end] {
+            line["object"]["metadata"]["resourceVersion"] = version.into();
+        }
+        vec![web, end]
+    };
+    let (leadership, lead) = Leadership::by_hand();
+    let source = ClusterSource { leadership, ..source(vec![list("500"), list("100")]) };
+    let (store, rewinds) = (Arc::clone(&source.store), source.rewinds.clone());
+    let run = async { tokio::time::timeout(Duration::from_secs(10), source.run()).await.unwrap_err() };
+    let term = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        lead(Some(1));
+    };
+    tokio::join!(run, term);
+    assert_eq!(rewinds.count(), 1);
+    assert!(store.serial() > 500, "{}", store.serial());
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_target_is_not_judged_before_the_list_is_complete() {
+    let first = || vec![added("a/guest"), list_ends(), gone()];
+    let guest = event("MODIFIED", "a/guest", "host.b.lb.internal", &json!({}));
+    let host = event("ADDED", "b/host", "cloud.example", &json!({"linker.hsj.com/allow-from": "a"}));
+    let link_of = |store: &Store| store.get(&ServiceKey::new("a", "guest")).unwrap();
+    let before = link_of(&*after(source(vec![first()]), 3).await);
+    // The second list stands still before the host.
+    let store = after(source(vec![first(), vec![guest.clone()]]), 8).await;
+    assert_eq!(link_of(&store).target, before.target);
+    assert_eq!(link_of(&store).state, before.state);
+    let store = after(source(vec![first(), vec![guest, host, list_ends()]]), 8).await;
+    assert_ne!(link_of(&store).target, before.target);
+}
+
+#[tokio::test(start_paused = true)]
+async fn serial_advances_when_another_watch_notices_a_restore() {
+    let list = |version: &str, host| {
+        let mut web = event("ADDED", "a/web", host, &json!({}));
+        let mut end = list_ends();
+        for line in [&mut web, &mut end] {
+            line["object"]["metadata"]["resourceVersion"] = version.into();
+        }
+        vec![web, end]
+    };
+    let source = source(vec![list("500", "new.example"), list("100", "old.example")]);
+    let (store, rewinds) = (Arc::clone(&source.store), source.rewinds.clone());
+    let host = |store: &Store| store.get(&ServiceKey::new("a", "web")).unwrap().target.clone();
+    let run = async { tokio::time::timeout(Duration::from_secs(10), source.run()).await.unwrap_err() };
+    let restore = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let before = (store.serial(), host(&store));
+        rewinds.note("EndpointSlices in namespace external-targets");
+        before
+    };
+    let (_, (serial, target)) = tokio::join!(run, restore);
+    assert_eq!(serial, 500);
+    assert_ne!(host(&store), target);
+    assert!(store.serial() > serial, "{}", store.serial());
+}

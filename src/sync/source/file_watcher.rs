@@ -1,0 +1,143 @@
+//! Noticing that files in a directory have changed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use notify::event::ModifyKind;
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Editors and ConfigMap mounts touch a file several times for one change: it is read when they
+/// have been quiet for this long.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// The longest time that changes are waited out.
+const RESTLESS: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether it is still the same directory.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Why a directory can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// It can't be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// It can't be watched.
+    #[error("{}: can't be watched for changes: {source}", path.display())]
+    Watch {
+        /// The directory.
+        path: PathBuf,
+        /// What the operating system said.
+        source: notify::Error,
+    },
+}
+
+impl DirectoryError {
+    /// Returns a closure that names `path` in an error of the operating system.
+    pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        |source| Self::Io { path, source }
+    }
+}
+
+/// Returns a stream that yields once at the start and once after each burst of changes in
+/// `directory`. It ends when another directory, or none, has taken its place.
+///
+/// # Errors
+/// If the directory isn't there or can't be watched.
+pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>, DirectoryError> {
+    // Events name their paths in full.
+    let directory = std::path::absolute(directory).map_err(DirectoryError::at(directory))?;
+    // One unread notice is enough: all files are looked at.
+    let (sender, receiver) = mpsc::channel(1);
+    let failed = |source| DirectoryError::Watch { path: directory.clone(), source };
+    let watched = directory.clone();
+    let replaced = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&replaced);
+    let mut watcher: RecommendedWatcher =
+        notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            let Ok(event) = event else {
+                let _ = sender.try_send(());
+                return;
+            };
+            if event.paths.contains(&watched) && (event.kind.is_remove() || is_rename(event.kind)) {
+                flag.store(true, Ordering::Relaxed);
+            }
+            if !event.kind.is_access() {
+                let _ = sender.try_send(());
+            }
+        })
+        .map_err(failed)?;
+    watcher.watch(&directory, RecursiveMode::NonRecursive).map_err(failed)?;
+    let watched = Watched { inode: inode(&directory), path: directory, replaced, watcher, notices: receiver };
+    let later = futures::stream::unfold(watched, |mut watched| async move {
+        // A link to a directory can be pointed elsewhere without a notice.
+        while timeout(LOOK, watched.notices.recv()).await.is_err() {
+            if watched.is_elsewhere() {
+                return None;
+            }
+        }
+        let settled = async { while let Ok(Some(())) = timeout(SETTLE, watched.notices.recv()).await {} };
+        // Where it is never quiet, it is read all the same.
+        let _ = timeout(RESTLESS, settled).await;
+        (!watched.is_elsewhere()).then_some(((), watched))
+    });
+    Ok(futures::stream::once(std::future::ready(())).chain(later))
+}
+
+fn is_rename(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Modify(ModifyKind::Name(_)))
+}
+
+struct Watched {
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+    /// Whether it has been removed or renamed: the next one may have the same inode.
+    replaced: Arc<AtomicBool>,
+    /// Lives as long as the notices are wanted.
+    #[expect(dead_code, reason = "dropping it ends the watch")]
+    watcher: RecommendedWatcher,
+    notices: mpsc::Receiver<()>,
+}
+
+impl Watched {
+    fn is_elsewhere(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode
+    }
+}
+
+/// Which directory it is: the watch is on that, not on its name.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file_watcher::*;
+
+    #[tokio::test]
+    async fn a_directory_that_is_removed_and_made_again_is_another_one() {
+        // Named as somebody types it: relative to where they are.
+        let parent = tempfile::tempdir_in(".").unwrap();
+        let directory = Path::new(".").join(parent.path().file_name().unwrap()).join("watched");
+        std::fs::create_dir(&directory).unwrap();
+        let mut changes = Box::pin(changes(&directory).unwrap());
+        assert_eq!(changes.next().await, Some(()));
+        std::fs::write(directory.join("file"), "text").unwrap();
+        assert_eq!(changes.next().await, Some(()));
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::create_dir(&directory).unwrap();
+        assert_eq!(changes.next().await, None);
+    }
+}

@@ -1,0 +1,387 @@
+//! The source of links without a cluster: Services in YAML or JSON files of a directory.
+
+mod strings;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::StreamExt;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_saphyr::options::NonFiniteFloatPolicy;
+use serde_saphyr::{Location, Spanned};
+use tracing::warn;
+
+use super::cluster::{names_settled, observe};
+use super::file_watcher::{DirectoryError, changes};
+use super::own_targets::own_hosts;
+use super::selection::Selection;
+use crate::model::excerpt;
+use crate::model::excerpt::sentence;
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
+use crate::store::{Departed, Observed, ServiceKey, Store};
+use crate::sync::external_target::left_out::keep_unlisted;
+use crate::sync::k8s::errors::{Complaints, located};
+use crate::sync::k8s::service::Service;
+use crate::sync::{News, SyncError, log_changes, log_first_list};
+use strings::{Document, Misread};
+
+/// The endings of file names that are read.
+const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+
+/// The Services in a directory of manifests.
+#[derive(Clone)]
+pub struct ManifestSource {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Which Services become links.
+    pub selection: Arc<Selection>,
+    /// What of their wishes is granted.
+    pub admission: Arc<Admission>,
+    /// Where the links go.
+    pub store: Arc<Store>,
+    /// Where changes are told.
+    pub news: News,
+    /// The files as they were read last, also by a run of this source before.
+    pub files: Arc<Mutex<Files>>,
+    /// Whether most external targets stay, at the start, until it is known that their Services are gone.
+    pub keeps_unlisted: bool,
+}
+
+impl ManifestSource {
+    /// Keeps the store in step with the files.
+    ///
+    /// # Errors
+    /// If the directory can't be read or watched any more.
+    pub async fn run(self) -> Result<(), SyncError> {
+        let mut changes = Box::pin(changes(&self.directory)?);
+        let mut complaints = Complaints::default();
+        while changes.next().await.is_some() {
+            let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
+            let read = move || files.lock().unwrap_or_else(PoisonError::into_inner).read(&directory);
+            let read = tokio::task::spawn_blocking(read).await?;
+            // The lock isn't kept while anything is waited for.
+            let (list, unread) = {
+                let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+                for broken in std::mem::take(&mut files.errors) {
+                    warn!("{broken}");
+                }
+                for notice in std::mem::take(&mut files.notices) {
+                    warn!("{notice}");
+                }
+                (files.services(&self.selection, &self.admission, &mut complaints), files.unread())
+            };
+            read?;
+            names_settled(&self.store).await;
+            // What can't be read yet may hold anything: nothing is gone because it isn't seen.
+            if !self.store.is_synced() && unread {
+                continue;
+            }
+            let changes = self.store.replace(None, list, Vec::new(), &HashSet::new());
+            if self.store.is_synced() {
+                log_changes(&self.news, changes);
+            } else {
+                if self.keeps_unlisted {
+                    keep_unlisted(&self.store);
+                }
+                self.store.set_synced();
+                log_first_list(&self.store, &self.news, &changes);
+            }
+        }
+        Err(SyncError::WatchEnded)
+    }
+}
+
+/// The largest file that is read, in bytes: more is no manifest.
+const MAX_FILE: u64 = 64 << 20;
+
+/// What a look at all manifests of a directory found.
+#[derive(Debug)]
+pub struct Checked {
+    /// How many Services would become links.
+    pub services: usize,
+    /// What can't be understood, with file, line and column.
+    pub errors: Vec<String>,
+    /// What is passed over.
+    pub notices: Vec<String>,
+}
+
+/// Reads all manifests of a directory once.
+///
+/// # Errors
+/// If the directory can't be read.
+pub fn check(
+    directory: &Path,
+    selection: &Selection,
+    admission: &Admission,
+) -> Result<Checked, DirectoryError> {
+    let mut files = Files::default();
+    files.read(directory)?;
+    let services = files.services(selection, admission, &mut Complaints::default()).len();
+    let errors = files.errors.into_iter().map(|broken| broken.error).collect();
+    Ok(Checked { services, errors, notices: files.notices })
+}
+
+/// Returns all load balancers in the manifests of a directory that can be understood, whatever the flags leave out.
+///
+/// # Errors
+/// If the directory can't be read.
+pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> {
+    let mut files = Files::default();
+    files.read(directory)?;
+    let services = files.by_name.into_values().flat_map(|file| file.services);
+    Ok(services.filter(Service::is_living_load_balancer).collect())
+}
+
+/// The files as they were read last.
+#[derive(Debug, Default)]
+pub struct Files {
+    by_name: BTreeMap<PathBuf, File>,
+    twice: BTreeSet<String>,
+    /// What couldn't be understood at the last look, with file, line and column.
+    errors: Vec<Broken>,
+    /// What was passed over at the last look and not before.
+    notices: Vec<String>,
+}
+
+/// One file: its bytes as they are now, and the Services of its last good content.
+#[derive(Debug, Default)]
+struct File {
+    content: Vec<u8>,
+    services: Vec<Service>,
+    /// Whether it has ever been understood.
+    good: bool,
+}
+
+impl Files {
+    /// Looks at the directory again. A file that can't be read or understood keeps what it had.
+    fn read(&mut self, directory: &Path) -> Result<(), DirectoryError> {
+        let paths = manifest_files(directory)?;
+        let mut before = std::mem::take(&mut self.by_name);
+        for path in paths {
+            let mut file = before.remove(&path).unwrap_or_default();
+            match read_file(&path) {
+                Ok(content) if content == file.content => {}
+                Ok(content) => {
+                    match parse(&path, &content) {
+                        Ok(services) => (file.services, file.good) = (services, true),
+                        Err(error) => self.errors.push(Broken { error, good: file.good }),
+                    }
+                    file.content = content;
+                }
+                // Gone since the directory was listed.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    let error = format!("{}: {error}", path.display());
+                    self.errors.push(Broken { error, good: file.good });
+                }
+            }
+            self.by_name.insert(path, file);
+        }
+        self.report_twice();
+        Ok(())
+    }
+
+    /// Returns whether there is a file that has never been understood.
+    fn unread(&self) -> bool {
+        self.by_name.values().any(|file| !file.good)
+    }
+
+    /// The same Service in two files: the first file by name has it.
+    fn report_twice(&mut self) {
+        let mut first: HashMap<ServiceKey, &Path> = HashMap::new();
+        let mut twice = BTreeSet::new();
+        for (path, file) in &self.by_name {
+            for service in &file.services {
+                let key = service.key();
+                if let Some(winner) = first.get(&key) {
+                    twice.insert(format!(
+                        "{}: Service {key} is passed over, {} has it already",
+                        path.display(),
+                        winner.display()
+                    ));
+                } else {
+                    first.insert(key, path);
+                }
+            }
+        }
+        self.notices.extend(twice.difference(&self.twice).cloned());
+        self.twice = twice;
+    }
+
+    /// Returns the load balancers of all files, each once.
+    fn services(
+        &self,
+        selection: &Selection,
+        admission: &Admission,
+        complaints: &mut Complaints,
+    ) -> Vec<Observed> {
+        // Whether a name in our zones is followed depends on the load balancers of all files.
+        let all = Store::new(Departed::Dropped).with_zones(&admission.targets.zones);
+        let services = self.by_name.values().flat_map(|file| &file.services);
+        if services.into_iter().any(|service| !own_hosts(service, admission).is_empty()) {
+            let list = self.observed(selection, |service| service.observe(admission, &all).0);
+            all.replace(None, list, Vec::new(), &HashSet::new());
+        }
+        self.observed(selection, |service| observe(service, admission, &all, complaints).0)
+    }
+
+    fn observed(
+        &self,
+        selection: &Selection,
+        mut observe: impl FnMut(&Service) -> Observed,
+    ) -> Vec<Observed> {
+        let mut seen = BTreeSet::new();
+        self.by_name
+            .values()
+            .flat_map(|file| &file.services)
+            .filter(|service| seen.insert(service.key()))
+            .filter(|service| selection.selects(service))
+            // A version that kubectl has exported doesn't say when the file was changed.
+            .map(|service| Observed { resource_version: None, ..observe(service) })
+            .collect()
+    }
+}
+
+/// What is wrong with a file, and whether it has been right before.
+#[derive(Debug)]
+struct Broken {
+    error: String,
+    good: bool,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let consequence =
+            if self.good { "its last good content stays in force" } else { "the file is passed over" };
+        write!(f, "{}; {consequence}", self.error)
+    }
+}
+
+fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, DirectoryError> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(DirectoryError::at(directory))? {
+        let path = entry.map_err(DirectoryError::at(directory))?.path();
+        let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+        let known = path.extension().is_some_and(|end| EXTENSIONS.iter().any(|known| end == *known));
+        // A pipe would be read for ever.
+        if known && !hidden && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    if std::fs::metadata(path)?.len() > MAX_FILE {
+        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
+    }
+    std::fs::read(path)
+}
+
+/// One YAML document, whatever it is.
+#[derive(Debug, Deserialize)]
+struct Head {
+    #[serde(rename = "apiVersion")]
+    api_version: Option<String>,
+    kind: Option<String>,
+}
+
+/// A `List`, whose items may be of any kind: what each is has to be seen before it is decoded.
+#[derive(Debug, Deserialize)]
+struct List {
+    #[serde(default)]
+    items: Vec<Spanned<Value>>,
+}
+
+impl List {
+    /// Returns the Services in it, and where they begin.
+    fn services(self, place: impl Fn(Location) -> String) -> Result<Vec<(String, Service)>, String> {
+        // Items of a ServiceList don't repeat what they are.
+        let is = |item: &Value, field, what| item.get(field).is_none_or(|found| found == what);
+        self.items
+            .into_iter()
+            .filter(|item| is(&item.value, "apiVersion", "v1") && is(&item.value, "kind", "Service"))
+            .map(|Spanned { value, defined, .. }| {
+                let here = place(defined);
+                match serde_json::from_value(value) {
+                    Ok(service) => Ok((here, service)),
+                    Err(error) => {
+                        let error = sentence(&error.to_string()).to_string();
+                        Err(format!("{here}: this item of the list: {error}"))
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+/// Returns the YAML documents of a file. What looks like an infinite number may be a string to kubectl.
+fn documents<'a, T: DeserializeOwned + 'a>(
+    content: &'a mut &[u8],
+) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_reader_input_bytes: None },
+        non_finite_float_policy: NonFiniteFloatPolicy::AsString,
+    };
+    serde_saphyr::read_with_options(content, options)
+}
+
+/// Returns the Services of a file with one or more YAML documents, or with JSON, which is YAML.
+///
+/// # Errors
+/// One sentence that begins with file, line and column.
+fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
+    let text = std::str::from_utf8(content).map_err(|error| {
+        let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
+        format!("{}:{line}:1: this line isn't UTF-8", path.display())
+    })?;
+    let at = |error: serde_saphyr::Error| located(&path.display().to_string(), &error);
+    let place = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
+    let mut found = Vec::new();
+    let mut heads = content;
+    let mut services = content;
+    let mut lists = content;
+    let mut strings = content;
+    // Four looks at the same documents: what it is decides which look counts.
+    let documents = documents::<Spanned<Head>>(&mut heads)
+        .zip(documents::<Service>(&mut services))
+        .zip(documents::<List>(&mut lists))
+        .zip(documents::<Document>(&mut strings));
+    for (((head, service), list), strings) in documents {
+        let head = head.map_err(at)?;
+        let here = place(head.defined);
+        let kind = (head.value.api_version.as_deref(), head.value.kind.as_deref());
+        // What can't be read at all the other looks tell.
+        if let (Ok(strings), (Some("v1"), Some("Service" | "List" | "ServiceList"))) = (strings, kind)
+            && let Some(Misread { place: at, why }) = strings.misread(text)
+        {
+            return Err(format!("{}: {why}", place(at)));
+        }
+        match kind {
+            (Some("v1"), Some("Service")) => found.push((here, service.map_err(at)?)),
+            (Some("v1"), Some("List" | "ServiceList")) => found.extend(list.map_err(at)?.services(place)?),
+            (None, _) => return Err(format!("{here}: this document has no apiVersion")),
+            (_, None) => return Err(format!("{here}: this document has no kind")),
+            _ => {}
+        }
+    }
+    for (here, service) in &found {
+        let key = service.key();
+        let (namespace, name) = key.parts();
+        for (field, value) in [("name", name), ("namespace", namespace)] {
+            if !names::is_label(value) {
+                return Err(format!(
+                    "{here}: metadata.{field} {} isn't 1 to 63 lower-case letters, digits and hyphens",
+                    excerpt::value(value)
+                ));
+            }
+        }
+    }
+    Ok(found.into_iter().map(|(_, service)| service).collect())
+}

@@ -1,0 +1,398 @@
+//! Services whose target is a host in our zones. Whether such a target is followed depends on the link that has the name,
+//! and on its `allow-from`: when these change, the Service is looked at again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use hickory_proto::rr::Name;
+use tracing::debug;
+
+use crate::model::hostname_policy::Admission;
+use crate::model::names;
+use crate::model::target_policy::Refusal;
+use crate::store::{Change, Found, Link, ServiceKey, Store};
+use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
+
+/// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
+/// that is looked at when it changes itself; DNS asks for `allow-from` with each answer anyway.
+const MAX_SERVICES: usize = 1000;
+const MAX_OF_NAMESPACE: usize = 100;
+const MAX_BYTES: usize = 8 << 20;
+
+/// The Services whose target depends on another Service.
+#[derive(Debug, Default)]
+pub struct OwnTargets {
+    services: BTreeMap<ServiceKey, Noted>,
+    bytes: usize,
+    of_namespace: HashMap<Box<str>, usize>,
+    /// By the link that has one of their hosts.
+    by_link: Dependents<ServiceKey>,
+    /// By the label directly below the zone of one of their hosts. Where names appear or vanish, those with the same
+    /// label may have the host, or decide which wildcard does.
+    by_label: Dependents<Box<[u8]>>,
+    /// Which of them are to be looked at.
+    due: BTreeSet<ServiceKey>,
+}
+
+#[derive(Debug)]
+struct Noted {
+    service: Service,
+    weight: usize,
+    looked: Looked,
+    labels: BTreeSet<Box<[u8]>>,
+}
+
+/// What the last look at the hosts of a Service in our zones has shown.
+#[derive(Debug, Default)]
+struct Looked {
+    /// Why each of them isn't followed, if so; nothing if that isn't known.
+    refused: Option<Vec<Option<Refusal>>>,
+    /// The links that have them.
+    links: BTreeSet<ServiceKey>,
+}
+
+/// Services by what they depend on.
+#[derive(Debug)]
+struct Dependents<K>(HashMap<K, BTreeSet<ServiceKey>>);
+
+impl<K> Default for Dependents<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Clone + Eq + Hash> Dependents<K> {
+    fn add(&mut self, on: &BTreeSet<K>, key: &ServiceKey) {
+        for on in on {
+            self.0.entry(on.clone()).or_default().insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, on: &BTreeSet<K>, key: &ServiceKey) {
+        for on in on {
+            if let Some(keys) = self.0.get_mut(on) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.0.remove(on);
+                }
+            }
+        }
+    }
+
+    fn of(&self, on: &K) -> impl Iterator<Item = &ServiceKey> {
+        self.0.get(on).into_iter().flatten()
+    }
+}
+
+impl OwnTargets {
+    /// Remembers a Service, as it is looked at now, if its target depends on others; returns whether it does. Without a
+    /// store it is to be looked at again.
+    pub(crate) fn note(&mut self, service: &Service, admission: &Admission, store: Option<&Store>) -> bool {
+        let hosts = own_hosts(service, admission);
+        if hosts.is_empty() && self.services.is_empty() {
+            return false;
+        }
+        let key = service.key();
+        self.forget(&key);
+        if hosts.is_empty() {
+            return false;
+        }
+        let weight = weight(service);
+        let of_namespace = self.of_namespace.get(key.namespace()).copied().unwrap_or_default();
+        let has_room = self.services.len() < MAX_SERVICES
+            && of_namespace < MAX_OF_NAMESPACE
+            && self.bytes + weight <= MAX_BYTES;
+        if !has_room {
+            debug!(
+                "Service {key}: too many have a target in lb-linker's own zones; it is looked at when it changes"
+            );
+            return false;
+        }
+        let looked = match store {
+            Some(store) => look(&key, &hosts, admission, store),
+            None => {
+                self.due.insert(key.clone());
+                Looked::default()
+            }
+        };
+        let labels = hosts.iter().filter_map(|host| label_below_zone(host, admission)).collect();
+        self.by_link.add(&looked.links, &key);
+        self.by_label.add(&labels, &key);
+        self.bytes += weight;
+        *self.of_namespace.entry(key.namespace().into()).or_default() += 1;
+        self.services.insert(key, Noted { service: service.clone(), weight, looked, labels });
+        true
+    }
+
+    fn forget(&mut self, key: &ServiceKey) {
+        self.due.remove(key);
+        let Some(noted) = self.services.remove(key) else { return };
+        self.bytes -= noted.weight;
+        self.by_link.remove(&noted.looked.links, key);
+        self.by_label.remove(&noted.labels, key);
+        if let Some(number) = self.of_namespace.get_mut(key.namespace()) {
+            *number -= 1;
+            if *number == 0 {
+                self.of_namespace.remove(key.namespace());
+            }
+        }
+    }
+
+    /// Takes in a change of a link: the Services that depend on it are to be looked at.
+    pub(crate) fn heed(&mut self, change: &Change, admission: &Admission) {
+        if self.services.is_empty() {
+            return;
+        }
+        let Change { key, before, after } = change;
+        if self.services.contains_key(key) {
+            self.due.insert(key.clone());
+        }
+        self.due.extend(self.by_link.of(key).cloned());
+        let names =
+            |link: &Option<Arc<Link>>| link.as_ref().map(|link| (link.is_gone(), link.hostnames.clone()));
+        if names(before) == names(after) {
+            return;
+        }
+        for link in [before, after].into_iter().flatten() {
+            match labels_of(link, admission) {
+                Some(labels) => {
+                    for label in &labels {
+                        self.due.extend(self.by_label.of(label).cloned());
+                    }
+                }
+                None => return self.heed_all(),
+            }
+        }
+    }
+
+    /// Takes in that any link may have changed.
+    pub(crate) fn heed_all(&mut self) {
+        self.due = self.services.keys().cloned().collect();
+    }
+
+    /// Returns whether there are Services to look at.
+    pub(crate) fn is_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets the
+    /// ones without a living link. Looks only at what is due since the last call. Not to be called while a list comes
+    /// in: its Services have no links yet.
+    pub(crate) fn changed(&mut self, admission: &Admission, store: &Store) -> Vec<Service> {
+        let mut changed = Vec::new();
+        for key in std::mem::take(&mut self.due) {
+            if store.get(&key).is_none_or(|link| link.is_gone()) {
+                self.forget(&key);
+                continue;
+            }
+            let Some(noted) = self.services.get_mut(&key) else { continue };
+            let now = look(&key, &own_hosts(&noted.service, admission), admission, store);
+            let before = std::mem::replace(&mut noted.looked, now);
+            if noted.looked.refused != before.refused {
+                changed.push(noted.service.clone());
+            }
+            if noted.looked.links != before.links {
+                self.by_link.remove(&before.links, &key);
+                self.by_link.add(&noted.looked.links, &key);
+            }
+        }
+        changed
+    }
+}
+
+/// Returns the label directly below the closest of our zones that a host is in, in lower case; nothing for a zone's own
+/// name.
+fn label_below_zone(host: &Name, admission: &Admission) -> Option<Box<[u8]>> {
+    let zones = admission.targets.zones.iter().filter(|zone| zone.zone_of(host));
+    let below = host.iter().count().checked_sub(zones.map(|zone| zone.iter().count()).max()?)?;
+    Some(host.iter().nth(below.checked_sub(1)?)?.to_ascii_lowercase().into())
+}
+
+/// Returns the labels directly below a zone that names of a link have; nothing if it may be any.
+fn labels_of(link: &Link, admission: &Admission) -> Option<BTreeSet<Box<[u8]>>> {
+    let (namespace, service) = link.key.parts();
+    let own = [names::dashed_label(namespace, service), namespace.to_owned()];
+    let mut labels: BTreeSet<Box<[u8]>> = own.into_iter().map(|label| label.into_bytes().into()).collect();
+    for name in &link.hostnames {
+        let label = label_below_zone(&Name::from_ascii(format!("{name}.")).ok()?, admission);
+        // A wildcard there may have any of them.
+        if label.as_deref() == Some(b"*") {
+            return None;
+        }
+        labels.extend(label);
+    }
+    Some(labels)
+}
+
+/// Returns the hosts in our zones that the status of a Service names.
+pub(crate) fn own_hosts(service: &Service, admission: &Admission) -> Vec<Name> {
+    let zones = &admission.targets.zones;
+    let entries = service.status.load_balancer.ingress.iter().take(MAX_INGRESS);
+    let hosts = entries.filter_map(|entry| entry.hostname.as_deref());
+    let hosts = hosts.filter_map(|host| host_name(host).ok());
+    hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
+}
+
+fn look(key: &ServiceKey, hosts: &[Name], admission: &Admission, store: &Store) -> Looked {
+    let refusal = |host| admission.targets.check_host(key.namespace(), host, store).err();
+    let link = |host| match store.find_host(host) {
+        Found::Link(link) => Some(link.key.clone()),
+        Found::EmptyNonTerminal | Found::Nothing => None,
+    };
+    Looked {
+        refused: Some(hosts.iter().map(refusal).collect()),
+        links: hosts.iter().filter_map(link).collect(),
+    }
+}
+
+/// Returns about how many bytes a Service takes in memory.
+fn weight(service: &Service) -> usize {
+    let metadata = &service.metadata;
+    let texts = metadata.annotations.iter().chain(&metadata.labels).flatten();
+    let texts: usize = texts.map(|(key, value)| key.len() + value.len()).sum();
+    let entries = service.status.load_balancer.ingress.iter();
+    let hosts: usize = entries.filter_map(|entry| entry.hostname.as_ref()).map(String::len).sum();
+    size_of::<Noted>() + texts + hosts + 100 * service.spec.ports.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::own_targets::*;
+    use crate::model::target_policy::TargetPolicy;
+    use crate::store::Departed;
+
+    fn admission() -> Admission {
+        let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
+        Admission { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
+    }
+
+    fn service(namespace: &str, name: &str, host: &str, allow_from: &str) -> Service {
+        let annotations = json!({"linker.hsj.com/allow-from": allow_from});
+        let ingress = json!([{"hostname": host}]);
+        let service = json!({
+            "metadata": {"namespace": namespace, "name": name, "uid": "u", "annotations": annotations},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        serde_json::from_value(service).unwrap()
+    }
+
+    fn keys(services: &[Service]) -> Vec<String> {
+        services.iter().map(|service| service.key().to_string()).collect()
+    }
+
+    #[test]
+    fn service_is_looked_at_again_when_its_target_opens_or_closes() {
+        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        store.set_zones(&admission.targets.zones);
+        let mut own = OwnTargets::default();
+        let apply = |own: &mut OwnTargets, service: &Service| {
+            let change = store.apply(service.observe(&admission, &store).0);
+            change.iter().for_each(|change| own.heed(change, &admission));
+        };
+        let guest = service("a", "guest", "host.b.lb.internal", "");
+        assert!(!own.note(&service("a", "other", "cloud.example", ""), &admission, Some(&store)));
+        assert!(own.note(&guest, &admission, Some(&store)));
+        apply(&mut own, &guest);
+        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0], "there is no host yet");
+        for (allow_from, changed) in [("", true), ("c,a", true), ("*", false), ("c", true), ("a", true)] {
+            apply(&mut own, &service("b", "host", "cloud.example", allow_from));
+            let expected: &[&str] = if changed { &["a/guest"] } else { &[] };
+            assert_eq!(keys(&own.changed(&admission, &store)), expected, "{allow_from:?}");
+        }
+        own.heed(&store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(), &admission);
+        assert_eq!(keys(&own.changed(&admission, &store)), ["a/guest"]);
+        // One of a list is looked at again in any case.
+        assert!(own.note(&guest, &admission, None));
+        assert_eq!(keys(&own.changed(&admission, &store)), ["a/guest"]);
+        // One of a list in which a later version opts out has no link, either.
+        assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &admission, None));
+        store.delete(&guest.key(), "u", None);
+        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
+        own.heed_all();
+        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
+        assert_eq!((own.services.len(), own.bytes, own.of_namespace.len()), (0, 0, 0));
+        assert_eq!((own.by_link.0.len(), own.by_label.0.len(), own.due.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn change_of_a_link_concerns_only_its_dependents() {
+        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        store.set_zones(&admission.targets.zones);
+        let mut own = OwnTargets::default();
+        let apply = |service: &Service| store.apply(service.observe(&admission, &store).0).unwrap();
+        for number in 0..10 {
+            let host = service("b", &format!("host{number}"), "cloud.example", "*");
+            let change = apply(&host);
+            own.heed(&change, &admission);
+        }
+        for (namespace, number) in (0..10).flat_map(|n| (0..99).map(move |s| (n, s))) {
+            let host = format!("host{}-b.lb.internal", number % 10);
+            let guest = service(&format!("n{namespace}"), &format!("s{number}"), &host, "");
+            own.note(&guest, &admission, Some(&store));
+            apply(&guest);
+        }
+        assert_eq!(own.services.len(), 990);
+        // Its guests, and no others: another target, another `allow-from`, its end and its return.
+        let mut due = |change: &Change| {
+            own.heed(change, &admission);
+            let due = own.due.len();
+            (due, own.changed(&admission, &store).len())
+        };
+        assert_eq!(due(&apply(&service("b", "host3", "other.example", "*"))), (100, 0));
+        assert_eq!(due(&apply(&service("b", "host3", "other.example", "n1"))), (100, 90));
+        let gone = store.delete(&ServiceKey::new("b", "host3"), "u", None).unwrap();
+        assert_eq!(due(&gone), (100, 100));
+        assert_eq!(due(&apply(&service("b", "host3", "cloud.example", "*"))), (100, 100));
+        // A name in a new place concerns what is there.
+        assert_eq!(due(&apply(&service("c", "host", "cloud.example", "*"))), (0, 0));
+        assert_eq!(due(&apply(&service("n1", "new", "cloud.example", "*"))), (0, 0));
+    }
+
+    #[test]
+    fn wildcard_names_concern_the_hosts_that_they_may_match() {
+        let (mut admission, store) = (admission(), Store::new(Departed::Dropped));
+        admission.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
+        store.set_zones(&admission.targets.zones);
+        let mut own = OwnTargets::default();
+        let host = "x.y.apps.example";
+        assert!(own.note(&service("a", "guest", host, ""), &admission, Some(&store)));
+        let link = |key: &str, hostname: &str| {
+            let (namespace, name) = key.split_once('/').unwrap();
+            let mut link = Link::new(ServiceKey::new(namespace, name), "u");
+            link.hostnames = [Box::from(hostname)].into();
+            link
+        };
+        let mut is_due = |before: Option<Link>, after: Option<Link>| {
+            let (key, before, after) =
+                (ServiceKey::new("b", "host"), before.map(Arc::new), after.map(Arc::new));
+            own.due.clear();
+            own.heed(&Change { key, before, after }, &admission);
+            own.is_due()
+        };
+        for name in ["x.y.apps.example", "*.y.apps.example", "*.apps.example", "z.y.apps.example"] {
+            assert!(is_due(None, Some(link("b/host", name))), "{name}");
+            assert!(is_due(Some(link("b/host", name)), None), "{name}");
+            assert!(!is_due(Some(link("b/host", name)), Some(link("b/host", name))), "{name}");
+        }
+        for name in ["x.z.apps.example", "y.lb.internal.example", "y.z.apps.example"] {
+            assert!(!is_due(None, Some(link("b/host", name))), "{name}");
+        }
+        assert!(is_due(None, Some(link("y/host", "z.apps.example"))), "its namespace is that label");
+    }
+
+    #[test]
+    fn one_namespace_takes_a_share_of_the_room_only() {
+        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        let mut own = OwnTargets::default();
+        let mut note = |namespace: &str, name: &str, allow_from: &str| {
+            own.note(&service(namespace, name, "host.b.lb.internal", allow_from), &admission, Some(&store))
+        };
+        let noted = (0..200).filter(|i| note("a", &format!("s{i}"), "")).count();
+        assert_eq!(noted, MAX_OF_NAMESPACE);
+        assert!(!note("b", "big", &"x".repeat(MAX_BYTES)));
+        assert!(note("b", "small", ""));
+    }
+}

@@ -1,0 +1,133 @@
+//! Which Services become links.
+
+use std::collections::BTreeSet;
+
+use kube::core::{Selector, SelectorExt};
+
+use crate::sync::external_target::desired::MANAGED_BY;
+use crate::sync::k8s::service::Service;
+
+/// The annotation by which a Service opts in (`"true"`) or out (`"false"`).
+pub const MANAGED: &str = "linker.hsj.com/managed";
+
+/// How a Service stands to the selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    /// It becomes a link.
+    Selected,
+    /// It has asked not to be one by its annotation.
+    OptedOut,
+    /// It is a load balancer that isn't selected.
+    NotSelected,
+    /// It is no load balancer, or is being deleted.
+    Gone,
+}
+
+/// Which Services become links.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Only those that opt in; else all that don't opt out.
+    pub annotated_only: bool,
+    /// Only those in these namespaces; empty for all.
+    pub namespaces: BTreeSet<String>,
+    /// Only those with these labels.
+    pub labels: Selector,
+    /// Where the external targets are: those are never links themselves.
+    pub target_namespace: Option<String>,
+}
+
+impl Selection {
+    /// Returns whether a Service becomes a link.
+    #[must_use]
+    pub fn selects(&self, service: &Service) -> bool {
+        self.membership(service) == Membership::Selected
+    }
+
+    /// Returns how a Service stands to the selection.
+    #[must_use]
+    pub fn membership(&self, service: &Service) -> Membership {
+        let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
+        let opted = service.annotation(MANAGED);
+        let external_target = self.target_namespace.as_deref() == Some(namespace)
+            && service.label(MANAGED_BY.0) == Some(MANAGED_BY.1);
+        if !service.is_living_load_balancer() || external_target {
+            return Membership::Gone;
+        }
+        if opted == Some("false") {
+            return Membership::OptedOut;
+        }
+        let selected = self.watches(namespace)
+            && (!self.annotated_only || opted == Some("true"))
+            && self.labels.matches(service.metadata.labels.as_ref().unwrap_or(&Default::default()));
+        if selected { Membership::Selected } else { Membership::NotSelected }
+    }
+
+    /// Returns whether a Service would become a link, did it not lack what the flags ask for.
+    #[must_use]
+    pub fn leaves_out(&self, service: &Service) -> bool {
+        service.is_living_load_balancer()
+            && service.annotation(MANAGED) != Some("false")
+            && !self.selects(service)
+    }
+
+    /// Returns whether Services of a namespace are looked at.
+    #[must_use]
+    pub fn watches(&self, namespace: &str) -> bool {
+        self.namespaces.is_empty() || self.namespaces.contains(namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::selection::*;
+
+    fn service(namespace: &str, metadata: serde_json::Value) -> Service {
+        let mut service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});
+        service["metadata"]["namespace"] = namespace.into();
+        serde_json::from_value(service).unwrap()
+    }
+
+    fn annotated(value: &str) -> Service {
+        service("default", json!({"annotations": {MANAGED: value}}))
+    }
+
+    #[test]
+    fn services_opt_in_or_out_by_annotation() {
+        let all = Selection::default();
+        let some = Selection { annotated_only: true, ..Default::default() };
+        let plain = service("default", json!({}));
+        for (service, by_all, by_annotated) in [
+            (&plain, true, false),
+            (&annotated("true"), true, true),
+            (&annotated("false"), false, false),
+            (&annotated("yes"), true, false),
+        ] {
+            assert_eq!(all.selects(service), by_all, "{service:?}");
+            assert_eq!(some.selects(service), by_annotated, "{service:?}");
+        }
+    }
+
+    #[test]
+    fn namespaces_and_labels_narrow_it_down() {
+        let labels = Selector::from_iter([("tier", "web")]);
+        let selection = Selection { labels, namespaces: ["a".to_owned()].into(), ..Default::default() };
+        assert!(selection.selects(&service("a", json!({"labels": {"tier": "web"}}))));
+        assert!(!selection.selects(&service("a", json!({"labels": {"tier": "db"}}))));
+        assert!(!selection.selects(&service("a", json!({}))));
+        assert!(!selection.selects(&service("b", json!({"labels": {"tier": "web"}}))));
+    }
+
+    #[test]
+    fn external_target_is_never_a_link() {
+        let selection = Selection { target_namespace: Some("targets".into()), ..Default::default() };
+        let labels = json!({"labels": {"app.kubernetes.io/managed-by": "lb-linker-operator",
+            "original-service-name": "web", "original-service-namespace": "default"}});
+        assert!(!selection.selects(&service("targets", labels.clone())));
+        let managed = json!({"labels": {"app.kubernetes.io/managed-by": "lb-linker-operator"}});
+        assert!(!selection.selects(&service("targets", managed)));
+        assert!(selection.selects(&service("elsewhere", labels)));
+        assert!(selection.selects(&service("targets", json!({}))));
+    }
+}

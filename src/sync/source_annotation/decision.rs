@@ -1,0 +1,254 @@
+//! What an ExternalName Service that follows a link should say: pure functions.
+
+use super::deleted_links::Gone;
+use crate::model::excerpt::value;
+use crate::model::names;
+use crate::store::{Link, ServiceKey, Target, Wishes};
+use crate::sync::external_target::decision::{OnDelete, Policy};
+use crate::sync::external_target::desired::{Precondition, SOURCE, labelled_for};
+use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
+
+/// An ExternalName Service that follows a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Follower {
+    /// Which Service it is.
+    pub(super) key: ServiceKey,
+    /// The version that this was read from.
+    pub(super) version: Precondition,
+    /// `spec.externalName`.
+    pub(super) name: String,
+    /// The link that it follows.
+    pub(super) source: ServiceKey,
+}
+
+/// What becomes of a follower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// It stays as it is.
+    Leave,
+    /// Its `spec.externalName` becomes this.
+    Write(String),
+    /// It stays as it is though it should follow, and why.
+    Refuse(String),
+}
+
+// === impl Follower ===
+
+impl Follower {
+    /// Returns what a Service says that it follows; an error says what is wrong with that.
+    pub(super) fn of(service: &Service, target_namespace: Option<&str>) -> Option<Result<Self, String>> {
+        let text = service.annotation(SOURCE)?;
+        let key = service.key();
+        let external_target =
+            target_namespace == Some(key.namespace()) && labelled_for(&service.metadata).is_some();
+        let external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
+        if external_target || !external_name || service.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        let (namespace, name) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
+        if !names::is_label(namespace) || !names::is_label(name) {
+            return Some(Err(format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text))));
+        }
+        Some(Ok(Self {
+            source: ServiceKey::new(namespace, name),
+            version: Precondition::of(&service.metadata),
+            name: service.spec.external_name.clone().unwrap_or_default(),
+            key,
+        }))
+    }
+
+    /// Decides what becomes of it; `gone` is what is known of a load balancer that is gone.
+    pub(super) fn wish(&self, link: Option<&Link>, gone: Option<&Gone>, policy: &Policy) -> Wish {
+        let Some(link) = link.filter(|link| !link.is_gone()) else {
+            let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
+            return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Wish::Leave };
+        };
+        let Some(target) = &link.target else { return Wish::Leave };
+        if link.is_left_out() {
+            // What its Service allows isn't known.
+            return Wish::Leave;
+        }
+        if !self.is_allowed(&link.wishes) {
+            return Wish::Refuse(format!(
+                "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
+                self.source,
+                self.key.namespace()
+            ));
+        }
+        match external_name(target) {
+            Some(name) => self.unless_it_says(name),
+            None => Wish::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
+        }
+    }
+
+    /// Whether it follows a load balancer that is gone to the tombstone. What nobody has ever allowed
+    /// stays as it is; where nobody knows any more, whoever points where the load balancer was has
+    /// followed it.
+    fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&Gone>) -> bool {
+        let followed = |gone: &Gone| {
+            external_name(&gone.target).as_deref() == Some(self.name.trim_end_matches('.'))
+                && gone.wishes.as_ref().is_none_or(|wishes| self.is_allowed(wishes))
+        };
+        // As long as there is a link the tombstone is kept in force. Afterwards it is put in place
+        // once, and what somebody writes later stays.
+        link.is_some_and(|link| self.is_allowed(&link.wishes)) || gone.is_some_and(followed)
+    }
+
+    fn is_allowed(&self, wishes: &Wishes) -> bool {
+        self.key.namespace() == self.source.namespace() || wishes.allows(self.key.namespace())
+    }
+
+    fn unless_it_says(&self, wanted: String) -> Wish {
+        // The API server keeps a trailing dot that somebody wrote.
+        if wanted == self.name.trim_end_matches('.') { Wish::Leave } else { Wish::Write(wanted) }
+    }
+}
+
+/// Returns what `spec.externalName` says of a target; nothing if there is no way to.
+fn external_name(target: &Target) -> Option<String> {
+    match target {
+        Target::Hostname(host) => Some(host.to_string()),
+        Target::Addresses(ips) => ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use hickory_proto::rr::Name;
+    use serde_json::{Value, json};
+
+    use super::super::decision::*;
+    use crate::store::{Host, State};
+    use crate::sync::external_target::decision::SyncMode;
+    use crate::sync::external_target::deletion_budget::MaxDeletes;
+    use crate::sync::external_target::desired::IpTargets;
+
+    fn policy(on_delete: OnDelete) -> Policy {
+        Policy {
+            sync: SyncMode::On,
+            on_delete,
+            delete_delay: Duration::ZERO,
+            finalizer: false,
+            tombstone: "deleted.lb.internal".to_owned(),
+            max_deletes: MaxDeletes::Unlimited,
+            ip_targets: IpTargets::Headless,
+            prune: false,
+            instance: None,
+        }
+    }
+
+    fn service(namespace: &str, source: &str) -> Value {
+        json!({
+            "metadata": {"namespace": namespace, "name": "db", "uid": "u", "resourceVersion": "1",
+                "annotations": {SOURCE: source}},
+            "spec": {"type": "ExternalName", "externalName": "old.example"},
+        })
+    }
+
+    fn follower(service: Value) -> Option<Result<Follower, String>> {
+        Follower::of(&serde_json::from_value(service).unwrap(), Some("targets"))
+    }
+
+    fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
+        let allow_from = allow_from.iter().map(|namespace| (*namespace).into()).collect();
+        let wishes = Wishes { allow_from, ..Default::default() }.into();
+        Link { target, wishes, ..Link::new(ServiceKey::new("shop", "web"), "u") }
+    }
+
+    fn host(name: &str) -> Option<Target> {
+        Some(Target::Hostname(Host::from(&Name::from_ascii(name).unwrap())))
+    }
+
+    fn ips(ips: &[&str]) -> Option<Target> {
+        Some(Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect()))
+    }
+
+    #[test]
+    fn annotation_names_a_service_of_any_namespace() {
+        for (source, expected) in [("web", "app/web"), ("shop/web", "shop/web"), (" web ", "app/web")] {
+            let found = follower(service("app", source)).unwrap().unwrap();
+            assert_eq!(found.source.to_string(), expected);
+        }
+        for source in ["", "a/b/c", "/web", "shop/", "We b"] {
+            assert!(follower(service("app", source)).unwrap().unwrap_err().contains("isn't"), "{source}");
+        }
+    }
+
+    #[test]
+    fn only_living_external_name_services_follow() {
+        let mut other_type = service("app", "web");
+        other_type["spec"]["type"] = "ClusterIP".into();
+        assert_eq!(follower(other_type), None);
+        let mut terminating = service("app", "web");
+        terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(follower(terminating), None);
+        let mut external_target = service("targets", "web");
+        external_target["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "lb-linker-operator",
+            "original-service-name": "web", "original-service-namespace": "shop"});
+        assert_eq!(follower(external_target), None);
+        assert!(follower(service("targets", "web")).is_some());
+    }
+
+    #[test]
+    fn a_follower_gets_the_target_that_it_may_follow() {
+        let own = follower(service("shop", "web")).unwrap().unwrap();
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        let delete = policy(OnDelete::Delete);
+        let wish = |follower: &Follower, link: Link| follower.wish(Some(&link), None, &delete);
+        let write = |name: &str| Wish::Write(name.to_owned());
+        assert_eq!(wish(&own, link(host("new.example."), &[])), write("new.example"));
+        assert_eq!(wish(&own, link(host("old.example."), &[])), Wish::Leave);
+        assert_eq!(wish(&own, link(None, &[])), Wish::Leave, "pending");
+        assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
+        assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Wish::Refuse(_)));
+        assert_eq!(own.wish(None, None, &delete), Wish::Leave);
+        let left_out = |link| Link { state: State::LeftOut, ..link };
+        assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Wish::Leave);
+        assert_eq!(wish(&other, left_out(link(host("new.example."), &[]))), Wish::Leave, "it may be allowed");
+
+        assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Wish::Refuse(_)));
+        for allowed in [&["b", "app"][..], &["*"]] {
+            assert_eq!(wish(&other, link(host("new.example."), allowed)), write("new.example"));
+        }
+    }
+
+    #[test]
+    fn a_follower_of_what_is_gone_stays_or_points_at_the_tombstone() {
+        let gone = |allow_from| Link { state: State::Gone(Instant::now().into()), ..link(None, allow_from) };
+        let own = follower(service("shop", "web")).unwrap().unwrap();
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        for on_delete in [OnDelete::Delete, OnDelete::Retain] {
+            assert_eq!(own.wish(Some(&gone(&[])), None, &policy(on_delete)), Wish::Leave);
+        }
+        let tombstone = policy(OnDelete::Tombstone);
+        let wanted = Wish::Write("deleted.lb.internal".to_owned());
+        assert_eq!(own.wish(Some(&gone(&[])), None, &tombstone), wanted);
+        assert_eq!(other.wish(Some(&gone(&["app"])), None, &tombstone), wanted);
+        assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Wish::Leave);
+    }
+    #[test]
+    fn follower_of_an_unknown_link_moves_only_from_its_target() {
+        let tombstone = policy(OnDelete::Tombstone);
+        let moved = Wish::Write("deleted.lb.internal".to_owned());
+        let other = follower(service("app", "shop/web")).unwrap().unwrap();
+        let own = follower(service("shop", "web")).unwrap().unwrap();
+        let seen = |allow_from| Some(link(None, allow_from).wishes);
+        let gone = |name, wishes| Gone { target: host(name).unwrap(), wishes };
+        for (name, wishes, expected) in [
+            ("old.example.", None, &moved),
+            ("another.example.", None, &Wish::Leave),
+            ("old.example.", seen(&["app"][..]), &moved),
+            ("old.example.", seen(&[]), &Wish::Leave),
+        ] {
+            assert_eq!(other.wish(None, Some(&gone(name, wishes)), &tombstone), *expected, "{name}");
+        }
+        let gone = gone("old.example.", None);
+        assert_eq!(own.wish(None, Some(&gone), &tombstone), moved);
+        assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Wish::Leave);
+        let ghost = Link { state: State::Gone(Instant::now().into()), ..link(None, &[]) };
+        assert_eq!(other.wish(Some(&ghost), Some(&gone), &tombstone), moved);
+        assert_eq!(other.wish(Some(&ghost), None, &tombstone), Wish::Leave);
+    }
+}

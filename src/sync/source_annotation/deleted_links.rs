@@ -1,0 +1,124 @@
+//! What load balancers pointed at that are gone: the store forgets them as soon as their external
+//! targets are done with, and what follows them may be looked at only later.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::store::{Change, Link, ServiceKey, Store, Target, Wishes};
+
+/// How many are remembered.
+const MAX: usize = 1000;
+
+/// A load balancer that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gone {
+    /// What it pointed at last.
+    pub(super) target: Target,
+    /// What it allowed; nothing if nobody has seen it.
+    pub(super) wishes: Option<Arc<Wishes>>,
+}
+
+/// The load balancers that have gone since this process is there, or were gone when it came and
+/// have left an external target.
+#[derive(Debug, Default)]
+pub(super) struct Departed {
+    gone: HashMap<ServiceKey, Gone>,
+    /// In the order of their end, the oldest first.
+    order: VecDeque<ServiceKey>,
+}
+
+impl Departed {
+    pub(super) fn get(&self, key: &ServiceKey) -> Option<&Gone> {
+        self.gone.get(key)
+    }
+
+    /// Takes over what the store says of a link.
+    pub(super) fn heed(&mut self, change: &Change, store: &Store) {
+        match (&change.before, &change.after) {
+            (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),
+            (Some(link), _) if !link.is_gone() => {
+                if let Some(target) = link.target.clone() {
+                    self.insert(&change.key, Gone { target, wishes: Some(link.wishes.clone()) });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Looks at all links, because changes have been missed.
+    pub(super) fn look_again(&mut self, store: &Store) {
+        for link in store.links() {
+            self.look_at(&link, store);
+        }
+    }
+
+    fn look_at(&mut self, link: &Link, store: &Store) {
+        if !link.is_gone() {
+            self.remove(&link.key);
+        } else if link.was_never_seen()
+            && let Some(target) = store.last_target(&link.key)
+        {
+            self.insert(&link.key, Gone { target, wishes: None });
+        }
+    }
+
+    fn insert(&mut self, key: &ServiceKey, gone: Gone) {
+        if self.gone.insert(key.clone(), gone).is_none() {
+            self.order.push_back(key.clone());
+        }
+        if self.order.len() > MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.gone.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, key: &ServiceKey) {
+        if self.gone.remove(key).is_some() {
+            self.order.retain(|other| other != key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use super::super::deleted_links::*;
+    use crate::store::{Departed as Policy, State};
+
+    fn change(before: Option<Link>, after: Option<Link>) -> Change {
+        let key = ServiceKey::new("shop", "web");
+        Change { key, before: before.map(Arc::new), after: after.map(Arc::new) }
+    }
+
+    #[test]
+    fn last_target_is_remembered_until_the_load_balancer_is_back() {
+        let (store, mut departed) = (Store::new(Policy::Kept), Departed::default());
+        let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
+        let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
+        let live = || Link { target: Some(target.clone()), ..bare() };
+        let gone = || Link { state: State::Gone(Instant::now().into()), ..bare() };
+        let key = live().key;
+        departed.heed(&change(Some(live()), Some(gone())), &store);
+        departed.heed(&change(Some(gone()), None), &store);
+        assert_eq!(departed.get(&key).unwrap().target, target);
+        departed.heed(&change(None, Some(live())), &store);
+        assert_eq!(departed.get(&key), None);
+        departed.heed(&change(Some(live()), None), &store);
+        assert_eq!(departed.get(&key).unwrap().target, target, "forgotten at once");
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_remembered() {
+        let mut departed = Departed::default();
+        let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
+        for number in 0..=MAX {
+            let key = ServiceKey::new("shop", &number.to_string());
+            departed.insert(&key, Gone { target: target.clone(), wishes: None });
+        }
+        assert_eq!((departed.gone.len(), departed.order.len()), (MAX, MAX));
+        assert_eq!(departed.get(&ServiceKey::new("shop", "0")), None);
+    }
+}

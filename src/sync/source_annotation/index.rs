@@ -1,0 +1,480 @@
+//! What the watches say: which Services follow what.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::time::Duration;
+
+use kube::ResourceExt;
+use tokio::time::Instant;
+use tracing::info;
+
+use super::decision::Follower;
+use crate::store::ServiceKey;
+use crate::sync::external_target::desired::{MANAGED_BY, SOURCE};
+use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
+use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
+use crate::sync::k8s::watch::{Event, Item, Query};
+use crate::sync::source::cluster::{key_of, readable};
+use crate::sync::source::selection::Selection;
+
+/// What grants the right to list.
+const RIGHT: &str = "lb-linker needs the ClusterRole of deploy/";
+/// How long a refusal is taken for that of an API server that has just started and doesn't know all rights yet.
+const STARTUP: Duration = Duration::from_secs(60);
+/// How often Services are asked for that may not be listed, where no use of the annotation is known.
+pub(super) const FORBIDDEN: Duration = Duration::from_secs(600);
+
+/// What an event means.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// A follower is new or has changed.
+    Follower(ServiceKey),
+    /// A Service says that it follows something, but not what.
+    Malformed { key: ServiceKey, uid: Box<str>, why: String },
+    /// A Service follows nothing, or not what it followed before.
+    NoFollower(ServiceKey),
+    /// The API server answers.
+    Answer,
+    /// The annotation is used where only metadata were listed: the Services there have to be listed in full.
+    Used,
+    /// The Services may not be listed, for a while now, where no use of the annotation is known.
+    Forbidden,
+}
+
+/// Where a watch looks. External targets follow nothing, and there is one for each link: where they are is looked at
+/// apart, without them.
+#[derive(Clone, Debug)]
+pub(super) enum Within {
+    All,
+    AllBut(String),
+    /// A namespace, and whether external targets are kept there.
+    Only(String, bool),
+}
+
+impl Within {
+    /// Returns where the Services stand that may follow a load balancer.
+    fn of(selection: &Selection) -> Vec<Self> {
+        let target = selection.target_namespace.as_ref();
+        let only = |namespace: &String| Self::Only(namespace.clone(), target == Some(namespace));
+        match target {
+            _ if !selection.namespaces.is_empty() => selection.namespaces.iter().map(only).collect(),
+            Some(target) => vec![Self::AllBut(target.clone()), only(target)],
+            None => vec![Self::All],
+        }
+    }
+
+    /// Returns the namespace to watch; without one it is all.
+    fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::All | Self::AllBut(_) => None,
+            Self::Only(namespace, _) => Some(namespace),
+        }
+    }
+
+    /// Returns what is listed and watched there.
+    fn query(&self, metadata_only: bool) -> Query {
+        let mut fields = format!("spec.type={EXTERNAL_NAME}");
+        if let Self::AllBut(namespace) = self {
+            fields.push_str(&format!(",metadata.namespace!={namespace}"));
+        }
+        let (label, ours) = MANAGED_BY;
+        let labels =
+            if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
+        Query { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only }
+    }
+
+    fn contains(&self, key: &ServiceKey) -> bool {
+        match self {
+            Self::All => true,
+            Self::AllBut(namespace) => key.namespace() != namespace,
+            Self::Only(namespace, _) => key.namespace() == namespace,
+        }
+    }
+}
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all namespaces"),
+            Self::AllBut(namespace) => write!(f, "all namespaces but {namespace}"),
+            Self::Only(namespace, _) => write!(f, "namespace {namespace}"),
+        }
+    }
+}
+
+/// What is looked at.
+struct Scope {
+    within: Within,
+    trouble: WatchTrouble,
+    /// The list as it comes in, and the Services in it that can't be read.
+    list: BTreeMap<ServiceKey, Seen>,
+    unreadable: HashSet<ServiceKey>,
+    listed: bool,
+    /// Whether no Service is known there that carries the annotation: then its metadata are enough.
+    unused: bool,
+    /// Since when they may not be listed, and whether that was said.
+    forbidden: Option<(Instant, bool)>,
+}
+
+impl Scope {
+    /// Takes in that the Services may not be listed. Where the feature isn't used that is no trouble: installations
+    /// without it need not grant its rights.
+    fn forbid(&mut self, now: Instant) -> Vec<Heard> {
+        let (since, was_said) = *self.forbidden.get_or_insert((now, false));
+        if now.duration_since(since) < STARTUP {
+            return Vec::new();
+        }
+        if !was_said {
+            info!(
+                "the API server doesn't let lb-linker list ExternalName Services in {}: the annotation {SOURCE} isn't \
+                 followed there; {RIGHT}, and asks again every {} minutes",
+                self.within,
+                FORBIDDEN.as_secs() / 60
+            );
+        }
+        self.forbidden = Some((since, true));
+        // What is followed elsewhere doesn't wait for it.
+        self.listed = true;
+        vec![Heard::Forbidden]
+    }
+
+    /// Takes in that the Services can be listed.
+    fn allow(&mut self) {
+        if let Some((_, true)) = self.forbidden.take() {
+            info!("ExternalName Services in {} can be listed again", self.within);
+        }
+    }
+}
+
+/// What a Service says that it follows. The Service itself, with all its annotations, isn't kept.
+struct Seen {
+    key: ServiceKey,
+    uid: Box<str>,
+    follower: Option<Result<Follower, String>>,
+}
+
+impl Seen {
+    fn of(service: &Service, target_namespace: Option<&str>) -> Self {
+        let follower = Follower::of(service, target_namespace);
+        Self { key: service.key(), uid: service.uid().into(), follower }
+    }
+}
+
+/// The followers, as they are known.
+pub(super) struct Followers {
+    target_namespace: Option<String>,
+    scopes: Vec<Scope>,
+    known: HashMap<ServiceKey, Follower>,
+    by_source: HashMap<ServiceKey, BTreeSet<ServiceKey>>,
+}
+
+impl Followers {
+    pub(super) fn new(selection: &Selection, outage: &Outage) -> Self {
+        let scope = |within: Within| {
+            let what = format!("ExternalName Services in {within}");
+            let trouble = WatchTrouble::new(outage.clone(), what, RIGHT);
+            Scope {
+                within,
+                trouble,
+                list: BTreeMap::new(),
+                unreadable: HashSet::new(),
+                listed: false,
+                unused: true,
+                forbidden: None,
+            }
+        };
+        Self {
+            target_namespace: selection.target_namespace.clone(),
+            scopes: Within::of(selection).into_iter().map(scope).collect(),
+            known: HashMap::new(),
+            by_source: HashMap::new(),
+        }
+    }
+
+    /// Returns how many scopes there are to watch.
+    pub(super) fn number_of_scopes(&self) -> usize {
+        self.scopes.len()
+    }
+
+    /// Returns what to list and watch in a scope: only metadata, until a Service there carries the annotation.
+    pub(super) fn query(&self, number: usize) -> Query {
+        let Scope { within, unused, .. } = &self.scopes[number];
+        within.query(*unused)
+    }
+
+    /// Returns whether a complete list has come from everywhere.
+    pub(super) fn is_listed(&self) -> bool {
+        self.scopes.iter().all(|scope| scope.listed)
+    }
+
+    pub(super) fn get(&self, key: &ServiceKey) -> Option<&Follower> {
+        self.known.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &ServiceKey) -> Option<&mut Follower> {
+        self.known.get_mut(key)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.known.keys()
+    }
+
+    /// Returns who follows a link.
+    pub(super) fn of(&self, source: &ServiceKey) -> impl Iterator<Item = &ServiceKey> {
+        self.by_source.get(source).into_iter().flatten()
+    }
+
+    /// Takes over what the watch of a scope says.
+    pub(super) fn heed(
+        &mut self,
+        number: usize,
+        event: Item<Service>,
+        complaints: &mut Complaints,
+    ) -> Vec<Heard> {
+        let scope = &mut self.scopes[number];
+        if scope.unused && event.as_ref().is_err_and(|error| error.code() == 403) {
+            return scope.forbid(Instant::now());
+        }
+        let Some(event) = scope.trouble.unless_failed(event) else { return Vec::new() };
+        if !matches!(event, Event::ListBegins) {
+            scope.allow();
+        }
+        let mut heard = Vec::new();
+        if scope.unused
+            && let Event::Listed(object) | Event::Applied(object) = &event
+        {
+            if object.annotations().contains_key(SOURCE) {
+                // What comes of this list doesn't count: another one begins.
+                scope.unused = false;
+                heard.push(Heard::Used);
+            }
+            heard.push(Heard::Answer);
+            return heard;
+        }
+        match event {
+            Event::ListBegins => {
+                scope.list.clear();
+                scope.unreadable.clear();
+                return heard;
+            }
+            Event::Listed(object) => {
+                let key = key_of(&object);
+                // A streamed list may have several versions of a Service, of which the last one counts.
+                scope.list.remove(&key);
+                scope.unreadable.remove(&key);
+                match readable(object, complaints) {
+                    // Nearly none of them follows anything.
+                    Some(service) if service.annotation(SOURCE).is_some() => {
+                        scope.list.insert(key, Seen::of(&service, self.target_namespace.as_deref()));
+                    }
+                    Some(_) => {}
+                    None => drop(scope.unreadable.insert(key)),
+                }
+            }
+            Event::ListEnds { .. } => {
+                scope.listed = true;
+                let (list, unreadable) =
+                    (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
+                let within = scope.within.clone();
+                let mut listed: HashSet<ServiceKey> = list.keys().cloned().collect();
+                // What can't be read counts as it was.
+                listed.extend(unreadable);
+                let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
+                let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
+                for key in gone {
+                    self.forget(&key);
+                    heard.push(Heard::NoFollower(key));
+                }
+                complaints.retain(|key| !within.contains(key) || listed.contains(key));
+                for seen in list.into_values() {
+                    self.seen(seen, &mut heard);
+                }
+            }
+            Event::Applied(object) => {
+                if let Some(service) = readable(object, complaints) {
+                    self.seen(Seen::of(&service, self.target_namespace.as_deref()), &mut heard);
+                }
+            }
+            Event::Deleted(object) => {
+                let key = key_of(&object);
+                // The end of an earlier Service of that name isn't the end of this one.
+                let is_another = |known: &Follower| known.version.uid != object.uid();
+                if !self.known.get(&key).is_some_and(is_another) {
+                    self.forget(&key);
+                    heard.push(Heard::NoFollower(key));
+                }
+            }
+        }
+        heard.push(Heard::Answer);
+        heard
+    }
+
+    fn seen(&mut self, Seen { key, uid, follower }: Seen, heard: &mut Vec<Heard>) {
+        match follower {
+            Some(Ok(follower)) => {
+                if self.known.get(&key).is_some_and(|known| {
+                    known.source != follower.source || known.version.uid != follower.version.uid
+                }) {
+                    self.forget(&key);
+                    heard.push(Heard::NoFollower(key.clone()));
+                }
+                self.by_source.entry(follower.source.clone()).or_default().insert(key.clone());
+                self.known.insert(key.clone(), follower);
+                heard.push(Heard::Follower(key));
+            }
+            Some(Err(why)) => {
+                self.forget(&key);
+                heard.push(Heard::Malformed { uid, key, why });
+            }
+            None => {
+                self.forget(&key);
+                heard.push(Heard::NoFollower(key));
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &ServiceKey) {
+        if let Some(follower) = self.known.remove(key)
+            && let Some(keys) = self.by_source.get_mut(&follower.source)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.by_source.remove(&follower.source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::index::*;
+    use crate::sync::k8s::deserialize_guard::Guarded;
+    use crate::sync::k8s::watch::WatchError;
+
+    fn followers(namespaces: &[&str]) -> Followers {
+        let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
+        Followers::new(&Selection { namespaces, ..Default::default() }, &Outage::default())
+    }
+
+    fn service(name: &str, source: &str) -> Value {
+        json!({"metadata": {"namespace": "a", "name": name, "uid": name, "annotations": {SOURCE: source}},
+            "spec": {"type": "ExternalName", "externalName": "old.example"}})
+    }
+
+    fn object(service: Value) -> Guarded<Service> {
+        serde_json::from_str(&service.to_string()).unwrap()
+    }
+
+    fn list(followers: &mut Followers, number: usize, services: Vec<Value>) -> Vec<Heard> {
+        followers.scopes[number].unused = false;
+        let mut complaints = Complaints::default();
+        let mut heed = |event| followers.heed(number, Ok(event), &mut complaints);
+        heed(Event::ListBegins);
+        for service in services {
+            heed(Event::Listed(object(service)));
+        }
+        heed(Event::ListEnds { version: None, rewound: false })
+    }
+
+    #[test]
+    fn followers_are_listed_when_every_namespace_has_sent_its_list() {
+        let mut followers = followers(&["a", "b"]);
+        list(&mut followers, 1, vec![]);
+        assert!(!followers.is_listed());
+        list(&mut followers, 0, vec![service("db", "web")]);
+        assert!(followers.is_listed());
+        assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1);
+    }
+
+    #[test]
+    fn follower_missing_from_a_list_ends_and_unreadable_one_stays() {
+        let mut followers = followers(&[]);
+        list(&mut followers, 0, ["db", "gone", "bad"].map(|name| service(name, "web")).into());
+        let mut bad = service("bad", "web");
+        bad["spec"]["type"] = 5.into();
+        let heard = list(&mut followers, 0, vec![service("db", "web"), bad]);
+        let key = |name| ServiceKey::new("a", name);
+        assert_eq!(heard, [Heard::NoFollower(key("gone")), Heard::Follower(key("db")), Heard::Answer]);
+        assert_eq!(followers.of(&key("web")).count(), 2);
+    }
+
+    #[test]
+    fn last_version_of_a_listed_service_counts() {
+        let mut followers = followers(&[]);
+        let mut without = service("db", "web");
+        without["metadata"]["annotations"] = json!({});
+        let mut bad = service("db", "web");
+        bad["spec"]["type"] = 5.into();
+        let key = ServiceKey::new("a", "db");
+        let heard = list(&mut followers, 0, vec![service("db", "web"), without.clone()]);
+        assert_eq!(heard, [Heard::Answer]);
+        let heard = list(&mut followers, 0, vec![without.clone(), bad.clone(), service("db", "web")]);
+        assert_eq!(heard, [Heard::Follower(key.clone()), Heard::Answer]);
+        assert_eq!(list(&mut followers, 0, vec![service("db", "api"), bad]), [Heard::Answer]);
+        assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1, "it can't be read and stays");
+        let heard = list(&mut followers, 0, vec![service("db", "web"), without]);
+        assert_eq!(heard, [Heard::NoFollower(key), Heard::Answer]);
+    }
+
+    #[test]
+    fn only_metadata_are_listed_until_the_annotation_is_used() {
+        let mut followers = followers(&["a", "b"]);
+        let mut complaints = Complaints::default();
+        let metadata = |source: Option<&str>| {
+            let annotations = source.map(|source| json!({SOURCE: source}));
+            object(json!({"metadata": {"namespace": "a", "name": "db", "annotations": annotations}}))
+        };
+        let mut heed = |event| followers.heed(0, Ok(event), &mut complaints);
+        heed(Event::ListBegins);
+        assert_eq!(heed(Event::Listed(metadata(None))), [Heard::Answer]);
+        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [Heard::Answer]);
+        assert_eq!(heed(Event::Applied(metadata(None))), [Heard::Answer]);
+        assert_eq!(heed(Event::Applied(metadata(Some("web")))), [Heard::Used, Heard::Answer]);
+        assert!(!followers.query(0).metadata_only && followers.query(1).metadata_only);
+        assert_eq!(followers.keys().count(), 0, "nothing is known of it yet");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn forbidden_list_is_trouble_only_where_the_annotation_is_used() {
+        let mut followers = followers(&["a", "b"]);
+        let forbidden = || {
+            let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
+            Err(WatchError::List(kube::Error::Api(status.boxed())))
+        };
+        let mut heed = |number, item| followers.heed(number, item, &mut Complaints::default());
+        let ends = || Ok(Event::ListEnds { version: None, rewound: false });
+        assert_eq!(heed(0, ends()), [Heard::Answer]);
+        assert_eq!(heed(1, forbidden()), []);
+        tokio::time::advance(STARTUP).await;
+        assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
+        assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
+        assert_eq!(heed(1, ends()), [Heard::Answer]);
+        assert_eq!(heed(1, forbidden()), [], "it counts from the start again");
+        assert!(followers.is_listed());
+        followers.scopes[1].unused = false;
+        tokio::time::advance(STARTUP).await;
+        assert_eq!(
+            followers.heed(1, forbidden(), &mut Complaints::default()),
+            [],
+            "it is asked for as usual"
+        );
+    }
+
+    #[test]
+    fn a_new_source_is_another_follower_and_a_malformed_one_none() {
+        let mut followers = followers(&[]);
+        list(&mut followers, 0, vec![service("db", "web")]);
+        let key = ServiceKey::new("a", "db");
+        followers.scopes[0].unused = false;
+        let mut apply = |source| {
+            followers.heed(0, Ok(Event::Applied(object(service("db", source)))), &mut Complaints::default())
+        };
+        let anew = [Heard::NoFollower(key.clone()), Heard::Follower(key.clone()), Heard::Answer];
+        assert_eq!(apply("b/web"), anew);
+        assert_eq!(apply("b/web"), [Heard::Follower(key.clone()), Heard::Answer]);
+        assert!(matches!(&apply("a/b/c")[..], [Heard::Malformed { .. }, Heard::Answer]));
+        assert_eq!(followers.by_source.len(), 0);
+    }
+}

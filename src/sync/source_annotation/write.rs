@@ -1,0 +1,145 @@
+//! What is written to followers, and what comes of it.
+
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use kube::api::Patch;
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::Following;
+use super::decision::Follower;
+use super::places::Place;
+use crate::store::ServiceKey;
+use crate::sync::external_target::backend::{WriteError, patch_elsewhere};
+use crate::sync::external_target::desired::Precondition;
+use crate::sync::external_target::reconciler::OUTDATED;
+use crate::sync::k8s::object::Object;
+
+/// What grants the right to write.
+const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
+
+/// A write that has ended.
+#[derive(Debug)]
+pub(super) struct Written {
+    before: Follower,
+    name: String,
+    code: u16,
+    result: Result<Option<Object>, WriteError>,
+}
+
+impl Following {
+    /// Starts to write a follower, unless its time hasn't come yet.
+    pub(super) fn start(&mut self, follower: Follower, name: String) {
+        let key = &follower.key;
+        if let Some((outdated, since)) = self.outdated.get(key) {
+            let patience = OUTDATED.saturating_sub(since.elapsed());
+            if *outdated == follower.version && !patience.is_zero() {
+                return self.pace.wait(key.clone(), patience);
+            }
+            self.outdated.remove(key);
+        }
+        if let Some(pause) = self.pace.not_before(key, &name) {
+            return self.pace.wait(key.clone(), pause);
+        }
+        if !self.places.admit(key) {
+            return;
+        }
+        self.in_flight.insert(key.clone(), false);
+        let (client, outage) = (self.settings.client.clone(), self.settings.outage.clone());
+        let (leadership, term) = (self.settings.leadership.clone(), self.term);
+        self.writes.spawn(async move {
+            let Precondition { uid, resource_version } = &follower.version;
+            let patch = Patch::Merge(json!({
+                "metadata": {"uid": uid, "resourceVersion": resource_version},
+                "spec": {"externalName": name},
+            }));
+            let request = patch_elsewhere(client, &outage, &follower.key, &patch, RIGHT);
+            // A follower bears no term that would tell of another leader.
+            let request = AssertUnwindSafe(request).catch_unwind();
+            let (code, result) = match leadership.write_confirmed(term, request).await {
+                Ok(Ok(answered)) => answered,
+                Ok(Err(_)) => (0, Err(WriteError::panicked())),
+                Err(not_leading) => (0, Err(not_leading.into())),
+            };
+            Written { before: follower, name, code, result }
+        });
+    }
+
+    pub(super) fn written(&mut self, Written { before, name, code, result }: Written) {
+        let (key, source) = (before.key, before.source);
+        let changed = self.in_flight.remove(&key).unwrap_or(false);
+        if !matches!(result, Err(WriteError::NotLeading(_))) {
+            let labels = ["patch", "Service", &code.to_string()];
+            self.settings.news.metrics.api_writes.with_label_values(&labels).inc();
+        }
+        self.places.probe_ended(&key);
+        let namespace = Place::Namespace(key.namespace().into());
+        if code != 0 {
+            self.open(&Place::Everywhere);
+            if !matches!(result, Err(WriteError::Everywhere { code: 401 | 403, .. })) {
+                self.open(&namespace);
+            }
+        }
+        if result.is_ok() {
+            info!("Service {key}, which follows {source}: {} → {name}", before.name);
+        }
+        // Of one that is gone nothing is remembered.
+        let Some(known) = self.followers.get_mut(&key) else { return };
+        let unseen = known.version == before.version;
+        match result {
+            Ok(after) => {
+                if let (Some(Object::Service(service)), true) = (after, unseen) {
+                    known.version = Precondition::of(&service.metadata);
+                    known.name = service.spec.external_name.clone().unwrap_or_default();
+                }
+                self.pace.succeeded(&key);
+                if let Some(pause) = self.pace.made(&key, &name) {
+                    warn!(
+                        "Service {key}, which follows {source}: somebody else, or an admission policy, changes \
+                         what is written; it is written again, and then not before {pause:.0?} have passed"
+                    );
+                }
+                self.queue(&key);
+            }
+            // Somebody was faster: the watch says how it is now.
+            Err(WriteError::Conflict | WriteError::Gone) => {
+                if unseen {
+                    self.outdated.insert(key.clone(), (before.version, Instant::now()));
+                }
+                self.queue(&key);
+            }
+            // By the clock: the election may say so a moment later.
+            Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
+            Err(WriteError::Unanswered) => self.places.close(Place::Everywhere, &key, None, None),
+            // Credentials and rights are the same for all Services of a namespace.
+            Err(WriteError::Everywhere { code: code @ (401 | 403), message, retry_after }) => {
+                self.places.close(namespace, &key, retry_after, Some((code, &message)));
+            }
+            // What it was about has changed meanwhile.
+            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if changed => self.queue(&key),
+            Err(WriteError::Refused { message, .. }) => self.failed(&key, &source, &message, None),
+            // An overloaded API server, or a webhook that is slow about this Service alone.
+            Err(
+                WriteError::Everywhere { message, retry_after, .. }
+                | WriteError::Other { message, retry_after },
+            ) => {
+                self.failed(&key, &source, &message, retry_after);
+            }
+        }
+    }
+
+    /// Has a follower wait whose write has failed for a reason of its own.
+    fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
+        let (pause, is_new) = self.pace.refused(key, at_least, reason);
+        self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);
+    }
+
+    /// Has those looked at that have waited for a place.
+    pub(super) fn open(&mut self, place: &Place) {
+        for key in self.places.open(place) {
+            self.queue(&key);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What the operator before lb-linker has left on load balancers, or lb-linker with `--finalizer`: a
+//! finalizer that nobody removes any more.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams};
+use kube::core::{PartialObjectMeta, SelectorExt};
+use kube::{Api, Client, Resource};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::model::excerpt::examples;
+use crate::store::{ServiceKey, Store};
+use crate::sync::external_target::desired::FIELD_MANAGER;
+use crate::sync::k8s::deserialize_guard::Guarded;
+use crate::sync::k8s::errors::{Outage, explain, root_cause};
+use crate::sync::k8s::service::{FINALIZER, Service};
+use crate::sync::k8s::watch::{Query, list_pages};
+use crate::sync::source::selection::Selection;
+use crate::sync::{Pauses, SyncError};
+
+/// Services that are named in the log, and orphans at a time: what one screen holds.
+pub(crate) const MAX_LINES: usize = 20;
+/// The first and the longest pause before the Services are listed again after a failure.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// How long it waits for the lists that DNS waits for: all Services are twice as many.
+const PRECEDENCE: Duration = Duration::from_secs(10);
+
+/// A Service that carries the earlier operator's finalizer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Which Service.
+    pub key: ServiceKey,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// Whether it has been deleted and can't go.
+    pub stuck: bool,
+    /// The finalizers that it carries beside.
+    pub others: Vec<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Bound {
+    fn of(metadata: &ObjectMeta) -> Option<Self> {
+        let finalizers = metadata.finalizers.iter().flatten().cloned();
+        let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| finalizer == FINALIZER);
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        (!ours.is_empty()).then(|| Self {
+            key: ServiceKey::new(&text(&metadata.namespace), &text(&metadata.name)),
+            uid: text(&metadata.uid),
+            stuck: metadata.deletion_timestamp.is_some(),
+            others,
+            labels: metadata.labels.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Returns the kubectl command that removes this finalizer and leaves the others.
+    #[must_use]
+    pub fn command(&self) -> String {
+        let (namespace, name) = self.key.parts();
+        format!("kubectl patch service {name} -n {namespace} --type strategic -p '{}'", removal())
+    }
+}
+
+/// The strategic merge patch that takes one finalizer out of the list, wherever in it it stands.
+fn removal() -> Value {
+    json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}})
+}
+
+/// Removes the finalizer from this Service, and from no other one that has its name by now. Returns
+/// what it is afterwards.
+///
+/// # Errors
+/// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`] if another one has
+/// its name.
+pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectMeta<Service>> {
+    let api: Api<Service> = Api::namespaced(client.clone(), bound.key.namespace());
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    let mut patch = removal();
+    patch["metadata"]["uid"] = bound.uid.as_str().into();
+    api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
+}
+
+/// Returns whether the Service of that name has another uid: a field that can't be changed.
+#[must_use]
+pub fn is_another(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
+}
+
+/// A list that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("can't list {what}: {source}")]
+pub struct ListError {
+    /// What was listed.
+    pub what: String,
+    /// Why it failed.
+    pub source: Box<kube::Error>,
+}
+
+impl ListError {
+    /// Returns the HTTP code; 0 if there was no answer.
+    #[must_use]
+    pub fn code(&self) -> u16 {
+        match &*self.source {
+            kube::Error::Api(status) => status.code,
+            _ => 0,
+        }
+    }
+
+    /// Returns one sentence; `right` names what grants a right that is missing.
+    #[must_use]
+    pub fn explain(&self, right: &str) -> String {
+        explain(&self.source, &format!("list {}", self.what), right)
+    }
+}
+
+/// Returns the places where load balancers are looked for: these namespaces, or all (`None`).
+pub fn places(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
+    let everywhere = namespaces.is_empty().then_some(None);
+    everywhere.into_iter().chain(namespaces.iter().map(|namespace| Some(&**namespace)))
+}
+
+/// Returns "… in namespace shop" or "… in all namespaces".
+#[must_use]
+pub fn in_place(what: &str, place: Option<&str>) -> String {
+    match place {
+        Some(namespace) => format!("{what} in namespace {namespace}"),
+        None => format!("{what} in all namespaces"),
+    }
+}
+
+/// Lists the Services with the finalizer in these namespaces, or in all; `looked_at` is told page by
+/// page how many Services that were. There is no field selector for finalizers, so all Services are
+/// read, but of them only the metadata.
+///
+/// # Errors
+/// If a page can't be had.
+pub async fn bound(
+    client: &Client,
+    namespaces: &BTreeSet<String>,
+    mut looked_at: impl FnMut(usize),
+) -> Result<Vec<Bound>, ListError> {
+    let mut found = Vec::new();
+    for place in places(namespaces) {
+        let query =
+            Query { namespace: place.map(ToOwned::to_owned), metadata_only: true, ..Query::default() };
+        let told = |page: Vec<Guarded<Service>>| {
+            looked_at(page.len());
+            found.extend(page.iter().map(Resource::meta).filter_map(Bound::of));
+        };
+        list_pages(client.clone(), &query, told)
+            .await
+            .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
+    }
+    // The stuck ones first: somebody waits for them.
+    found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
+    Ok(found)
+}
+
+/// Looks once for Services with the finalizer. Where it isn't ours they are named in the log; where
+/// it is (`--finalizer`) those that aren't load balancers any more are handed to the store, which has
+/// them freed. What keeps it from looking is said once, and then it is tried ever more seldom.
+///
+/// # Errors
+/// Never: it is one of the tasks that may fail.
+pub async fn look(
+    client: Client,
+    outage: Outage,
+    selection: Arc<Selection>,
+    store: Arc<Store>,
+    is_ours: bool,
+) -> Result<(), SyncError> {
+    let _ = tokio::time::timeout(PRECEDENCE, store.synced()).await;
+    let mut pauses = Pauses::new(RETRY);
+    let mut said = BTreeSet::new();
+    let found = loop {
+        let error = match bound(&client, &selection.namespaces, |_| {}).await {
+            Ok(found) => break found,
+            Err(error) => error,
+        };
+        match error.code() {
+            // The list took so long that its pages are gone: from the beginning.
+            410 => {}
+            0 => outage.report(&root_cause(&error)),
+            code if said.insert(code) => {
+                let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
+                warn!("looking for the earlier operator's finalizers: {sentence}; trying again later");
+            }
+            _ => {}
+        }
+        tokio::time::sleep(pauses.next()).await;
+    };
+    if !is_ours {
+        for line in lines(&found) {
+            warn!("{line}");
+        }
+        return Ok(());
+    }
+    store.synced().await;
+    store.holders_known().await;
+    // Another lb-linker with other labels may have put it on: whose external targets are elsewhere.
+    let belongs = |bound: &Bound| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
+    for bound in found.iter().filter(|bound| belongs(bound)) {
+        if let Some(change) = store.insert_departing(&bound.key, &bound.uid, true) {
+            info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
+        }
+    }
+    Ok(())
+}
+
+/// What the log says of them: no more than a screen of it.
+fn lines(found: &[Bound]) -> Vec<String> {
+    if found.is_empty() {
+        return Vec::new();
+    }
+    let stuck = found.iter().filter(|bound| bound.stuck).count();
+    let mut lines = vec![format!(
+        "the finalizer {FINALIZER}, of the earlier operator or of --finalizer, was left behind: Services that carry \
+         it: {}, stuck in deletion: {stuck}; `lb-linker takeover` frees them all (deploy/takeover/ runs it in the \
+         cluster)",
+        found.len()
+    )];
+    lines.extend(found.iter().take(MAX_LINES).map(|bound| {
+        let state = if bound.stuck {
+            format!("is stuck in deletion: it carries {FINALIZER}")
+        } else {
+            format!("carries {FINALIZER} and will get stuck when it is deleted")
+        };
+        let others = match &*bound.others {
+            [] => String::new(),
+            others => format!(" (other finalizers: {})", examples(others)),
+        };
+        format!("Service {} {state}{others}; to free it: {}", bound.key, bound.command())
+    }));
+    if found.len() > MAX_LINES {
+        lines.push(format!("and {} more Services with {FINALIZER}", found.len() - MAX_LINES));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finalizers::*;
+
+    fn service(finalizers: &[&str], deleted: bool) -> PartialObjectMeta<Service> {
+        let deletion = deleted.then_some("2026-01-01T00:00:00Z");
+        serde_json::from_value(json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u",
+            "finalizers": finalizers, "deletionTimestamp": deletion}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_services_with_the_earlier_finalizer_are_bound() {
+        assert_eq!(Bound::of(&service(&[], true).metadata), None);
+        assert_eq!(Bound::of(&service(&["lb-linker/other"], true).metadata), None);
+        let bound = Bound::of(&service(&["a/b", FINALIZER, "c/d"], true).metadata).unwrap();
+        assert!(bound.stuck);
+        assert_eq!(bound.others, ["a/b", "c/d"]);
+        assert!(!Bound::of(&service(&[FINALIZER], false).metadata).unwrap().stuck);
+    }
+
+    #[test]
+    fn log_names_each_with_its_command_up_to_one_screen() {
+        assert!(lines(&[]).is_empty());
+        let found: Vec<Bound> =
+            (0..45).filter_map(|i| Bound::of(&service(&[FINALIZER], i % 2 == 0).metadata)).collect();
+        let lines = lines(&found);
+        assert_eq!(lines.len(), 22);
+        assert!(lines[0].contains("carry it: 45, stuck in deletion: 23"), "{}", lines[0]);
+        assert_eq!(
+            lines[1],
+            "Service shop/web is stuck in deletion: it carries lb-linker/finalizer; to free it: kubectl patch service \
+             web -n shop --type strategic \
+             -p '{\"metadata\":{\"$deleteFromPrimitiveList/finalizers\":[\"lb-linker/finalizer\"]}}'"
+        );
+        assert_eq!(lines[21], "and 25 more Services with lb-linker/finalizer");
+    }
+}
