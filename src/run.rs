@@ -24,10 +24,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{ConfigError, Flags};
-use crate::dns::ahead;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
+use crate::dns::server::invalidation;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::k8s::client::ClientError;
 use crate::sync::source::file_watcher::DirectoryError;
@@ -147,7 +147,8 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
         warn!("{notice}");
     }
     let mut background = JoinSet::new();
-    let ahead = ahead::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
+    let ahead =
+        invalidation::run(Arc::clone(&store), reloader.serving.servers(), Handle::current(), stop.clone());
     // Each change wakes it, and few of them lead to a look-up.
     background.spawn_on(ahead, sync.runtime());
     let syncing = Syncing { flags, store, metrics, zones: reloader.zones() };

@@ -7,10 +7,11 @@ use std::thread::Builder;
 use std::time::Instant;
 
 use hickory_proto::rr::Name;
-use lb_linker::dns::ahead::{self, Servers};
-use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::plugins::setup::Site;
-use lb_linker::dns::udp;
+use lb_linker::dns::server::config::first_handler;
+use lb_linker::dns::server::invalidation;
+use lb_linker::dns::server::invalidation::Servers;
+use lb_linker::dns::transport::udp;
 use lb_linker::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -39,7 +40,7 @@ pub fn run(verdicts: &mut Verdicts) {
     let runtime = runtime.expect("a runtime");
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
     let stop = CancellationToken::new();
-    let ahead = ahead::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone());
+    let ahead = invalidation::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone());
     runtime.spawn(ahead);
     let server = runtime.block_on(async {
         let sockets = udp::bind("127.0.0.1:0".parse().expect("an address")).expect("a socket");

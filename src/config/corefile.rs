@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::{Flags, UpstreamSpec};
-use crate::dns::configuration::quoted;
+use crate::dns::server::config::quoted;
 use crate::store::host_text;
 
 /// When the upstreams are away each question would have a line of its own.

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use rustls::pki_types::ServerName;
 
 use super::{ConfigError, DNS_PORT, Flags};
-use crate::dns::configuration::reaches;
-use crate::dns::resolv_conf;
+use crate::dns::corefile::resolv_conf;
+use crate::dns::server::config::reaches;
 
 /// The port of DNS over TLS (RFC 7858 section 3.1).
 const TLS_PORT: u16 = 853;

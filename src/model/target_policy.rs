@@ -177,7 +177,7 @@ fn is_below(host: &Name, zone: &Name, namespace: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::target_policy::*;
-    use crate::dns::plugins::testing::link;
+    use crate::dns::plugins::tests::support::link;
     use crate::store::{Departed, Observed, Wishes};
 
     fn policy() -> TargetPolicy {

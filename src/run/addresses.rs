@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use tracing::warn;
 
-use crate::dns::interfaces::interfaces;
+use crate::dns::net::interfaces::interfaces;
 
 /// The variables that hold the Pod's addresses, separated by commas (`status.podIPs`), or one of them.
 const POD_IPS: [&str; 2] = ["POD_IPS", "POD_IP"];

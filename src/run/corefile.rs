@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use crate::config::Flags;
-use crate::dns::configuration::{Configuration, arrange, text_of};
 use crate::dns::corefile::{Block, CorefileError, Place, Sources, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::Site;
+use crate::dns::server::config::{Configuration, arrange, text_of};
 
 /// What the built-in Corefile is called in errors.
 const BUILT_IN: &str = "(built-in Corefile)";

@@ -21,9 +21,9 @@ use tracing::{error, info, warn};
 
 use super::RunError;
 use super::sockets::{Holders, open_http};
-use crate::dns::ahead::Servers;
 use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
-use crate::dns::probes;
+use crate::dns::server::invalidation::Servers;
+use crate::dns::server::probes;
 use crate::metrics::{Family, Metrics};
 use crate::store::Store;
 

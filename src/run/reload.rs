@@ -18,10 +18,10 @@ use super::corefile::{Corefile, Origin};
 use super::serving::Serving;
 use super::{RunError, SetDebug};
 use crate::config::{ConfigError, Flags};
-use crate::dns::configuration::Configuration;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::{Reload, Site};
+use crate::dns::server::config::Configuration;
 use crate::metrics::Family;
 
 struct ReloadMetrics {

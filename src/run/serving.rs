@@ -16,14 +16,15 @@ use tracing::{info, warn};
 use super::http::Http;
 use super::sockets::{Holders, Socket, open};
 use super::{RunError, SetDebug};
-use crate::dns::ahead::Servers;
-use crate::dns::configuration::{Configuration, Identity, ListenAt, Listener};
-use crate::dns::handler::Handler;
+use crate::dns::chain::handler::Handler;
+use crate::dns::chain::metrics::Report;
+use crate::dns::chain::server::{Block, Server};
 use crate::dns::plugins::setup::{Draft, HttpEndpoint, HttpKind, Reload, Site, Task};
-use crate::dns::report::Report;
-use crate::dns::server::{Block, Server};
-use crate::dns::tcp::{Terms, places::Places};
-use crate::dns::{tcp, udp};
+use crate::dns::server::config::{Configuration, Identity, ListenAt, Listener};
+use crate::dns::server::invalidation::Servers;
+use crate::dns::transport::tcp::Terms;
+use crate::dns::transport::tcp::connection_limit::Places;
+use crate::dns::transport::{tcp, udp};
 
 /// What is served.
 pub(super) struct Serving {

@@ -9,9 +9,9 @@ use tokio::net::TcpListener;
 
 use super::RunError;
 use super::corefile::at;
-use crate::dns::configuration::ListenAt;
 use crate::dns::corefile::{Place, Scheme};
-use crate::dns::{tcp, udp};
+use crate::dns::server::config::ListenAt;
+use crate::dns::transport::{tcp, udp};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
 const PORT_TRIES: usize = 16;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lb_linker::dns::configuration::first_handler;
-use lb_linker::dns::handler::Handler;
+use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::plugins::setup::Site;
-use lb_linker::dns::udp;
+use lb_linker::dns::server::config::first_handler;
+use lb_linker::dns::transport::udp;
 use lb_linker::store::{Departed, Store};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use tokio_util::sync::{CancellationToken, DropGuard};

@@ -12,11 +12,12 @@ use futures::future::join_all;
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record};
-use lb_linker::dns::ahead::{self, Servers};
-use lb_linker::dns::configuration::first_handler;
-use lb_linker::dns::handler::Handler;
+use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::plugins::setup::Site;
-use lb_linker::dns::udp;
+use lb_linker::dns::server::config::first_handler;
+use lb_linker::dns::server::invalidation;
+use lb_linker::dns::server::invalidation::Servers;
+use lb_linker::dns::transport::udp;
 use lb_linker::store::{
     Departed, Family, Host, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes,
 };
@@ -240,7 +241,7 @@ fn follow(
     stop: &CancellationToken,
 ) -> impl Future<Output = ()> + use<> {
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
-    ahead::run(Arc::clone(store), servers, Handle::current(), stop.clone())
+    invalidation::run(Arc::clone(store), servers, Handle::current(), stop.clone())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hickory_proto::op::Message;
-use lb_linker::dns::configuration::first_handler;
 use lb_linker::dns::plugins::setup::Site;
-use lb_linker::dns::tcp::{self, Limits, Terms, places::Places};
-use lb_linker::dns::tls::{ClientAuth, Pem, config};
+use lb_linker::dns::server::config::first_handler;
+use lb_linker::dns::transport::tcp;
+use lb_linker::dns::transport::tcp::connection_limit::Places;
+use lb_linker::dns::transport::tcp::{Limits, Terms};
+use lb_linker::dns::transport::tls::{ClientAuth, Pem, config};
 use lb_linker::metrics::Metrics;
 use lb_linker::store::{Departed, Store};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};

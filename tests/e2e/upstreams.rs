@@ -11,9 +11,9 @@ use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::rdata::{A, CNAME, NS};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_server::net::xfer::Protocol;
-use lb_linker::dns::configuration::first_handler;
-use lb_linker::dns::handler::Handler;
+use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::server::config::first_handler;
 use lb_linker::store::{Departed, Store};
 use tokio::time::timeout;
 

@@ -4,9 +4,9 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use lb_linker::dns::configuration::{configure, text_of};
 use lb_linker::dns::corefile::{Block, CorefileError, Line, Sources, parse};
 use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::server::config::{configure, text_of};
 use lb_linker::store::{Departed, Store};
 
 /// No files beside it, and one variable.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::Name;
 use hickory_server::net::xfer::Protocol;
-use lb_linker::dns::configuration::first_handler;
-use lb_linker::dns::handler::Handler;
+use lb_linker::dns::chain::handler::Handler;
+use lb_linker::dns::message::header::MAX_UDP;
 use lb_linker::dns::plugins::setup::Site;
-use lb_linker::dns::wire::MAX_UDP;
+use lb_linker::dns::server::config::first_handler;
 use lb_linker::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
 use tokio::runtime::Runtime;
 

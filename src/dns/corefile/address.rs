@@ -6,8 +6,8 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::{CorefileError, Word};
-use crate::dns::presentation::parse_name;
-use crate::dns::zone::reverse_origins;
+use crate::dns::message::presentation::parse_name;
+use crate::dns::plugins::lb_linker::zone::reverse_origins;
 
 /// How a block is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -120,7 +120,7 @@ mod tests {
 
     use super::super::address::*;
     use super::super::words;
-    use crate::dns::presentation::name_text;
+    use crate::dns::message::presentation::name_text;
 
     fn parse(text: &str) -> Result<Vec<String>, String> {
         let word = words(&Path::new("Corefile").into(), text).remove(0);

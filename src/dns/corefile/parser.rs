@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::CorefileError;
 use super::env::expand;
-use super::lexer::{Place, Word, words};
+use super::tokens::{Place, Word, words};
 
 /// Braces in braces: no plugin has more than three.
 const MAX_DEPTH: usize = 32;

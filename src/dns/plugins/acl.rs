@@ -96,11 +96,11 @@ use prometheus::{IntCounterVec, Opts, Registry};
 
 use super::nets::Nets;
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Purpose, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Request};
-use crate::dns::repeat::Clients;
-use crate::dns::wire::Ede;
+use crate::dns::message::header::Ede;
+use crate::dns::message::validity::Clients;
+use crate::dns::message::zone_set::Origins;
 use crate::metrics::sharded::SpreadVec;
 use crate::metrics::{Family, registered};
 

@@ -35,8 +35,8 @@ use hickory_proto::rr::rdata::HINFO;
 use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Request};
 
 const NAME: &str = "any";
 /// Seconds: long, for the answer never changes.
@@ -70,7 +70,7 @@ impl Plugin for Any {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[tokio::test]
     async fn any_is_answered_with_hinfo_and_nothing_else_is() {

@@ -36,7 +36,7 @@ use std::net::IpAddr;
 
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::interfaces::interfaces;
+use crate::dns::net::interfaces::interfaces;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let mut all: Vec<IpAddr> = Vec::new();
@@ -88,7 +88,7 @@ fn of_interface(word: &Word) -> Result<Vec<IpAddr>, CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[test]
     fn what_is_no_address_of_ours_is_refused() {

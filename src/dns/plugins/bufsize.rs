@@ -34,9 +34,9 @@
 use async_trait::async_trait;
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Request};
-use crate::dns::wire::MAX_UDP;
+use crate::dns::message::header::MAX_UDP;
 
 const NAME: &str = "bufsize";
 
@@ -81,8 +81,8 @@ impl Plugin for Bufsize {
 mod tests {
     use hickory_proto::op::Edns;
 
-    use super::super::testing::Site;
-    use crate::dns::server::Server;
+    use super::super::tests::support::Site;
+    use crate::dns::chain::server::Server;
 
     /// What a client that takes so much by EDNS is taken to have said, and gets.
     async fn sizes(lines: &str, payload: Option<u16>) -> (Option<u16>, u16) {

@@ -140,11 +140,13 @@
 //! }
 //! ```
 
-mod answers;
-mod forgotten;
+pub(crate) mod entry;
+mod invalidated;
 mod metrics;
 mod options;
-mod shared;
+mod query;
+mod state;
+pub mod store;
 #[cfg(test)]
 mod tests;
 
@@ -159,13 +161,13 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::setup::Setup;
-use crate::dns::cache::{Cache as Answers, Found, Freshness, Kind};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
-use answers::Asked;
-use forgotten::Forgotten;
+use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness, Kind};
+use invalidated::Forgotten;
 use options::{Parsed, parse};
-use shared::{Shared, Taken, failing};
+use query::Asked;
+use state::{Shared, Taken, failing};
 
 const NAME: &str = "cache";
 

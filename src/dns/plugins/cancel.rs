@@ -34,8 +34,8 @@ use async_trait::async_trait;
 use tokio::time::timeout;
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 
 const NAME: &str = "cancel";
 /// Clients wait for five seconds.
@@ -92,8 +92,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::super::cancel::*;
-    use super::super::testing::Site;
-    use crate::dns::server::{Block, Server};
+    use super::super::tests::support::Site;
+    use crate::dns::chain::server::{Block, Server};
 
     /// Rewrites the question, and answers after a while.
     #[derive(Debug)]

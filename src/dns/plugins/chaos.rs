@@ -52,8 +52,8 @@ use rand::seq::SliceRandom;
 
 use super::nsid::hostname;
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Request};
 
 const NAME: &str = "chaos";
 const VERSION: &str = concat!("lb-linker-", env!("CARGO_PKG_VERSION"));
@@ -119,7 +119,7 @@ fn record(request: &Request, text: &str) -> Record {
 #[cfg(test)]
 mod tests {
     use super::super::chaos::*;
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[tokio::test]
     async fn version_authors_and_host_are_told() {

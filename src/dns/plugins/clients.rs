@@ -73,10 +73,10 @@ use tracing::warn;
 
 use super::nets::{Nets, net};
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Purpose, Reply, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Purpose, Reply, Request};
-use crate::dns::repeat::Clients;
-use crate::dns::wire::Ede;
+use crate::dns::message::header::Ede;
+use crate::dns::message::validity::Clients;
 use crate::metrics::{Family, registered};
 
 const NAME: &str = "clients";

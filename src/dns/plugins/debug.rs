@@ -43,7 +43,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[test]
     fn it_is_for_its_block_alone() {

@@ -76,11 +76,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::setup::Setup;
-use super::words::{MAX_REGEX, fault};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::corefile::arguments::{MAX_REGEX, fault};
 use crate::dns::corefile::{CorefileError, Line};
-use crate::dns::lines::{Level, Lines, Part};
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
-use crate::dns::presentation::{lower_name_text, rcode_name, type_text};
+use crate::dns::message::presentation::{lower_name_text, rcode_name, type_text};
+use crate::dns::query_log::{Level, Lines, Part};
 
 const NAME: &str = "errors";
 const OPTIONS: [&str; 1] = ["consolidate"];

@@ -198,15 +198,15 @@ use tokio::time::timeout;
 
 use super::r#loop::LoopState;
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::forward::flights::Flights;
-use crate::dns::forward::names::{To, known, resolve};
-use crate::dns::forward::{Forward as Upstreams, ForwardError, ForwardMetrics, Purpose as Asked};
-use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
-use crate::dns::question::is_transfer;
+use crate::dns::message::header::Ede;
+use crate::dns::message::query::is_transfer;
+use crate::dns::message::zone_set::Origins;
 use crate::dns::same_spelling;
-use crate::dns::wire::Ede;
+use crate::dns::upstream::bootstrap::{To, known, resolve};
+use crate::dns::upstream::flights::Flights;
+use crate::dns::upstream::group::{Forward as Upstreams, ForwardError, ForwardMetrics, Purpose as Asked};
 use options::{Parsed, parse};
 
 const NAME: &str = "forward";

@@ -105,10 +105,10 @@ use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use super::setup::Setup;
-use super::words::zones_or_all;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line};
-use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::message::zone_set::Origins;
 use file::HostsFile;
 use map::{Map, address};
 

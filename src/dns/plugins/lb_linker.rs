@@ -84,11 +84,14 @@
 //! }
 //! ```
 
+pub mod chase;
+pub(crate) mod failed_targets;
 mod hops;
 mod options;
-mod targets;
+mod target_resolver;
 #[cfg(test)]
 mod tests;
+pub mod zone;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,20 +104,20 @@ use tokio::time::Instant;
 
 use super::clients::{self, Prohibited};
 use super::setup::Setup;
-use crate::dns::chase::{End, Followed, Step, drop_denied, follow};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::server::{LookUp, MAX_LOOKUPS, Server};
 use crate::dns::corefile::CorefileError;
-use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
-use crate::dns::repeat::{Aging, Repeat, Section, Serial};
-use crate::dns::server::{LookUp, MAX_LOOKUPS, Server};
-use crate::dns::signatures::type_covered;
-use crate::dns::wire::Ede;
-use crate::dns::zone::{Zone, ZoneAnswer, closest_first};
+use crate::dns::message::header::Ede;
+use crate::dns::message::rrsig::type_covered;
+use crate::dns::message::validity::{Aging, Repeat, Section, Serial};
+use crate::dns::message::zone_set::Origins;
+use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, follow};
+use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{Family, Link, Store};
 use hops::{Denial, Denials, Looked};
 pub use options::{LinkZone, link_zones};
-use targets::{Known, PATIENCE, Views, Wanted, query_for};
+use target_resolver::{Known, PATIENCE, Views, Wanted, query_for};
 
 const NAME: &str = "lb_linker";
 

@@ -92,9 +92,9 @@ use ipnet::IpNet;
 use rand::seq::SliceRandom;
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
-use crate::dns::question::is_transfer;
+use crate::dns::message::query::is_transfer;
 use weights::Weights;
 
 const NAME: &str = "loadbalance";

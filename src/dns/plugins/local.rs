@@ -53,9 +53,9 @@ use prometheus::{IntCounter, Registry};
 use tracing::debug;
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
 use crate::dns::corefile::{CorefileError, Line};
-use crate::dns::origins::Origins;
-use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::dns::message::zone_set::Origins;
 use crate::metrics::{Family, registered};
 
 const NAME: &str = "local";
@@ -191,7 +191,7 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     const SOA: &str = "604800 IN SOA localhost. root.localhost. 1 0 0 0 604800";
 

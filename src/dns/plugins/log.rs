@@ -94,12 +94,12 @@ use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
 use super::setup::Setup;
-use super::words::zones_or_all;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line};
-use crate::dns::lines::{Level, Lines};
-use crate::dns::origins::Origins;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
-use crate::dns::presentation::lower_name_text;
+use crate::dns::message::presentation::lower_name_text;
+use crate::dns::message::zone_set::Origins;
+use crate::dns::query_log::{Level, Lines};
 use class::Class;
 use format::{Format, Seen};
 

@@ -63,9 +63,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
+use crate::dns::chain::server::Server;
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Request};
-use crate::dns::server::Server;
 use crate::metrics::{Family, registered};
 
 const NAME: &str = "loop";
@@ -353,9 +353,9 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::super::r#loop::*;
-    use super::super::testing::Site;
-    use crate::dns::plugin::{Failure, Purpose};
-    use crate::dns::server;
+    use super::super::tests::support::Site;
+    use crate::dns::chain::plugin::{Failure, Purpose};
+    use crate::dns::chain::server;
 
     /// What the upstreams of a block do with a probe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,10 +26,10 @@
 
 use async_trait::async_trait;
 
+use super::response_type::Says;
 use super::setup::Setup;
-use super::typify::Says;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Reply, Request};
 
 const NAME: &str = "minimal";
 
@@ -76,7 +76,7 @@ mod tests {
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::super::minimal::*;
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     fn record(data: RData) -> Record {
         Record::from_rdata(Name::from_ascii("example.org.").unwrap(), 5, data)

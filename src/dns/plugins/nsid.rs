@@ -39,8 +39,8 @@ use async_trait::async_trait;
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption, NSIDPayload};
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Next, Outcome, Plugin, Request};
 
 const NAME: &str = "nsid";
 /// 512 bytes, without the header, the longest question, OPT and an extended error.
@@ -96,7 +96,7 @@ impl Plugin for Nsid {
 #[cfg(test)]
 mod tests {
     use super::super::nsid::*;
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     async fn told(site: &Site) -> Vec<EdnsOption> {
         site.reply("example.org. A").await.unwrap().options

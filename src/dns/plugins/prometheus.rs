@@ -53,8 +53,8 @@ use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 
 use super::setup::{HttpKind, Setup};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 
 const NAME: &str = "prometheus";
 const DEFAULT: &str = "localhost:9153";
@@ -113,7 +113,7 @@ impl Plugin for Prometheus {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[tokio::test]
     async fn questions_are_counted_by_coredns_names_and_labels() {

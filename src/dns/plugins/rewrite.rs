@@ -142,12 +142,12 @@
 //! rewrite cname suffix .cdn.example.net. .other.example.com.
 //! ```
 
-mod answers;
 mod cname;
-mod matching;
+mod name_matcher;
 mod names;
 mod parse;
 mod rcode;
+mod response;
 mod rule;
 #[cfg(test)]
 mod tests;
@@ -158,11 +158,11 @@ use std::borrow::Cow;
 use async_trait::async_trait;
 use hickory_proto::op::Query;
 
-use self::answers::Undo;
+use self::response::Undo;
 use self::rule::Rule;
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 
 const NAME: &str = "rewrite";
 
@@ -188,7 +188,7 @@ impl Plugin for Rewrite {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
         let undo = self.rewrite(&mut request.query)?;
         let outcome = next.serve(request).await;
-        answers::rewrite(&undo, request, outcome).await
+        response::rewrite(&undo, request, outcome).await
     }
 
     fn rewritten(&self, query: &Query) -> Option<Query> {

@@ -48,7 +48,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[test]
     fn what_is_no_directory_is_refused_and_one_to_come_is_not() {

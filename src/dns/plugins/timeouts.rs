@@ -70,7 +70,7 @@
 use std::time::Duration;
 
 use super::setup::{Setup, Timeouts};
-use super::words::go_duration;
+use crate::dns::corefile::arguments::go_duration;
 use crate::dns::corefile::{CorefileError, Word};
 
 const NAME: &str = "timeouts";
@@ -116,7 +116,7 @@ fn queries(word: &Word) -> Result<u64, CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
     use super::super::timeouts::*;
 
     #[test]

@@ -61,7 +61,7 @@ use std::path::PathBuf;
 
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::tls::{ClientAuth, Pem, config};
+use crate::dns::transport::tls::{ClientAuth, Pem, config};
 
 const NAME: &str = "tls";
 const FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
@@ -131,7 +131,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
     use tempfile::TempDir;
 
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     /// Certificate and key in `crt` and `key`, another certificate in `other`, and no PEM at all in `junk`.
     fn files() -> TempDir {

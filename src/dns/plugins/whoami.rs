@@ -37,8 +37,8 @@ use hickory_proto::rr::{Name, RData, Record};
 use hickory_server::net::xfer::Protocol;
 
 use super::setup::Setup;
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
 
 const NAME: &str = "whoami";
 
@@ -81,7 +81,7 @@ impl Plugin for Whoami {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Site;
+    use super::super::tests::support::Site;
 
     #[tokio::test]
     async fn the_client_is_told_its_address_port_and_transport() {

@@ -9,8 +9,8 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use crate::dns::configuration::configure;
 use crate::dns::corefile::Sources;
+use crate::dns::server::config::configure;
 use crate::held_port::HeldPort;
 use crate::run::serving::*;
 use crate::store::{Departed, Store};

@@ -4,9 +4,9 @@ use hickory_proto::rr::RecordType;
 
 use super::{Action, List, NAME, Rule};
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::message::presentation::parse_type;
 use crate::dns::plugins::nets::{Nets, net};
 use crate::dns::plugins::setup::Setup;
-use crate::dns::presentation::parse_type;
 
 const ACTIONS: [&str; 4] = ["allow", "block", "filter", "drop"];
 /// What stands for all types, or all clients.

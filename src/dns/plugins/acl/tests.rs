@@ -1,4 +1,4 @@
-use crate::dns::plugins::testing::Site;
+use crate::dns::plugins::tests::support::Site;
 const WHOAMI: &str = "NOERROR aa | | | ";
 
 async fn ask(lines: &str, client: &str, question: &str) -> String {

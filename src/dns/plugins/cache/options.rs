@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::NAME;
-use crate::dns::cache::{Bounds, CacheOptions, Prefetch, ServeStale};
+use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::origins::Origins;
+use crate::dns::message::zone_set::Origins;
+use crate::dns::plugins::cache::store::{Bounds, CacheOptions, Prefetch, ServeStale};
 use crate::dns::plugins::setup::Setup;
-use crate::dns::plugins::words::zones_or_all;
 
 const KNOWN: &[&str] =
     &["success", "denial", "prefetch", "serve_stale", "serve_stale_policy", "servfail", "disable", "keepttl"];
@@ -189,7 +189,7 @@ mod tests {
     use super::super::options::*;
     use crate::dns::corefile::{self, Sources};
     use crate::dns::plugins::setup::Draft;
-    use crate::dns::plugins::testing::Site;
+    use crate::dns::plugins::tests::support::Site;
 
     #[test]
     fn broken_lines_are_told_what_is_wrong() {

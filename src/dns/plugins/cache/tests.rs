@@ -11,12 +11,12 @@ use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
-use crate::dns::plugin::{Failure, Purpose};
+use crate::dns::chain::plugin::{Failure, Purpose};
+use crate::dns::chain::server::{Block, Server};
+use crate::dns::message::header::Ede;
+use crate::dns::message::query::wire_name;
 use crate::dns::plugins::cache::*;
-use crate::dns::plugins::testing::{Site, record, show};
-use crate::dns::question::wire_name;
-use crate::dns::server::{Block, Server};
-use crate::dns::wire::Ede;
+use crate::dns::plugins::tests::support::{Site, record, show};
 
 /// What answers behind the cache.
 #[derive(Debug)]

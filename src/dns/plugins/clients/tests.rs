@@ -3,9 +3,9 @@ use std::time::Duration;
 use hickory_proto::rr::Name;
 
 use super::LOG_PAUSE;
-use crate::dns::plugins::testing::{Site, link};
-use crate::dns::server::Server;
-use crate::dns::wire::Ede;
+use crate::dns::chain::server::Server;
+use crate::dns::message::header::Ede;
+use crate::dns::plugins::tests::support::{Site, link};
 
 const ANSWER: &str = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
 

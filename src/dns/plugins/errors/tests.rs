@@ -1,5 +1,5 @@
 use crate::dns::plugins::errors::*;
-use crate::dns::plugins::testing::Site;
+use crate::dns::plugins::tests::support::Site;
 
 /// What fails here: there is nothing behind `errors`.
 const WHY: &str = "no next plugin found";
@@ -99,7 +99,7 @@ fn durations_are_written_as_go_does() {
         ("1h", "1h0m0s"),
         ("25h1m1.25s", "25h1m1.25s"),
     ] {
-        assert_eq!(go_text(crate::dns::plugins::words::go_duration(text).unwrap()), expected, "{text}");
+        assert_eq!(go_text(crate::dns::corefile::arguments::go_duration(text).unwrap()), expected, "{text}");
     }
 }
 

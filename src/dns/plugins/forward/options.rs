@@ -14,13 +14,13 @@ use tokio_rustls::TlsConnector;
 use super::NAME;
 use super::to::{At, Destination, destinations, server_name};
 use crate::dns::corefile::{CorefileError, Line, Place, Scheme, Word, addresses};
-use crate::dns::forward::names::{Speaking, To};
-use crate::dns::forward::tls::{ConnectorError, authorities, connector};
-use crate::dns::forward::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy};
 use crate::dns::max_files;
-use crate::dns::origins::Origins;
+use crate::dns::message::presentation::parse_rcode;
+use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::setup::Setup;
-use crate::dns::presentation::parse_rcode;
+use crate::dns::upstream::bootstrap::{Speaking, To};
+use crate::dns::upstream::group::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy};
+use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
 
 /// Upstreams that a line may have, as in CoreDNS.
 const MAX_TO: usize = 15;
@@ -91,7 +91,7 @@ struct Pem {
 }
 
 /// Returns how many questions may be under way by default: about as many as there are sockets for names (see
-/// [`SocketBudget`](crate::dns::forward::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
+/// [`SocketBudget`](crate::dns::upstream::group::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
 /// more look-ups of them than sockets.
 fn under_way() -> usize {
     (max_files() / 4).clamp(UNDER_WAY.0, UNDER_WAY.1)

@@ -12,10 +12,10 @@ use tokio::time::{Duration, Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Asked, Upstreams};
-use crate::dns::forward::{Endpoint, ForwardOptions, Policy, Transport};
-use crate::dns::plugins::testing::Site;
-use crate::dns::question::{Key, Question};
-use crate::dns::shares::OURSELVES;
+use crate::dns::message::query::{Key, Question};
+use crate::dns::plugins::tests::support::Site;
+use crate::dns::transport::client_quota::OURSELVES;
+use crate::dns::upstream::group::{Endpoint, ForwardOptions, Policy, Transport};
 use crate::held_port::HeldPort;
 
 mod broken;
@@ -165,7 +165,7 @@ async fn answers_come_back_with_their_flags_and_the_clients_spelling() {
 async fn upper_rcode_bits_and_ede_need_edns() {
     let upstream = Fake::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::BADCOOKIE);
-        answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::wire::Ede::STALE.option());
+        answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::message::header::Ede::STALE.option());
         Some(answer)
     })
     .await;
@@ -174,7 +174,7 @@ async fn upper_rcode_bits_and_ede_need_edns() {
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     let reply = site.edns(1232).reply("a.example. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::BADCOOKIE);
-    assert_eq!(reply.options, [crate::dns::wire::Ede::STALE.option()]);
+    assert_eq!(reply.options, [crate::dns::message::header::Ede::STALE.option()]);
 }
 
 #[tokio::test]
@@ -504,7 +504,7 @@ fn a_forward_of_the_root_recurses_and_another_leaves_that_open() {
             site.server.recurses(
                 &Query::query(Name::root(), RecordType::A),
                 &site.request("x. A"),
-                crate::dns::server::LookUp::Question
+                crate::dns::chain::server::LookUp::Question
             ) == Some(true),
             recurses,
             "{lines}"

@@ -6,9 +6,9 @@ use std::path::Path;
 use hickory_proto::rr::Name;
 use rustls::pki_types::ServerName;
 
+use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Scheme, Word};
 use crate::dns::plugins::setup::Setup;
-use crate::dns::resolv_conf::{nameservers, scope};
 
 /// Somebody to forward to.
 #[derive(Clone, Debug)]

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::map::{Map, address_of};
-use crate::dns::origins::Origins;
-use crate::dns::question::wire_name;
+use crate::dns::message::query::wire_name;
+use crate::dns::message::zone_set::Origins;
 use crate::metrics::{Family, registered};
 
 /// A hosts file, and the lines of the Corefile.

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use hickory_proto::rr::Name;
 
-use crate::dns::origins::Origins;
-use crate::dns::presentation::parse_name;
-use crate::dns::question::wire_name;
+use crate::dns::message::presentation::parse_name;
+use crate::dns::message::query::wire_name;
+use crate::dns::message::zone_set::Origins;
 
 /// Names by address, and addresses by name.
 #[derive(Debug, Default)]

@@ -6,9 +6,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::file::{Counters, HostsFile};
 use super::map::Map;
-use crate::dns::origins::Origins;
-use crate::dns::plugins::testing::Site;
-use crate::dns::presentation::parse_name;
+use crate::dns::message::presentation::parse_name;
+use crate::dns::message::zone_set::Origins;
+use crate::dns::plugins::tests::support::Site;
 
 const LINES: &str = "
 127.0.0.1 localhost localhost.domain # both

@@ -6,11 +6,11 @@ use prometheus::Registry;
 use smallvec::SmallVec;
 
 use super::{LbLinker, query_for};
-use crate::dns::plugin::{Reply, Request};
-use crate::dns::repeat::Clients;
-use crate::dns::server::{Access, LookUp};
-use crate::dns::wire::Ede;
-use crate::dns::zone::{Hop, RestsOn, Zone};
+use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::server::{Access, LookUp};
+use crate::dns::message::header::Ede;
+use crate::dns::message::validity::Clients;
+use crate::dns::plugins::lb_linker::zone::{Hop, RestsOn, Zone};
 use crate::metrics::Family;
 use crate::metrics::sharded::SpreadVec;
 

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
+use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
-use crate::dns::origins::Origins;
-use crate::dns::plugins::words::zones_or_all;
-use crate::dns::zone::{TTL, Zone, ZoneOptions, reverse_origins};
+use crate::dns::message::zone_set::Origins;
+use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions, reverse_origins};
 use crate::model::names;
 use crate::store::host_text;
 
@@ -205,7 +205,7 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use crate::dns::plugins::testing::Site;
+    use crate::dns::plugins::tests::support::Site;
 
     #[test]
     fn what_is_wrong_is_said_with_its_place() {

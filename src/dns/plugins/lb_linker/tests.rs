@@ -11,9 +11,9 @@ use tokio::net::UdpSocket;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::dns::plugin::Request;
-use crate::dns::plugins::testing::{Site, link, show};
-use crate::dns::wire::Ede;
+use crate::dns::chain::plugin::Request;
+use crate::dns::message::header::Ede;
+use crate::dns::plugins::tests::support::{Site, link, show};
 use crate::store::{Observed, ServiceKey};
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";

@@ -4,7 +4,7 @@ use hickory_proto::rr::rdata::{CNAME, MX, TXT};
 use hickory_proto::rr::{Name, RData};
 
 use crate::dns::plugins::loadbalance::*;
-use crate::dns::plugins::testing::Site;
+use crate::dns::plugins::tests::support::Site;
 
 fn record(text: &str) -> Record {
     let name = Name::from_ascii("a.example.").unwrap();

@@ -1,7 +1,7 @@
 //! Which class an answer is of, as in CoreDNS's package `response`.
 
-use crate::dns::plugin::{Reply, Request};
-use crate::dns::plugins::typify::Says;
+use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::plugins::response_type::Says;
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ mod tests {
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::super::class::*;
-    use crate::dns::plugins::testing::Site;
+    use crate::dns::plugins::tests::support::Site;
 
     fn record(data: RData) -> Record {
         Record::from_rdata(Name::root(), 5, data)

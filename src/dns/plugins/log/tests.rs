@@ -6,7 +6,7 @@ use hickory_server::net::xfer::Protocol;
 use serde_json::json;
 
 use crate::dns::plugins::log::*;
-use crate::dns::plugins::testing::Site;
+use crate::dns::plugins::tests::support::Site;
 
 /// A client of CoreDNS's own example, and an answer without delay.
 async fn logged(site: &Site, question: &str) -> Vec<String> {

@@ -4,12 +4,12 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::RData;
 use tracing::error;
 
-use super::answers::Open;
-use super::matching::Matching;
+use super::name_matcher::Matching;
 use super::names::renamed;
-use crate::dns::plugin::{Failure, Request};
-use crate::dns::presentation::name_text;
-use crate::dns::server::Server;
+use super::response::Open;
+use crate::dns::chain::plugin::{Failure, Request};
+use crate::dns::chain::server::Server;
+use crate::dns::message::presentation::name_text;
 
 /// Another target for CNAMEs.
 #[derive(Clone, Debug)]

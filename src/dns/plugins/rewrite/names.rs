@@ -2,8 +2,8 @@
 
 use hickory_proto::rr::Name;
 
-use crate::dns::plugin::Failure;
-use crate::dns::presentation::parse_name;
+use crate::dns::chain::plugin::Failure;
+use crate::dns::message::presentation::parse_name;
 
 /// Returns the name that a rule has made.
 ///
@@ -28,7 +28,7 @@ fn is_absolute(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::names::*;
-    use crate::dns::presentation::name_text;
+    use crate::dns::message::presentation::name_text;
 
     #[test]
     fn a_name_is_its_text_and_back() {

@@ -3,16 +3,16 @@
 use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
 
-use super::answers::Undo;
 use super::cname::Retarget;
-use super::matching::{Matching, Renaming};
+use super::name_matcher::{Matching, Renaming};
 use super::rcode::{self, Recode};
+use super::response::Undo;
 use super::rule::{Change, NameChange, Rule};
 use super::ttl::Range;
 use super::{NAME, names};
+use crate::dns::corefile::arguments::{MAX_REGEX, fault};
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::plugins::words::{MAX_REGEX, fault};
-use crate::dns::presentation::{parse_class, parse_type};
+use crate::dns::message::presentation::{parse_class, parse_type};
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
 /// The groups that CoreDNS looks for in a text.

@@ -3,7 +3,7 @@
 use hickory_proto::op::ResponseCode;
 
 use crate::dns::corefile::{CorefileError, Word};
-use crate::dns::presentation::parse_rcode;
+use crate::dns::message::presentation::parse_rcode;
 
 /// The highest number that `rcode` takes.
 const LAST: u16 = 23;

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, RecordType};
 
-use super::answers::Undo;
-use super::matching::{Matching, Renaming};
+use super::name_matcher::{Matching, Renaming};
 use super::names::renamed;
-use crate::dns::plugin::Failure;
-use crate::dns::presentation::lower_name_text;
+use super::response::Undo;
+use crate::dns::chain::plugin::Failure;
+use crate::dns::message::presentation::lower_name_text;
 
 /// A rule.
 #[derive(Debug)]

@@ -10,9 +10,9 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use crate::dns::plugin::{Failure, Next, Outcome, Plugin, Request};
-use crate::dns::plugins::testing::{Site, record};
-use crate::dns::server::{Block, Server};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::server::{Block, Server};
+use crate::dns::plugins::tests::support::{Site, record};
 
 /// What answers behind the rules.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::BinEncodable;
 
 use super::record::{Token, hex, ipv4, ipv6, name, seconds};
-use crate::dns::presentation::{type_name, type_text};
+use crate::dns::message::presentation::{type_name, type_text};
 
 /// RFC 1035 section 3.3.
 const MAX_STRING: usize = 255;

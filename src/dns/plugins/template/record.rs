@@ -10,7 +10,7 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable};
 
 use super::fields::write_fields;
-use crate::dns::presentation::{parse_class_or_number, parse_name, parse_type_or_number, unescape};
+use crate::dns::message::presentation::{parse_class_or_number, parse_name, parse_type_or_number, unescape};
 
 /// The TTL where none is given.
 const TTL: u32 = 3600;

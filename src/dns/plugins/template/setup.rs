@@ -7,11 +7,11 @@ use regex::Regex;
 use super::NAME;
 use super::answer::{Answer, Templates};
 use super::text;
+use crate::dns::corefile::arguments::{MAX_REGEX, fault, zones_or_all};
 use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::message::header;
+use crate::dns::message::presentation::{parse_class, parse_rcode, parse_type};
 use crate::dns::plugins::setup::Setup;
-use crate::dns::plugins::words::{MAX_REGEX, fault, zones_or_all};
-use crate::dns::presentation::{parse_class, parse_rcode, parse_type};
-use crate::dns::wire;
 
 const OPTIONS: [&str; 8] =
     ["match", "answer", "authority", "additional", "rcode", "ederror", "fallthrough", "upstream"];
@@ -97,5 +97,5 @@ fn extended_error(option: &Line) -> Result<EdnsOption, CorefileError> {
         }
     };
     let number = code.parse("the number of an extended error, from 0 to 65535")?;
-    Ok(wire::extended_error(number, reason))
+    Ok(header::extended_error(number, reason))
 }

@@ -1,8 +1,8 @@
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use crate::dns::plugins::testing::Site;
-use crate::dns::server::Server;
+use crate::dns::chain::server::Server;
+use crate::dns::plugins::tests::support::Site;
 
 /// A block with a template of these lines.
 fn template(head: &str, lines: &str) -> Site {

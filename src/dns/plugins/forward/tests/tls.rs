@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::{address, converse};
-use crate::dns::plugins::testing::Site;
+use crate::dns::plugins::tests::support::Site;
 
 /// A CA, a server's certificate and a client's, in files.
 struct Certificates(tempfile::TempDir);

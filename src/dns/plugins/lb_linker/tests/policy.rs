@@ -1,9 +1,9 @@
 //! The target policy at each name of a chain.
 
 use super::name;
-use crate::dns::plugin::{Purpose, Reply};
-use crate::dns::plugins::testing::{Site, link};
-use crate::dns::server::Server;
+use crate::dns::chain::plugin::{Purpose, Reply};
+use crate::dns::chain::server::Server;
+use crate::dns::plugins::tests::support::{Site, link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{Observed, Port, ServiceKey, Wishes};
 

@@ -1,5 +1,5 @@
 use crate::dns::plugins::rewrite::parse::*;
-use crate::dns::plugins::testing::Site;
+use crate::dns::plugins::tests::support::Site;
 
 #[test]
 fn what_is_wrong_is_said_with_its_place() {

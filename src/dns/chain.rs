@@ -1,0 +1,6 @@
+//! The chain of plugins that answers a question.
+
+pub mod handler;
+pub mod metrics;
+pub mod plugin;
+pub mod server;

@@ -1,0 +1,156 @@
+//! From a message to the message that answers it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::panic::AssertUnwindSafe;
+use std::process;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use futures::FutureExt;
+use hickory_proto::op::Edns;
+use hickory_proto::rr::Name;
+use hickory_server::net::xfer::Protocol;
+use hickory_server::server::Request as Message;
+use tracing::{debug, error};
+
+use super::metrics::Report;
+use super::plugin::{Purpose, Reply, Request};
+use super::server::Server;
+use crate::dns::message::encode::encode;
+use crate::dns::message::header::{MAX_UDP, Screened, format_error, screen, server_failure};
+use crate::dns::response_cache::wire_response::Packet;
+use crate::dns::unmapped;
+use crate::metrics::Metrics;
+
+/// Answers the messages of a listener, from whichever transport they come.
+#[derive(Debug)]
+pub struct Handler {
+    /// What answers; it may be replaced at any time.
+    pub server: ArcSwap<Server>,
+    /// Where the listener is.
+    pub bound: SocketAddr,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What is counted of questions.
+    pub report: Arc<Report>,
+}
+
+/// An answer on the wire.
+#[derive(Debug)]
+pub struct Answer {
+    /// The message.
+    pub bytes: Vec<u8>,
+    /// The same for whoever asks this again, if that can be.
+    pub packet: Option<Box<Packet>>,
+}
+
+impl Answer {
+    fn once(bytes: Vec<u8>) -> Self {
+        Self { bytes, packet: None }
+    }
+}
+
+impl Handler {
+    /// Answers a message that a client has sent to that address of ours, if it is known; `None` where silence is
+    /// right.
+    pub async fn answer(
+        &self,
+        message: Vec<u8>,
+        client: SocketAddr,
+        local: Option<IpAddr>,
+        protocol: Protocol,
+    ) -> Option<Answer> {
+        let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
+        let server = self.server.load_full();
+        let debug = server.is_debugged();
+        // One message that hits a defect of ours, or of the decoder, must not end the listener.
+        let ends = (unmapped(client), unmapped(local));
+        let answering = screen_and_answer(server, &message, &ends, protocol);
+        AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
+            error!("answering a message of {client} panicked: {message:02x?}");
+            if debug {
+                process::abort();
+            }
+            self.report.panics.inc();
+            server_failure(&message).map(Answer::once)
+        })
+    }
+}
+
+async fn screen_and_answer(
+    server: Arc<Server>,
+    message: &[u8],
+    ends: &(SocketAddr, SocketAddr),
+    protocol: Protocol,
+) -> Option<Answer> {
+    match screen(message) {
+        Screened::Silence => None,
+        Screened::Reply(bytes) => Some(Answer::once(bytes)),
+        Screened::Question => match decode(server, message, *ends, protocol) {
+            Some(mut request) => answer_question(&mut request, message).await,
+            None => Some(Answer::once(format_error(message))),
+        },
+    }
+}
+
+async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer> {
+    let query = request.query.clone();
+    let reply = Server::serve(request).await?;
+    let edns = request.edns.as_ref().map(|asked| response_edns(asked, &reply));
+    let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
+    let (bytes, layout) = match encoded {
+        Ok(encoded) => encoded,
+        Err(error) => {
+            error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
+            return server_failure(message).map(Answer::once);
+        }
+    };
+    // For who keeps answers all clients that take MAX_UDP or more are the same: `bufsize` may let some have more.
+    let is_for_all =
+        request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
+    if !is_for_all {
+        return Some(Answer::once(bytes));
+    }
+    let packet = Packet::new(reply, query.name(), (&bytes, &layout), request.server.number());
+    Some(Answer { bytes, packet: packet.map(Box::new) })
+}
+
+/// Returns what a message asks, unless that can't be understood.
+fn decode(
+    server: Arc<Server>,
+    message: &[u8],
+    (client, local): (SocketAddr, SocketAddr),
+    protocol: Protocol,
+) -> Option<Request> {
+    let decoded = Message::from_bytes(message.to_vec(), client, protocol);
+    let decoded =
+        decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
+    let [query] = decoded.queries.queries() else { return None };
+    Some(Request {
+        tally: server.dropped(),
+        zone: Name::root(),
+        server,
+        query: query.original().clone(),
+        client,
+        local,
+        protocol,
+        size: message.len(),
+        metadata: decoded.metadata,
+        edns: decoded.edns.clone(),
+        purpose: Purpose::Client,
+        depth: 0,
+        max_udp: MAX_UDP,
+    })
+}
+
+/// RFC 6891 section 7: who sends OPT gets OPT.
+fn response_edns(asked: &Edns, reply: &Reply) -> Edns {
+    let mut edns = Edns::new();
+    edns.set_max_payload(MAX_UDP);
+    edns.set_dnssec_ok(asked.flags().dnssec_ok);
+    let told = reply.options.iter().cloned().chain(reply.ede.map(crate::dns::message::header::Ede::option));
+    for option in told {
+        edns.options_mut().insert(option);
+    }
+    edns
+}

@@ -1,0 +1,379 @@
+//! What is counted of each question, by CoreDNS's names, labels and buckets.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::RecordType;
+use hickory_server::net::xfer::Protocol;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
+use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
+use smallvec::SmallVec;
+
+use super::plugin::{Reply, Request};
+use crate::dns::message::encode::wire_length;
+use crate::dns::message::presentation::rcode_text;
+use crate::metrics::sharded::{Spread, counted, desc, family, labelled};
+use crate::metrics::{Family, registered};
+
+/// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
+pub(crate) const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
+/// The buckets of sizes, in bytes, but for the last one, which is for all that is longer.
+const SIZES: [u32; 14] = [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
+
+/// Where the counters of a tally stand. Of a histogram: its buckets, the one without a bound, and the sum.
+const REQUESTS: usize = 0;
+const WITH_DO: usize = REQUESTS + 4 * (TYPES.len() + 1);
+const REQUEST_SIZES: usize = WITH_DO + 1;
+const RESPONSE_SIZES: usize = REQUEST_SIZES + 2 * HISTOGRAM_OF_SIZES;
+const HISTOGRAM_OF_SIZES: usize = SIZES.len() + 2;
+const DURATION: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
+const RESPONSES: usize = DURATION + DURATIONS.2 + 2;
+const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
+
+/// CoreDNS knows these.
+const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
+const FAMILIES: [&str; 2] = ["1", "2"];
+
+/// The counters of questions and answers.
+#[derive(Debug)]
+pub struct Report {
+    tallies: Tallies,
+    plugin_enabled: IntGaugeVec,
+    /// Questions whose answering panicked.
+    pub panics: IntCounter,
+}
+
+/// The tallies of all servers and zones, and what their metrics are called.
+#[derive(Clone, Debug)]
+struct Tallies {
+    descs: Arc<Descs>,
+    all: Arc<Mutex<ByLabels>>,
+}
+
+/// By server and zone.
+type ByLabels = HashMap<(String, String), Arc<Tally>>;
+
+#[derive(Debug)]
+struct Descs {
+    requests: Desc,
+    requests_with_do: Desc,
+    request_size: Desc,
+    responses: Desc,
+    response_size: Desc,
+    duration: Desc,
+}
+
+impl Family for Report {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauge = |name, help, labels: &[&str]| {
+            registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+        };
+        let build = gauge(
+            "coredns_build_info",
+            "A metric with a constant '1' value labeled by version, revision, and goversion from which CoreDNS was built.",
+            &["version", "revision", "goversion"],
+        )?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
+        let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.");
+        let descs = Descs {
+            requests: desc(
+                "coredns_dns_requests_total",
+                "Counter of DNS requests made per zone, protocol and family.",
+                &["server", "zone", "view", "proto", "family", "type"],
+            )?,
+            requests_with_do: desc(
+                "coredns_dns_do_requests_total",
+                "Counter of DNS requests with DO bit set per zone.",
+                &["server", "zone", "view"],
+            )?,
+            request_size: desc(
+                "coredns_dns_request_size_bytes",
+                "Size of the EDNS0 UDP buffer in bytes (64K for TCP) per zone and protocol.",
+                &["server", "zone", "view", "proto"],
+            )?,
+            responses: desc(
+                "coredns_dns_responses_total",
+                "Counter of response status codes.",
+                &["server", "zone", "view", "rcode", "plugin"],
+            )?,
+            response_size: desc(
+                "coredns_dns_response_size_bytes",
+                "Size of the returned response in bytes.",
+                &["server", "zone", "view", "proto"],
+            )?,
+            duration: desc(
+                "coredns_dns_request_duration_seconds",
+                "Histogram of the time (in seconds) each request took per zone.",
+                &["server", "zone", "view"],
+            )?,
+        };
+        let tallies = Tallies { descs: Arc::new(descs), all: Arc::default() };
+        registry.register(Box::new(tallies.clone()))?;
+        Ok(Self {
+            tallies,
+            plugin_enabled: gauge(
+                "coredns_plugin_enabled",
+                "A metric that indicates whether a plugin is enabled on per server and zone basis.",
+                &["server", "zone", "view", "name"],
+            )?,
+            panics: registered(registry, panics)?,
+        })
+    }
+}
+
+impl Report {
+    /// Sets which plugins are at work: `server`, `zone`, `name`.
+    pub fn set_enabled(&self, plugins: Vec<(String, String, &'static str)>) {
+        self.plugin_enabled.reset();
+        for (server, zone, name) in plugins {
+            self.plugin_enabled.with_label_values(&[&server, &zone, "", name]).set(1);
+        }
+    }
+
+    /// Returns what counts the questions of a server for a zone, or for `dropped`.
+    #[must_use]
+    pub fn tally(&self, server: &str, zone: &str) -> Arc<Tally> {
+        let mut all = self.tallies.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally = all.entry((server.to_owned(), zone.to_owned())).or_insert_with(|| {
+            Arc::new(Tally {
+                server: server.to_owned(),
+                zone: zone.to_owned(),
+                counters: Arc::new(Spread::new(COUNTERS)),
+                responses: RwLock::default(),
+            })
+        });
+        Arc::clone(tally)
+    }
+}
+
+/// What counts the questions of a server for a zone. None of its metrics is shown before there is something to count.
+#[derive(Debug)]
+pub struct Tally {
+    server: String,
+    zone: String,
+    counters: Arc<Spread>,
+    /// The response codes and plugins that the counters behind [`RESPONSES`] are for, in order, and further ones: nobody
+    /// has seen so many but who makes them up.
+    responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
+}
+
+type Response = (ResponseCode, &'static str);
+
+/// What a question adds to a tally, but for how long it took.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// The counters of the tally.
+    pub counters: Arc<Spread>,
+    /// Which of them, and how much.
+    pub adds: Vec<(usize, u64)>,
+}
+
+impl Tally {
+    /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again;
+    /// nothing if the answer isn't one to be given again, or has a code that nobody has seen.
+    pub fn count(&self, request: &Request, reply: &Reply, since: Instant) -> Option<Charge> {
+        let by_tcp = usize::from(request.protocol != Protocol::Udp);
+        let by_ipv6 = usize::from(request.client.is_ipv6());
+        let qtype = TYPES.iter().position(|known| *known == request.query.query_type());
+        let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());
+        let response = self.response((reply.metadata.response_code, reply.plugin));
+        let mut adds = SmallVec::<[_; 7]>::new();
+        adds.push((REQUESTS + place, 1));
+        if request.dnssec_ok() {
+            adds.push((WITH_DO, 1));
+        }
+        adds.extend(response.map(|place| (RESPONSES + place, 1)));
+        for (histogram, size) in
+            [(REQUEST_SIZES, request.length()), (RESPONSE_SIZES, wire_length(reply, &request.query))]
+        {
+            let start = histogram + by_tcp * HISTOGRAM_OF_SIZES;
+            let bucket = SIZES.partition_point(|bound| (*bound as usize) < size);
+            adds.push((start + bucket, 1));
+            adds.push((start + HISTOGRAM_OF_SIZES - 1, size as u64));
+        }
+        let duration = duration(since.elapsed());
+        for (place, number) in adds.iter().chain(&duration) {
+            self.counters.add(*place, *number);
+        }
+        if response.is_none() || reply.repeat.is_none() {
+            return None;
+        }
+        Some(Charge { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
+    }
+
+    /// Returns the place of a response's counter; counts it here if there is none.
+    fn response(&self, response: Response) -> Option<usize> {
+        let place = |known: &[Response]| known.iter().position(|known| *known == response);
+        if let Some(place) = place(&self.responses.read().unwrap_or_else(PoisonError::into_inner).0) {
+            return Some(place);
+        }
+        let mut responses = self.responses.write().unwrap_or_else(PoisonError::into_inner);
+        let (known, others) = &mut *responses;
+        if let Some(place) = place(known) {
+            return Some(place);
+        }
+        if known.len() < MAX_RESPONSES {
+            known.push(response);
+            return Some(known.len() - 1);
+        }
+        *others.entry(response).or_default() += 1;
+        None
+    }
+}
+
+/// Returns what a question that took so long adds to a tally.
+#[must_use]
+pub fn duration(took: Duration) -> [(usize, u64); 2] {
+    /// In nanoseconds.
+    const FIRST: u64 = 250_000;
+    let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    let bucket = (0..DURATIONS.2).position(|bucket| nanos <= FIRST << bucket).unwrap_or(DURATIONS.2);
+    [(DURATION + bucket, 1), (DURATION + DURATIONS.2 + 1, nanos)]
+}
+
+impl Collector for Tallies {
+    fn desc(&self) -> Vec<&Desc> {
+        let Descs { requests, requests_with_do, request_size, responses, response_size, duration } =
+            &*self.descs;
+        vec![requests, requests_with_do, request_size, responses, response_size, duration]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let tallies: Vec<Arc<Tally>> =
+            self.all.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let tallies: Vec<(Arc<Tally>, Vec<u64>)> =
+            tallies.into_iter().map(|tally| (Arc::clone(&tally), tally.counters.sums())).collect();
+        let all = |kind, desc: &Desc, of: &dyn Fn(&Tally, &[u64]) -> Vec<Metric>| {
+            family(desc, kind, tallies.iter().flat_map(|(tally, sums)| of(tally, sums)).collect())
+        };
+        let descs = &*self.descs;
+        let sizes =
+            |desc, start| all(MetricType::HISTOGRAM, desc, &|tally, sums| tally.sizes(desc, &sums[start..]));
+        [
+            all(MetricType::COUNTER, &descs.requests, &|tally, sums| tally.requests(&descs.requests, sums)),
+            all(MetricType::COUNTER, &descs.requests_with_do, &|tally, sums| {
+                tally.counter(&descs.requests_with_do, &[], sums[WITH_DO])
+            }),
+            sizes(&descs.request_size, REQUEST_SIZES),
+            all(MetricType::COUNTER, &descs.responses, &|tally, sums| {
+                tally.responses(&descs.responses, sums)
+            }),
+            sizes(&descs.response_size, RESPONSE_SIZES),
+            all(MetricType::HISTOGRAM, &descs.duration, &|tally, sums| {
+                tally.durations(&descs.duration, sums)
+            }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// How a tally is shown.
+impl Tally {
+    fn labels<'a>(&'a self, further: &[&'a str]) -> Vec<&'a str> {
+        [&[&*self.server, &self.zone, ""], further].concat()
+    }
+
+    fn counter(&self, desc: &Desc, labels: &[&str], count: u64) -> Vec<Metric> {
+        if count == 0 {
+            return Vec::new();
+        }
+        vec![counted(labelled(desc, &self.labels(labels)), count)]
+    }
+
+    fn requests(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let mut places = sums[REQUESTS..WITH_DO].iter();
+        let mut metrics = Vec::new();
+        for protocol in PROTOCOLS {
+            for family in FAMILIES {
+                for (place, count) in places.by_ref().take(TYPES.len() + 1).enumerate() {
+                    let qtype: &str = TYPES.get(place).map_or("other", |known| (*known).into());
+                    metrics.extend(self.counter(desc, &[protocol, family, qtype], *count));
+                }
+            }
+        }
+        metrics
+    }
+
+    fn responses(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let responses = self.responses.read().unwrap_or_else(PoisonError::into_inner);
+        let (known, others) = &*responses;
+        let known = known.iter().zip(sums[RESPONSES..].iter().copied());
+        let others = others.iter().map(|(response, count)| (response, *count));
+        known
+            .chain(others)
+            .flat_map(|((rcode, plugin), count)| self.counter(desc, &[&rcode_text(*rcode), plugin], count))
+            .collect()
+    }
+
+    fn sizes(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let bounds: Vec<f64> = SIZES.into_iter().map(f64::from).collect();
+        let both = PROTOCOLS.into_iter().zip(sums.chunks(HISTOGRAM_OF_SIZES));
+        both.filter_map(|(protocol, sums)| self.histogram(desc, &[protocol], &bounds, sums, 1.0)).collect()
+    }
+
+    fn durations(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
+        let (first, factor, number) = DURATIONS;
+        let bounds = prometheus::exponential_buckets(first, factor, number).unwrap_or_default();
+        self.histogram(desc, &[], &bounds, &sums[DURATION..RESPONSES], 1e-9).into_iter().collect()
+    }
+
+    /// `sums` are those of the buckets, of the one without a bound, and that of what was observed, in `unit`.
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus knows floating-point numbers alone")]
+    fn histogram(
+        &self,
+        desc: &Desc,
+        labels: &[&str],
+        bounds: &[f64],
+        sums: &[u64],
+        unit: f64,
+    ) -> Option<Metric> {
+        let (buckets, sum) = (&sums[..=bounds.len()], sums[bounds.len() + 1]);
+        let count: u64 = buckets.iter().sum();
+        let mut below = 0;
+        let cumulated = bounds.iter().zip(buckets).map(|(bound, inside)| {
+            below += inside;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(below);
+            bucket
+        });
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(cumulated.collect());
+        histogram.set_sample_count(count);
+        histogram.set_sample_sum(sum as f64 * unit);
+        let mut metric = Metric::from_label(labelled(desc, &self.labels(labels)));
+        metric.set_histogram(histogram);
+        (count > 0).then_some(metric)
+    }
+}
+
+/// The types that CoreDNS tells apart: the label must not grow with what clients make up.
+const TYPES: [RecordType; 19] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::ANY,
+    RecordType::AXFR,
+    RecordType::CNAME,
+    RecordType::DNSKEY,
+    RecordType::DS,
+    RecordType::HTTPS,
+    RecordType::IXFR,
+    RecordType::MX,
+    RecordType::NS,
+    RecordType::NSEC,
+    RecordType::NSEC3,
+    RecordType::PTR,
+    RecordType::RRSIG,
+    RecordType::SOA,
+    RecordType::SRV,
+    RecordType::SVCB,
+    RecordType::TXT,
+];
+
+/// Pairs of response code and plugin that have counters of their own.
+const MAX_RESPONSES: usize = 64;

@@ -1,0 +1,132 @@
+//! From text to words, as CoreDNS's Corefile has them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+/// A word, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// The word, without the quotes around it.
+    pub text: String,
+    /// Where it begins.
+    pub place: Place,
+    /// The line that it ends in; quoted words may span several.
+    pub(super) last_line: usize,
+}
+
+/// A place in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file, as it was named.
+    pub file: Arc<Path>,
+    /// The line, from 1.
+    pub line: usize,
+    /// The character in the line, from 1.
+    pub column: usize,
+}
+
+impl Word {
+    /// Returns whether this word begins a line after another one.
+    pub(super) fn is_below(&self, before: &Self) -> bool {
+        self.place.file != before.place.file || self.place.line > before.last_line
+    }
+}
+
+/// Splits a file into words. White space separates them, unless they are quoted; in quotes only a quote
+/// can be escaped. From a `#` on, which may also stand in a word, the rest of the line is a comment.
+#[must_use]
+pub fn words(file: &Arc<Path>, text: &str) -> Vec<Word> {
+    let mut words = Vec::new();
+    let mut word: Option<Word> = None;
+    let (mut quoted, mut escaped, mut comment) = (false, false, false);
+    let (mut line, mut column) = (1, 0);
+    for c in text.strip_prefix('\u{feff}').unwrap_or(text).chars() {
+        column += 1;
+        let place = || Place { file: Arc::clone(file), line, column };
+        let start = || Word { text: String::new(), place: place(), last_line: line };
+        if quoted {
+            let quote = word.get_or_insert_with(start);
+            match c {
+                '\\' if !escaped => escaped = true,
+                '"' if !escaped => {
+                    quoted = false;
+                    quote.last_line = line;
+                    words.extend(word.take());
+                }
+                c => {
+                    if escaped && c != '"' {
+                        quote.text.push('\\');
+                    }
+                    quote.text.push(c);
+                    escaped = false;
+                }
+            }
+        } else if c.is_whitespace() {
+            comment &= c != '\n';
+            // A carriage return is nothing, not even an end.
+            if c != '\r' {
+                words.extend(word.take());
+            }
+        } else if comment || c == '#' {
+            comment = true;
+        } else if c == '"' && word.is_none() {
+            quoted = true;
+            word = Some(start());
+        } else {
+            word.get_or_insert_with(start).text.push(c);
+        }
+        if c == '\n' {
+            (line, column) = (line + 1, 0);
+        }
+    }
+    // CoreDNS takes a quote that isn't closed for a word that ends with the file.
+    words.extend(word.filter(|word| !word.text.is_empty()));
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tokens::*;
+
+    fn split(text: &str) -> Vec<(String, usize, usize)> {
+        let file: Arc<Path> = Path::new("Corefile").into();
+        words(&file, text).into_iter().map(|word| (word.text, word.place.line, word.place.column)).collect()
+    }
+
+    #[test]
+    fn words_are_separated_by_white_space_and_know_their_place() {
+        let expected = [("a", 1, 1), ("bc", 1, 3), ("d", 2, 2), ("é{", 2, 4), ("}", 3, 1)];
+        let found = split("a bc\r\n\td é{\n}\n");
+        let found: Vec<_> = found.iter().map(|(text, line, column)| (&**text, *line, *column)).collect();
+        assert_eq!(found, expected);
+        assert_eq!(split("\u{feff}a"), [("a".to_owned(), 1, 1)]);
+        assert!(split("").is_empty() && split(" \n# all of it\n").is_empty());
+    }
+
+    #[test]
+    fn quotes_hold_words_together_and_comments_end_them() {
+        for (text, expected) in [
+            ("\"a b\" c", &["a b", "c"][..]),
+            ("a\"b c\"", &["a\"b", "c\""]),
+            (r#""a \"b\" \n""#, &[r#"a "b" \n"#]),
+            ("\"\" a", &["", "a"]),
+            ("\"a\nb\" c", &["a\nb", "c"]),
+            ("a # b \" c\nd", &["a", "d"]),
+            ("a#b c\nd", &["a", "d"]),
+            ("\"a # b\"", &["a # b"]),
+            ("\"never closed", &["never closed"]),
+        ] {
+            let found = split(text);
+            let found: Vec<&str> = found.iter().map(|(text, ..)| &**text).collect();
+            assert_eq!(found, expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_word_of_several_lines_ends_in_the_last() {
+        let file: Arc<Path> = Path::new("Corefile").into();
+        let words = words(&file, "\"a\nb\" c\nd");
+        assert!(!words[1].is_below(&words[0]));
+        assert!(words[2].is_below(&words[1]));
+    }
+}

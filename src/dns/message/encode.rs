@@ -1,0 +1,399 @@
+//! From a response to its bytes, as many as the client takes.
+
+mod addresses;
+
+use hickory_proto::ProtoError;
+use hickory_proto::op::{Edns, Header, HeaderCounts, Query};
+use hickory_proto::rr::rdata::CNAME;
+use hickory_proto::rr::{Name, RData, Record};
+use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
+
+use super::header::{HEADER, MIN_UDP};
+use crate::dns::chain::plugin::Reply;
+use crate::dns::same_spelling;
+
+/// The farthest place that a name can point at (RFC 1035 section 4.1.4).
+const MAX_POINTER: usize = 0x3fff;
+/// Type, class, TTL and length of a record (RFC 1035 section 4.1.3).
+const FIXED: usize = 10;
+/// The two bits of a pointer.
+const POINTER: u16 = 0xc000;
+
+/// Where the records of an encoded response are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Those of the three sections, in order; what there was no room for is missing.
+    pub sections: [Vec<Place>; 3],
+}
+
+impl Layout {
+    /// Returns whether there was room for all records of the response.
+    #[must_use]
+    pub fn is_whole(&self, response: &Reply) -> bool {
+        self.sections.iter().zip(response.sections()).all(|(places, records)| places.len() == records.len())
+    }
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where it begins.
+    pub start: usize,
+    /// Where its TTL is.
+    pub ttl: usize,
+    /// Where it ends.
+    pub end: usize,
+}
+
+/// Encodes a response in at most `limit` bytes, OPT included if there is one. Returns where its records are, too.
+///
+/// TC is set when records are missing from the answer or the authority section. Additional records
+/// may go without a word (RFC 2181 section 9).
+///
+/// # Errors
+/// If a record can't be encoded, whatever the limit.
+pub fn encode(
+    response: &Reply,
+    question: &Query,
+    edns: Option<&Edns>,
+    limit: u16,
+) -> Result<(Vec<u8>, Layout), ProtoError> {
+    let opt = edns.map(|edns| opt(edns, response)).transpose()?.unwrap_or_default();
+    let room = usize::from(limit).saturating_sub(opt.len());
+    if addresses::are_all(response, question.name()) {
+        return Ok(addresses::encode(response, question, &opt, room));
+    }
+    encode_any(response, question, &opt, room)
+}
+
+fn encode_any(
+    response: &Reply,
+    question: &Query,
+    opt: &[u8],
+    room: usize,
+) -> Result<(Vec<u8>, Layout), ProtoError> {
+    let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
+    let mut encoder = BinEncoder::new(&mut bytes);
+    let place = encoder.place::<Header>()?;
+    question.emit(&mut encoder)?;
+    let end = encoder.offset();
+    let owner = Some((question.name(), HEADER));
+    let mut writer = Writer { encoder, room, end, full: false, owner };
+    let mut layout = Layout::default();
+    let mut metadata = response.metadata;
+    let answers = writer.section(&response.answers, &mut layout.sections[0])?;
+    metadata.truncation |= writer.full;
+    let authorities = writer.section(&response.authorities, &mut layout.sections[1])?;
+    // RFC 2181 section 9: beside an answer they may be missing.
+    metadata.truncation |= writer.full && answers == 0;
+    let additionals =
+        writer.section(&response.additionals, &mut layout.sections[2])? + u16::from(!opt.is_empty());
+    let Writer { mut encoder, end, .. } = writer;
+    let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
+    place.replace(&mut encoder, Header { metadata, counts })?;
+    // The record that was too much.
+    bytes.truncate(end);
+    bytes.extend(opt);
+    Ok((bytes, layout))
+}
+
+/// Writes records while there is room.
+struct Writer<'a, 'n> {
+    encoder: BinEncoder<'a>,
+    room: usize,
+    /// Where the last record ends that there was room for.
+    end: usize,
+    full: bool,
+    /// The owner of the record before, and where its name stands.
+    owner: Option<(&'n Name, usize)>,
+}
+
+impl<'n> Writer<'_, 'n> {
+    /// Writes a section up to the first record that there is no room for. Returns the number of records.
+    fn section(&mut self, records: &'n [Record], places: &mut Vec<Place>) -> Result<u16, ProtoError> {
+        let mut written = 0;
+        for record in records {
+            if self.full {
+                break;
+            }
+            let place = match self.record(record) {
+                Ok(place) => Some(place),
+                // 64 KiB are full.
+                Err(ProtoError::MaxBufferSizeExceeded(_)) => None,
+                Err(error) => return Err(error),
+            };
+            let Some(place) = place.filter(|place| place.end <= self.room) else {
+                self.full = true;
+                break;
+            };
+            places.push(place);
+            self.end = place.end;
+            written += 1;
+        }
+        Ok(written)
+    }
+
+    /// Returns where the name stands that was written there: elsewhere, if it is a pointer alone.
+    fn pointed_at(&self, start: usize) -> usize {
+        match *self.encoder.slice_of(start, self.encoder.offset()) {
+            [high, low] if u16::from_be_bytes([high, low]) >= POINTER => {
+                usize::from(u16::from_be_bytes([high, low]) - POINTER)
+            }
+            _ => start,
+        }
+    }
+
+    /// The encoder looks for a name among the first hundred or so: a long rrset has its owner from here.
+    fn record(&mut self, record: &'n Record) -> Result<Place, ProtoError> {
+        let start = self.encoder.offset();
+        match self.owner {
+            Some((name, place)) if place <= MAX_POINTER && same_spelling(name, &record.name) => {
+                #[expect(clippy::cast_possible_truncation, reason = "it has fourteen bits")]
+                self.encoder.emit_u16(POINTER | place as u16)?;
+            }
+            _ => {
+                record.name.emit(&mut self.encoder)?;
+                self.owner = Some((&record.name, self.pointed_at(start)));
+            }
+        }
+        record.record_type().emit(&mut self.encoder)?;
+        record.dns_class.emit(&mut self.encoder)?;
+        let ttl = self.encoder.offset();
+        self.encoder.emit_u32(record.ttl)?;
+        let place = self.encoder.place::<u16>()?;
+        record.data.emit(&mut self.encoder)?;
+        let length =
+            u16::try_from(self.encoder.len_since_place(&place)).map_err(|error| error.to_string())?;
+        place.replace(&mut self.encoder, length)?;
+        Ok(Place { start, ttl, end: self.encoder.offset() })
+    }
+}
+
+/// Returns the OPT record, which also has the upper bits of the response code (RFC 6891 section 6.1.3).
+fn opt(edns: &Edns, response: &Reply) -> Result<Vec<u8>, ProtoError> {
+    let mut edns = edns.clone();
+    edns.set_rcode_high(response.metadata.response_code.high());
+    let mut bytes = Vec::new();
+    Record::from(&edns).emit(&mut BinEncoder::new(&mut bytes))?;
+    Ok(bytes)
+}
+
+/// Bytes of an OPT record without options (RFC 6891 section 6.1.2).
+pub const OPT: usize = 11;
+
+/// Returns how many bytes an answer has as CoreDNS counts and logs them: before names are compressed, however
+/// many the client takes, and without OPT. A record that can't be encoded counts for nothing.
+#[must_use]
+pub fn wire_length(reply: &Reply, question: &Query) -> usize {
+    let mut bytes = Vec::new();
+    let mut length = |part: &dyn BinEncodable| {
+        bytes.clear();
+        let mut encoder = BinEncoder::new(&mut bytes);
+        encoder.set_name_encoding(NameEncoding::Uncompressed);
+        part.emit(&mut encoder).map_or(0, |()| bytes.len())
+    };
+    let records: usize = reply
+        .sections()
+        .into_iter()
+        .flatten()
+        .map(|record| {
+            // What nearly all records are needs no encoder.
+            let data = match &record.data {
+                RData::A(_) => 4,
+                RData::AAAA(_) => 16,
+                RData::CNAME(CNAME(name)) => length_of(name),
+                _ => return length(record),
+            };
+            length_of(&record.name) + FIXED + data
+        })
+        .sum();
+    HEADER + length_of(question.name()) + 4 + records
+}
+
+/// Returns how many bytes a name has, uncompressed.
+fn length_of(name: &Name) -> usize {
+    // hickory counts one for the root alone, and no root behind labels.
+    if name.is_root() { 1 } else { name.len() + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
+    use hickory_proto::rr::RecordType;
+    use hickory_proto::rr::rdata::{A, AAAA};
+    use rand::rngs::StdRng;
+    use rand::seq::IndexedRandom;
+    use rand::{RngExt, SeedableRng};
+
+    use super::super::encode::*;
+
+    #[test]
+    fn what_doesnt_fit_is_cut_at_records_and_opt_has_its_room() {
+        let name = Name::from_ascii("many.example.").unwrap();
+        let question = Query::query(name.clone(), RecordType::A);
+        let address = |i: u8| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, i)));
+        let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
+        let edns = Edns::new();
+        let decode = |response: &Reply, edns, limit: u16| {
+            let bytes = encode(response, &question, edns, limit).unwrap().0;
+            assert!(bytes.len() <= usize::from(limit), "{} > {limit}", bytes.len());
+            Message::from_vec(&bytes).unwrap()
+        };
+
+        let many = Reply { answers: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
+        // 12 of header, 18 of question, 16 a record, 11 of OPT.
+        for (limit, edns, kept) in [(512, None, 30), (512, Some(&edns), 29), (1232, Some(&edns), 74)] {
+            let message = decode(&many, edns, limit);
+            assert_eq!(message.answers.len(), kept);
+            assert!(message.metadata.truncation);
+            assert_eq!(message.edns.is_some(), edns.is_some());
+        }
+        assert!(!decode(&many, None, u16::MAX).metadata.truncation);
+
+        let glue = Reply { additionals: (0..100).map(address).collect(), ..Reply::new(metadata, "") };
+        let message = decode(&glue, None, 512);
+        assert!(!message.metadata.truncation, "TC isn't for additional records");
+        assert_eq!(message.additionals.len(), 30);
+    }
+
+    #[test]
+    fn an_owner_like_the_question_costs_two_bytes() {
+        let name = Name::from_ascii("A-long-name.Somewhere.example.").unwrap();
+        let question = Query::query(name.clone(), RecordType::A);
+        let metadata = Metadata::new(1, MessageType::Response, OpCode::Query);
+        let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1)));
+        let response = Reply { answers: vec![record], ..Reply::new(metadata, "") };
+        let bytes = encode(&response, &question, None, 512).unwrap().0;
+        assert_eq!(bytes.len(), 12 + (name.len() + 1) + 4 + 16);
+    }
+
+    #[test]
+    fn addresses_are_written_as_all_other_records_are() {
+        for seed in 0..2000 {
+            let random = &mut StdRng::seed_from_u64(seed);
+            let name = *["A.example.", ".", "a.b.c.d.e.f.g.example."].choose(random).unwrap();
+            let name = Name::from_ascii(name).unwrap();
+            let mut metadata = Metadata::new(random.random(), MessageType::Response, OpCode::Query);
+            metadata.authoritative = random.random();
+            metadata.recursion_desired = random.random();
+            metadata.recursion_available = random.random();
+            metadata.authentic_data = random.random();
+            metadata.checking_disabled = random.random();
+            metadata.response_code = ResponseCode::from(0, random.random_range(0..16));
+            let mut records = |most: usize| -> Vec<Record> {
+                let number = random.random_range(0..=most);
+                let data = |random: &mut StdRng| match random.random() {
+                    true => RData::A(A(random.random::<u32>().into())),
+                    false => RData::AAAA(AAAA(random.random::<u128>().into())),
+                };
+                let record = |random: &mut StdRng| (random.random(), data(random));
+                (0..number)
+                    .map(|_| record(random))
+                    .map(|(ttl, data)| Record::from_rdata(name.clone(), ttl, data))
+                    .collect()
+            };
+            let (answers, authorities, additionals) = (records(4), records(2), records(4));
+            let response = Reply { answers, authorities, additionals, ..Reply::new(metadata, "") };
+            let opt = vec![0; *[0, OPT].choose(random).unwrap()];
+            let room = random.random_range(60..300);
+            let question =
+                Query::query(name.clone(), *[RecordType::A, RecordType::ANY].choose(random).unwrap());
+            assert!(crate::dns::message::encode::addresses::are_all(&response, &name));
+            let here = crate::dns::message::encode::addresses::encode(&response, &question, &opt, room);
+            let there = encode_any(&response, &question, &opt, room).unwrap();
+            assert_eq!(here, there, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_coredns_says() {
+        // From its log: 54 bytes of question, and 106 of answer.
+        let name = Name::from_ascii("kubernetes.default.svc.cluster.local.").unwrap();
+        let record = Record::from_rdata(name.clone(), 5, RData::A(A::new(10, 96, 0, 1)));
+        assert_eq!(wire_length(&responding(vec![]), &question(&name)), 54);
+        assert_eq!(wire_length(&responding(vec![record.clone()]), &question(&name)), 106);
+        assert_eq!(wire_length(&responding(vec![record; 4000]), &question(&name)), 54 + 4000 * 52);
+        let alias = Record::from_rdata(name.clone(), 5, RData::CNAME(CNAME(name.clone())));
+        assert_eq!(wire_length(&responding(vec![alias]), &question(&name)), 54 + 38 + 10 + 38);
+    }
+
+    fn question(name: &Name) -> Query {
+        Query::query(name.clone(), RecordType::A)
+    }
+
+    fn responding(answers: Vec<Record>) -> Reply {
+        Reply { answers, ..Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "") }
+    }
+
+    /// How many bytes a message has by what it says of itself.
+    fn read_length(bytes: &[u8]) -> usize {
+        use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+        let mut decoder = BinDecoder::new(bytes);
+        Message::read(&mut decoder).unwrap();
+        decoder.index()
+    }
+
+    #[test]
+    fn cut_answer_ends_at_the_last_record_that_fits() {
+        let long = Name::from_ascii(format!("{0}.{0}.{0}.{1}.", "x".repeat(62), "y".repeat(60))).unwrap();
+        for name in [Name::from_ascii("a.example.").unwrap(), long] {
+            let alias = Record::from_rdata(
+                name.clone(),
+                5,
+                RData::CNAME(CNAME(Name::from_ascii("b.example.").unwrap())),
+            );
+            let address = |i: u8| {
+                Record::from_rdata(Name::from_ascii("b.example.").unwrap(), 5, RData::A(A::new(192, 0, 2, i)))
+            };
+            let mut before = 0;
+            for count in 0..100 {
+                let answers = std::iter::once(alias.clone()).chain((0..count).map(address)).collect();
+                let bytes = encode(&responding(answers), &question(&name), None, 512).unwrap().0;
+                assert!(bytes.len() <= 512);
+                assert_eq!(read_length(&bytes), bytes.len(), "no junk at the end");
+                let message = Message::from_vec(&bytes).unwrap();
+                // Each address takes 16 bytes: one more would have fitted otherwise.
+                let cut = message.answers.len() < usize::from(count) + 1;
+                assert_eq!(message.metadata.truncation, cut);
+                assert!(!cut || bytes.len() + 16 > 512, "{} bytes", bytes.len());
+                assert!(bytes.len() >= before);
+                before = bytes.len();
+            }
+        }
+    }
+
+    #[test]
+    fn thousands_of_records_are_compressed_to_the_last() {
+        let name = Name::from_ascii("many.example.").unwrap();
+        let address = |i: u16| {
+            let [high, low] = i.to_be_bytes();
+            Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, high, low)))
+        };
+        let bytes = encode(&responding((0..4000).map(address).collect()), &question(&name), None, u16::MAX)
+            .unwrap()
+            .0;
+        assert_eq!(bytes.len(), 12 + 18 + 4000 * 16);
+        let message = Message::from_vec(&bytes).unwrap();
+        assert!(!message.metadata.truncation && message.answers.len() == 4000);
+        // More than there can be.
+        let bytes = encode(&responding((0..5000).map(address).collect()), &question(&name), None, u16::MAX)
+            .unwrap()
+            .0;
+        let message = Message::from_vec(&bytes).unwrap();
+        assert!(message.metadata.truncation && message.answers.len() > 4000);
+        assert_eq!(read_length(&bytes), bytes.len());
+    }
+
+    #[test]
+    fn owners_keep_their_case() {
+        let names = ["A.example.", "a.example.", "a.Example.", "a.Example.", "A.example."];
+        let names = names.map(|name| Name::from_ascii(name).unwrap());
+        let records =
+            names.iter().map(|name| Record::from_rdata(name.clone(), 5, RData::A(A::new(192, 0, 2, 1))));
+        let bytes = encode(&responding(records.collect()), &question(&names[0]), None, 512).unwrap().0;
+        let message = Message::from_vec(&bytes).unwrap();
+        for (record, name) in message.answers.iter().zip(&names) {
+            assert!(record.name.eq_case(name), "{} {name}", record.name);
+        }
+    }
+}

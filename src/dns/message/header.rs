@@ -1,0 +1,444 @@
+//! The rules of the wire that hold whatever was asked: which messages are answered at all, and how; and which
+//! reply belongs to a question of ours.
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
+
+use super::decode::decode;
+
+/// RFC 1035 section 4.1.1.
+pub(crate) const HEADER: usize = 12;
+/// A pointer to the name of the question, right behind the header (section 4.1.4).
+pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER as u8];
+/// RFC 1035 section 4.2.1: what every client takes by UDP.
+pub(crate) const MIN_UDP: u16 = 512;
+/// What we send by UDP at most, and say that we take: it passes every path without fragments
+/// (DNS flag day 2020).
+pub const MAX_UDP: u16 = 1232;
+
+/// The type OPT (RFC 6891 section 6.1.1).
+const OPT: [u8; 2] = 41_u16.to_be_bytes();
+/// Bytes of that record without options.
+pub(crate) const OPT_LENGTH: usize = 11;
+
+/// An Extended DNS Error (RFC 8914).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ede {
+    /// The INFO-CODE.
+    pub code: u16,
+    /// The EXTRA-TEXT.
+    pub text: &'static str,
+}
+
+impl Ede {
+    /// The links aren't known yet.
+    pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
+    /// The target's name can't be resolved because no upstream answers.
+    pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
+    /// The look-up of the target has failed: an upstream or a plugin has answered so.
+    pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
+    /// The bound on questions to the upstream is reached.
+    pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
+    /// The bound on sockets to upstreams is reached.
+    pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
+    /// The answer is an older one (RFC 8914 section 4.4).
+    pub const STALE: Self =
+        Self { code: 3, text: "the target can't be resolved now: this is what was known last" };
+    /// The target's addresses aren't followed (RFC 8914 section 4.18).
+    pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
+    /// A name that the chain leads to, or a name in a record, is denied (RFC 8914 section 4.16).
+    pub const BLOCKED: Self = Self { code: 15, text: "the target leads to a name that is denied" };
+    /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
+    pub const PROHIBITED: Self =
+        Self { code: 18, text: "names outside the zones aren't resolved for this client" };
+    /// A CNAME leads back to itself.
+    pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
+
+    /// Returns the EDNS option.
+    #[must_use]
+    pub fn option(self) -> EdnsOption {
+        extended_error(self.code, self.text)
+    }
+}
+
+/// Returns the option of an Extended DNS Error (RFC 8914 section 2).
+pub(crate) fn extended_error(code: u16, text: &str) -> EdnsOption {
+    const EDE: u16 = 15;
+    EdnsOption::Unknown(EDE, [&code.to_be_bytes(), text.as_bytes()].concat())
+}
+
+/// What to do with a datagram or a TCP message before anything else looks at it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Screened {
+    /// Decode and answer it.
+    Question,
+    /// Send this back.
+    Reply(Vec<u8>),
+    /// Say nothing.
+    Silence,
+}
+
+/// Looks at the header alone. Answers are never answered: two servers would talk forever.
+#[must_use]
+pub fn screen(message: &[u8]) -> Screened {
+    const FORMERR: u8 = 1;
+    const NOTIMP: u8 = 4;
+    if message.len() < HEADER || message[2] & 0x80 != 0 {
+        return Screened::Silence;
+    }
+    let count = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
+    let (questions, answers, authorities, additionals) = (count(4), count(6), count(8), count(10));
+    if (message[2] >> 3) & 0x0f != 0 {
+        return Screened::Reply(refusal(message, NOTIMP));
+    }
+    // More than one question has no meaning (RFC 9619); the rest is what CoreDNS lets through.
+    if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
+        return Screened::Reply(refusal(message, FORMERR));
+    }
+    Screened::Question
+}
+
+/// Returns the answer to a message that can't be decoded: FORMERR, with the question if that can
+/// be read.
+#[must_use]
+pub fn format_error(message: &[u8]) -> Vec<u8> {
+    refusal(message, 1)
+}
+
+/// Returns the answer to a message that hit a defect of ours: SERVFAIL, if it has a header at all.
+#[must_use]
+pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
+    (message.len() >= HEADER).then(|| refusal(message, 2))
+}
+
+/// RFC 6891 section 7: who sends OPT gets OPT, above all where OPT itself is what is wrong; without it
+/// we'd be taken for a server that doesn't know EDNS.
+fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
+    let (question, asked_edns) = (question(message), asked_edns(message));
+    let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len) + 11);
+    reply.extend_from_slice(&message[..2]);
+    // QR set, opcode and RD repeated; CD, too (RFC 4035 section 3.2.2).
+    reply.push(0x80 | (message[2] & 0x79));
+    reply.push((message[3] & 0x10) | rcode);
+    let (questions, additionals) = (u8::from(question.is_some()), u8::from(asked_edns.is_some()));
+    reply.extend_from_slice(&[0, questions, 0, 0, 0, 0, 0, additionals]);
+    reply.extend_from_slice(question.unwrap_or_default());
+    if let Some(dnssec_ok) = asked_edns {
+        reply.extend_from_slice(&opt(dnssec_ok));
+    }
+    reply
+}
+
+/// RFC 6891 section 6.1.2: the root, type, size, rcode and version 0, flags, no options.
+pub(crate) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
+    let ([type_high, type_low], [size_high, size_low]) = (OPT, MAX_UDP.to_be_bytes());
+    let flags = (dnssec_ok as u8) << 7;
+    [0, type_high, type_low, size_high, size_low, 0, 0, flags, 0, 0, 0]
+}
+
+/// Returns DO if the message has an OPT record, as far as that can be told without a look into any
+/// data: it may be what is broken.
+fn asked_edns(message: &[u8]) -> Option<bool> {
+    let count = |at: usize| {
+        message.get(at..at + 2).map(|count| usize::from(u16::from_be_bytes([count[0], count[1]])))
+    };
+    let mut at = HEADER;
+    for _ in 0..count(4)? {
+        at = after_name(message, at)? + 4;
+    }
+    let others = count(6)? + count(8)?;
+    for number in 0..others + count(10)? {
+        let name = at;
+        at = after_name(message, at)?;
+        // Type, class, TTL, length.
+        let fixed = message.get(at..at + 10)?;
+        if number >= others && message[name] == 0 && fixed[..2] == OPT {
+            return Some(fixed[6] & 0x80 != 0);
+        }
+        at += 10 + usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
+    }
+    None
+}
+
+/// Returns where the name that begins at `at` ends.
+fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        match *message.get(at)? {
+            0 => return Some(at + 1),
+            length @ 1..=63 => at += 1 + usize::from(length),
+            // A pointer ends a name (RFC 1035 section 4.1.4).
+            0xc0..=0xff => return Some(at + 2),
+            _ => return None,
+        }
+    }
+}
+
+/// Returns the bytes of the question, if there is one and it is whole.
+fn question(message: &[u8]) -> Option<&[u8]> {
+    if message.get(4..6) != Some(&[0, 1]) {
+        return None;
+    }
+    let mut at = HEADER;
+    loop {
+        let length = usize::from(*message.get(at)?);
+        at += 1;
+        match length {
+            0 => break,
+            1..=63 => at += length,
+            // A pointer: there is nothing before the question to point at.
+            _ => return None,
+        }
+        // RFC 1035 section 2.3.4.
+        if at - HEADER > 254 {
+            return None;
+        }
+    }
+    message.get(HEADER..at + 4)
+}
+
+/// What came back to a question of ours.
+#[derive(Debug)]
+pub enum Reply {
+    /// An answer, or an error that a server has.
+    Answer(Box<Message>),
+    /// An answer that didn't fit; it may be cut in the middle of a record.
+    Truncated(Option<Box<Message>>),
+    /// An answer to our question that can't be decoded.
+    Garbled,
+    /// Not an answer to our question.
+    Foreign,
+}
+
+/// Looks at what came back to a question that was sent as `asked`: id and question have to match
+/// (RFC 5452 section 9.1); address and port the kernel has seen to.
+#[must_use]
+pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
+    let is_answer = reply.len() >= HEADER
+        && reply[..2] == asked[..2]
+        // QR set, opcode 0.
+        && reply[2] & 0xf8 == 0x80;
+    if !is_answer {
+        return Reply::Foreign;
+    }
+    let message = match (question(asked), question(reply)) {
+        (Some(asked), Some(repeated)) if is_same_question(asked, repeated) => {
+            decode(reply, HEADER + repeated.len())
+        }
+        (_, None) => match error_without_question(reply) {
+            Some(error) => Some(error),
+            None => return Reply::Foreign,
+        },
+        _ => return Reply::Foreign,
+    };
+    let message = message.map(Box::new);
+    match message {
+        _ if reply[2] & 0x02 != 0 => Reply::Truncated(message),
+        Some(message) => Reply::Answer(message),
+        None => Reply::Garbled,
+    }
+}
+
+/// RFC 4343: the case of the name may differ; type and class are numbers.
+fn is_same_question(asked: &[u8], repeated: &[u8]) -> bool {
+    let name = asked.len() - 4;
+    asked.len() == repeated.len()
+        && asked[..name].eq_ignore_ascii_case(&repeated[..name])
+        && asked[name..] == repeated[name..]
+}
+
+/// Returns the reply of a server that leaves the question out of an error, without its records: nothing in it says
+/// which name they are for. NOERROR and NXDOMAIN say something about a name, and need the question (RFC 5452
+/// section 9.1).
+fn error_without_question(reply: &[u8]) -> Option<Message> {
+    if reply[4..6] != [0, 0] {
+        return None;
+    }
+    let mut message = Message::from_vec(reply).ok()?;
+    let is_error = matches!(
+        message.metadata.response_code,
+        ResponseCode::FormErr | ResponseCode::ServFail | ResponseCode::NotImp | ResponseCode::Refused
+    );
+    for section in [&mut message.answers, &mut message.authorities, &mut message.additionals] {
+        section.clear();
+    }
+    is_error.then_some(message)
+}
+
+#[cfg(test)]
+mod tests {
+
+    use hickory_proto::op::{Edns, OpCode, Query};
+    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::{Name, RData, Record, RecordType};
+
+    use super::super::header::*;
+
+    fn query(name: &str) -> Vec<u8> {
+        let mut message = Message::query();
+        message.metadata.id = 0x1234;
+        message.metadata.recursion_desired = true;
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+        message.to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_question_is_let_through_and_an_answer_never_answered() {
+        let mut message = query("a.example.");
+        assert_eq!(screen(&message), Screened::Question);
+        message[2] |= 0x80;
+        assert_eq!(screen(&message), Screened::Silence);
+        assert_eq!(screen(&message[..11]), Screened::Silence);
+    }
+
+    #[test]
+    fn message_without_a_single_question_is_refused() {
+        let asked = query("a.example.");
+        let mut notify = asked.clone();
+        notify[2] |= 4 << 3;
+        let Screened::Reply(reply) = screen(&notify) else { panic!() };
+        // QR, the opcode and RD; NOTIMP; one question and nothing else.
+        assert_eq!(reply[..12], [0x12, 0x34, 0xa1, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(reply[12..], asked[12..]);
+
+        let mut with_edns = Message::from_vec(&asked).unwrap();
+        let mut edns = Edns::new();
+        edns.set_dnssec_ok(true);
+        with_edns.set_edns(edns);
+        let mut notify = with_edns.to_vec().unwrap();
+        notify[2] |= 4 << 3;
+        let Screened::Reply(reply) = screen(&notify) else { panic!() };
+        let reply = Message::from_vec(&reply).unwrap();
+        assert_eq!(reply.max_payload(), MAX_UDP, "OPT for OPT");
+        assert!(reply.edns.unwrap().flags().dnssec_ok, "RFC 3225 section 3");
+
+        let mut two = asked.clone();
+        two[5] = 2;
+        let Screened::Reply(reply) = screen(&two) else { panic!() };
+        assert_eq!(reply, [0x12, 0x34, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn replies_are_told_apart() {
+        let asked = query("a.example.");
+        let mut answer = asked.clone();
+        answer[2] |= 0x80;
+        let with = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut reply = answer.clone();
+            change(&mut reply);
+            match reply_to(&asked, &reply) {
+                Reply::Answer(_) => "answer",
+                Reply::Truncated(Some(_)) => "truncated",
+                Reply::Truncated(None) => "cut",
+                Reply::Garbled => "garbled",
+                Reply::Foreign => "foreign",
+            }
+        };
+        assert_eq!(with(&|_| {}), "answer");
+        assert_eq!(with(&|reply| reply[13] = b'A'), "answer", "another case");
+        assert_eq!(with(&|reply| reply[2] |= 2), "truncated");
+        let cut = |reply: &mut Vec<u8>| {
+            reply[2] |= 2;
+            reply[7] = 1;
+            reply.extend([0xc0, 12, 0]);
+        };
+        assert_eq!(with(&cut), "cut", "TC in the middle of a record");
+        assert_eq!(with(&|reply| reply[7] = 1), "garbled");
+        assert_eq!(with(&|reply| reply[0] ^= 1), "foreign", "id");
+        assert_eq!(with(&|reply| reply[2] &= 0x7f), "foreign", "a question");
+        assert_eq!(with(&|reply| reply[2] |= 0x10), "foreign", "opcode");
+        assert_eq!(with(&|reply| reply[13] = b'b'), "foreign", "name");
+        assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "foreign", "type");
+    }
+
+    #[test]
+    fn only_errors_do_without_a_question() {
+        let asked = query("a.example.");
+        // FORMERR, SERVFAIL, NOTIMP, REFUSED.
+        const ERRORS: [u8; 4] = [1, 2, 4, 5];
+        let mut bare = asked[..HEADER].to_vec();
+        bare[2] |= 0x80;
+        bare[5] = 0;
+        for rcode in 0..16 {
+            bare[3] = rcode;
+            let is_answer = matches!(reply_to(&asked, &bare), Reply::Answer(_));
+            assert_eq!(is_answer, ERRORS.contains(&rcode), "rcode {rcode}");
+        }
+        // BADVERS is 16: the upper bits stand in the OPT record (RFC 6891 section 6.1.3).
+        let mut badvers = bare.clone();
+        (badvers[3], badvers[11]) = (0, 1);
+        badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
+        assert!(matches!(reply_to(&asked, &badvers), Reply::Foreign));
+        (badvers[3], badvers[11]) = (2, 1);
+        assert!(matches!(reply_to(&asked, &badvers), Reply::Foreign), "18 is no SERVFAIL");
+        // What follows can't be read: it isn't known to be an error at all.
+        let mut cut = bare.clone();
+        (cut[3], cut[7]) = (2, 1);
+        assert!(matches!(reply_to(&asked, &cut), Reply::Foreign));
+        // Two questions, one of them ours.
+        let mut two = asked.clone();
+        (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
+        two.extend_from_slice(&asked[HEADER..]);
+        assert!(matches!(reply_to(&asked, &two), Reply::Foreign));
+    }
+
+    #[test]
+    fn errors_without_a_question_lose_their_records() {
+        let asked = query("a.example.");
+        let record = |name: &str| {
+            Record::from_rdata(Name::from_ascii(name).unwrap(), 60, RData::A(A::new(192, 0, 2, 66)))
+        };
+        let mut error = Message::error_msg(0x1234, OpCode::Query, ResponseCode::ServFail);
+        error.add_answer(record("a.example."));
+        error.add_authority(record("ns.example."));
+        error.add_additional(record("ns.example."));
+        let mut edns = Edns::new();
+        edns.options_mut().insert(Ede::STALE.option());
+        error.set_edns(edns);
+        let Reply::Answer(error) = reply_to(&asked, &error.to_vec().unwrap()) else { panic!() };
+        assert_eq!(error.metadata.response_code, ResponseCode::ServFail);
+        assert_eq!([&error.answers, &error.authorities, &error.additionals].map(Vec::len), [0; 3]);
+        assert!(error.edns.is_some(), "it may tell why");
+    }
+
+    #[test]
+    fn a_cut_question_isnt_repeated() {
+        let asked = query("a.example.");
+        assert_eq!(format_error(&asked[..asked.len() - 1])[5], 0);
+        let mut pointing = asked;
+        pointing[12] = 0xc0;
+        assert_eq!(format_error(&pointing).len(), 12);
+    }
+
+    #[test]
+    fn a_broken_opt_is_answered_with_opt() {
+        let mut asked = Message::from_vec(&query("a.example.")).unwrap();
+        asked.metadata.checking_disabled = true;
+        asked.set_edns(Edns::new());
+        let asked = asked.to_vec().unwrap();
+        let has_opt = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut message = asked.clone();
+            change(&mut message);
+            assert!(Message::from_vec(&message).is_err());
+            let reply = Message::from_vec(&format_error(&message)).unwrap();
+            assert!(reply.metadata.checking_disabled);
+            reply.edns.is_some()
+        };
+        // RFC 6891 section 7: an option that says it is longer than the record.
+        assert!(has_opt(&|message| {
+            *message.last_mut().unwrap() = 4;
+            message.extend([0, 10, 0, 8]);
+        }));
+        // Section 6.1.1: a second OPT.
+        assert!(has_opt(&|message| {
+            message[11] = 2;
+            let opt = message[message.len() - 11..].to_vec();
+            message.extend(opt);
+        }));
+        // A record that is cut off behind it.
+        assert!(has_opt(&|message| message[11] = 2));
+        // One that never comes.
+        assert!(!has_opt(&|message| message.truncate(message.len() - 5)));
+        // Elsewhere it isn't one.
+        assert!(!has_opt(&|message| message.swap(7, 11)));
+    }
+}

@@ -1,0 +1,12 @@
+//! Names, types, classes and response codes as the library miekg/dns, and so CoreDNS, writes and reads them: it has
+//! more of them than hickory, and other names for some.
+
+mod codes;
+mod names;
+
+pub use codes::{
+    class_name, class_text, parse_class, parse_class_or_number, parse_rcode, parse_type,
+    parse_type_or_number, rcode_name, rcode_text, type_name, type_text,
+};
+pub(crate) use names::unescape;
+pub use names::{lower_name_text, name_text, parse_name};

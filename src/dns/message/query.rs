@@ -1,0 +1,201 @@
+//! A question as somebody else is asked: an upstream, or the cache; and what makes two of them the same.
+
+use std::sync::Arc;
+
+use hickory_proto::op::Query;
+use hickory_proto::rr::{Name, RecordType};
+
+use super::header::{HEADER, OPT_LENGTH, opt};
+use crate::model::names;
+
+/// A question for somebody else.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Name, type and class.
+    pub query: Query,
+    /// RD: whoever is asked shall recurse.
+    pub recursion_desired: bool,
+    /// CD: whoever is asked shall not validate (RFC 4035 section 3.2.2).
+    pub checking_disabled: bool,
+    /// AD: the client understands AD (RFC 6840 section 5.7).
+    pub authentic_data: bool,
+    /// DO: the client wants the DNSSEC records (RFC 3225).
+    pub dnssec_ok: bool,
+    /// How many records of a section the client could get at all.
+    pub room: usize,
+}
+
+/// The bytes of a record at least: a pointer, type, class, TTL and length (RFC 1035 section 4.1.3).
+const SHORTEST_RECORD: usize = 12;
+
+/// Returns how many records have room in so many bytes, at most.
+#[must_use]
+pub fn room(bytes: u16) -> usize {
+    usize::from(bytes) / SHORTEST_RECORD
+}
+
+/// What makes questions the same: they have one answer, and upstreams are asked no more than that.
+///
+/// AD isn't part of it: it says what the client understands, and everybody is asked with it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key(
+    /// Type, class and flags, and behind them the name: that is hashed faster than one after the other.
+    Arc<[u8]>,
+);
+
+/// Where the flags of a key are, and its name.
+const FLAGS: usize = 4;
+const NAME: usize = FLAGS + 1;
+const RECURSION_DESIRED: u8 = 1;
+const CHECKING_DISABLED: u8 = 2;
+const DNSSEC_OK: u8 = 4;
+
+impl Question {
+    /// Returns a question of somebody who wants addresses and nothing special.
+    #[must_use]
+    pub fn plain(name: Name, qtype: RecordType) -> Self {
+        Self {
+            query: Query::query(name, qtype),
+            recursion_desired: true,
+            checking_disabled: false,
+            authentic_data: false,
+            dnssec_ok: false,
+            room: room(u16::MAX),
+        }
+    }
+
+    /// Returns what makes this question the same as another.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        let flags = [
+            (self.recursion_desired, RECURSION_DESIRED),
+            (self.checking_disabled, CHECKING_DISABLED),
+            (self.dnssec_ok, DNSSEC_OK),
+        ];
+        let mut key = Vec::with_capacity(NAME + self.query.name().len());
+        key.extend(u16::from(self.query.query_type()).to_be_bytes());
+        key.extend(u16::from(self.query.query_class()).to_be_bytes());
+        key.push(flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum());
+        names::push_labels(self.query.name(), &mut key);
+        Key(key.into())
+    }
+
+    /// Returns this question, and then the same with other wishes about DNSSEC.
+    pub(crate) fn variants(&self) -> impl Iterator<Item = Self> + use<'_> {
+        [(false, false), (false, true), (true, false), (true, true)].into_iter().map(
+            |(other_do, other_cd)| Self {
+                dnssec_ok: self.dnssec_ok ^ other_do,
+                checking_disabled: self.checking_disabled ^ other_cd,
+                ..self.clone()
+            },
+        )
+    }
+}
+
+impl Key {
+    /// Returns the message that asks an upstream this. Its id is random (RFC 5452 section 9.2). Nothing that belongs
+    /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
+    /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
+    pub(crate) fn encode(&self, with_edns: bool) -> Vec<u8> {
+        const AUTHENTIC_DATA: u8 = 0x20;
+        let checking_disabled = u8::from(self.has(CHECKING_DISABLED)) << 4;
+        let mut message = Vec::with_capacity(HEADER + self.0.len() + OPT_LENGTH);
+        message.extend(rand::random::<[u8; 2]>());
+        message.push(u8::from(self.has(RECURSION_DESIRED)));
+        message.push(AUTHENTIC_DATA | checking_disabled);
+        message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
+        message.extend(self.name());
+        message.push(0);
+        message.extend(&self.0[..FLAGS]);
+        if with_edns {
+            message.extend(opt(self.has(DNSSEC_OK)));
+        }
+        message
+    }
+
+    /// Returns the name in wire form, in lower case.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        &self.0[NAME..]
+    }
+
+    fn qtype(&self) -> RecordType {
+        u16::from_be_bytes([self.0[0], self.0[1]]).into()
+    }
+
+    fn has(&self, flag: u8) -> bool {
+        self.0[FLAGS] & flag != 0
+    }
+
+    /// Returns whether addresses are asked for, or what takes their place (RFC 9460).
+    pub(crate) fn is_common(&self) -> bool {
+        matches!(self.qtype(), RecordType::A | RecordType::AAAA | RecordType::HTTPS)
+    }
+
+    /// Returns whether most clients ask so: for addresses, without wishes about DNSSEC.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        self.is_common() && !self.has(DNSSEC_OK) && !self.has(CHECKING_DISABLED)
+    }
+
+    /// Returns whether clients of a load balancer could need the answer.
+    pub(crate) fn is_of_use(&self) -> bool {
+        let others = [RecordType::SVCB, RecordType::SRV, RecordType::TXT, RecordType::MX];
+        self.is_common() || others.contains(&self.qtype())
+    }
+
+    /// Returns whether the answer may be kept: one to a question without RD says what a server happened
+    /// to know.
+    pub(crate) fn is_for_cache(&self) -> bool {
+        self.has(RECURSION_DESIRED) && !is_transfer(self.qtype())
+    }
+}
+
+/// Returns whether a whole zone is asked for (RFC 5936, RFC 1995).
+#[must_use]
+pub fn is_transfer(qtype: RecordType) -> bool {
+    matches!(qtype, RecordType::AXFR | RecordType::IXFR)
+}
+
+/// Returns a name in wire form, in lower case.
+#[must_use]
+pub fn wire_name(name: &Name) -> Box<[u8]> {
+    // Exactly as much as there will be: what is too much would have to be given back.
+    let mut wire = Vec::with_capacity(if name.is_root() { 0 } else { name.len() });
+    names::push_labels(name, &mut wire);
+    wire.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Edns, Message};
+
+    use super::super::header::MAX_UDP;
+    use super::super::query::*;
+
+    #[test]
+    fn an_upstream_is_asked_in_lower_case_with_ad_and_edns() {
+        let mut question = Question::plain(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
+        for (recursion, checking_disabled, dnssec_ok, with_edns) in
+            [(true, false, false, true), (false, true, true, true), (true, true, true, false)]
+        {
+            question.recursion_desired = recursion;
+            (question.checking_disabled, question.dnssec_ok) = (checking_disabled, dnssec_ok);
+            let bytes = question.key().encode(with_edns);
+            let mut expected = Message::query();
+            expected.metadata.id = u16::from_be_bytes([bytes[0], bytes[1]]);
+            expected.metadata.recursion_desired = recursion;
+            expected.metadata.checking_disabled = checking_disabled;
+            expected.metadata.authentic_data = true;
+            expected.add_query(Query::query(Name::from_ascii("a.example.").unwrap(), RecordType::AAAA));
+            if with_edns {
+                let mut edns = Edns::new();
+                edns.set_max_payload(MAX_UDP);
+                edns.set_dnssec_ok(dnssec_ok);
+                expected.set_edns(edns);
+            }
+            assert_eq!(bytes, expected.to_vec().unwrap());
+        }
+        question.query.set_name(Name::root());
+        assert_eq!(question.key().encode(false)[HEADER..], [0, 0, 28, 0, 1]);
+    }
+}

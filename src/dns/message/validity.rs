@@ -1,0 +1,168 @@
+//! What has to hold for an answer to be given again without asking the plugins.
+//!
+//! Whoever answers says what the answer rests on; those before it add to that, or say that it can't be repeated.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::dns::chain::metrics::Charge;
+use crate::dns::plugins::cache::store::Kept;
+use crate::metrics::sharded::Spread;
+use crate::store::{Family, Link, Names, Store};
+
+/// What an answer rests on, and what giving it again brings with it.
+#[derive(Clone, Debug, Default)]
+pub struct Repeat {
+    /// When it ends, whatever happens.
+    pub until: Option<Instant>,
+    /// The links that it is about, as they were.
+    pub links: Vec<Arc<Link>>,
+    /// Which names there were.
+    pub names: Option<Names>,
+    /// The cached answers that it was made of.
+    pub kept: Vec<Kept>,
+    /// What clients have to be for it.
+    pub clients: Vec<Clients>,
+    /// The records whose TTL runs down. All others stay as they are.
+    pub aging: Vec<Aging>,
+    /// The record with the serial of our zone.
+    pub serial: Option<Serial>,
+    /// Whether its addresses are given in any order.
+    pub shuffled: bool,
+    /// What is counted of a question.
+    pub charges: Vec<Charge>,
+    /// What is counted beside that.
+    pub counts: Vec<Arc<Spread>>,
+    /// The family of addresses that was asked for: that somebody does is noted.
+    pub family: Option<Family>,
+}
+
+/// A section of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// The answer section.
+    Answer,
+    /// The authority section.
+    Authority,
+    /// The additional section.
+    Additional,
+}
+
+/// Records whose TTL runs down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aging {
+    /// Where they are.
+    pub section: Section,
+    /// Which of them.
+    pub records: Range<usize>,
+    /// Since when.
+    pub since: Instant,
+    /// From how many seconds.
+    pub ttl: u32,
+    /// How many are shown at most.
+    pub cap: u32,
+}
+
+/// The SOA record of our zone: its serial is the store's.
+#[derive(Clone, Debug)]
+pub struct Serial {
+    /// Where it is.
+    pub section: Section,
+    /// Which record it is.
+    pub record: usize,
+    /// Who knows the serial.
+    pub store: Arc<Store>,
+}
+
+/// Those clients that get an answer.
+#[derive(Clone)]
+pub struct Clients(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clients")
+    }
+}
+
+impl Repeat {
+    /// Returns what a cached answer with so many records in its sections rests on.
+    #[must_use]
+    pub fn of_cached(kept: Kept, aging: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
+        let all = [Section::Answer, Section::Authority, Section::Additional].into_iter().zip(sections);
+        let all_of = |(since, ttl)| {
+            let of =
+                move |(section, number)| Aging { section, records: 0..number, since, ttl, cap: u32::MAX };
+            all.map(of).collect()
+        };
+        Self {
+            until: Some(kept.until()),
+            kept: vec![kept],
+            aging: aging.map(all_of).unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds what another answer rests on that this one is made of. Where its records are isn't known here.
+    pub fn rest_on(&mut self, other: &Self) {
+        self.end_by(other.until);
+        self.links.extend(other.links.iter().cloned());
+        self.kept.extend(other.kept.iter().cloned());
+        self.clients.extend(other.clients.iter().cloned());
+        self.charges.extend(other.charges.iter().cloned());
+        self.counts.extend(other.counts.iter().cloned());
+        self.rest_on_names(other.names.clone());
+    }
+
+    /// Takes in which names there were at a look-up. Of several the first counts: what has changed since is noticed.
+    pub fn rest_on_names(&mut self, names: Option<Names>) {
+        if self.names.is_none() {
+            self.names = names;
+        }
+    }
+
+    /// Takes in that the authority section is another one, with so many records. They run down as given, if they do, and
+    /// no more than `cap` seconds are shown.
+    pub fn replace_authority(&mut self, number: usize, runs_down: Option<(Instant, u32)>, cap: u32) {
+        self.aging.retain(|aging| aging.section != Section::Authority);
+        self.serial.take_if(|serial| serial.section == Section::Authority);
+        if let Some((since, ttl)) = runs_down {
+            self.aging.push(Aging { section: Section::Authority, records: 0..number, since, ttl, cap });
+        }
+    }
+
+    /// Has it end then, if not before.
+    pub fn end_by(&mut self, until: Option<Instant>) {
+        self.until = match (self.until, until) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+    }
+
+    /// Returns from when on and from how many seconds all records run down that do, if that is the same.
+    #[must_use]
+    pub fn runs_down(&self) -> Option<Option<(Instant, u32)>> {
+        let Some(first) = self.aging.first() else { return Some(None) };
+        let same =
+            |aging: &Aging| aging.since == first.since && aging.ttl == first.ttl && aging.cap == u32::MAX;
+        self.aging.iter().all(same).then_some(Some((first.since, first.ttl)))
+    }
+
+    /// Returns whether nothing has changed that it rests on.
+    #[must_use]
+    pub fn holds(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now < until)
+            && !self.is_outdated()
+            && self.kept.iter().all(Kept::is_there)
+    }
+
+    /// Returns whether links have changed that it rests on, or which names there are.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        self.links.iter().any(|link| link.is_outdated())
+            || !self.names.as_ref().is_none_or(Names::are_the_same)
+    }
+}

@@ -1,0 +1,61 @@
+//! Which of several zones a name is in.
+
+use hickory_proto::rr::Name;
+
+/// Zones, absolute and in lower case.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(Vec<Name>);
+
+impl Origins {
+    /// Takes them in any order and spelling.
+    #[must_use]
+    pub fn new(zones: impl IntoIterator<Item = Name>) -> Self {
+        Self(zones.into_iter().map(|zone| absolute(&zone)).collect())
+    }
+
+    /// Returns the longest zone that a name is in.
+    #[must_use]
+    pub fn closest(&self, name: &Name) -> Option<&Name> {
+        self.0.iter().filter(|zone| zone.zone_of(name)).max_by_key(|zone| zone.num_labels())
+    }
+
+    /// Returns whether a name is in one of them.
+    #[must_use]
+    pub fn hold(&self, name: &Name) -> bool {
+        self.0.iter().any(|zone| zone.zone_of(name))
+    }
+
+    /// Returns them all.
+    #[must_use]
+    pub fn all(&self) -> &[Name] {
+        &self.0
+    }
+}
+
+/// Returns a zone absolute and in lower case.
+#[must_use]
+pub fn absolute(zone: &Name) -> Name {
+    let mut zone = zone.to_lowercase();
+    zone.set_fqdn(true);
+    zone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::zone_set::*;
+
+    #[test]
+    fn the_longest_zone_is_the_closest() {
+        let name = |text| Name::from_ascii(text).unwrap();
+        let zones = Origins::new([name("Example."), name("."), name("a.b.example")]);
+        for (of, closest) in [
+            ("www.EXAMPLE.", Some("example.")),
+            ("b.example.", Some("example.")),
+            ("x.a.B.example.", Some("a.b.example.")),
+            ("test.", Some(".")),
+        ] {
+            assert_eq!(zones.closest(&name(of)).map(ToString::to_string).as_deref(), closest, "{of}");
+        }
+        assert!(!Origins::new([name("example.")]).hold(&name("test.")));
+    }
+}

@@ -1,0 +1,3 @@
+//! Sockets and network interfaces.
+
+pub mod interfaces;

@@ -1,0 +1,114 @@
+//! What was forgotten of late: answers to questions that were asked before aren't kept.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a name is known here: no question takes longer.
+const MEMORY: Duration = Duration::from_secs(10);
+/// How many names are.
+const CAPACITY: usize = 4096;
+
+/// Names that were forgotten, in order.
+#[derive(Debug, Default)]
+pub(super) struct Forgotten(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    names: VecDeque<Entry>,
+    /// The number of the next one.
+    next: u64,
+    /// What was asked before this number has come is forgotten, whatever the name.
+    all_before: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    at: Instant,
+    name: Box<[u8]>,
+}
+
+/// When a question was passed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark(u64);
+
+impl Forgotten {
+    /// Returns a mark for a question that is passed on now.
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.lock().next)
+    }
+
+    /// Takes in that a name is forgotten, or all names.
+    pub(super) fn add(&self, name: Option<&[u8]>) {
+        let mut inner = self.lock();
+        let number = inner.next;
+        inner.next += 1;
+        let Some(name) = name else {
+            inner.names.clear();
+            inner.all_before = inner.next;
+            return;
+        };
+        inner.names.push_back(Entry { number, at: Instant::now(), name: name.into() });
+        while inner.names.len() > CAPACITY
+            || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > MEMORY)
+        {
+            // What isn't known any more may have been any name.
+            if let Some(oldest) = inner.names.pop_front() {
+                inner.all_before = oldest.number + 1;
+            }
+        }
+    }
+
+    /// Returns whether a name was forgotten after a question about it was passed on.
+    pub(super) fn since(&self, asked: Mark, name: &[u8]) -> bool {
+        let inner = self.lock();
+        let later = inner.names.iter().rev().take_while(|entry| entry.number >= asked.0);
+        asked.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A list is whole after a panic, too.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::super::invalidated::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn question_before_forgetting_differs_from_one_after_it() {
+        let forgotten = Forgotten::default();
+        let before = forgotten.mark();
+        forgotten.add(Some(b"a"));
+        let after = forgotten.mark();
+        assert!(forgotten.since(before, b"a"));
+        assert!(!forgotten.since(before, b"b"));
+        assert!(!forgotten.since(after, b"a"));
+        forgotten.add(None);
+        assert!(forgotten.since(after, b"b"));
+        assert!(!forgotten.since(forgotten.mark(), b"b"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn question_before_the_oldest_entry_may_be_of_any_name() {
+        let forgotten = Forgotten::default();
+        let before = forgotten.mark();
+        for i in 0..=CAPACITY {
+            forgotten.add(Some(i.to_string().as_bytes()));
+        }
+        assert_eq!(forgotten.lock().names.len(), CAPACITY);
+        assert!(forgotten.since(before, b"a"));
+        let after = forgotten.mark();
+        advance(MEMORY + Duration::from_secs(1)).await;
+        forgotten.add(Some(b"a"));
+        assert_eq!(forgotten.lock().names.len(), 1);
+        assert!(forgotten.since(after, b"a"));
+        assert!(!forgotten.since(after, b"b"));
+    }
+}

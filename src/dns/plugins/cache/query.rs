@@ -1,0 +1,112 @@
+//! From an answer that has come to what is kept of it, and to what clients get.
+
+use std::sync::Arc;
+
+use hickory_proto::op::{Message, Metadata, ResponseCode};
+use hickory_proto::rr::{Name, Record};
+use tokio::time::Instant;
+
+use super::NAME;
+use crate::dns::chain::plugin::{Purpose, Reply, Request};
+use crate::dns::chain::server::Server;
+use crate::dns::message::query::{Key, Question};
+use crate::dns::message::validity::Repeat;
+use crate::dns::plugins::cache::store::{Found, Kind};
+use crate::metrics::sharded::Spread;
+
+/// A question, as a client asks it.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) question: Question,
+    pub(super) key: Key,
+    pub(super) server: Arc<Server>,
+}
+
+impl Asked {
+    pub(super) fn new(request: &Request) -> Self {
+        let question = request.question();
+        Self { key: question.key(), question, server: Arc::clone(&request.server) }
+    }
+
+    pub(super) fn name(&self) -> &Name {
+        self.question.query.name()
+    }
+
+    /// Gives an answer, which has just come and is kept, back its records: as many as there is room for.
+    pub(super) fn refill(&self, reply: &mut Reply, message: &Message, ttl: u32) {
+        let room = self.question.room;
+        reply.answers = copy(&message.answers, ttl, room);
+        reply.authorities = copy(&message.authorities, ttl, room);
+        reply.additionals = copy(&message.additionals, ttl, room);
+        reply.metadata.truncation |= message.answers.len() > room;
+    }
+
+    /// The same for one that isn't kept.
+    pub(super) fn put_back(&self, reply: &mut Reply, message: Message, ttl: u32) {
+        let room = self.question.room;
+        reply.metadata.truncation |= message.answers.len() > room;
+        reply.answers = message.answers;
+        reply.authorities = message.authorities;
+        reply.additionals = message.additionals;
+        for section in reply.sections_mut() {
+            section.truncate(room);
+            section.iter_mut().for_each(|record| record.ttl = ttl);
+        }
+    }
+
+    /// RFC 6840 sections 5.7 and 5.8: that an answer is authentic is said only to who understands it.
+    pub(super) fn authentic(&self, metadata: &Metadata) -> bool {
+        metadata.authentic_data && (self.question.authentic_data || self.question.dnssec_ok)
+    }
+
+    /// Returns a cached answer as the client gets it. AA is set, as CoreDNS has it: there are clients that take no
+    /// other.
+    pub(super) fn given(&self, request: &Request, found: &Found) -> Reply {
+        let message = &*found.message;
+        let mut reply = request.reply(NAME);
+        reply.metadata.response_code = message.metadata.response_code;
+        reply.metadata.recursion_available = message.metadata.recursion_available;
+        reply.metadata.authentic_data = self.authentic(&message.metadata);
+        reply.metadata.authoritative = true;
+        reply.age = found.age;
+        self.refill(&mut reply, message, found.ttl);
+        // The answer was somebody else's, who may have spelled the name otherwise (RFC 4343 section 4.1).
+        let own = |record: &&mut Record| record.name == *self.name();
+        reply.answers.iter_mut().filter(own).for_each(|record| record.name = self.name().clone());
+        reply
+    }
+
+    /// Returns what has to hold for a cached answer to be given again as it was just now.
+    pub(super) fn repeat(
+        &self,
+        request: &Request,
+        found: &Found,
+        reply: &Reply,
+        counted: [Arc<Spread>; 2],
+    ) -> Option<Box<Repeat>> {
+        let kept = found.kept()?;
+        let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];
+        let mut repeat = Repeat::of_cached(kept, found.aging(), sections);
+        repeat.counts.extend(counted);
+        if let (Purpose::Target { absence, .. }, false) = (request.purpose, found.kind == Kind::Success) {
+            repeat.end_by(Some(Instant::now() + absence.saturating_sub(found.age)));
+        }
+        Some(Box::new(repeat))
+    }
+}
+
+/// Returns whether an answer says what there is now (RFC 8767 section 4).
+pub(super) fn is_news(reply: &Reply) -> bool {
+    let Metadata { response_code, truncation, .. } = reply.metadata;
+    matches!(response_code, ResponseCode::NoError | ResponseCode::NXDomain)
+        && !(truncation && reply.answers.is_empty())
+}
+
+fn copy(records: &[Record], ttl: u32, room: usize) -> Vec<Record> {
+    let with_ttl = |record: &Record| {
+        let mut record = record.clone();
+        record.ttl = ttl;
+        record
+    };
+    records.iter().take(room).map(with_ttl).collect()
+}

@@ -1,0 +1,358 @@
+use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::rr::rdata::NULL;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::time::advance;
+
+use crate::dns::message::query::Question;
+use crate::dns::plugins::cache::store::*;
+use crate::dns::plugins::tests::support::record;
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+fn question(qname: &str, qtype: RecordType) -> Question {
+    Question::plain(name(qname), qtype)
+}
+
+fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Arc<Message> {
+    let mut message = Message::response(1, OpCode::Query);
+    message.metadata.response_code = rcode;
+    message.add_query(Query::query(name("a.example."), RecordType::A));
+    message.add_answers(answers.iter().map(|text| record(text)));
+    message.add_authorities(authorities.iter().map(|text| record(text)));
+    Arc::new(message)
+}
+
+fn address(ttl: u32) -> Arc<Message> {
+    message(ResponseCode::NoError, &[&format!("a.example. {ttl} A 192.0.2.1")], &[])
+}
+
+fn absence() -> Arc<Message> {
+    message(ResponseCode::NXDomain, &[], &["example. 900 SOA ns.example."])
+}
+
+fn failure() -> Arc<Message> {
+    message(ResponseCode::ServFail, &[], &[])
+}
+
+fn put(cache: &Cache, key: &Key, message: &Arc<Message>) -> usize {
+    cache.put(key, message, cache.appraise(message, false))
+}
+
+const OK: ResponseCode = ResponseCode::NoError;
+const NX: ResponseCode = ResponseCode::NXDomain;
+
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_and_for_how_long() {
+    let key = question("a.example.", RecordType::A).key();
+    type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], Option<(Kind, u32)>);
+    let cases: &[Case<'_>] = &[
+        (OK, &["a.example. 20 A 192.0.2.1"], &[], Some((Kind::Success, 20))),
+        // The message as a whole lives as long as its shortest record.
+        (
+            OK,
+            &["a.example. 20 CNAME b.example.", "b.example. 10 A 192.0.2.1"],
+            &["example. 8 NS ns.example."],
+            Some((Kind::Success, 8)),
+        ),
+        (OK, &["a.example. 0 A 192.0.2.1"], &[], Some((Kind::Success, 5))),
+        (OK, &["a.example. 3600 A 192.0.2.1"], &[], Some((Kind::Success, 30))),
+        // RFC 2181 section 8.
+        (OK, &["a.example. 4294967295 A 192.0.2.1"], &[], Some((Kind::Success, 5))),
+        (OK, &[], &["example. 900 SOA ns.example."], Some((Kind::Denial, 30))),
+        // RFC 2308 section 2.2: no data at the end of the chain.
+        (
+            OK,
+            &["a.example. 20 CNAME b.example."],
+            &["example. 900 SOA ns.example."],
+            Some((Kind::Denial, 20)),
+        ),
+        (NX, &[], &["example. 6 SOA ns.example."], Some((Kind::Denial, 6))),
+        // A referral, and an answer without anything.
+        (OK, &[], &["example. 900 NS ns.example."], Some((Kind::Success, 5))),
+        (OK, &[], &[], Some((Kind::Success, 5))),
+        (ResponseCode::ServFail, &[], &[], Some((Kind::Failure, 5))),
+        (ResponseCode::NotImp, &[], &[], Some((Kind::Failure, 5))),
+        // RFC 2308 section 5: without an SOA nobody says for how long.
+        (NX, &[], &[], None),
+        (OK, &["a.example. 20 CNAME b.example."], &[], None),
+        // As in CoreDNS.
+        (NX, &["a.example. 7 CNAME b.example."], &["example. 9 SOA ns.example."], None),
+        // RFC 2181 section 10.1: an alias of two names.
+        (
+            OK,
+            &[
+                "a.example. 20 CNAME b.example.",
+                "a.example. 20 CNAME c.example.",
+                "b.example. 20 A 192.0.2.1",
+            ],
+            &[],
+            None,
+        ),
+        // A chain that leads to itself.
+        (OK, &["a.example. 20 CNAME b.example.", "b.example. 20 CNAME a.example."], &[], None),
+        (ResponseCode::Refused, &[], &[], None),
+        (ResponseCode::FormErr, &[], &[], None),
+    ];
+    for (rcode, answers, authorities, expected) in cases {
+        let cache = Cache::new(CacheOptions::capped(30));
+        put(&cache, &key, &message(*rcode, answers, authorities));
+        let found = cache.get(&key).map(|found| (found.kind, found.ttl));
+        assert_eq!(found, *expected, "{rcode} {answers:?} {authorities:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cut_answers_transfers_and_rd_clear_are_not_kept() {
+    let cache = Cache::new(CacheOptions::default());
+    let key = question("a.example.", RecordType::A).key();
+    let mut cut = Message::clone(&address(60));
+    cut.metadata.truncation = true;
+    put(&cache, &key, &Arc::new(cut));
+    let without_recursion = Question { recursion_desired: false, ..question("a.example.", RecordType::A) };
+    for key in [question("a.example.", RecordType::AXFR).key(), without_recursion.key()] {
+        put(&cache, &key, &address(60));
+        assert!(cache.get(&key).is_none());
+    }
+    assert_eq!(cache.len(), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ttls_count_down_and_what_has_expired_is_gone() {
+    let cache = Cache::new(CacheOptions::default());
+    let key = question("A.example.", RecordType::A).key();
+    put(&cache, &key, &address(60));
+    for (after, left) in [(0, Some(60)), (1, Some(59)), (58, Some(1)), (1, None)] {
+        advance(Duration::from_secs(after)).await;
+        assert_eq!(cache.get(&key).map(|found| found.ttl), left);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
+    let cache = Cache::new(CacheOptions::default());
+    let plain = question("a.example.", RecordType::A);
+    put(&cache, &plain.key(), &address(60));
+    let with_do = Question { dnssec_ok: true, ..plain.clone() };
+    let with_cd = Question { checking_disabled: true, ..plain.clone() };
+    let with_ad = Question { authentic_data: true, ..plain };
+    assert!(cache.get(&with_do.key()).is_none());
+    assert!(cache.get(&with_cd.key()).is_none());
+    assert!(cache.get(&with_ad.key()).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
+    let cache = Cache::new(CacheOptions::default());
+    let key = question("a.example.", RecordType::A).key();
+    let kind = || cache.get(&key).map(|found| found.kind);
+    put(&cache, &key, &failure());
+    assert_eq!(kind(), Some(Kind::Failure));
+    put(&cache, &key, &address(60));
+    assert_eq!(kind(), Some(Kind::Success));
+    put(&cache, &key, &failure());
+    assert_eq!(kind(), Some(Kind::Success));
+    put(&cache, &key, &absence());
+    assert_eq!(kind(), Some(Kind::Denial));
+    put(&cache, &key, &address(60));
+    assert_eq!(kind(), Some(Kind::Success));
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_nobody_has_answered_is_known_for_a_second() {
+    let cache = Cache::new(CacheOptions::default());
+    let asked = question("a.example.", RecordType::A);
+    cache.put_silence(&asked.key());
+    assert_eq!(cache.get(&asked.key()).map(|found| (found.kind, found.ttl)), Some((Kind::Silence, 1)));
+    advance(Duration::from_secs(1)).await;
+    assert!(cache.get(&asked.key()).is_none());
+    let cache = Cache::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
+    cache.put_silence(&asked.key());
+    put(&cache, &asked.key(), &failure());
+    assert!(cache.get(&asked.key()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_popular_answer_is_asked_for_again_before_it_expires() {
+    let prefetch = Prefetch { amount: 3, within: Duration::from_secs(60), percentage: 10 };
+    let cache = Cache::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
+    let key = question("a.example.", RecordType::A).key();
+    let freshness = || cache.get(&key).map(|found| found.freshness);
+    put(&cache, &key, &address(100));
+    assert_eq!(freshness(), Some(Freshness::Fresh));
+    advance(Duration::from_secs(50)).await;
+    assert_eq!(freshness(), Some(Freshness::Fresh));
+    advance(Duration::from_secs(40)).await;
+    assert_eq!(freshness(), Some(Freshness::Due), "the third time, in the last tenth");
+    // The new answer is as popular as the old one, until nobody has asked for a minute.
+    let refresh = cache.get(&key).unwrap().begin_refresh().unwrap();
+    put(&cache, &key, &address(300));
+    refresh.succeed();
+    advance(Duration::from_secs(50)).await;
+    assert_eq!(freshness(), Some(Freshness::Fresh), "popular, and far from its end");
+    advance(Duration::from_secs(230)).await;
+    assert_eq!(freshness(), Some(Freshness::Fresh), "the first time after a long gap");
+    assert_eq!(freshness(), Some(Freshness::Fresh));
+    assert_eq!(freshness(), Some(Freshness::Due));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
+    for verify in [None, Some(Duration::from_millis(100))] {
+        let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
+        let cache = Cache::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
+        let [a, aaaa] = [RecordType::A, RecordType::AAAA].map(|qtype| question("a.example.", qtype).key());
+        put(&cache, &a, &address(60));
+        put(&cache, &aaaa, &failure());
+        advance(Duration::from_secs(60)).await;
+        let found = |key| cache.get(key).map(|found| (found.ttl, found.freshness));
+        assert_eq!(found(&a), Some((30, Freshness::Stale(verify))));
+        assert_eq!(found(&aaaa), None);
+        advance(Duration::from_secs(3599)).await;
+        assert!(found(&a).is_some());
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(found(&a), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_answer_has_the_ttl_of_the_cached_one() {
+    type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], u32);
+    let cases: &[Case<'_>] = &[
+        (OK, &["a.example. 7200 A 192.0.2.1"], &[], 3600),
+        (OK, &[], &["example. 7200 SOA ns.example."], 1800),
+        // No SOA says how long there is none.
+        (NX, &[], &["example. 7200 NS ns.example."], 1800),
+        (OK, &["a.example. 20 CNAME b.example."], &[], 20),
+        // What isn't looked at.
+        (OK, &[], &["example. 900 NS ns.example."], 5),
+        (NX, &["a.example. 900 CNAME b.example."], &["example. 900 SOA ns.example."], 5),
+        (ResponseCode::Refused, &[], &["example. 900 SOA ns.example."], 5),
+        (ResponseCode::ServFail, &[], &["example. 900 SOA ns.example."], 7),
+    ];
+    let cache = Cache::new(CacheOptions { servfail: Duration::from_secs(7), ..CacheOptions::default() });
+    for (rcode, answers, authorities, ttl) in cases {
+        let worth = cache.appraise(&message(*rcode, answers, authorities), true);
+        assert_eq!(worth.ttl, *ttl, "{rcode} {answers:?} {authorities:?}");
+    }
+}
+
+#[test]
+fn answer_with_invalid_signature_is_not_kept_for_do() {
+    const NOW: u32 = 100;
+    let signed = |inception: u32, expiration: u32| {
+        let mut rdata = vec![0, 1, 8, 2, 0, 0, 0, 60];
+        rdata.extend(expiration.to_be_bytes());
+        rdata.extend(inception.to_be_bytes());
+        rdata.extend([0; 8]);
+        let mut message = Message::clone(&address(60));
+        let data = RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(rdata) };
+        message.add_answer(Record::from_rdata(name("a.example."), 60, data));
+        message
+    };
+    for (inception, expiration, expired) in [
+        (NOW, NOW, false),
+        (NOW + 1, NOW + 9, true),
+        (NOW - 9, NOW - 1, true),
+        // RFC 1982: the numbers go round.
+        (u32::MAX, NOW + 1, false),
+        (u32::MAX - 9, u32::MAX, true),
+    ] {
+        assert_eq!(
+            crate::dns::plugins::cache::entry::has_expired_signature(&signed(inception, expiration), NOW),
+            expired,
+            "{inception}"
+        );
+    }
+    let cache = Cache::new(CacheOptions::default());
+    let old = signed(1, 2);
+    assert_eq!(cache.appraise(&old, true), Worth { kind: Kind::Other, ttl: 5 });
+    assert_eq!(cache.appraise(&old, false), Worth { kind: Kind::Success, ttl: 60 });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_takes_no_absence_away_that_is_still_good() {
+    let cache = Cache::new(CacheOptions::capped(30));
+    let key = question("a.example.", RecordType::A).key();
+    put(&cache, &key, &absence());
+    put(&cache, &key, &failure());
+    cache.put_silence(&key);
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(Kind::Denial));
+    advance(Duration::from_secs(30)).await;
+    put(&cache, &key, &failure());
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(Kind::Failure));
+}
+
+fn stale(recheck: u64) -> CacheOptions {
+    let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: 0 };
+    CacheOptions {
+        serve_stale: Some(stale),
+        recheck: Duration::from_secs(recheck),
+        ..CacheOptions::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_refresh_at_a_time_and_none_after_a_failure() {
+    let cache = Cache::new(stale(30));
+    let key = question("a.example.", RecordType::A).key();
+    put(&cache, &key, &address(60));
+    advance(Duration::from_secs(60)).await;
+    let begin = || cache.get(&key).unwrap().begin_refresh();
+    let first = begin().unwrap();
+    assert!(begin().is_none());
+    drop(first);
+    assert!(begin().is_none(), "it has failed");
+    advance(Duration::from_secs(30)).await;
+    begin().unwrap().succeed();
+    assert!(begin().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_preference_for_them_answers_that_say_something_stay() {
+    let cache = Cache::new(CacheOptions { prefer_positive: true, ..stale(0) });
+    let key = question("a.example.", RecordType::A).key();
+    let found = || cache.get(&key).map(|found| (found.kind, found.message.answers.len()));
+    put(&cache, &key, &absence());
+    assert_eq!(found(), Some((Kind::Denial, 0)));
+    put(&cache, &key, &address(60));
+    let nothing = message(OK, &[], &[]);
+    for other in [absence(), failure(), nothing.clone(), nothing, absence()] {
+        put(&cache, &key, &other);
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(found(), Some((Kind::Success, 1)), "{other}");
+    }
+    advance(Duration::from_secs(3600)).await;
+    put(&cache, &key, &absence());
+    assert_eq!(found(), Some((Kind::Denial, 0)), "after its time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn keepttl_leaves_the_ttl_but_of_expired_answers() {
+    for (own, later) in [(0, 60), (30, 30)] {
+        let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: own };
+        let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
+        let cache = Cache::new(options);
+        let key = question("a.example.", RecordType::A).key();
+        put(&cache, &key, &address(60));
+        advance(Duration::from_secs(59)).await;
+        assert_eq!(cache.get(&key).map(|found| found.ttl), Some(60));
+        advance(Duration::from_secs(9)).await;
+        assert_eq!(cache.get(&key).map(|found| found.ttl), Some(later));
+    }
+}
+
+#[test]
+fn it_is_bounded_by_entries() {
+    let bounds = Bounds { capacity: 100, min_ttl: 5, max_ttl: 30 };
+    let cache = Cache::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
+    for i in 0..1000 {
+        let key = question(&format!("{i}.example."), RecordType::A).key();
+        put(&cache, &key, &address(60));
+        let key = question(&format!("no{i}.example."), RecordType::A).key();
+        put(&cache, &key, &absence());
+    }
+    let (success, denial) = cache.len();
+    assert!((30..=100).contains(&success) && (30..=100).contains(&denial), "{success} {denial}");
+}

@@ -1,0 +1,418 @@
+//! What of an upstream's answer belongs to the question about a target: a pure function.
+//!
+//! We give it on with AA set, so nothing else may slip in (RFC 5452 section 6, RFC 2181 section
+//! 5.4.1).
+
+use std::net::IpAddr;
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::HTTPS;
+use hickory_proto::rr::rdata::svcb::SvcParamValue;
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+
+use smallvec::SmallVec;
+
+use crate::dns::chain::plugin::Reply;
+use crate::dns::message::rrsig::type_covered;
+use crate::dns::plugins::cache::store::plain_ttl;
+use crate::model::target_policy::TargetPolicy;
+
+/// Aliases of one answer that are followed. Clouds have two or three; who sends hundreds wants to keep us busy.
+pub(crate) const MAX_ALIASES: usize = 16;
+
+/// The part of an answer that belongs to a question.
+#[derive(Debug, PartialEq)]
+pub struct Followed {
+    /// The chain from the name that was asked for, in order.
+    pub answers: Vec<Record>,
+    /// What proves that there is nothing at the end of the chain.
+    pub authorities: Vec<Record>,
+    /// Where the chain stands.
+    pub end: End,
+}
+
+/// Where a chain stands.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// At records of the type that was asked for, or where it is known that there are none.
+    Here(ResponseCode),
+    /// At a name that isn't the upstream's to answer for.
+    Leads(Name),
+    /// At a name that is denied.
+    Denied,
+    /// Nowhere: a referral, or an error.
+    Lame,
+}
+
+/// Where a chain goes on from a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// In the upstream's answer.
+    Upstream,
+    /// In our own zones: what an upstream says of their names is never taken.
+    Ours,
+    /// Nowhere.
+    Denied,
+}
+
+/// Follows the chain from `name` through an upstream's answer to a question of type `qtype`.
+///
+/// Absence is known for `absence` seconds at most; `step` says of each name that the chain leads to where it goes on.
+#[must_use]
+pub fn follow(
+    answer: &Reply,
+    name: &Name,
+    qtype: RecordType,
+    absence: u32,
+    mut step: impl FnMut(&Name) -> Step,
+) -> Followed {
+    let followed = |mut answers: Vec<Record>, authorities, end| {
+        answers.iter_mut().for_each(|record| record.ttl = plain_ttl(record.ttl));
+        Followed { answers, authorities, end }
+    };
+    let mut owner = name.clone();
+    let mut answers: Vec<Record> = Vec::new();
+    let mut seen = vec![owner.clone()];
+    let mut positive = false;
+    loop {
+        let here = |record: &&Record| record.dns_class == DNSClass::IN && record.name == owner;
+        let of_type = |record: &&Record| {
+            let found = record.record_type();
+            found == qtype || found == RecordType::RRSIG || qtype == RecordType::ANY
+        };
+        let found: Vec<&Record> = answer.answers.iter().filter(here).filter(of_type).collect();
+        positive = positive || found.iter().any(|record| record.record_type() != RecordType::RRSIG);
+        answers.extend(found.into_iter().cloned());
+        let alias = answer.answers.iter().filter(here).find_map(|record| match &record.data {
+            RData::CNAME(target) if !positive => Some((record, &target.0)),
+            _ => None,
+        });
+        let Some((record, target)) = alias else { break };
+        // RFC 6672 section 3.1: the DNAME that the CNAME was made from.
+        let dname = |record: &&Record| {
+            record.record_type() == RecordType::DNAME
+                && record.dns_class == DNSClass::IN
+                && record.name.zone_of(&owner)
+                && record.name != owner
+        };
+        answers.extend(answer.answers.iter().filter(dname).cloned());
+        answers.push(record.clone());
+        owner = target.clone();
+        match step(&owner) {
+            Step::Upstream => {}
+            Step::Ours => return followed(answers, Vec::new(), End::Leads(owner)),
+            Step::Denied => return followed(answers, Vec::new(), End::Denied),
+        }
+        if seen.contains(&owner) || seen.len() > MAX_ALIASES {
+            return followed(answers, Vec::new(), End::Lame);
+        }
+        seen.push(owner.clone());
+    }
+    let authorities = if positive { Vec::new() } else { proof(answer, &owner, absence) };
+    let end = match answer.metadata.response_code {
+        rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
+            let referral = !positive
+                && rcode == ResponseCode::NoError
+                && authorities.is_empty()
+                && answer.authorities.iter().any(|record| record.record_type() == RecordType::NS);
+            // RFC 2308 section 2.2.1: without an SOA and with NS records it is no NODATA. Neither is what
+            // was cut off before it got there.
+            let cut = answer.metadata.truncation && !positive;
+            if referral || cut { End::Lame } else { End::Here(rcode) }
+        }
+        _ => End::Lame,
+    };
+    followed(answers, authorities, end)
+}
+
+/// Drops the records with addresses that no target may have, and those of SRV, MX, SVCB and HTTPS with a name that
+/// `allows` denies: the owner of a hostname could otherwise lead clients anywhere, also into the cluster. A
+/// signature goes with a record of its RRset: it isn't valid for the rest. Returns whether there were addresses.
+pub fn drop_denied(
+    answers: &mut Vec<Record>,
+    targets: &TargetPolicy,
+    mut allows: impl FnMut(&Name) -> bool,
+) -> bool {
+    let mut has_addresses = false;
+    let mut cut: SmallVec<[(Name, RecordType); 1]> = SmallVec::new();
+    answers.retain(|record| {
+        let is_address_denied = has_denied_address(&record.data, targets);
+        has_addresses |= is_address_denied;
+        let is_denied = is_address_denied || named(&record.data).is_some_and(|name| !allows(name));
+        if is_denied {
+            cut.push((record.name.clone(), record.record_type()));
+        }
+        !is_denied
+    });
+    if !cut.is_empty() {
+        answers.retain(|record| {
+            let covered = type_covered(record);
+            !cut.iter().any(|(name, qtype)| covered == Some(*qtype) && record.name == *name)
+        });
+    }
+    has_addresses
+}
+
+fn has_denied_address(data: &RData, targets: &TargetPolicy) -> bool {
+    let is_denied = |ip: IpAddr| targets.check_address(ip).is_err();
+    match data {
+        RData::A(ip) => is_denied(ip.0.into()),
+        RData::AAAA(ip) => is_denied(ip.0.into()),
+        // RFC 9460 section 7.3: hints are addresses, too.
+        RData::SVCB(svcb) | RData::HTTPS(HTTPS(svcb)) => {
+            svcb.svc_params.iter().any(|(_, value)| match value {
+                SvcParamValue::Ipv4Hint(hints) => hints.0.iter().any(|ip| is_denied(ip.0.into())),
+                SvcParamValue::Ipv6Hint(hints) => hints.0.iter().any(|ip| is_denied(ip.0.into())),
+                _ => false,
+            })
+        }
+        _ => false,
+    }
+}
+
+/// Returns the host that a record names. The root says that there is none (RFC 2782, RFC 7505 section 3), or stands for
+/// the owner itself (RFC 9460 section 2.5).
+fn named(data: &RData) -> Option<&Name> {
+    let name = match data {
+        RData::SRV(srv) => &srv.target,
+        RData::MX(mx) => &mx.exchange,
+        RData::SVCB(svcb) | RData::HTTPS(HTTPS(svcb)) => &svcb.target_name,
+        _ => return None,
+    };
+    (!name.is_root()).then_some(name)
+}
+
+/// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
+/// the absence as long as the SOA. Absence behind a name of ours must not outlive our own TTL.
+fn proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
+    let soa = answer
+        .authorities
+        .iter()
+        .find(|record| record.record_type() == RecordType::SOA && record.name.zone_of(owner));
+    let Some(soa) = soa else { return Vec::new() };
+    let belongs = |record: &&Record| {
+        let denies = matches!(record.record_type(), RecordType::NSEC | RecordType::NSEC3 | RecordType::RRSIG);
+        *record == soa || denies && soa.name.zone_of(&record.name)
+    };
+    let mut proof: Vec<Record> = answer.authorities.iter().filter(belongs).cloned().collect();
+    for record in &mut proof {
+        record.ttl = plain_ttl(record.ttl).min(ttl);
+    }
+    proof
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Message, OpCode};
+    use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
+    use hickory_proto::rr::rdata::{A, MX, NULL, SRV};
+
+    use super::super::chase::*;
+    use crate::dns::plugins::tests::support;
+
+    fn name(text: &str) -> Name {
+        Name::from_ascii(text).unwrap()
+    }
+
+    /// `name type data`.
+    fn record(text: &str) -> Record {
+        let (owner, rest) = text.split_once(' ').unwrap();
+        support::record(&format!("{owner} 3600 {rest}"))
+    }
+
+    fn follow_a(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> String {
+        let mut message = Message::error_msg(1, OpCode::Query, rcode);
+        message.add_answers(answers.iter().map(|text| record(text)));
+        message.add_authorities(authorities.iter().map(|text| record(text)));
+        let step = |name: &Name| {
+            if self::name("lb.internal.").zone_of(name) {
+                Step::Ours
+            } else if self::name("denied.example.").zone_of(name) {
+                Step::Denied
+            } else {
+                Step::Upstream
+            }
+        };
+        let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, step);
+        let list = |records: &[Record]| {
+            records
+                .iter()
+                .map(|record| format!("{} {}", record.name, record.record_type()))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        format!("{:?} | {} | {}", followed.end, list(&followed.answers), list(&followed.authorities))
+    }
+
+    #[test]
+    fn the_chain_is_followed_and_nothing_else_taken() {
+        let ok = ResponseCode::NoError;
+        let nx = ResponseCode::NXDomain;
+        for (rcode, answers, authorities, expected) in [
+            (
+                ok,
+                &["t.example. A 192.0.2.1"][..],
+                &["example. NS ns.example."][..],
+                "Here(NoError) | t.example. A | ",
+            ),
+            (
+                ok,
+                &["c.example. A 192.0.2.1", "t.example. CNAME c.example."],
+                &[],
+                "Here(NoError) | t.example. CNAME, c.example. A | ",
+            ),
+            (
+                ok,
+                &["t.example. A 192.0.2.1", "web.lb.internal. A 192.0.2.6", "www.bank.example. A 192.0.2.6"],
+                &[],
+                "Here(NoError) | t.example. A | ",
+            ),
+            (
+                ok,
+                &["www.bank.example. A 192.0.2.6"],
+                &["example. SOA ns.example."],
+                "Here(NoError) |  | example. SOA",
+            ),
+            (
+                nx,
+                &[],
+                &["lb.internal. SOA ns.evil.", "bank.example. NS ns.evil.", "example. SOA ns.example."],
+                "Here(NXDomain) |  | example. SOA",
+            ),
+            (nx, &[], &[], "Here(NXDomain) |  | "),
+            (ok, &[], &["com. NS ns.com."], "Lame |  | "),
+            (
+                ok,
+                &["t.example. CNAME web.lb.internal.", "web.lb.internal. A 192.0.2.6"],
+                &[],
+                "Leads(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
+            ),
+            (
+                ok,
+                &["t.example. CNAME u.example.", "u.example. CNAME t.example."],
+                &[],
+                "Lame | t.example. CNAME, u.example. CNAME | ",
+            ),
+            (
+                ok,
+                &[
+                    "t.example. CNAME u.example.",
+                    "u.example. CNAME a.denied.example.",
+                    "a.denied.example. A 192.0.2.6",
+                ],
+                &["example. SOA ns.example."],
+                "Denied | t.example. CNAME, u.example. CNAME | ",
+            ),
+            (ResponseCode::ServFail, &[], &[], "Lame |  | "),
+        ] {
+            assert_eq!(follow_a(rcode, answers, authorities), expected, "{answers:?} {authorities:?}");
+        }
+    }
+
+    #[test]
+    fn ttls_with_the_top_bit_are_zero_wherever_the_chain_ends() {
+        for (answers, ours) in [
+            (&["t.example. A 192.0.2.1"][..], false),
+            (&["t.example. CNAME u.example."], true),
+            (&["t.example. CNAME u.example.", "u.example. CNAME t.example."], false),
+        ] {
+            let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
+            message.add_answers(answers.iter().map(|text| record(text)));
+            message.answers.iter_mut().for_each(|record| record.ttl = 1 << 31);
+            let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| {
+                if ours { Step::Ours } else { Step::Upstream }
+            });
+            assert!(!followed.answers.is_empty());
+            assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
+        }
+    }
+
+    #[test]
+    fn a_chain_is_followed_so_far_and_no_farther() {
+        let end = |aliases: usize| {
+            let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NoError);
+            let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
+            message.add_answers((0..aliases).map(|i| record(&format!("{} CNAME {}", host(i), host(i + 1)))));
+            message.add_answer(record(&format!("{} A 192.0.2.1", host(aliases))));
+            let followed =
+                follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| Step::Upstream);
+            (followed.end, followed.answers.len())
+        };
+        assert_eq!(end(MAX_ALIASES), (End::Here(ResponseCode::NoError), MAX_ALIASES + 1));
+        assert_eq!(end(MAX_ALIASES + 1), (End::Lame, MAX_ALIASES + 1));
+        assert_eq!(end(1000), (End::Lame, MAX_ALIASES + 1));
+    }
+
+    fn dropped(answers: &[Record]) -> (Vec<Record>, bool) {
+        let mut kept = answers.to_vec();
+        let denied = name("denied.example.");
+        let has_addresses = drop_denied(&mut kept, &TargetPolicy::default(), |name| !denied.zone_of(name));
+        (kept, has_addresses)
+    }
+
+    #[test]
+    fn addresses_that_no_target_may_have_are_dropped() {
+        let mut answers = ["t.example. CNAME u.example.", "u.example. A 127.0.0.1", "u.example. A 192.0.2.1"]
+            .map(record)
+            .to_vec();
+        let (kept, has_addresses) = dropped(&answers);
+        answers.remove(1);
+        assert_eq!((&kept, has_addresses), (&answers, true));
+        assert_eq!(dropped(&answers), (answers, false));
+
+        let https = |hint: &str| {
+            let hint = SvcParamValue::Ipv4Hint(IpHint(vec![hint.parse::<A>().unwrap()]));
+            let svcb = SVCB::new(1, name("t.example."), vec![(SvcParamKey::Ipv4Hint, hint)]);
+            Record::from_rdata(name("t.example."), 60, RData::HTTPS(HTTPS(svcb)))
+        };
+        let (kept, has_addresses) = dropped(&[https("192.0.2.1"), https("127.0.0.1")]);
+        assert_eq!((kept, has_addresses), (vec![https("192.0.2.1")], true));
+    }
+
+    fn signature(owner: &str, covered: RecordType) -> Record {
+        let rdata = [&u16::from(covered).to_be_bytes()[..], &[8, 2, 0, 0, 0, 60]].concat();
+        let rdata = RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(rdata) };
+        Record::from_rdata(name(owner), 60, rdata)
+    }
+
+    #[test]
+    fn record_that_names_a_denied_host_goes_with_its_signature() {
+        let svcb = |target: &str| SVCB::new(1, name(target), vec![]);
+        let all = |target: &str| {
+            [
+                (RecordType::SRV, RData::SRV(SRV::new(0, 0, 80, name(target)))),
+                (RecordType::MX, RData::MX(MX::new(10, name(target)))),
+                (RecordType::SVCB, RData::SVCB(svcb(target))),
+                (RecordType::HTTPS, RData::HTTPS(HTTPS(svcb(target)))),
+            ]
+        };
+        for (place, (qtype, denied)) in all("a.Denied.example.").into_iter().enumerate() {
+            let of = |data: &RData| Record::from_rdata(name("T.example."), 60, data.clone());
+            let denied = of(&denied);
+            let allowed = of(&all("b.example.")[place].1);
+            let root = of(&all(".")[place].1);
+            let others = [signature("t.example.", RecordType::A), signature("u.example.", qtype)];
+            let rest = [&[allowed, root][..], &others].concat();
+            let whole = [&rest[..], &[denied, signature("t.example.", qtype)]].concat();
+            assert_eq!(dropped(&whole), (rest.clone(), false), "{qtype}");
+            let signed = [&rest[..], &[signature("t.example.", qtype)]].concat();
+            assert_eq!(dropped(&signed), (signed, false), "nothing is denied: {qtype}");
+        }
+    }
+
+    #[test]
+    fn signature_of_addresses_goes_with_a_denied_address() {
+        let rest = vec![record("t.example. A 192.0.2.1"), signature("t.example.", RecordType::AAAA)];
+        let denied = [record("t.example. A 127.0.0.1"), signature("t.example.", RecordType::A)];
+        assert_eq!(dropped(&[&rest[..], &denied].concat()), (rest, true));
+    }
+
+    #[test]
+    fn absence_lives_no_longer_than_our_own_records() {
+        let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
+        message.add_authority(record("example. SOA ns.example."));
+        let followed =
+            follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| Step::Upstream);
+        assert_eq!(followed.authorities[0].ttl, 5);
+    }
+}

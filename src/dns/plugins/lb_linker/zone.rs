@@ -1,0 +1,385 @@
+//! What a zone answers: a pure function of the store, the name and the type.
+//!
+//! A forward zone holds the names of links, a reverse zone the addresses of their targets. What
+//! they have in common is here: the apex, absence, and which question has which answer.
+
+mod dependencies;
+mod link_names;
+mod records;
+mod reverse;
+mod srv;
+
+use std::cmp;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hickory_proto::ProtoError;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::{CNAME, NS, SOA};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+
+use crate::dns::message::header::Ede;
+use crate::dns::message::zone_set::absolute;
+use crate::model::names;
+use crate::store::{Link, Store, Target};
+use dependencies::Lookups;
+pub use dependencies::RestsOn;
+use link_names::Forward;
+use records::{addresses, pointers, record};
+use reverse::Reverse;
+
+/// Seconds that caches keep our records, and (RFC 2308) the absence of one.
+pub const TTL: u32 = 5;
+/// SOA timers for secondaries, in seconds: refresh, retry, expire (RFC 1035 section 3.3.13).
+const TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
+
+/// A zone that lb-linker is authoritative for.
+#[derive(Clone, Debug)]
+pub struct Zone {
+    origin: Name,
+    names: Names,
+    authority: Authority,
+}
+
+/// What can be chosen about a forward zone, and counts for the reverse zones beside it too.
+#[derive(Clone, Debug)]
+pub struct ZoneOptions {
+    /// The addresses of its name server.
+    pub addresses: Vec<IpAddr>,
+    /// Seconds that caches keep its records, unless a link has its own TTL, and the absence of one.
+    pub ttl: u32,
+    /// The label below the zone that is its own: the name server is `ns.<apex>.<zone>`.
+    pub apex: String,
+}
+
+/// Which names a zone holds beside its apex.
+#[derive(Clone, Debug)]
+enum Names {
+    OfLinks(Forward),
+    OfAddresses(Reverse),
+}
+
+/// Who answers for a zone, and how long absence is kept.
+#[derive(Clone, Debug)]
+struct Authority {
+    name_server: Name,
+    hostmaster: Name,
+    addresses: Vec<IpAddr>,
+    ttl: u32,
+}
+
+/// A zone's answer to one question.
+#[derive(Debug)]
+pub struct ZoneAnswer {
+    /// The response code.
+    pub rcode: ResponseCode,
+    /// The answer section.
+    pub answers: Vec<Record>,
+    /// The authority section.
+    pub authorities: Vec<Record>,
+    /// The additional section.
+    pub additionals: Vec<Record>,
+    /// The name that a CNAME in the answer leads to, if its addresses were asked for.
+    pub chase: Option<Name>,
+    /// Why it isn't an answer.
+    pub ede: Option<Ede>,
+    /// The link whose name it is, or whose service.
+    pub link: Option<Arc<Link>>,
+    /// The names that lead to the host of the SRV records in the answer, in order; the host is the last one.
+    pub hops: Vec<Hop>,
+    /// What the answer rests on; nothing if it isn't to be repeated.
+    pub rests_on: Option<RestsOn>,
+}
+
+/// A name on the way to the host of an SRV record.
+#[derive(Clone, Debug)]
+pub struct Hop {
+    /// The name.
+    pub name: Name,
+    /// The link whose target the name is; nothing for the own name of the link that was asked for.
+    pub target_of: Option<Arc<Link>>,
+}
+
+/// A question, and where its answer is known.
+struct Asked<'a> {
+    store: &'a Store,
+    /// The name as the client wrote it.
+    name: &'a Name,
+    /// Its part below the origin, as [`names::wire`] writes it.
+    relative: &'a [u8],
+    qtype: RecordType,
+}
+
+/// What there is at a name.
+#[derive(Debug)]
+enum Node {
+    /// The zone's own records. In a reverse zone of one address it has pointers, too.
+    Apex(Vec<Arc<Link>>),
+    /// The zone's name server.
+    NameServer,
+    /// What a link has: its target, and at the names that are its own also its services.
+    Link(Arc<Link>),
+    /// A service of a link, at these ports.
+    Service { link: Arc<Link>, ports: Vec<u16> },
+    /// Links that have an address.
+    Pointers(Vec<Arc<Link>>),
+    /// Nothing, but there are names below it (RFC 8020 section 2: it exists).
+    Empty,
+    /// No such name.
+    Nothing,
+    /// What no link can change: whether such a name exists.
+    Reserved { exists: bool },
+}
+
+// === impl ZoneOptions ===
+
+impl Default for ZoneOptions {
+    fn default() -> Self {
+        Self { addresses: Vec::new(), ttl: TTL, apex: names::APEX.to_owned() }
+    }
+}
+
+// === impl Zone ===
+
+impl Zone {
+    /// Returns the zone of that origin, whose name server has these addresses.
+    ///
+    /// # Errors
+    /// If the origin is too long for names below it.
+    pub fn new(origin: &Name, addresses: Vec<IpAddr>) -> Result<Self, ProtoError> {
+        Self::with_options(origin, ZoneOptions { addresses, ..Default::default() })
+    }
+
+    /// Returns the zone of that origin.
+    ///
+    /// # Errors
+    /// If the origin is too long for names below it, or the apex isn't a label.
+    pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
+        let ZoneOptions { addresses, ttl, apex } = options;
+        let apex = apex.to_ascii_lowercase();
+        if !names::is_label(&apex) {
+            return Err(ProtoError::from(format!("{apex:?} isn't a label")));
+        }
+        let origin = absolute(origin);
+        let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
+        let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
+        let names = Names::OfLinks(Forward::new(origin.clone(), apex));
+        Ok(Self { origin, names, authority: Authority { name_server, hostmaster, addresses, ttl } })
+    }
+
+    /// Returns the reverse zones of a network, one for each octet or hexadecimal digit that its
+    /// prefix ends in the middle of. Their pointers lead into this zone, whose name server is theirs.
+    #[must_use]
+    pub fn reverse(&self, net: ipnet::IpNet) -> Vec<Self> {
+        let first = match &self.names {
+            Names::OfLinks(forward) => forward,
+            Names::OfAddresses(reverse) => reverse.first(),
+        };
+        reverse::split(net)
+            .map(|net| Self {
+                origin: reverse::arpa(net),
+                names: Names::OfAddresses(Reverse::new(net, first.clone())),
+                authority: self.authority.clone(),
+            })
+            .collect()
+    }
+
+    /// Returns the zone's origin.
+    #[must_use]
+    pub fn origin(&self) -> &Name {
+        &self.origin
+    }
+
+    /// Returns the seconds that caches keep the zone's records, and absence in it: absence behind a
+    /// CNAME of the zone mustn't be kept longer.
+    #[must_use]
+    pub fn ttl(&self) -> u32 {
+        self.authority.ttl
+    }
+
+    /// Returns the part of `name` below the origin, as [`names::wire`] writes it, if `name` is in
+    /// the zone.
+    #[must_use]
+    pub fn relative(&self, name: &Name) -> Option<Vec<u8>> {
+        let labels: Vec<&[u8]> = name.iter().collect();
+        let below = labels.len().checked_sub(self.origin.iter().count())?;
+        let ends_in_origin = labels[below..]
+            .iter()
+            .zip(self.origin.iter())
+            .all(|(label, origin)| label.eq_ignore_ascii_case(origin));
+        if ends_in_origin { names::wire(labels[..below].iter().copied()) } else { None }
+    }
+
+    /// Answers the question for `name`, written as the client wrote it, of type `qtype`.
+    #[must_use]
+    pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
+        // Asked before the look-up: a name that is added in between must not seem to be missing.
+        let synced = store.is_synced();
+        let mut lookups = Lookups::new(store);
+        let node = match &self.names {
+            Names::OfLinks(forward) => forward.find(&mut lookups, relative),
+            Names::OfAddresses(reverse) => reverse.find(store, name, relative),
+        };
+        if !synced && node.may_change(relative) {
+            return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
+        }
+        let asked = Asked { store, name, relative, qtype };
+        let mut answer = ZoneAnswer::new(ResponseCode::NoError);
+        match node {
+            Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
+            Node::Empty | Node::Reserved { exists: true } => {}
+            Node::Apex(links) => self.apex(&asked, &mut lookups, &links, &mut answer),
+            Node::NameServer => {
+                answer.answers = addresses(name, self.authority.ttl, &self.authority.addresses, qtype);
+            }
+            Node::Link(link) => {
+                self.link(&asked, &mut lookups, &link, &mut answer);
+                answer.link = Some(link);
+            }
+            Node::Service { link, ports } => {
+                if matches!(qtype, RecordType::SRV | RecordType::ANY) {
+                    self.services(&asked, &mut lookups, &link, &ports, &mut answer);
+                }
+                answer.link = Some(link);
+            }
+            Node::Pointers(links) => answer.answers = self.pointers(&asked, &mut lookups, &links),
+        }
+        // A link's addresses come and go without a name: answers of reverse zones are never repeated.
+        if let Names::OfLinks(_) = &self.names {
+            answer.rests_on = Some(lookups.into());
+        }
+        if answer.answers.is_empty() {
+            // RFC 2308 sections 2.1 and 2.2: no such name and no such data come with the SOA.
+            answer.authorities.push(self.soa(store, &self.origin));
+        }
+        answer
+    }
+
+    fn apex(
+        &self,
+        asked: &Asked<'_>,
+        lookups: &mut Lookups<'_>,
+        links: &[Arc<Link>],
+        answer: &mut ZoneAnswer,
+    ) {
+        let Authority { name_server, addresses: ips, ttl, .. } = &self.authority;
+        match asked.qtype {
+            RecordType::SOA | RecordType::ANY => {
+                answer.answers.push(self.soa(asked.store, asked.name));
+            }
+            RecordType::NS => {
+                answer.answers.push(record(asked.name, *ttl, RData::NS(NS(name_server.clone()))));
+                for qtype in [RecordType::A, RecordType::AAAA] {
+                    answer.additionals.extend(addresses(name_server, *ttl, ips, qtype));
+                }
+            }
+            _ => answer.answers = self.pointers(asked, lookups, links),
+        }
+    }
+
+    fn link(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, link: &Arc<Link>, answer: &mut ZoneAnswer) {
+        let Asked { name, qtype, .. } = *asked;
+        match &link.target {
+            None => {}
+            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for
+            // it by name (RFC 8482 for ANY) doesn't want what is behind it.
+            Some(Target::Hostname(host)) => {
+                let host = host.name();
+                answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
+                if !matches!(qtype, RecordType::CNAME | RecordType::ANY) {
+                    answer.chase = Some(host);
+                }
+            }
+            // The names that a link asks for are hosts' names, and no more.
+            Some(Target::Addresses(_))
+                if qtype == RecordType::SRV && Forward::is_own(&link.key, asked.relative) =>
+            {
+                let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
+                self.services(asked, lookups, link, &ports, answer);
+            }
+            Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
+        }
+    }
+
+    /// Leaves an answer without records.
+    pub fn empty(&self, store: &Store, answer: &mut ZoneAnswer) {
+        answer.answers.clear();
+        answer.additionals.clear();
+        answer.authorities = vec![self.soa(store, &self.origin)];
+    }
+
+    fn pointers(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, links: &[Arc<Link>]) -> Vec<Record> {
+        let Names::OfAddresses(reverse) = &self.names else { return Vec::new() };
+        let mut named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(lookups, link)?));
+        pointers(asked.name, links.iter().filter_map(&mut named).collect(), asked.qtype)
+    }
+
+    /// Returns how long the records of a link are kept.
+    fn ttl_of(&self, link: &Link) -> u32 {
+        link.wishes.ttl.unwrap_or(self.authority.ttl)
+    }
+
+    fn soa(&self, store: &Store, owner: &Name) -> Record {
+        let (refresh, retry, expire) = TIMERS;
+        let Authority { name_server, hostmaster, ttl, .. } = &self.authority;
+        // RFC 2308 section 4: MINIMUM is the TTL of absence.
+        let soa =
+            SOA::new(name_server.clone(), hostmaster.clone(), store.serial(), refresh, retry, expire, *ttl);
+        record(owner, *ttl, RData::SOA(soa))
+    }
+}
+
+/// Returns the origins of the reverse zones that a network consists of: several, where its prefix ends in the
+/// middle of a label.
+pub fn reverse_origins(net: ipnet::IpNet) -> impl Iterator<Item = Name> {
+    reverse::split(net).map(reverse::arpa)
+}
+
+/// Puts zones in the order in which a name is looked for: one that lies in another comes before it.
+pub fn closest_first(zones: &mut [Zone]) {
+    zones.sort_by_key(|zone| cmp::Reverse(zone.origin.iter().count()));
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Whether the name may be another's, or have something else, once all links are known. What has a
+    /// Service's own unambiguous name is its own; whom else names belong to, holders decide.
+    fn may_change(&self, relative: &[u8]) -> bool {
+        let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
+        match self {
+            Self::Apex(_) | Self::Empty | Self::Nothing => true,
+            Self::Link(link) => !is_final(link) || !Forward::is_unambiguous(&link.key, relative),
+            Self::Service { link, .. } => !is_final(link),
+            Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
+        }
+    }
+}
+
+// === impl ZoneAnswer ===
+
+impl ZoneAnswer {
+    /// Returns whether the target of a load balancer in `namespace` may lead here. Where there is no link there is
+    /// nothing that it could lead to, but for the names of the zone itself.
+    #[must_use]
+    pub fn is_open_to(&self, namespace: &str) -> bool {
+        self.link.as_ref().map_or(self.answers.is_empty(), |link| link.is_open_to(namespace))
+    }
+
+    fn new(rcode: ResponseCode) -> Self {
+        Self {
+            rcode,
+            answers: Vec::new(),
+            authorities: Vec::new(),
+            additionals: Vec::new(),
+            chase: None,
+            ede: None,
+            link: None,
+            hops: Vec::new(),
+            rests_on: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

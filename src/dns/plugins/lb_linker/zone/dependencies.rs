@@ -1,0 +1,55 @@
+//! The look-ups of one answer in the store, which say how long the answer holds.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::link_names::Forward;
+use crate::store::{Found, Link, Names, Store};
+
+/// Looks names up for one answer, and records what each look-up has found.
+#[derive(Debug)]
+pub(super) struct Lookups<'a> {
+    store: &'a Store,
+    /// Which names there were before the first look-up.
+    before: Names,
+    depends_on_names: bool,
+    links: SmallVec<[Arc<Link>; 1]>,
+}
+
+/// What a zone's answer rests on, but for the serial of its SOA.
+#[derive(Clone, Debug)]
+pub struct RestsOn {
+    /// The links that were found, as they were.
+    pub links: SmallVec<[Arc<Link>; 1]>,
+    /// Which names there were, where another name could have changed the answer.
+    pub names: Option<Names>,
+}
+
+impl<'a> Lookups<'a> {
+    pub(super) fn new(store: &'a Store) -> Self {
+        Self { before: store.names(), store, depends_on_names: false, links: SmallVec::new() }
+    }
+
+    /// Looks up a name below an origin, both in wire form.
+    pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Found {
+        let found = self.store.find(name, origin);
+        match &found {
+            Found::Link(link) => {
+                // One of the two names that every link has leads to this link until the link is outdated. A name
+                // that a link asks for gives way to another link's own name, a wildcard to any closer name.
+                self.depends_on_names |= !Forward::is_own(&link.key, name);
+                self.links.push(Arc::clone(link));
+            }
+            Found::EmptyNonTerminal | Found::Nothing => self.depends_on_names = true,
+        }
+        found
+    }
+}
+
+impl From<Lookups<'_>> for RestsOn {
+    fn from(lookups: Lookups<'_>) -> Self {
+        let Lookups { before, depends_on_names, links, .. } = lookups;
+        Self { links, names: depends_on_names.then_some(before) }
+    }
+}

@@ -1,0 +1,116 @@
+//! The names of a forward zone: those of links, and the zone's own.
+
+use std::iter;
+
+use hickory_proto::rr::Name;
+
+use super::Node;
+use super::dependencies::Lookups;
+use super::srv;
+use super::srv::is_service_label;
+use crate::model::names;
+use crate::store::{Found, Link, ServiceKey};
+
+/// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.
+#[derive(Clone, Debug)]
+pub(super) struct Forward {
+    origin: Name,
+    /// The origin as the store's index writes names.
+    wire: Box<[u8]>,
+    /// The label that the zone's own names stand below.
+    apex: Box<str>,
+}
+
+impl Forward {
+    pub(super) fn new(origin: Name, apex: String) -> Self {
+        let wire = names::wire(origin.iter()).unwrap_or_default().into();
+        Self { origin, wire, apex: apex.into() }
+    }
+
+    /// Returns what there is at a name below the origin.
+    pub(super) fn find(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
+        let Some(top) = labels(relative).last() else { return Node::Apex(Vec::new()) };
+        if self.is_reserved(top) {
+            let below = &relative[..relative.len() - 1 - top.len()];
+            return match (top == self.apex.as_bytes(), below) {
+                (true, b"\x02ns") => Node::NameServer,
+                (is_apex, below) => Node::Reserved { exists: is_apex && below.is_empty() },
+            };
+        }
+        match lookups.find(relative, &self.wire) {
+            Found::Link(link) => Node::Link(link),
+            Found::EmptyNonTerminal => Node::Empty,
+            Found::Nothing => self.find_service(lookups, relative),
+        }
+    }
+
+    /// Looks for `_<port>._<protocol>.<service>.<namespace>`, and for what is above it.
+    fn find_service(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
+        let Some((first, rest)) = split(relative).filter(|(label, _)| is_service_label(label)) else {
+            return Node::Nothing;
+        };
+        let (port, protocol, service) = match split(rest) {
+            Some((second, rest)) if is_service_label(second) => (Some(first), second, rest),
+            _ => (None, first, rest),
+        };
+        match lookups.find(service, &self.wire) {
+            Found::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
+                srv::find(link, protocol, port)
+            }
+            _ => Node::Nothing,
+        }
+    }
+
+    /// Returns whether a name below the origin is one of the two that every link has, rather than one
+    /// that it asks for.
+    pub(super) fn is_own(key: &ServiceKey, relative: &[u8]) -> bool {
+        [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
+    }
+
+    /// Returns whether a name below the origin is `<service>.<namespace>`: no other link can have it.
+    pub(super) fn is_unambiguous(key: &ServiceKey, relative: &[u8]) -> bool {
+        dotted(key).is_some_and(|own| own == relative)
+    }
+
+    /// Returns the name of a link that leads to it and no other:
+    /// `<service>.<namespace>.<zone>`, or the other one where that namespace's name is reserved.
+    pub(super) fn name_of(&self, lookups: &mut Lookups<'_>, link: &Link) -> Option<Name> {
+        let mut leads_back = |relative: &Vec<u8>| {
+            let reserved = labels(relative).last().is_none_or(|top| self.is_reserved(top));
+            !reserved
+                && matches!(lookups.find(relative, &self.wire), Found::Link(found) if found.key == link.key)
+        };
+        let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
+        Name::from_labels(labels(&relative)).ok()?.append_domain(&self.origin).ok()
+    }
+
+    /// Returns whether the domain `label` directly below the origin, with everything under it, is none
+    /// that a link may have.
+    fn is_reserved(&self, label: &[u8]) -> bool {
+        names::is_reserved(label, self.apex.as_bytes())
+    }
+}
+
+fn dotted(key: &ServiceKey) -> Option<Vec<u8>> {
+    names::wire([key.name().as_bytes(), key.namespace().as_bytes()])
+}
+
+fn dashed(key: &ServiceKey) -> Option<Vec<u8>> {
+    names::wire([names::dashed_label(key.namespace(), key.name()).as_bytes()])
+}
+
+/// Returns the labels of a name, the first one first.
+fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = name;
+    iter::from_fn(move || {
+        let (label, tail) = split(rest)?;
+        rest = tail;
+        Some(label)
+    })
+}
+
+/// Returns the first label of a name, and the name above it.
+fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = name.split_first()?;
+    rest.split_at_checked(usize::from(*length))
+}

@@ -1,0 +1,124 @@
+//! SRV records (RFC 2782): at which ports the services of a link are.
+
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hickory_proto::rr::rdata::SRV;
+use hickory_proto::rr::{RData, RecordType};
+
+use super::dependencies::Lookups;
+use super::link_names::Forward;
+use super::records::{addresses, record};
+use super::{Asked, Hop, Names, Node, Zone, ZoneAnswer};
+use crate::model::names::MAX_LABEL;
+use crate::store::{Link, Port, Target};
+
+/// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.
+const PRIORITY: u16 = 0;
+const WEIGHT: u16 = 100;
+
+/// Aliases that are followed to the end: as many as a question's look-ups.
+const MAX_ALIASES: usize = 8;
+
+/// Returns whether a label is that of a port or a protocol (RFC 8552 section 1.1): no host's.
+pub(super) fn is_service_label(label: &[u8]) -> bool {
+    label.starts_with(b"_")
+}
+
+/// Returns what there is at `_<port>._<protocol>` below a link's name, or at `_<protocol>`.
+pub(super) fn find(link: Arc<Link>, protocol: &[u8], port: Option<&[u8]>) -> Node {
+    let is = |label: &[u8], text: &str| label[1..].eq_ignore_ascii_case(text.as_bytes());
+    let named = |candidate: &&Port| match &candidate.name {
+        // A name that its label has no room for is none that can be asked for.
+        Some(name) if name.len() < MAX_LABEL => {
+            is(protocol, &candidate.protocol) && port.is_none_or(|port| is(port, name))
+        }
+        _ => false,
+    };
+    let ports: Vec<u16> = link.ports.iter().filter(named).map(|port| port.port).collect();
+    match (ports.is_empty(), port) {
+        (true, _) => Node::Nothing,
+        (false, None) => Node::Empty,
+        (false, Some(_)) => Node::Service { link, ports },
+    }
+}
+
+impl Zone {
+    /// Adds the SRV records for these ports of a link.
+    pub(super) fn services(
+        &self,
+        asked: &Asked<'_>,
+        lookups: &mut Lookups<'_>,
+        link: &Arc<Link>,
+        ports: &[u16],
+        answer: &mut ZoneAnswer,
+    ) {
+        let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
+        let ttl = self.ttl_of(link);
+        let end = match target {
+            Target::Hostname(host) => {
+                let first = Hop { target_of: Some(Arc::clone(link)), name: host.name() };
+                self.end_of_aliases(forward, lookups, first, ttl)
+            }
+            Target::Addresses(ips) => match forward.name_of(lookups, link) {
+                Some(name) => {
+                    let own = Hop { target_of: None, name };
+                    End { aliases: Vec::new(), host: own, ips: ips.to_vec(), own_ttl: ttl, ttl }
+                }
+                None => return,
+            },
+        };
+        let host = &end.host.name;
+        for (i, port) in ports.iter().enumerate() {
+            // RFC 2181 section 5: the same port for TCP and UDP is one record.
+            if !ports[..i].contains(port) {
+                let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
+                answer.answers.push(record(asked.name, end.ttl, RData::SRV(service)));
+            }
+        }
+        // RFC 2782, "Usage rules": a client that gets the addresses needn't ask for them.
+        if !answer.answers.is_empty() {
+            for qtype in [RecordType::A, RecordType::AAAA] {
+                answer.additionals.extend(addresses(host, end.own_ttl, &end.ips, qtype));
+            }
+        }
+        answer.hops = end.aliases;
+        answer.hops.push(end.host);
+    }
+
+    /// Returns what a link's hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
+    fn end_of_aliases(&self, forward: &Forward, lookups: &mut Lookups<'_>, host: Hop, ttl: u32) -> End {
+        let mut end = End { aliases: Vec::new(), host, ips: Vec::new(), own_ttl: ttl, ttl };
+        for _ in 0..MAX_ALIASES {
+            let Some(relative) = self.relative(&end.host.name) else { break };
+            let Node::Link(link) = forward.find(lookups, &relative) else { break };
+            end.own_ttl = self.ttl_of(&link);
+            match &link.target {
+                Some(Target::Hostname(next)) => {
+                    let next = Hop { name: next.name(), target_of: Some(Arc::clone(&link)) };
+                    end.aliases.push(mem::replace(&mut end.host, next));
+                    end.ttl = end.ttl.min(end.own_ttl);
+                }
+                Some(Target::Addresses(ips)) => {
+                    end.ips = ips.to_vec();
+                    break;
+                }
+                None => break,
+            }
+        }
+        end
+    }
+}
+
+/// The end of a chain of aliases.
+struct End {
+    host: Hop,
+    /// The names that led to it, in order.
+    aliases: Vec<Hop>,
+    /// Its addresses, if it is a name of this zone that has any, and how long they are kept.
+    ips: Vec<IpAddr>,
+    own_ttl: u32,
+    /// How long it is known that this is the end: as long as every alias is.
+    ttl: u32,
+}

@@ -1,0 +1,356 @@
+mod reverse;
+mod services;
+
+use std::net::IpAddr;
+
+use crate::dns::plugins::lb_linker::zone::*;
+use crate::store::{Departed, Host, Ingress, Observed, Port, ServiceKey, Wishes};
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|ip| ip.parse().unwrap()).collect()
+}
+
+fn zone() -> Zone {
+    Zone::new(&name("LB.internal."), ips(&["192.0.2.53", "2001:db8::53"])).unwrap()
+}
+
+fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) -> Observed {
+    Observed {
+        key: ServiceKey::new(namespace, service),
+        uid: "u".into(),
+        created: None,
+        resource_version: Some(42),
+        ingress: Ingress {
+            hostnames: hostnames.iter().map(|host| Host::from(&name(host))).collect(),
+            addresses: ips(addresses),
+        },
+        ports: [].into(),
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}
+
+fn with_ttl(ttl: u32, link: Observed) -> Observed {
+    Observed { wishes: Wishes { ttl: Some(ttl), ..link.wishes }, ..link }
+}
+
+fn asking(names: &[&str], link: Observed) -> Observed {
+    let hostnames = names.iter().map(|name| Box::from(*name)).collect();
+    Observed { wishes: Wishes { hostnames, ..link.wishes }, ..link }
+}
+
+/// `name/protocol/number` each; without a name it begins with the slash.
+fn with_ports(ports: &[&str], link: Observed) -> Observed {
+    let port = |text: &&str| {
+        let [name, protocol, number] = text.split('/').collect::<Vec<_>>()[..] else { panic!("{text}") };
+        let name = (!name.is_empty()).then(|| name.to_owned());
+        let (protocol, port) = (protocol.to_owned(), number.parse().unwrap());
+        Port { name, protocol, port, app_protocol: None }
+    };
+    Observed { ports: ports.iter().map(port).collect(), ..link }
+}
+
+fn store_of(links: Vec<Observed>) -> Store {
+    let store = Store::new(Departed::Kept).with_zones([zone().origin()]);
+    store.replace(None, links, vec![], &Default::default());
+    store.set_synced();
+    store
+}
+
+fn store() -> Store {
+    store_of(vec![
+        link("default", "host", &["a.example."], &[]),
+        link("default", "ips", &[], &["192.0.2.1", "2001:db8::1", "192.0.2.2"]),
+        link("default", "six", &[], &["2001:db8::6"]),
+        link("default", "pending", &[], &[]),
+    ])
+}
+
+/// Question → rcode, then the sections, in the zone's master file form.
+fn ask(store: &Store, question: &str) -> String {
+    ask_in(&zone(), store, question)
+}
+
+fn ask_in(zone: &Zone, store: &Store, question: &str) -> String {
+    let (qname, qtype) = question.split_once(' ').unwrap();
+    let qname = name(qname);
+    let relative = zone.relative(&qname).unwrap();
+    let answer = zone.answer(store, &qname, &relative, qtype.parse().unwrap());
+    let sections = [&answer.answers, &answer.authorities, &answer.additionals];
+    let records =
+        sections.iter().map(|section| section.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
+    let chase = answer.chase.map(|host| format!(" → {host}")).unwrap_or_default();
+    let ede = answer.ede.map(|ede| format!(" EDE {}", ede.code)).unwrap_or_default();
+    format!("{:?}{chase}{ede} | {}", answer.rcode, records.collect::<Vec<_>>().join(" | "))
+}
+
+/// Checks a table of question → answer; `NODATA` and `NXDOMAIN` stand for those answers with this SOA.
+fn check(zone: &Zone, store: &Store, soa: &str, table: &[(&str, &str)]) {
+    for (question, expected) in table {
+        let expected = match *expected {
+            "NODATA" => format!("NoError |  | {soa} | "),
+            "NXDOMAIN" => format!("NXDomain |  | {soa} | "),
+            whole => whole.to_owned(),
+        };
+        assert_eq!(ask_in(zone, store, question), expected, "{question}");
+    }
+}
+
+const SOA_RECORD: &str =
+    "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.internal. 42 7200 1800 86400 5";
+
+#[test]
+fn questions_and_answers() {
+    let soa = format!("NoError | {SOA_RECORD} |  | ");
+    let table = [
+        // RFC 1034 section 3.6.2: an alias is the answer to every type, and what is behind it wanted.
+        (
+            "host-default.lb.internal. CNAME",
+            "NoError | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
+        ),
+        (
+            "host.default.lb.internal. CNAME",
+            "NoError | host.default.lb.internal. 5 IN CNAME a.example. |  | ",
+        ),
+        (
+            "host-default.lb.internal. A",
+            "NoError → a.example. | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
+        ),
+        (
+            "host-default.lb.internal. NS",
+            "NoError → a.example. | host-default.lb.internal. 5 IN CNAME a.example. |  | ",
+        ),
+        // RFC 4343 section 4: case doesn't matter, and is kept.
+        (
+            "HOST-Default.lb.INTERNAL. TXT",
+            "NoError → a.example. | HOST-Default.lb.INTERNAL. 5 IN CNAME a.example. |  | ",
+        ),
+        // RFC 8482 section 4.1: ANY is the alias, else one of the RRsets.
+        ("host-default.lb.internal. ANY", "NoError | host-default.lb.internal. 5 IN CNAME a.example. |  | "),
+        ("six-default.lb.internal. ANY", "NoError | six-default.lb.internal. 5 IN AAAA 2001:db8::6 |  | "),
+        (
+            "ips-default.lb.internal. ANY",
+            "NoError | ips-default.lb.internal. 5 IN A 192.0.2.1, ips-default.lb.internal. 5 IN A 192.0.2.2 |  | ",
+        ),
+        ("pending-default.lb.internal. ANY", "NODATA"),
+        // RFC 1035 section 3.4.1, RFC 3596 section 2.1: addresses.
+        (
+            "ips-default.lb.internal. A",
+            "NoError | ips-default.lb.internal. 5 IN A 192.0.2.1, ips-default.lb.internal. 5 IN A 192.0.2.2 |  | ",
+        ),
+        ("ips.default.lb.internal. AAAA", "NoError | ips.default.lb.internal. 5 IN AAAA 2001:db8::1 |  | "),
+        // RFC 2308 section 2.2: the name exists, the type doesn't.
+        ("six-default.lb.internal. A", "NODATA"),
+        ("ips-default.lb.internal. CNAME", "NODATA"),
+        ("ips-default.lb.internal. MX", "NODATA"),
+        ("ips-default.lb.internal. TXT", "NODATA"),
+        ("ips-default.lb.internal. HTTPS", "NODATA"),
+        ("ips-default.lb.internal. PTR", "NODATA"),
+        ("pending-default.lb.internal. A", "NODATA"),
+        // RFC 8020 section 2: what is above an existing name exists.
+        ("default.lb.internal. A", "NODATA"),
+        ("default.lb.internal. SRV", "NODATA"),
+        // RFC 2308 section 2.1: the name doesn't exist.
+        ("other.lb.internal. A", "NXDOMAIN"),
+        ("x.host.default.lb.internal. A", "NXDOMAIN"),
+        ("x.host-default.lb.internal. A", "NXDOMAIN"),
+        // The zone's own names.
+        ("dns.lb.internal. A", "NODATA"),
+        ("ns.dns.lb.internal. A", "NoError | ns.dns.lb.internal. 5 IN A 192.0.2.53 |  | "),
+        ("ns.dns.lb.internal. AAAA", "NoError | ns.dns.lb.internal. 5 IN AAAA 2001:db8::53 |  | "),
+        ("NS.dns.lb.internal. ANY", "NoError | NS.dns.lb.internal. 5 IN A 192.0.2.53 |  | "),
+        ("ns.dns.lb.internal. NS", "NODATA"),
+        ("x.dns.lb.internal. A", "NXDOMAIN"),
+        ("x.ns.dns.lb.internal. A", "NXDOMAIN"),
+        ("hostmaster.lb.internal. A", "NXDOMAIN"),
+        // RFC 8552 section 1.1: no host has such a name.
+        ("_tcp.lb.internal. SRV", "NXDOMAIN"),
+        ("deleted.lb.internal. A", "NXDOMAIN"),
+        ("x.deleted.lb.internal. CNAME", "NXDOMAIN"),
+        // RFC 1034 section 4.2.1: the apex; the name server's addresses go along.
+        ("lb.internal. SOA", &soa),
+        ("lb.internal. ANY", &soa),
+        (
+            "lb.internal. NS",
+            "NoError | lb.internal. 5 IN NS ns.dns.lb.internal. |  | \
+             ns.dns.lb.internal. 5 IN A 192.0.2.53, ns.dns.lb.internal. 5 IN AAAA 2001:db8::53",
+        ),
+        (
+            "LB.Internal. NS",
+            "NoError | LB.Internal. 5 IN NS ns.dns.lb.internal. |  | \
+             ns.dns.lb.internal. 5 IN A 192.0.2.53, ns.dns.lb.internal. 5 IN AAAA 2001:db8::53",
+        ),
+        ("lb.internal. A", "NODATA"),
+        ("lb.internal. SRV", "NODATA"),
+        // RFC 4035 section 3.1.4.1: an unsigned zone, asked for what its parent would have.
+        ("lb.internal. DS", "NODATA"),
+    ];
+    check(&zone(), &store(), SOA_RECORD, &table);
+}
+
+/// RFC 4592; its examples are those of section 2.2.1, as far as there are such names here.
+#[test]
+fn wildcard_matches_only_names_that_do_not_exist() {
+    let names = ["*.w.lb.internal", "sub.w.lb.internal", "deep.er.w.lb.internal", "*.lb.internal"];
+    let store = store_of(vec![
+        asking(&names, with_ports(&["http/TCP/80"], link("default", "ips", &[], &["192.0.2.1"]))),
+        asking(&["*.alias.lb.internal"], link("default", "host", &["a.example."], &[])),
+    ]);
+    let table = [
+        // Section 3.3.3: the answer has the name that was asked for, as it was written.
+        ("x.w.lb.internal. A", "NoError | x.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
+        ("X.W.lb.internal. A", "NoError | X.W.lb.internal. 5 IN A 192.0.2.1 |  | "),
+        // Section 2.2.1: also several labels in the place of the asterisk.
+        ("x.y.w.lb.internal. A", "NoError | x.y.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
+        ("x.alias.lb.internal. A", "NoError → a.example. | x.alias.lb.internal. 5 IN CNAME a.example. |  | "),
+        // Section 2.2.1: a type that it hasn't is no data, not another name.
+        ("x.w.lb.internal. MX", "NODATA"),
+        ("x.w.lb.internal. AAAA", "NODATA"),
+        // Only a link's own names have services.
+        ("x.w.lb.internal. SRV", "NODATA"),
+        ("sub.w.lb.internal. SRV", "NODATA"),
+        ("_http._tcp.x.w.lb.internal. SRV", "NXDOMAIN"),
+        ("_http._tcp.sub.w.lb.internal. SRV", "NXDOMAIN"),
+        // Section 2.1.1: asked for by name, it is a name as any other.
+        ("*.w.lb.internal. A", "NoError | *.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
+        // Section 2.2.1, `ghost.*.example.`: below it there is nothing.
+        ("x.*.w.lb.internal. A", "NXDOMAIN"),
+        // Section 2.2.2: a name that exists stands in its way, also an empty one, with all below it.
+        ("sub.w.lb.internal. A", "NoError | sub.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
+        ("x.sub.w.lb.internal. A", "NXDOMAIN"),
+        ("er.w.lb.internal. A", "NODATA"),
+        ("x.er.w.lb.internal. A", "NXDOMAIN"),
+        ("w.lb.internal. A", "NODATA"),
+        ("default.lb.internal. A", "NODATA"),
+        ("x.default.lb.internal. A", "NXDOMAIN"),
+        ("x.ips.default.lb.internal. A", "NXDOMAIN"),
+        ("any.lb.internal. A", "NoError | any.lb.internal. 5 IN A 192.0.2.1 |  | "),
+        // The zone keeps its own names.
+        ("lb.internal. A", "NODATA"),
+        ("dns.lb.internal. A", "NODATA"),
+        ("x.dns.lb.internal. A", "NXDOMAIN"),
+        ("deleted.lb.internal. A", "NXDOMAIN"),
+        ("_tcp.lb.internal. A", "NXDOMAIN"),
+    ];
+    check(&zone(), &store, SOA_RECORD, &table);
+}
+
+#[test]
+fn the_ttl_and_the_label_of_the_zones_own_names_can_be_chosen() {
+    let options = ZoneOptions { addresses: ips(&["192.0.2.53"]), ttl: 30, apex: "K8s".to_owned() };
+    let zone = Zone::with_options(&name("lb.internal."), options).unwrap();
+    let store = store_of(vec![
+        link("dns", "ns", &["a.example."], &[]),
+        link("k8s", "web", &[], &["192.0.2.1"]),
+        with_ttl(5, link("default", "six", &[], &["2001:db8::6"])),
+    ]);
+    let soa = "lb.internal. 30 IN SOA ns.k8s.lb.internal. hostmaster.lb.internal. 42 7200 1800 86400 30";
+    let table = [
+        ("ns.dns.lb.internal. CNAME", "NoError | ns.dns.lb.internal. 30 IN CNAME a.example. |  | "),
+        ("ns.k8s.lb.internal. A", "NoError | ns.k8s.lb.internal. 30 IN A 192.0.2.53 |  | "),
+        ("k8s.lb.internal. A", "NODATA"),
+        ("web.k8s.lb.internal. A", "NXDOMAIN"),
+        ("web-k8s.lb.internal. A", "NoError | web-k8s.lb.internal. 30 IN A 192.0.2.1 |  | "),
+        ("six.default.lb.internal. AAAA", "NoError | six.default.lb.internal. 5 IN AAAA 2001:db8::6 |  | "),
+        // RFC 2308 section 5: absence is kept as long as the SOA, whatever the link's own TTL.
+        ("six.default.lb.internal. A", "NODATA"),
+        (
+            "lb.internal. NS",
+            "NoError | lb.internal. 30 IN NS ns.k8s.lb.internal. |  | ns.k8s.lb.internal. 30 IN A 192.0.2.53",
+        ),
+    ];
+    check(&zone, &store, soa, &table);
+    for apex in ["", "a.b", "_dns", &"x".repeat(64)] {
+        let options = ZoneOptions { apex: apex.to_owned(), ..Default::default() };
+        assert!(Zone::with_options(&name("lb.internal."), options).is_err(), "{apex:?}");
+    }
+}
+
+/// The zone `lb.internal` has names of its own below `dns`; a namespace of that name has the others.
+#[test]
+fn namespace_named_as_the_apex_has_no_names_below_it() {
+    let store = store_of(vec![link("dns", "web", &["a.example."], &[])]);
+    let table = [
+        ("web.dns.lb.internal. CNAME", "NXDOMAIN"),
+        ("web-dns.lb.internal. CNAME", "NoError | web-dns.lb.internal. 5 IN CNAME a.example. |  | "),
+    ];
+    check(&zone(), &store, SOA_RECORD, &table);
+}
+
+#[test]
+fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
+    let store = store();
+    store.apply(with_ttl(60, link("default", "host", &["a.example."], &[])));
+    store.apply(with_ttl(0, link("default", "six", &[], &["2001:db8::6"])));
+    assert_eq!(
+        ask(&store, "host-default.lb.internal. CNAME"),
+        "NoError | host-default.lb.internal. 60 IN CNAME a.example. |  | "
+    );
+    assert!(ask(&store, "six-default.lb.internal. AAAA").contains(" 0 IN AAAA 2001:db8::6"));
+    assert_eq!(ask(&store, "six-default.lb.internal. A"), format!("NoError |  | {SOA_RECORD} | "));
+}
+
+#[test]
+fn before_the_first_list_only_what_is_known_is_answered() {
+    let store = Store::new(Departed::Kept);
+    let not_ready = "ServFail EDE 14 |  |  | ";
+    for question in ["web-default.lb.internal. A", "lb.internal. SOA"] {
+        assert_eq!(ask(&store, question), not_ready);
+    }
+    assert!(ask(&store, "deleted.lb.internal. A").starts_with("NXDomain"), "never depends on links");
+    store.apply(link("default", "web", &["a.example."], &[]));
+    store.apply(link("default", "pending", &[], &[]));
+    let wild = Observed {
+        wishes: Wishes { hostnames: [Box::from("*.lb.internal")].into(), ..Default::default() },
+        ..link("default", "wild", &["wild.example."], &[])
+    };
+    store.apply(wild);
+    assert!(ask(&store, "web.default.lb.internal. CNAME").starts_with("NoError | web.default"));
+    // Another link may come that holds the name; and a pending one's last target isn't read back yet.
+    for question in [
+        "web-default.lb.internal. A",
+        "x-y-z.lb.internal. A",
+        "pending.default.lb.internal. A",
+        "default.lb.internal. A",
+    ] {
+        assert_eq!(ask(&store, question), not_ready, "{question}");
+    }
+}
+
+#[test]
+fn a_name_that_is_listed_while_it_is_looked_up_is_never_denied() {
+    let zone = zone();
+    let qname = name("web.default.lb.internal.");
+    let relative = zone.relative(&qname).unwrap();
+    for _ in 0..2_000 {
+        let store = Store::new(Departed::Kept);
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                loop {
+                    match zone.answer(&store, &qname, &relative, RecordType::CNAME).rcode {
+                        ResponseCode::ServFail => {}
+                        rcode => return rcode,
+                    }
+                }
+            });
+            store.apply(link("default", "web", &["a.example."], &[]));
+            store.set_synced();
+            assert_eq!(asking.join().unwrap(), ResponseCode::NoError);
+        });
+    }
+}
+
+#[test]
+fn only_names_at_label_borders_are_in_the_zone() {
+    let zone = zone();
+    assert_eq!(zone.relative(&name("lb.internal.")).as_deref(), Some(&b""[..]));
+    assert_eq!(zone.relative(&name("a.B.lb.Internal.")).as_deref(), Some(&b"\x01a\x01b"[..]));
+    for outside in ["internal.", "xlb.internal.", ".", "lb.internal.example."] {
+        assert_eq!(zone.relative(&name(outside)), None, "{outside}");
+    }
+}

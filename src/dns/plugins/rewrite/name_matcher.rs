@@ -1,0 +1,113 @@
+//! Which names a rule is for, and what becomes of them.
+
+use regex::Regex;
+
+/// Which names a rule is for.
+#[derive(Clone, Debug)]
+pub(super) enum Matching {
+    Exact(String),
+    Prefix(String),
+    Suffix(String),
+    Substring(String),
+    Regex(Regex),
+}
+
+impl Matching {
+    pub(super) fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Exact(whole) => name == whole,
+            Self::Prefix(prefix) => name.starts_with(prefix),
+            Self::Suffix(suffix) => name.ends_with(suffix),
+            Self::Substring(part) => name.contains(part),
+            Self::Regex(regex) => regex.is_match(name),
+        }
+    }
+
+    /// Returns what becomes of a name; nothing if it doesn't match.
+    pub(super) fn replace(&self, name: &str, to: &str) -> Option<String> {
+        match self {
+            Self::Exact(whole) => (name == whole).then(|| to.to_owned()),
+            Self::Prefix(prefix) => name.strip_prefix(prefix.as_str()).map(|rest| format!("{to}{rest}")),
+            Self::Suffix(suffix) => name.strip_suffix(suffix.as_str()).map(|rest| format!("{rest}{to}")),
+            Self::Substring(part) => name.contains(part).then(|| name.replace(part, to)),
+            Self::Regex(regex) => fill(regex, name, to),
+        }
+    }
+}
+
+/// Returns a text with the groups of a match in place of `{0}`, `{1}`…
+fn fill(regex: &Regex, name: &str, to: &str) -> Option<String> {
+    let groups = regex.captures(name)?;
+    let mut text = to.to_owned();
+    for (number, group) in groups.iter().enumerate() {
+        text = text.replace(&format!("{{{number}}}"), group.map_or("", |group| group.as_str()));
+    }
+    Some(text)
+}
+
+/// How names in answers are changed.
+#[derive(Clone, Debug)]
+pub(super) enum Renaming {
+    /// What matches becomes the text.
+    Match { from: Matching, to: String },
+    /// The name, and the names below it, become the other, and names below that.
+    Tree { from: String, to: String },
+}
+
+impl Renaming {
+    /// Returns what becomes of a name; nothing if it stays.
+    pub(super) fn apply(&self, name: &str) -> Option<String> {
+        match self {
+            Self::Match { from, to } => from.replace(name, to),
+            Self::Tree { from, to } => {
+                let above = name.strip_suffix(from.as_str())?;
+                (above.is_empty() || above.ends_with('.')).then(|| format!("{above}{to}"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::name_matcher::*;
+
+    #[test]
+    fn what_matches_and_what_becomes_of_it() {
+        let regex = |pattern| Matching::Regex(Regex::new(pattern).unwrap());
+        for (matching, name, to, becomes) in [
+            (Matching::Exact("a.b.".into()), "a.b.", "c.", Some("c.")),
+            (Matching::Exact("a.b.".into()), "x.a.b.", "c.", None),
+            (Matching::Prefix("foo.".into()), "foo.b.", "bar.", Some("bar.b.")),
+            (Matching::Prefix("foo.".into()), "foot.b.", "bar.", None),
+            (Matching::Prefix("foo.".into()), "b.foo.", "bar.", None),
+            (Matching::Suffix(".b.".into()), "a.b.", "c.d.", Some("ac.d.")),
+            (Matching::Suffix(".b.".into()), "b.", "c.", None),
+            (Matching::Substring("b.".into()), "a.b.c.b.", "x.", Some("a.x.c.x.")),
+            (Matching::Substring("b.".into()), "a.bc.", "x.", None),
+            (regex(r"(.*)-(us-west-1)\.b"), "f-us-west-1.b.", "{1}.s.{2}.c.", Some("f.s.us-west-1.c.")),
+            (regex("b"), "a.b.c.", "x{0}{1}$1.", Some("xb{1}$1.")),
+            (regex("(x)?b"), "a.b.c.", "{1}y.", Some("y.")),
+            (regex("^b"), "a.b.c.", "y.", None),
+            // One after the other: what a group has matched may name the next one.
+            (regex(r"(\{2\})(.)"), "{2}z", "{1}.", Some("z.")),
+        ] {
+            assert_eq!(matching.replace(name, to).as_deref(), becomes, "{matching:?} {name}");
+            assert_eq!(matching.matches(name), becomes.is_some(), "{matching:?} {name}");
+        }
+    }
+
+    #[test]
+    fn a_tree_is_the_name_and_what_is_below_it() {
+        let tree = Renaming::Tree { from: "b.c.".into(), to: "x.".into() };
+        for (name, becomes) in [
+            ("b.c.", Some("x.")),
+            ("a.b.c.", Some("a.x.")),
+            ("ab.c.", None),
+            ("c.", None),
+            ("b.c.d.", None),
+            ("B.c.", None),
+        ] {
+            assert_eq!(tree.apply(name).as_deref(), becomes, "{name}");
+        }
+    }
+}

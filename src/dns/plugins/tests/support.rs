@@ -1,0 +1,234 @@
+//! Questions to a Corefile without sockets, for the tests of plugins.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+use hickory_proto::op::{Edns, Query, ResponseCode};
+use hickory_proto::rr::rdata::{CNAME, NULL, SOA};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::BinEncodable;
+use hickory_server::net::xfer::Protocol;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::LogFormat;
+use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::server::Server;
+use crate::dns::corefile::Sources;
+use crate::dns::message::presentation::rcode_text;
+use crate::dns::plugins::setup;
+use crate::dns::plugins::setup::Task;
+use crate::dns::query_log::Queue;
+use crate::dns::server::config::{Configuration, configure};
+use crate::model::target_policy::TargetPolicy;
+use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+
+/// A Service in `default` whose load balancer is at that address, or has that name.
+pub(crate) fn link(service: &str, target: &str) -> Observed {
+    let hostname = || Host::from(&Name::from_ascii(target).unwrap());
+    let ingress = match target.parse() {
+        Ok(ip) => Ingress { hostnames: vec![], addresses: vec![ip] },
+        Err(_) => Ingress { hostnames: vec![hostname()], addresses: vec![] },
+    };
+    Observed {
+        key: ServiceKey::new("default", service),
+        uid: "u".into(),
+        created: None,
+        resource_version: None,
+        ingress,
+        ports: [].into(),
+        wishes: Wishes::default(),
+        refused: false,
+        guarded: false,
+    }
+}
+
+/// The blocks of a Corefile, and somebody who asks them: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    /// What answers on the first port.
+    pub(crate) server: Arc<Server>,
+    /// What is listened on.
+    pub(crate) listeners: Vec<String>,
+    /// What the blocks share.
+    pub(crate) shared: setup::Site,
+    /// What is asked, but for the question: tests change it as they like.
+    pub(crate) request: Request,
+    /// The lines of `log` and `errors`.
+    queue: Arc<Mutex<Queue>>,
+}
+
+fn shared() -> (setup::Site, Queue) {
+    let (mut shared, queue) =
+        setup::Site::new(Arc::new(Store::new(Departed::Kept)), LogFormat::Text).unwrap();
+    shared.own_addresses = |_| vec![[192, 0, 2, 53].into()];
+    (shared, queue)
+}
+
+impl Site {
+    /// One block for the root, with these lines; they are from line 2 on.
+    pub(crate) fn block(lines: &str) -> Self {
+        Self::corefile(&format!(". {{\n{lines}\n}}\n"))
+    }
+
+    /// The same, and what runs as long as it is served.
+    pub(crate) fn with_tasks(lines: &str) -> (Self, Vec<Task>) {
+        let (site, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
+        (site, std::mem::take(&mut configuration.blocks[0].draft.tasks))
+    }
+
+    /// A whole Corefile.
+    pub(crate) fn corefile(text: &str) -> Self {
+        Self::configured(text).0
+    }
+
+    /// One block for the root, whose tasks run until the token is cancelled and the others have ended.
+    pub(crate) fn running(lines: &str) -> (Self, CancellationToken, JoinSet<()>) {
+        let (site, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
+        let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
+        for task in std::mem::take(&mut configuration.blocks[0].draft.tasks) {
+            running.spawn(task(Arc::clone(&site.server), stop.clone()));
+        }
+        (site, stop, running)
+    }
+
+    /// What the lines of a block for the root ask for.
+    pub(crate) fn draft(lines: &str) -> setup::Draft {
+        Self::configured(&format!(". {{\n{lines}\n}}\n")).1.blocks.remove(0).draft
+    }
+
+    /// A whole Corefile, and what else it asks for.
+    pub(crate) fn configured(text: &str) -> (Self, Configuration) {
+        Self::of(text, shared())
+    }
+
+    /// A whole Corefile, where that is the policy for targets.
+    pub(crate) fn with_targets(text: &str, targets: TargetPolicy) -> Self {
+        let (mut shared, queue) = shared();
+        shared.targets = Arc::new(targets);
+        Self::of(text, (shared, queue)).0
+    }
+
+    fn of(text: &str, (shared, queue): (setup::Site, Queue)) -> (Self, Configuration) {
+        let configuration = configure(Path::new("Corefile"), text, &Sources::SYSTEM, &shared)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let listener = &configuration.listeners[0];
+        let report = shared.metrics.family().unwrap();
+        let server = Arc::new(configuration.server(listener, listener.at, report));
+        let mut request = server.own_request(Query::new());
+        request.protocol = Protocol::Udp;
+        request.edns = None;
+        request.client = SocketAddr::new([10, 0, 0, 1].into(), 5353);
+        let listeners = configuration.listeners.iter().map(|listener| listener.at.to_string()).collect();
+        (Self { server, listeners, shared, request, queue: Arc::new(Mutex::new(queue)) }, configuration)
+    }
+
+    /// What is wrong with the lines of a block for the root.
+    pub(crate) fn error(lines: &str) -> String {
+        let text = format!(". {{\n{lines}\n}}\n");
+        let configured = configure(Path::new("Corefile"), &text, &Sources::SYSTEM, &shared().0);
+        configured.expect_err("an error").to_string()
+    }
+
+    /// Somebody else who asks.
+    pub(crate) fn from(mut self, client: &str) -> Self {
+        self.request.client.set_ip(IpAddr::from_str(client).unwrap());
+        self
+    }
+
+    /// Somebody with EDNS, and that many bytes.
+    pub(crate) fn edns(mut self, payload: u16) -> Self {
+        let mut edns = Edns::new();
+        edns.set_max_payload(payload);
+        self.request.edns = Some(edns);
+        self
+    }
+
+    /// Returns the request for `name type`, or `name class type`.
+    pub(crate) fn request(&self, question: &str) -> Request {
+        let words: Vec<&str> = question.split(' ').collect();
+        let (name, class, qtype) = match words[..] {
+            [name, qtype] => (name, DNSClass::IN, qtype),
+            [name, class, qtype] => (name, DNSClass::from_str(class).unwrap(), qtype),
+            _ => panic!("{question}"),
+        };
+        let mut query = Query::query(Name::from_ascii(name).unwrap(), RecordType::from_str(qtype).unwrap());
+        query.set_query_class(class);
+        Request { query, ..self.request.clone() }
+    }
+
+    /// Asks, and returns the reply as it is before it is encoded; nothing for silence.
+    pub(crate) async fn reply(&self, question: &str) -> Option<Reply> {
+        Server::serve(&mut self.request(question)).await
+    }
+
+    /// Asks, and returns `RCODE flags | answers | authorities | additionals`, with records in zone file
+    /// syntax, separated by commas: `NOERROR aa | a. 5 IN A 192.0.2.1 | |`.
+    pub(crate) async fn ask(&self, question: &str) -> String {
+        match self.reply(question).await {
+            Some(reply) => show(&reply),
+            None => "silence".to_owned(),
+        }
+    }
+
+    /// What `log` and `errors` have written since this was last asked.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.queue.lock().unwrap().take()
+    }
+
+    /// The page for Prometheus, those lines that contain a text.
+    pub(crate) fn metrics(&self, text: &str) -> Vec<String> {
+        let page = self.shared.metrics.render(&self.shared.store).unwrap();
+        page.lines().filter(|line| !line.starts_with('#') && line.contains(text)).map(str::to_owned).collect()
+    }
+}
+
+/// Returns the record `owner ttl type data`; for the data of an SOA record the name of a server will do.
+pub(crate) fn record(text: &str) -> Record {
+    let [owner, ttl, qtype, data] = text.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let name = |text| Name::from_ascii(text).unwrap();
+    let data = match qtype {
+        // The parser of hickory-proto puts names in lower case.
+        "CNAME" => RData::CNAME(CNAME(name(data))),
+        "DNAME" => {
+            RData::Unknown { code: RecordType::DNAME, rdata: NULL::with(name(data).to_bytes().unwrap()) }
+        }
+        "SOA" if !data.contains(' ') => RData::SOA(SOA::new(name(data), name(data), 1, 1, 1, 1, 3600)),
+        _ => RData::try_from_str(RecordType::from_str(qtype).unwrap(), data).unwrap(),
+    };
+    Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
+}
+
+/// Shows a reply as [`Site::ask`] does.
+pub(crate) fn show(reply: &Reply) -> String {
+    let metadata = &reply.metadata;
+    let flags: Vec<&str> = [
+        (metadata.authoritative, "aa"),
+        (metadata.truncation, "tc"),
+        (metadata.recursion_available, "ra"),
+        (metadata.authentic_data, "ad"),
+        (metadata.checking_disabled, "cd"),
+    ]
+    .into_iter()
+    .filter_map(|(is_set, name)| is_set.then_some(name))
+    .collect();
+    let section = |records: &[Record]| records.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let rcode: ResponseCode = metadata.response_code;
+    let parts = [
+        format!("{} {}", rcode_text(rcode), flags.join(",")),
+        section(&reply.answers),
+        section(&reply.authorities),
+        section(&reply.additionals),
+    ];
+    parts
+        .iter()
+        .map(|part| part.trim().to_owned())
+        .collect::<Vec<_>>()
+        .join(" | ")
+        .replace("|  |", "| |")
+        .replace("|  |", "| |")
+        .trim_end()
+        .to_owned()
+}

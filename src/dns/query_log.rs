@@ -1,0 +1,353 @@
+//! The lines that `log` and `errors` write for people's log parsers: to standard output, one after the other,
+//! without ever holding up an answer.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use prometheus::{IntCounter, Registry};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tracing::warn;
+
+use crate::config::LogFormat;
+use crate::metrics::{Family, Metrics, registered};
+
+/// Lines that wait to be written. What comes while they are so many is dropped.
+const CAPACITY: usize = 16_384;
+/// How many bytes are written at once, about.
+const BATCH: usize = 64 << 10;
+/// How often it is said that lines are lost.
+const QUIET: Duration = Duration::from_secs(60);
+/// How long the end waits for the last lines to be written.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where such lines go. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Lines(Arc<Shared>);
+
+/// The lines that wait.
+#[derive(Debug)]
+pub struct Queue {
+    receiver: Receiver<Entry>,
+    shared: Arc<Shared>,
+}
+
+/// Writes the lines, until it is dropped: then what waits is still written, unless nobody takes it for a second.
+#[derive(Debug)]
+pub struct Writer {
+    thread: Option<JoinHandle<()>>,
+    ended: Receiver<()>,
+    shared: Arc<Shared>,
+}
+
+/// How bad something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// For who looks for a fault.
+    Debug,
+    /// Nothing is wrong.
+    Info,
+    /// Something may be wrong.
+    Warning,
+    /// Something is wrong.
+    Error,
+}
+
+/// A part of a line, for JSON.
+pub type Part = (&'static str, Value);
+
+#[derive(Debug)]
+struct Shared {
+    sender: SyncSender<Entry>,
+    format: LogFormat,
+    dropped: Arc<Dropped>,
+    /// When it was last said that lines are lost.
+    said: Mutex<Option<Instant>>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// With its end.
+    Line(String),
+    /// Nothing more comes; it wakes the writer.
+    End,
+}
+
+/// A line as JSON.
+#[derive(Serialize)]
+struct Object<'a> {
+    time: Timestamp,
+    level: &'static str,
+    #[serde(flatten)]
+    parts: Map<String, Value>,
+    message: &'a str,
+}
+
+#[derive(Debug)]
+struct Dropped(IntCounter);
+
+impl Family for Dropped {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let dropped = IntCounter::new(
+            "lb_linker_dns_log_lines_dropped_total",
+            "Lines of the plugins log and errors that were dropped: standard output takes them too slowly, or not at all.",
+        );
+        Ok(Self(registered(registry, dropped)?))
+    }
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "DEBUG",
+            Self::Info => "INFO",
+            Self::Warning => "WARNING",
+            Self::Error => "ERROR",
+        }
+    }
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// Returns where lines go, and where they wait. Nothing is written before [`Queue::write_to`].
+    ///
+    /// # Errors
+    /// Only if two metrics had one name.
+    pub fn new(format: LogFormat, metrics: &Metrics) -> Result<(Self, Queue), prometheus::Error> {
+        let (sender, receiver) = sync_channel(CAPACITY);
+        let dropped = metrics.family()?;
+        let (said, closed) = Default::default();
+        let shared = Arc::new(Shared { sender, format, dropped, said, closed });
+        Ok((Self(Arc::clone(&shared)), Queue { receiver, shared }))
+    }
+
+    /// Has a line written: as CoreDNS writes it, or as an object that has its parts, too.
+    pub fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<Part>) {
+        let name = level.name();
+        let mut line = format!("[{name}] {text}");
+        // What somebody else has said must not look like a line of ours.
+        if line.contains(['\n', '\r']) {
+            line = line.replace('\n', "\\n").replace('\r', "\\r");
+        }
+        match self.0.format {
+            LogFormat::Text => line.push('\n'),
+            LogFormat::Json => line = object(name, &line, parts()),
+        }
+        let is_closed = self.0.closed.load(Ordering::SeqCst);
+        if is_closed || self.0.sender.try_send(Entry::Line(line)).is_err() {
+            self.0.lose(1, "whoever reads standard output is too slow");
+        }
+    }
+}
+
+fn object(level: &'static str, message: &str, parts: Vec<Part>) -> String {
+    let parts = parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let object = Object { time: Timestamp::now(), level, parts, message };
+    // Nothing in it can't be JSON.
+    let mut line = serde_json::to_string(&object).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn lose(&self, number: u64, why: &str) {
+        self.dropped.0.inc_by(number);
+        // Whoever else is here says it.
+        let Ok(mut said) = self.said.try_lock() else { return };
+        if said.is_none_or(|said| said.elapsed() >= QUIET) {
+            *said = Some(Instant::now());
+            let total = self.dropped.0.get();
+            warn!("lines of the plugins log and errors are lost, {total} since the start: {why}");
+        }
+    }
+}
+
+// === impl Queue ===
+
+impl Queue {
+    /// Begins to write the lines, in a thread of its own: whoever reads them may take their time.
+    ///
+    /// # Errors
+    /// If there can be no more threads.
+    pub fn write_to(self, out: impl Write + Send + 'static) -> io::Result<Writer> {
+        let shared = Arc::clone(&self.shared);
+        let (alive, ended) = sync_channel(0);
+        let thread = thread::Builder::new().name("lines".to_owned()).spawn(move || {
+            self.run(out);
+            drop(alive);
+        })?;
+        Ok(Writer { thread: Some(thread), ended, shared })
+    }
+
+    fn run(&self, mut out: impl Write) {
+        let mut batch = Vec::new();
+        while let Ok(first) = self.receiver.recv() {
+            // Looked at before the rest is: what comes after the end may be lost, what came before may not.
+            let mut is_last = self.shared.closed.load(Ordering::SeqCst);
+            batch.clear();
+            let (mut next, mut number) = (Some(first), 0);
+            while let Some(entry) = next {
+                match entry {
+                    Entry::Line(line) => {
+                        batch.extend_from_slice(line.as_bytes());
+                        number += 1;
+                    }
+                    // It may have come after the look: nothing follows it.
+                    Entry::End => is_last = true,
+                }
+                let has_room = batch.len() < BATCH;
+                next = if has_room { self.receiver.try_recv().ok() } else { None };
+            }
+            if let Err(error) = out.write_all(&batch).and_then(|()| out.flush()) {
+                self.shared.lose(number, &format!("standard output can't be written: {error}"));
+            }
+            if is_last && batch.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Takes the lines that wait.
+    #[cfg(test)]
+    pub(crate) fn take(&self) -> Vec<String> {
+        let lines = self.receiver.try_iter().filter_map(|entry| match entry {
+            Entry::Line(line) => Some(line.trim_end_matches('\n').to_owned()),
+            Entry::End => None,
+        });
+        lines.collect()
+    }
+}
+
+// === impl Writer ===
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        // Where there is no room for it, the writer has something to wake up for.
+        let _ = self.shared.sender.try_send(Entry::End);
+        if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            warn!("the last lines of the plugins log and errors are lost: nobody reads standard output");
+        } else if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::super::query_log::*;
+
+    fn lines(format: LogFormat) -> (Lines, Queue, Arc<Dropped>) {
+        let metrics = Metrics::new().unwrap();
+        let (lines, queue) = Lines::new(format, &metrics).unwrap();
+        (lines, queue, metrics.family().unwrap())
+    }
+
+    fn write(lines: &Lines, text: &str) {
+        lines.write(Level::Info, text, Vec::new);
+    }
+
+    /// Says what is written, and takes it only when told to.
+    struct Gate {
+        written: mpsc::Sender<String>,
+        open: Receiver<()>,
+    }
+
+    impl Write for Gate {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.written.send(String::from_utf8(bytes.to_vec()).unwrap()).unwrap_or_default();
+            // Nobody who could open it any more: it is open.
+            let _ = self.open.recv();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn gate() -> (Gate, Receiver<String>, mpsc::Sender<()>) {
+        let ((written, is_written), (key, open)) = (mpsc::channel(), mpsc::channel());
+        (Gate { written, open }, is_written, key)
+    }
+
+    #[test]
+    fn what_waits_at_the_end_is_written_in_order() {
+        let (lines, queue, dropped) = lines(LogFormat::Text);
+        let (gate, written, key) = gate();
+        let writer = queue.write_to(gate).unwrap();
+        write(&lines, "first");
+        assert_eq!(written.recv().unwrap(), "[INFO] first\n");
+        // More than one batch.
+        let all: Vec<String> = (0..10_000).map(|number| format!("number {number}")).collect();
+        all.iter().for_each(|text| write(&lines, text));
+        drop(key);
+        drop(writer);
+        let rest: String = written.iter().collect();
+        assert!(rest.lines().map(|line| &line[7..]).eq(&all));
+        write(&lines, "late");
+        assert_eq!(dropped.0.get(), 1);
+    }
+
+    #[test]
+    fn blocked_output_delays_no_line_and_counts_lost_ones() {
+        let (lines, queue, dropped) = lines(LogFormat::Text);
+        let (gate, written, key) = gate();
+        let writer = queue.write_to(gate).unwrap();
+        write(&lines, "taken");
+        written.recv().unwrap();
+        (0..CAPACITY + 3).for_each(|_| write(&lines, "x"));
+        assert_eq!(dropped.0.get(), 3);
+        // The end comes, too.
+        drop(writer);
+        drop(key);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted_and_the_rest_goes_on() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (lines, queue, dropped) = lines(LogFormat::Text);
+        let writer = queue.write_to(Closed).unwrap();
+        write(&lines, "one");
+        write(&lines, "two");
+        drop(writer);
+        assert_eq!(dropped.0.get(), 2);
+    }
+
+    #[test]
+    fn a_line_is_one_whatever_is_in_it() {
+        let (lines, queue, _) = lines(LogFormat::Text);
+        write(&lines, "one\r\n[INFO] two");
+        assert_eq!(queue.take(), ["[INFO] one\\r\\n[INFO] two"]);
+    }
+
+    #[test]
+    fn as_json_a_line_is_an_object_with_its_parts() {
+        let (lines, queue, _) = lines(LogFormat::Json);
+        lines.write(Level::Warning, "a \"line\"", || vec![("id", 7.into()), ("name", "a.".into())]);
+        let [line] = &queue.take()[..] else { panic!() };
+        let object: Value = serde_json::from_str(line).unwrap();
+        assert!(object["time"].as_str().unwrap().parse::<Timestamp>().is_ok());
+        let rest = line.split_once(',').unwrap().1;
+        assert_eq!(rest, r#""level":"WARNING","id":7,"name":"a.","message":"[WARNING] a \"line\""}"#);
+    }
+}

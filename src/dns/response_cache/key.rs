@@ -1,0 +1,223 @@
+//! What makes two questions by one transport get the same answer, but for its id and how its name is spelled.
+
+use crate::dns::message::header::{HEADER, MAX_UDP, MIN_UDP};
+
+/// The longest name (RFC 1035 section 2.3.4).
+const MAX_NAME: usize = 255;
+/// What stands before the name: flags, type and class, what is said by EDNS, the limit, the length of the message, and
+/// the family of the client.
+const FIXED: usize = 2 + 4 + 1 + 2 + 2 + 1;
+/// Type, class, TTL and length of an OPT record (RFC 6891 section 6.1.2).
+const OPT: usize = 10;
+/// Options that nothing here depends on: COOKIE (RFC 7873), edns-tcp-keepalive (RFC 7828), PADDING (RFC 7830).
+const IGNORED: [u16; 3] = [10, 11, 12];
+
+/// A question, ready to be looked up. It is used again and again.
+#[derive(Debug)]
+pub struct Key {
+    bytes: [u8; FIXED + MAX_NAME],
+    length: usize,
+}
+
+impl Default for Key {
+    fn default() -> Self {
+        Self { bytes: [0; FIXED + MAX_NAME], length: 0 }
+    }
+}
+
+impl Key {
+    /// Takes in a message; returns `false` if it is for the full handler alone.
+    pub fn read(&mut self, message: &[u8], by_ipv6: bool) -> bool {
+        self.length = 0;
+        self.try_read(message, by_ipv6).is_some()
+    }
+
+    /// Returns what makes the question the same as another.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Returns how many bytes the name has on the wire.
+    #[must_use]
+    pub fn name_length(&self) -> usize {
+        self.length.saturating_sub(FIXED)
+    }
+
+    /// Returns whether the name of the message that was taken in is all in lower case.
+    #[must_use]
+    pub fn is_spelled_so(&self, message: &[u8]) -> bool {
+        message.get(HEADER..HEADER + self.name_length()) == Some(&self.bytes[FIXED..self.length])
+    }
+
+    fn try_read(&mut self, message: &[u8], by_ipv6: bool) -> Option<()> {
+        let header: &[u8; HEADER] = message.first_chunk()?;
+        // A query, with one question, and at most an OPT record. Its flags are a part of the key as they are.
+        if header[2] & 0xf8 != 0 || header[4..10] != [0, 1, 0, 0, 0, 0] || header[10] != 0 || header[11] > 1 {
+            return None;
+        }
+        let has_edns = header[11] == 1;
+        let rest = &message[HEADER..];
+        let name = read_name(rest, &mut self.bytes[FIXED..])?;
+        let question = rest.get(name..name + 4)?;
+        let additional = &rest[name + 4..];
+        let (edns, limit) = if has_edns { read_opt(additional)? } else { (0, MIN_UDP) };
+        if !has_edns && !additional.is_empty() {
+            return None;
+        }
+        let length = u16::try_from(message.len()).ok()?;
+        let fixed = &mut self.bytes[..FIXED];
+        fixed[..2].copy_from_slice(&header[2..4]);
+        fixed[2..6].copy_from_slice(question);
+        fixed[6] = edns;
+        fixed[7..9].copy_from_slice(&limit.to_be_bytes());
+        fixed[9..11].copy_from_slice(&length.to_be_bytes());
+        fixed[11] = u8::from(by_ipv6);
+        self.length = FIXED + name;
+        Some(())
+    }
+}
+
+/// Copies a name in lower case; returns its length.
+fn read_name(bytes: &[u8], name: &mut [u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        let length = usize::from(*bytes.get(at)?);
+        // No pointers: there is nothing that they could point at.
+        if length > 63 || at + 1 + length > MAX_NAME {
+            return None;
+        }
+        let label = bytes.get(at..=at + length)?;
+        let copy = name.get_mut(at..=at + length)?;
+        copy.copy_from_slice(label);
+        copy[1..].make_ascii_lowercase();
+        at += 1 + length;
+        if length == 0 {
+            return Some(at);
+        }
+    }
+}
+
+/// Returns what an OPT record, which is all that is left of a message, says: that it is there, with DO or without, and
+/// how much the client takes.
+fn read_opt(bytes: &[u8]) -> Option<(u8, u16)> {
+    let (name, rest) = bytes.split_first()?;
+    let (opt, mut options) = rest.split_first_chunk::<OPT>()?;
+    let is_opt = *name == 0 && opt[..2] == [0, 41];
+    // The upper bits of a response code, the version, and flags that don't exist.
+    if !is_opt || opt[4..6] != [0, 0] || opt[6] & 0x7f != 0 || opt[7] != 0 {
+        return None;
+    }
+    if usize::from(u16::from_be_bytes([opt[8], opt[9]])) != options.len() {
+        return None;
+    }
+    while !options.is_empty() {
+        let (head, rest) = options.split_first_chunk::<4>()?;
+        if !IGNORED.contains(&u16::from_be_bytes([head[0], head[1]])) {
+            return None;
+        }
+        options = rest.get(usize::from(u16::from_be_bytes([head[2], head[3]]))..)?;
+    }
+    let payload = u16::from_be_bytes([opt[2], opt[3]]);
+    Some((1 | opt[6], payload.clamp(MIN_UDP, MAX_UDP)))
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Edns, Message, Query};
+    use hickory_proto::rr::rdata::opt::EdnsOption;
+    use hickory_proto::rr::{Name, RecordType};
+
+    use super::super::key::*;
+
+    fn message(name: &str, change: impl FnOnce(&mut Message)) -> Vec<u8> {
+        let mut message = Message::query();
+        message.metadata.id = 0x1234;
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+        change(&mut message);
+        message.to_vec().unwrap()
+    }
+
+    fn edns(change: impl FnOnce(&mut Edns)) -> Vec<u8> {
+        message("a.example.", |message| {
+            let mut edns = Edns::new();
+            edns.set_max_payload(1232);
+            change(&mut edns);
+            message.set_edns(edns);
+        })
+    }
+
+    fn key(message: &[u8]) -> Option<Vec<u8>> {
+        let mut key = Key::default();
+        key.read(message, false).then(|| key.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn id_and_spelling_make_no_difference_and_all_that_counts_does() {
+        let plain = key(&message("a.example.", |_| {})).unwrap();
+        assert_eq!(key(&message("A.eXample.", |message| message.metadata.id = 1)).unwrap(), plain);
+        let mut seen = vec![plain];
+        let mut family = Key::default();
+        assert!(family.read(&message("a.example.", |_| {}), true));
+        seen.push(family.as_bytes().to_vec());
+        for other in [
+            message("b.example.", |_| {}),
+            message("a.example.", |message| message.metadata.recursion_desired = true),
+            message("a.example.", |message| message.metadata.checking_disabled = true),
+            message("a.example.", |message| {
+                message.queries[0].set_query_type(RecordType::AAAA);
+            }),
+            edns(|_| {}),
+            edns(|edns| _ = edns.set_dnssec_ok(true)),
+            edns(|edns| _ = edns.set_max_payload(600)),
+        ] {
+            let key = key(&other).unwrap();
+            assert!(!seen.contains(&key), "{other:02x?}");
+            seen.push(key);
+        }
+    }
+
+    #[test]
+    fn what_no_client_takes_is_one_limit() {
+        // The fixed size is the same; so is the length of the message.
+        let limit = |payload| key(&edns(|edns| _ = edns.set_max_payload(payload))).unwrap();
+        assert_eq!(limit(0), limit(512));
+        assert_eq!(limit(1232), limit(4096));
+    }
+
+    #[test]
+    fn cookies_are_ignored_and_what_asks_for_something_is_not() {
+        let with = |option| key(&edns(|edns| edns.options_mut().insert(option)));
+        let cookie = |byte| EdnsOption::Unknown(10, vec![byte; 8]);
+        assert!(with(cookie(1)).is_some());
+        assert_eq!(with(cookie(1)), with(cookie(2)));
+        assert_eq!(with(EdnsOption::Unknown(3, vec![])), None, "NSID");
+        assert_eq!(with(EdnsOption::Unknown(65001, vec![])), None);
+    }
+
+    #[test]
+    fn everything_unusual_is_left_to_the_full_handler() {
+        let usual = message("a.example.", |_| {});
+        for change in [
+            (|message: &mut Vec<u8>| message[2] |= 0x80) as fn(&mut Vec<u8>),
+            |message| message[2] |= 4 << 3,
+            |message| message[5] = 2,
+            |message| message[7] = 1,
+            |message| message[9] = 1,
+            |message| message[11] = 1,
+            |message| message.push(0),
+            |message| _ = message.pop(),
+            |message| message[12] = 0xc0,
+            |message| message[12] = 64,
+            |message| message.truncate(11),
+        ] {
+            let mut message = usual.clone();
+            change(&mut message);
+            assert_eq!(key(&message), None, "{message:02x?}");
+        }
+        assert_eq!(key(&edns(|edns| _ = edns.set_version(1))), None);
+        let long = format!("{0}.{0}.{0}.{1}.", "a".repeat(63), "a".repeat(61));
+        assert_eq!(Key::default().as_bytes().len(), 0);
+        assert!(key(&message(&long, |_| {})).is_some(), "255 bytes");
+    }
+}

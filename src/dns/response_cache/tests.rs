@@ -1,0 +1,416 @@
+//! What is given again is what the full handler says at that moment, byte for byte.
+
+mod model;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::rr::{Name, RecordType};
+use hickory_server::net::xfer::Protocol;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use tokio::time::advance;
+
+use crate::dns::chain::handler::Handler;
+use crate::dns::plugins::setup::Site;
+use crate::dns::plugins::tests::support;
+use crate::dns::response_cache::*;
+use crate::dns::server::config::first_handler;
+use crate::store::{Departed, Ingress, Observed, ServiceKey, Store, Wishes};
+
+/// What is behind targets: names with addresses, aliases that lead back, and what there isn't.
+const OTHERS: &str = "
+    acl {
+        allow net 10.0.0.0/8 2001:db8::/32
+        block
+    }
+    cache 30
+    template ANY ANY back.example {
+        answer \"{{ .Name }} 20 IN CNAME other.default.lb.internal.\"
+    }
+    template ANY ANY gone.example {
+        rcode NXDOMAIN
+        authority \"example. 60 IN SOA ns.example. hostmaster.example. 7 7200 1800 86400 60\"
+    }
+    template IN A example {
+        answer \"{{ .Name }} 20 IN A 192.0.2.7\"
+        answer \"{{ .Name }} 25 IN A 192.0.2.8\"
+        answer \"{{ .Name }} 25 IN A 192.0.2.9\"
+    }
+    template ANY ANY example {
+        authority \"example. 60 IN SOA ns.example. hostmaster.example. 7 7200 1800 86400 60\"
+    }";
+
+struct Served {
+    store: Arc<Store>,
+    handler: Arc<Handler>,
+    packets: Packets,
+    site: Site,
+    protocol: Protocol,
+}
+
+const ROOM: Room = Room { sets: 256, bytes: 512 << 10 };
+
+impl Served {
+    fn new(first: &str, others: &str) -> Self {
+        let text =
+            format!("lb.internal {{\nprometheus\n{first}\nlb_linker\n}}\n. {{\nprometheus\n{others}\n}}\n");
+        Self::of(&text, Departed::Dropped, &["lb.internal."])
+    }
+
+    fn of(text: &str, departed: Departed, zones: &[&str]) -> Self {
+        let zones: Vec<Name> = zones.iter().map(|zone| Name::from_ascii(zone).unwrap()).collect();
+        let store = Arc::new(Store::new(departed).with_zones(&zones));
+        store.set_synced();
+        let mut site = Site::silent(Arc::clone(&store)).unwrap();
+        site.own_addresses = |_| vec![[192, 0, 2, 53].into()];
+        let handler = first_handler(text, &site).unwrap();
+        Self { store, handler, packets: Packets::new(ROOM), site, protocol: Protocol::Udp }
+    }
+
+    /// What the full handler says, which is kept.
+    async fn ask(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
+        let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
+        let mut key = Key::default();
+        if let (Some(packet), true) = (answer.packet, key.read(question, client.is_ipv6())) {
+            self.packets.keep(key.as_bytes().into(), client.ip(), *packet, Instant::now());
+        }
+        answer.bytes
+    }
+
+    /// What is given again.
+    fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
+        let mut out = [0; 4096];
+        let server = self.handler.server.load().number();
+        let length = self.packets.answer(question, client.ip(), server, Instant::now(), &mut out).ok()?;
+        Some(out[..length].to_vec())
+    }
+
+    /// The lines about questions that don't tell how long something took.
+    fn counted(&self) -> Vec<String> {
+        let page = self.site.metrics.render(&self.store).unwrap();
+        let counts = |line: &&str| line.starts_with("coredns_") && !line.contains("_duration_");
+        page.lines().filter(counts).map(str::to_owned).collect()
+    }
+}
+
+fn client(text: &str) -> SocketAddr {
+    SocketAddr::new(text.parse().unwrap(), 5353)
+}
+
+fn question(id: u16, name: &str, qtype: RecordType, edns: Option<(u16, bool)>, flags: u8) -> Vec<u8> {
+    let mut message = Message::query();
+    message.metadata.id = id;
+    message.metadata.recursion_desired = flags & 1 == 0;
+    message.metadata.checking_disabled = flags & 2 != 0;
+    message.metadata.authentic_data = flags & 4 != 0;
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), qtype));
+    if let Some((payload, dnssec_ok)) = edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(payload);
+        edns.set_dnssec_ok(dnssec_ok);
+        message.set_edns(edns);
+    }
+    message.to_vec().unwrap()
+}
+
+/// A link with records of that TTL, and a name for everything below `more`, if one is said.
+fn link(service: &str, target: &str, ttl: Option<u32>) -> Observed {
+    let hostnames = if ttl.is_some() { vec!["*.more.lb.internal".into()] } else { vec![] };
+    let wishes = Wishes { ttl, hostnames: hostnames.into(), ..Wishes::default() };
+    Observed { wishes, ..support::link(service, target) }
+}
+
+const NAMES: [&str; 16] = [
+    "web.default.lb.internal.",
+    "web-default.lb.internal.",
+    "other.default.lb.internal.",
+    "default.lb.internal.",
+    "lb.internal.",
+    "ns.dns.lb.internal.",
+    "dns.lb.internal.",
+    "x.dns.lb.internal.",
+    "nothing.lb.internal.",
+    "a.more.lb.internal.",
+    "_tcp.web.default.lb.internal.",
+    "a.example.",
+    "back.example.",
+    "gone.example.",
+    "edge.example.",
+    "elsewhere.test.",
+];
+
+const TYPES: [RecordType; 7] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::CNAME,
+    RecordType::SOA,
+    RecordType::NS,
+    RecordType::HTTPS,
+    RecordType::ANY,
+];
+
+const TARGETS: [&str; 6] =
+    ["a.example.", "b.example.", "back.example.", "gone.example.", "192.0.2.1", "2001:db8::1"];
+
+/// The same with another id, and maybe some letters spelled otherwise.
+fn respelled(question: &[u8], id: u16, random: &mut StdRng) -> Vec<u8> {
+    let mut question = question.to_vec();
+    question[..2].copy_from_slice(&id.to_be_bytes());
+    if random.random_bool(0.6) {
+        return question;
+    }
+    let mut at = 12;
+    while question[at] != 0 {
+        let length = usize::from(question[at]);
+        for letter in &mut question[at + 1..=at + length] {
+            if random.random_bool(0.5) {
+                *letter = letter.to_ascii_uppercase();
+            }
+        }
+        at += length + 1;
+    }
+    question
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_answer_equals_that_of_the_full_handler() {
+    let mut given = 0;
+    for seed in 0..60 {
+        let random = &mut StdRng::seed_from_u64(seed);
+        let mut served = Served::new("errors", OTHERS);
+        served.protocol = [Protocol::Udp, Protocol::Tcp][random.random_range(0..2)];
+        let mut asked: Vec<(Vec<u8>, SocketAddr)> = Vec::new();
+        for step in 0..250 {
+            match random.random_range(0..12) {
+                0 => {
+                    let (service, target) =
+                        (["web", "other"].choose(random).unwrap(), TARGETS.choose(random).unwrap());
+                    let ttl = [None, Some(7)].choose(random).unwrap();
+                    served.store.apply(link(service, target, *ttl));
+                }
+                1 if random.random_bool(0.3) => {
+                    let key = ServiceKey::new("default", ["web", "other"].choose(random).unwrap());
+                    served.store.delete(&key, "u", None);
+                }
+                2 => advance(Duration::from_millis(random.random_range(0..9000))).await,
+                3 if random.random_bool(0.3) => {
+                    served.handler.server.load().forget(Some(b"\x01a\x07example"))
+                }
+                _ => {}
+            }
+            let edns = [None, Some((1232, false)), Some((1232, true)), Some((512, false))];
+            let name = NAMES.choose(random).unwrap();
+            let flags = if random.random_bool(0.8) { 0 } else { random.random_range(0..8) };
+            let plain =
+                question(0, name, *TYPES.choose(random).unwrap(), *edns.choose(random).unwrap(), flags);
+            let from = client(["10.0.0.1", "10.0.0.2", "192.0.2.66", "2001:db8::9"].choose(random).unwrap());
+            // Mostly what was asked before.
+            let before = if random.random_bool(0.7) { asked.choose(random).cloned() } else { None };
+            let (plain, from) = before.unwrap_or((plain, from));
+            asked.push((plain.clone(), from));
+            let question = respelled(&plain, random.random(), random);
+            let again = served.again(&question, from);
+            let full = served.ask(&question, from).await;
+            let context = || format!("seed {seed}, step {step}: {question:02x?}");
+            if let Some(again) = again {
+                assert_eq!(again, full, "{}", context());
+                given += 1;
+            }
+        }
+    }
+    assert!(given > 1000, "{given} were given again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_clients_ask_for_most_is_given_again() {
+    let mut served = Served::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{OTHERS}"));
+    served.store.apply(link("web", "a.example.", None));
+    served.store.apply(link("other", "192.0.2.1", None));
+    let from = client("10.0.0.1");
+    for (name, qtype) in [
+        ("web.default.lb.internal.", RecordType::CNAME),
+        ("web.default.lb.internal.", RecordType::A),
+        ("web-default.lb.internal.", RecordType::AAAA),
+        ("other.default.lb.internal.", RecordType::A),
+        ("other.default.lb.internal.", RecordType::AAAA),
+        ("nothing.lb.internal.", RecordType::A),
+        ("lb.internal.", RecordType::SOA),
+        ("b.example.", RecordType::A),
+        ("b.example.", RecordType::AAAA),
+        ("gone.example.", RecordType::A),
+    ] {
+        for edns in [None, Some((1232, false)), Some((4096, true))] {
+            let question = question(7, name, qtype, edns, 0);
+            // What is asked of others comes from the cache the second time.
+            served.ask(&question, from).await;
+            served.ask(&question, from).await;
+            assert!(served.again(&question, from).is_some(), "{name} {qtype} {edns:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_are_given_in_any_order_and_their_ttl_runs_down() {
+    let mut served = Served::new("loadbalance", &format!("loadbalance\n{OTHERS}"));
+    served.store.apply(link("web", "a.example.", None));
+    let from = client("10.0.0.1");
+    let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
+    served.ask(&question, from).await;
+    let full = Message::from_vec(&served.ask(&question, from).await).unwrap();
+    advance(Duration::from_millis(2500)).await;
+    let mut orders = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let again = Message::from_vec(&served.again(&question, from).unwrap()).unwrap();
+        let ttls: Vec<u32> = again.answers.iter().map(|record| record.ttl).collect();
+        assert_eq!(ttls, [5, 18, 18, 18], "ours stays");
+        let addresses: Vec<_> = again.answers[1..].iter().map(|record| record.data.clone()).collect();
+        let mut sorted = addresses.clone();
+        sorted.sort();
+        let mut expected: Vec<_> = full.answers[1..].iter().map(|record| record.data.clone()).collect();
+        expected.sort();
+        assert_eq!(sorted, expected);
+        orders.insert(format!("{addresses:?}"));
+    }
+    assert_eq!(orders.len(), 6);
+    advance(Duration::from_secs(18)).await;
+    assert_eq!(served.again(&question, from), None, "it has expired");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_again_is_counted_as_what_the_full_handler_says() {
+    for (name, qtype) in [
+        ("web.default.lb.internal.", RecordType::A),
+        ("web.default.lb.internal.", RecordType::CNAME),
+        ("gone.example.", RecordType::AAAA),
+    ] {
+        let question = question(7, name, qtype, Some((1232, true)), 0);
+        for protocol in [Protocol::Udp, Protocol::Tcp, Protocol::Tls] {
+            let mut pages = Vec::new();
+            for repeats in [true, false] {
+                let mut served = Served::new("", OTHERS);
+                served.protocol = protocol;
+                served.store.apply(link("web", "a.example.", None));
+                for from in ["10.0.0.1", "2001:db8::1"].map(client) {
+                    served.ask(&question, from).await;
+                    served.ask(&question, from).await;
+                    for _ in 0..5 {
+                        if repeats {
+                            served.again(&question, from).unwrap();
+                        } else {
+                            served.ask(&question, from).await;
+                        }
+                    }
+                }
+                pages.push(served.counted());
+            }
+            assert_eq!(pages[0], pages[1], "{name} {qtype} {protocol}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_may_not_ask_gets_nothing_that_was_for_another() {
+    let mut served = Served::new("", OTHERS);
+    let question = question(7, "b.example.", RecordType::A, None, 0);
+    let (friend, stranger) = (client("10.0.0.1"), client("192.0.2.66"));
+    served.ask(&question, friend).await;
+    served.ask(&question, friend).await;
+    assert!(served.again(&question, friend).is_some());
+    assert!(served.again(&question, stranger).is_none());
+    let refused = Message::from_vec(&served.ask(&question, stranger).await).unwrap();
+    assert_eq!(refused.metadata.response_code, hickory_proto::op::ResponseCode::Refused);
+    assert!(served.again(&question, friend).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_server_of_a_thread_gives_its_own_answers() {
+    let [mut one, mut other] = ["192.0.2.1", "192.0.2.2"].map(|target| {
+        let served = Served::new("", "");
+        served.store.apply(link("web", target, None));
+        served
+    });
+    let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
+    let from = client("10.0.0.1");
+    let first = one.ask(&question, from).await;
+    std::mem::swap(&mut one.packets, &mut other.packets);
+    assert_eq!(other.again(&question, from), None);
+    let second = other.ask(&question, from).await;
+    assert_ne!(first, second);
+    assert_eq!(other.again(&question, from), Some(second));
+    std::mem::swap(&mut one.packets, &mut other.packets);
+    assert_eq!(one.again(&question, from), Some(first));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_popular_answer_is_left_to_the_cache_when_it_is_due() {
+    let mut served = Served::new("", &OTHERS.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
+    let question = question(7, "b.example.", RecordType::A, None, 0);
+    let from = client("10.0.0.1");
+    served.ask(&question, from).await;
+    served.ask(&question, from).await;
+    // Its TTL is 20.
+    for second in 0..10 {
+        assert!(served.again(&question, from).is_some(), "{second}");
+        advance(Duration::from_secs(1)).await;
+    }
+    assert!(served.again(&question, from).is_none());
+    served.ask(&question, from).await;
+    tokio::task::yield_now().await;
+    let fetched = |line: &String| line.starts_with("coredns_cache_prefetch_total") && line.ends_with(" 1");
+    assert!(served.counted().iter().any(fetched), "{:#?}", served.counted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
+    let mut served = Served::new("", "");
+    served.store.apply(link("web", "192.0.2.1", None));
+    let from = client("10.0.0.1");
+    let wanted = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
+    served.ask(&wanted, from).await;
+    for number in 0..3 * ROOM.sets * WAYS {
+        let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
+        served.ask(&flood, from).await;
+        assert!(served.again(&wanted, from).is_some(), "{number}");
+    }
+    assert!(served.packets.bytes <= ROOM.bytes);
+    let counted: usize = served.packets.sets.iter().flatten().flatten().map(|entry| entry.weight()).sum();
+    assert_eq!(served.packets.bytes, counted);
+}
+
+#[tokio::test]
+async fn what_is_first_asked_for_after_a_flood_is_given_again_too() {
+    let mut served = Served::new("", "");
+    let from = client("10.0.0.1");
+    for number in 0..3 * ROOM.sets * WAYS {
+        let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
+        served.ask(&flood, from).await;
+    }
+    let mut lost = 0;
+    for number in 0..100 {
+        // From the first of these on, no answer of the flood holds any more.
+        served.store.apply(link(&format!("web{number}"), "192.0.2.1", None));
+        let wanted = question(7, &format!("web{number}.default.lb.internal."), RecordType::A, None, 0);
+        for _ in 0..10 {
+            served.ask(&wanted, from).await;
+        }
+        lost += u32::from(served.again(&wanted, from).is_none());
+    }
+    assert_eq!(lost, 0, "of 100");
+}
+
+#[tokio::test]
+async fn cut_answer_is_not_kept_with_loadbalance() {
+    let mut served = Served::new("loadbalance", "");
+    let addresses = (1..=60).map(|last| [192, 0, 2, last].into()).collect();
+    let web = link("web", "192.0.2.1", None);
+    served.store.apply(Observed { ingress: Ingress { hostnames: vec![], addresses }, ..web });
+    let from = client("10.0.0.1");
+    for (room, is_again) in [(None, false), (Some((1232, false)), true)] {
+        let asked = question(7, "web.default.lb.internal.", RecordType::A, room, 0);
+        served.ask(&asked, from).await;
+        assert_eq!(served.again(&asked, from).is_some(), is_again, "{room:?}");
+    }
+}

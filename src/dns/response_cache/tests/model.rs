@@ -1,0 +1,452 @@
+//! Random stores, random changes, and for each question the kept answer beside that of the full handler, which keeps
+//! none: SRV, ANY, PTR, wildcards, empty non-terminals, and hostnames that are names of other links.
+//!
+//! The seeds are always the same; `LB_LINKER_MODEL_SEED=7 cargo test --lib packets::tests::model` runs another one.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use rand::seq::SliceRandom;
+
+use crate::dns::response_cache::tests::*;
+use crate::store::{Host, LastTarget, Port, Target, WrittenFor};
+
+const SEEDS: std::ops::Range<u64> = 0..60;
+const STEPS: usize = 150;
+
+/// The zones in which links have names. The first also has reverse zones.
+const ZONES: [&str; 2] = ["lb.internal.", "zone.example."];
+const NAMESPACES: [&str; 3] = ["tenant", "other", "dns"];
+const SERVICES: [&str; 3] = ["a", "b", "a-tenant"];
+
+/// Names that links ask for: two links may ask for the same one.
+const WISHES: [&str; 8] = [
+    "x.tenant.lb.internal",
+    "*.w.tenant.lb.internal",
+    "y.w.tenant.lb.internal",
+    "deep.er.w.tenant.lb.internal",
+    "*.lb.internal",
+    "x.other.zone.example",
+    "*.tenant.zone.example",
+    "b.tenant.lb.internal",
+];
+
+/// Names without an annotation that asks for them, beside the names of links.
+const OTHER_NAMES: [&str; 18] = [
+    "lb.internal.",
+    "tenant.lb.internal.",
+    "w.tenant.lb.internal.",
+    "er.w.tenant.lb.internal.",
+    "z.w.tenant.lb.internal.",
+    "z.y.w.tenant.lb.internal.",
+    "nothing.lb.internal.",
+    "deleted.lb.internal.",
+    "ns.dns.lb.internal.",
+    "any.tenant.zone.example.",
+    "10.2.0.192.in-addr.arpa.",
+    "11.2.0.192.in-addr.arpa.",
+    "2.0.192.in-addr.arpa.",
+    "x.example.",
+    "back.example.",
+    "via.example.",
+    "data.example.",
+    "gone.example.",
+];
+
+const ADDRESSES: [&str; 4] = ["192.0.2.10", "192.0.2.11", "198.51.100.1", "2001:db8::10"];
+
+const TYPES: [RecordType; 9] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::SRV,
+    RecordType::ANY,
+    RecordType::CNAME,
+    RecordType::PTR,
+    RecordType::HTTPS,
+    RecordType::MX,
+    RecordType::SOA,
+];
+
+/// What is behind targets. Some of it leads back into our zones.
+const OTHERS: &str = "
+    acl {
+        block net 192.0.2.66
+    }
+    acl hidden.example {
+        block net 10.0.0.2
+    }
+    cache 30
+    template ANY ANY back.example {
+        answer \"{{ .Name }} 20 IN CNAME b.tenant.lb.internal.\"
+    }
+    template ANY ANY via.example {
+        answer \"{{ .Name }} 20 IN CNAME hidden.example.\"
+        answer \"hidden.example. 20 IN A 203.0.113.8\"
+    }
+    template IN SRV data.example {
+        answer \"{{ .Name }} 20 IN SRV 0 0 1 b.tenant.lb.internal.\"
+        answer \"{{ .Name }} 20 IN SRV 0 0 2 hidden.example.\"
+        answer \"{{ .Name }} 20 IN SRV 0 0 3 x.example.\"
+    }
+    template ANY ANY gone.example {
+        rcode NXDOMAIN
+        authority \"example. 60 IN SOA ns.example. hostmaster.example. 7 7200 1800 86400 60\"
+    }
+    template IN A example {
+        answer \"{{ .Name }} 20 IN A 203.0.113.7\"
+    }
+    template ANY ANY example {
+        authority \"example. 60 IN SOA ns.example. hostmaster.example. 7 7200 1800 86400 60\"
+    }";
+
+fn corefile() -> String {
+    format!(
+        "lb.internal 192.0.2.0/24 {{\nacl {{\nfilter type AAAA net 10.0.0.2 192.0.2.66\n}}\nlb_linker {{\nreverse 192.0.2.0/24\n}}\n}}\n\
+         zone.example {{\nacl {{\nfilter type AAAA net 10.0.0.2 192.0.2.66\n}}\n\
+         acl x.other.zone.example {{\nblock type AAAA\n}}\nlb_linker\n}}\n. {{\n{OTHERS}\n}}\n"
+    )
+}
+
+struct World<'a> {
+    random: &'a mut StdRng,
+    served: Served,
+    /// The names of all links, with and without services below them.
+    names: Vec<String>,
+}
+
+impl World<'_> {
+    fn pick<'t, T: ?Sized>(&mut self, from: &[&'t T]) -> &'t T {
+        from.choose(self.random).copied().unwrap()
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        self.random.random_bool(probability)
+    }
+
+    fn some_of(&mut self, from: &[&str], probability: f64) -> Vec<String> {
+        let mut some = from.to_vec();
+        some.retain(|_| self.random.random_bool(probability));
+        some.shuffle(self.random);
+        some.into_iter().map(str::to_owned).collect()
+    }
+
+    fn key(&mut self) -> ServiceKey {
+        let (namespace, service) = (self.pick(&NAMESPACES), self.pick(&SERVICES));
+        ServiceKey::new(namespace, service)
+    }
+
+    /// A name, mostly of a link: a host's name or a service's.
+    fn name(&mut self) -> String {
+        match self.random.random_range(0..10) {
+            0..3 => self.names.choose(self.random).cloned().unwrap(),
+            3..6 => self.host(),
+            6 | 7 => self.pick(&WISHES).replace('*', "q") + ".",
+            _ => self.pick(&OTHER_NAMES).to_owned(),
+        }
+    }
+
+    /// One of the names that each link has.
+    fn host(&mut self) -> String {
+        let (key, zone) = (self.key(), self.pick(&ZONES));
+        let between = self.pick(&[".", ".", "-"]);
+        format!("{}{between}{}.{zone}", key.name(), key.namespace())
+    }
+
+    fn ingress(&mut self) -> Ingress {
+        let mut ingress = Ingress::default();
+        match self.random.random_range(0..12) {
+            0 => {}
+            1..6 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.host()).unwrap())),
+            6..8 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.name()).unwrap())),
+            _ => ingress.addresses = addresses(&self.some_of(&ADDRESSES, 0.5)),
+        }
+        ingress
+    }
+
+    fn observed(&mut self) -> Observed {
+        let key = self.key();
+        let ports = [("http", "TCP", 80), ("https", "TCP", 443), ("dns", "UDP", 53)];
+        let mut ports = ports.map(|(name, protocol, port)| Port {
+            name: Some(name.to_owned()),
+            protocol: protocol.to_owned(),
+            port,
+            app_protocol: None,
+        });
+        ports.shuffle(self.random);
+        let number = self.random.random_range(0..=ports.len());
+        let boxed = |texts: Vec<String>| texts.into_iter().map(Box::from).collect();
+        let wishes = Wishes {
+            ttl: if self.chance(0.3) { Some(60) } else { None },
+            hostnames: boxed(self.some_of(&WISHES, 0.2)),
+            allow_from: match self.random.random_range(0..5) {
+                0 => [].into(),
+                1 => boxed(self.some_of(&["other", "tenant"], 0.5)),
+                _ => ["*".into()].into(),
+            },
+        };
+        Observed {
+            key,
+            uid: "u".into(),
+            created: Some(self.random.random_range(0..3)),
+            resource_version: None,
+            ingress: self.ingress(),
+            ports: ports[..number].into(),
+            wishes,
+            refused: false,
+            guarded: false,
+        }
+    }
+
+    /// Changes something; says what.
+    fn change(&mut self) -> String {
+        let store = Arc::clone(&self.served.store);
+        match self.random.random_range(0..16) {
+            0..8 => {
+                let observed = self.observed();
+                let told = format!("{observed:?}");
+                store.apply(observed);
+                told
+            }
+            // Only one thing of what is there.
+            8 | 9 => {
+                let key = self.key();
+                let (other, ingress) = (self.observed(), self.ingress());
+                let Some(link) = store.get(&key) else { return String::new() };
+                let mut wishes = Wishes::clone(&link.wishes);
+                let mut ports = Arc::clone(&link.ports);
+                let mut target = ingress;
+                match self.random.random_range(0..4) {
+                    0 => wishes.hostnames = other.wishes.hostnames,
+                    1 => wishes.allow_from = other.wishes.allow_from,
+                    2 => ports = other.ports,
+                    _ => wishes.ttl = other.wishes.ttl,
+                }
+                match &link.target {
+                    Some(Target::Hostname(host)) => target.hostnames = vec![host.clone()],
+                    Some(Target::Addresses(ips)) => target.addresses = ips.to_vec(),
+                    None => target = Ingress::default(),
+                }
+                let changed = Observed {
+                    key,
+                    uid: link.uid.clone(),
+                    created: Some(link.created),
+                    ingress: target,
+                    ports,
+                    wishes,
+                    ..other
+                };
+                let told = format!("only: {changed:?}");
+                store.apply(changed);
+                told
+            }
+            10 | 11 => {
+                let key = self.key();
+                store.delete(&key, "u", None);
+                if self.chance(0.5) {
+                    store.forget(&key);
+                }
+                format!("delete {key}")
+            }
+            12 => {
+                let (key, hostnames) = (self.key(), self.some_of(&WISHES, 0.3));
+                let hostnames: Vec<Box<str>> = hostnames.into_iter().map(Box::from).collect();
+                let object = store.get(&key).map(|link| link.external_target().into_owned());
+                let object = object.unwrap_or_else(|| "a-tenant-tenant-ext".to_owned());
+                let holder = if self.chance(0.7) { Some(&key) } else { None };
+                store.set_holder(&object, holder, &hostnames);
+                format!("{object} is held by {holder:?} {hostnames:?}")
+            }
+            13 => {
+                let (key, target) =
+                    (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
+                store.set_last_target(
+                    &key,
+                    LastTarget {
+                        target: Some(target),
+                        written_for: WrittenFor::Uid("u".into()),
+                        hostnames: Box::default(),
+                        is_ours: true,
+                    },
+                );
+                format!("{key} was at 192.0.2.10")
+            }
+            14 => {
+                let list: Vec<Observed> = (0..4).map(|_| self.observed()).collect();
+                store.replace(Some("tenant"), list, vec![], &Default::default());
+                "a list".to_owned()
+            }
+            _ => {
+                self.served.handler.server.load().forget(None);
+                "forget".to_owned()
+            }
+        }
+    }
+}
+
+fn addresses(texts: &[String]) -> Vec<IpAddr> {
+    texts.iter().map(|ip| ip.parse().unwrap()).collect()
+}
+
+/// What kinds of answer one is, by which it is counted.
+fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
+    let message = Message::from_vec(answer).unwrap();
+    let number = |qtype| message.answers.iter().filter(|record| record.record_type() == qtype).count();
+    let (aliases, is_empty) = (number(RecordType::CNAME), message.answers.is_empty());
+    let qtype = message.queries[0].query_type();
+    let edns = message.edns.as_ref().map(|edns| edns.options().as_ref());
+    let is_blocked =
+        |option: &EdnsOption| matches!(option, EdnsOption::Unknown(15, data) if data[..2] == [0, 15]);
+    let is_denied = edns.is_some_and(|options| options.iter().any(|(_, option)| is_blocked(option)));
+    let below_wildcard = ["z.w.tenant.lb.internal.", "q.w.tenant.lb.internal.", "q.lb.internal."];
+    [
+        ("SRV", number(RecordType::SRV) > 0),
+        ("SRV with addresses", number(RecordType::SRV) > 0 && !message.additionals.is_empty()),
+        ("denied name", is_denied && aliases > 0),
+        ("denied SRV", is_denied && qtype == RecordType::SRV),
+        ("SRV without an address", is_denied && number(RecordType::SRV) > 0 && aliases == 0),
+        ("ANY", qtype == RecordType::ANY && !is_empty),
+        ("chain", aliases > 1),
+        ("chain of three", aliases > 2),
+        ("wildcard", below_wildcard.contains(&name) && !is_empty),
+        ("no such name", message.metadata.response_code == ResponseCode::NXDomain),
+        ("no data", message.metadata.response_code == ResponseCode::NoError && is_empty),
+        ("addresses", number(RecordType::A) + number(RecordType::AAAA) > 0),
+    ]
+    .into_iter()
+    .filter_map(|(kind, is_it)| is_it.then_some(kind))
+    .collect()
+}
+
+async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
+    let random = &mut StdRng::seed_from_u64(seed);
+    let departed = [Departed::Kept, Departed::Dropped][random.random_range(0..2)];
+    let served = Served::of(&corefile(), departed, &ZONES);
+    let own = NAMESPACES.iter().flat_map(|namespace| SERVICES.map(|service| (*namespace, service)));
+    let names = own.flat_map(|(namespace, service)| {
+        let dotted = format!("{service}.{namespace}");
+        let below =
+            ["", "_tcp.", "_http._tcp.", "_https._tcp.", "_dns._udp."].map(|port| format!("{port}{dotted}"));
+        below.into_iter().chain([format!("{service}-{namespace}")])
+    });
+    let names = names.flat_map(|name| ZONES.map(|zone| format!("{name}.{zone}"))).collect();
+    let mut world = World { random, served, names };
+    let mut asked: Vec<(String, RecordType, SocketAddr)> = Vec::new();
+    let mut changes: Vec<String> = Vec::new();
+    for _ in 0..6 {
+        let observed = world.observed();
+        changes.push(format!("{observed:?}"));
+        world.served.store.apply(observed);
+    }
+    for step in 0..STEPS {
+        changes.push(world.change());
+        if world.chance(0.1) {
+            advance(Duration::from_millis(world.random.random_range(0..9000))).await;
+        }
+        for _ in 0..world.random.random_range(1..8) {
+            // Mostly a question of before: what has changed since must show.
+            let before = if world.chance(0.8) { asked.choose(world.random).cloned() } else { None };
+            let (name, qtype, from) = before.unwrap_or_else(|| {
+                let qtype = TYPES.choose(world.random).copied().unwrap();
+                let from = world.pick(&["10.0.0.1", "10.0.0.1", "10.0.0.2", "192.0.2.66"]);
+                (world.name(), qtype, client(from))
+            });
+            let question = question(7, &name, qtype, Some((1232, false)), 0);
+            let again = world.served.again(&question, from);
+            let full = world.served.ask(&question, from).await;
+            if let Some(again) = again {
+                let show = |bytes: &[u8]| Message::from_vec(bytes).map(|message| message.to_string());
+                assert!(
+                    again == full,
+                    "LB_LINKER_MODEL_SEED={seed}, step {step}: {name} {qtype} {from}\nkept: {:?}\nfresh: {:?}\n{}",
+                    show(&again),
+                    show(&full),
+                    changes.join("\n")
+                );
+                kinds(&name, &full).into_iter().for_each(|kind| *given.entry(kind).or_default() += 1);
+            }
+            asked.push((name, qtype, from));
+        }
+    }
+}
+
+/// What is kept of the answer to a question is asked for before and after a change; the first must have been kept.
+async fn follows(
+    served: &mut Served,
+    question: (&str, RecordType),
+    change: impl FnOnce(&Store),
+    differs: bool,
+) {
+    let from = client("10.0.0.1");
+    let question = self::question(7, question.0, question.1, Some((1232, false)), 0);
+    let before = served.ask(&question, from).await;
+    assert_eq!(served.again(&question, from).as_ref(), Some(&before), "it is kept");
+    change(&served.store);
+    let again = served.again(&question, from);
+    let after = served.ask(&question, from).await;
+    assert_eq!(after != before, differs);
+    assert!(again.is_none_or(|again| again == after), "the kept answer is outdated");
+}
+
+#[tokio::test(start_paused = true)]
+async fn srv_answer_ends_when_the_alias_of_its_target_changes() {
+    let mut served = Served::new("", "");
+    let https = |observed: Observed| {
+        let (name, protocol) = (Some("https".to_owned()), "TCP".to_owned());
+        Observed { ports: [Port { name, protocol, port: 443, app_protocol: None }].into(), ..observed }
+    };
+    served.store.apply(https(link("a", "b.default.lb.internal.", None)));
+    served.store.apply(link("b", "192.0.2.1", None));
+    let srv = ("_https._tcp.a.default.lb.internal.", RecordType::SRV);
+    follows(&mut served, srv, |store| _ = store.apply(link("b", "192.0.2.2", None)), true).await;
+    follows(&mut served, srv, |store| _ = store.apply(link("b", "c.default.lb.internal.", None)), true).await;
+    follows(&mut served, srv, |store| _ = store.apply(link("c", "192.0.2.3", None)), true).await;
+    follows(&mut served, srv, |store| _ = store.delete(&ServiceKey::new("default", "c"), "u", None), true)
+        .await;
+    follows(&mut served, srv, |store| _ = store.apply(link("d", "192.0.2.4", None)), false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn absence_of_a_service_ends_when_its_port_comes() {
+    let mut served = Served::new("", "");
+    served.store.apply(link("a", "192.0.2.1", None));
+    for (name, protocol) in
+        [("_tcp.a.default.lb.internal.", "TCP"), ("_x._udp.a.default.lb.internal.", "UDP")]
+    {
+        let port =
+            Port { name: Some("x".into()), protocol: protocol.to_owned(), port: 7, app_protocol: None };
+        let come = |store: &Store| {
+            store.apply(Observed { ports: [port].into(), ..link("a", "192.0.2.1", None) });
+        };
+        follows(&mut served, (name, RecordType::SRV), come, true).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_answer_is_a_fresh_one_whatever_changes() {
+    let mut given = BTreeMap::new();
+    if let Some(seed) = std::env::var("LB_LINKER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        return run(seed, &mut given).await;
+    }
+    for seed in SEEDS {
+        run(seed, &mut given).await;
+    }
+    let all = [
+        "SRV",
+        "SRV with addresses",
+        "denied name",
+        "denied SRV",
+        "SRV without an address",
+        "ANY",
+        "chain",
+        "chain of three",
+        "wildcard",
+        "no such name",
+        "no data",
+        "addresses",
+    ];
+    for kind in all {
+        assert!(given.get(kind).is_some_and(|number| *number > 20), "{kind}: {given:?}");
+    }
+}

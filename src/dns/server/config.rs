@@ -1,0 +1,315 @@
+//! From a Corefile to what is to be served: blocks, and the listeners that they are behind.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use hickory_proto::rr::Name;
+
+use crate::dns::chain::handler::Handler;
+use crate::dns::chain::metrics::Report;
+use crate::dns::chain::server::{Block, Server};
+use crate::dns::corefile;
+use crate::dns::corefile::{Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse};
+use crate::dns::net::interfaces::is_own;
+use crate::dns::plugins::build;
+use crate::dns::plugins::setup::{Draft, Site};
+use crate::dns::transport::tcp::{Limits, Terms};
+
+/// What a Corefile asks for.
+#[derive(Debug)]
+pub struct Configuration {
+    /// The blocks, in order.
+    pub blocks: Vec<Built>,
+    /// The listeners, in the order in which they are first named.
+    pub listeners: Vec<Listener>,
+}
+
+/// A block, ready to be served.
+#[derive(Debug)]
+pub struct Built {
+    /// Its plugins.
+    pub block: Arc<Block>,
+    /// What makes it the same as another: its lines, zones, and the files that it was built of.
+    pub identity: Identity,
+    /// Everything else that it asks for; its plugins are in `block`.
+    pub draft: Draft,
+}
+
+/// What makes two blocks the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    zones: Vec<Name>,
+    lines: String,
+    read: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// Where something is listened for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Address and port.
+    pub at: ListenAt,
+    /// The zones that are served there, and the numbers of their blocks.
+    pub zones: Vec<(Name, usize)>,
+    /// Where the Corefile first names it.
+    pub place: Place,
+}
+
+/// What a listener listens on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenAt {
+    /// By which transport.
+    pub scheme: Scheme,
+    /// Address and port; `[::]` for all addresses of both families.
+    pub address: SocketAddr,
+}
+
+/// As CoreDNS writes it in its metrics, where the address is left out if it is all of them.
+impl fmt::Display for ListenAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scheme, address } = self;
+        if address.ip().is_unspecified() {
+            write!(f, "{scheme}://:{}", address.port())
+        } else {
+            write!(f, "{scheme}://{address}")
+        }
+    }
+}
+
+/// Reads a Corefile and all it names, and builds its blocks. Nothing is started.
+///
+/// # Errors
+/// At the first place that isn't right.
+pub fn configure(
+    file: &Path,
+    text: &str,
+    sources: &Sources<'_>,
+    site: &Site,
+) -> Result<Configuration, CorefileError> {
+    arrange(file, &parse(file, text, sources)?, site)
+}
+
+/// Builds the blocks of a Corefile that has been read. Nothing is started.
+///
+/// # Errors
+/// At the first place that isn't right.
+pub fn arrange(file: &Path, parsed: &[corefile::Block], site: &Site) -> Result<Configuration, CorefileError> {
+    let mut blocks: Vec<Built> = Vec::new();
+    let mut listeners: Vec<Listener> = Vec::new();
+    for block in parsed {
+        let mut served: Vec<(Address, &Word)> = Vec::new();
+        for word in &block.addresses {
+            served.extend(addresses(word)?.into_iter().map(|address| (address, word)));
+        }
+        let mut zones: Vec<Name> = Vec::new();
+        for (address, _) in &served {
+            if !zones.contains(&address.zone) {
+                zones.push(address.zone.clone());
+            }
+        }
+        let draft = build(&block.lines, &zones, site)?;
+        for (address, word) in served {
+            if address.scheme == Scheme::Tls && draft.tls.is_none() {
+                return Err(word
+                    .place
+                    .error("a tls:// block needs the plugin tls, with a certificate and its key"));
+            }
+            let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+            for ip in if draft.bind.is_empty() { &all[..] } else { &draft.bind } {
+                let at = ListenAt { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
+                listen(&mut listeners, at, &address.zone, blocks.len(), &word.place)?;
+            }
+        }
+        let identity = Identity::new(&zones, &block.lines, &draft);
+        let block =
+            Block { zones, plugins: draft.plugins.clone(), links: draft.links.clone(), debug: draft.debug };
+        blocks.push(Built { block: Arc::new(block), identity, draft });
+    }
+    if blocks.is_empty() {
+        let start = Place { file: file.into(), line: 1, column: 1 };
+        return Err(start.error("there is no server block; one begins with a line such as: .:53 {"));
+    }
+    check_upstreams(&blocks, &listeners)?;
+    Ok(Configuration { blocks, listeners })
+}
+
+/// Returns whether what is sent to `upstream` arrives at `listen`.
+#[must_use]
+pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
+    let loopback = |ip: IpAddr| match ip.to_canonical() {
+        // What is sent to no address in particular goes to this machine.
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
+    let of_all = ours.is_unspecified() && (ours.is_ipv6() || theirs.is_ipv4());
+    listen.port() == upstream.port() && (ours == theirs || of_all && is_own(theirs))
+}
+
+/// Checks that no block has itself as an upstream. Another block may well be one.
+fn check_upstreams(blocks: &[Built], listeners: &[Listener]) -> Result<(), CorefileError> {
+    for (number, built) in blocks.iter().enumerate() {
+        let behind = || listeners.iter().filter(|it| it.zones.iter().any(|(_, block)| *block == number));
+        for (upstream, place) in &built.draft.upstreams {
+            if let Some(listener) = behind().find(|listener| reaches(listener.at.address, *upstream)) {
+                return Err(place.error(format!(
+                    "{upstream} is this block's own listener {}: every question would go round in circles",
+                    listener.at
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a zone to a listener.
+fn listen(
+    listeners: &mut Vec<Listener>,
+    at: ListenAt,
+    zone: &Name,
+    block: usize,
+    place: &Place,
+) -> Result<(), CorefileError> {
+    // Port 0 is another one each time.
+    let same_port = |other: &&Listener| {
+        let port = other.at.address.port();
+        port == at.address.port() && (port != 0 || other.at == at)
+    };
+    for other in listeners.iter().filter(same_port) {
+        let line = other.place.line;
+        if other.at.scheme != at.scheme {
+            return Err(place.error(format!("line {line} has {} on that port already", other.at)));
+        }
+        if other.at.address.ip().is_unspecified() != at.address.ip().is_unspecified() {
+            return Err(place.error(format!(
+                "line {line} has {} on that port already: where one block of a port has bind, all need it",
+                other.at
+            )));
+        }
+        if other.at == at && other.zones.iter().any(|(known, _)| known == zone) {
+            return Err(place.error(format!("{zone} is served on {at} already: see line {line}")));
+        }
+    }
+    match listeners.iter_mut().find(|listener| listener.at == at) {
+        Some(listener) => listener.zones.push((zone.clone(), block)),
+        None => listeners.push(Listener { at, zones: vec![(zone.clone(), block)], place: place.clone() }),
+    }
+    Ok(())
+}
+
+/// Returns what answers behind the first listener of a Corefile, for those who have sockets of their own. What blocks
+/// would have running isn't started.
+///
+/// # Errors
+/// At the first place that isn't right.
+pub fn first_handler(text: &str, site: &Site) -> Result<Arc<Handler>, CorefileError> {
+    let path = Path::new("Corefile");
+    let configuration = configure(path, text, &Sources::SYSTEM, site)?;
+    let listener = &configuration.listeners[0];
+    let report = site.metrics.family().map_err(|error| listener.place.error(error.to_string()))?;
+    Ok(Arc::new(configuration.handler(listener, listener.at, site, &report)))
+}
+
+impl Configuration {
+    /// Returns on which terms a listener serves connections: as the first of its blocks says about TLS, and the last one
+    /// about limits.
+    #[must_use]
+    pub fn terms(&self, listener: &Listener) -> Terms {
+        let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].draft);
+        let tls = match listener.at.scheme {
+            Scheme::Tls => drafts().find_map(|draft| draft.tls.clone()),
+            Scheme::Dns => None,
+        };
+        Terms { tls, limits: drafts().fold(Limits::default(), |limits, draft| limits.with(draft.timeouts)) }
+    }
+
+    /// Returns what takes the messages of a listener that is bound there.
+    #[must_use]
+    pub fn handler(
+        &self,
+        listener: &Listener,
+        bound: ListenAt,
+        site: &Site,
+        report: &Arc<Report>,
+    ) -> Handler {
+        Handler {
+            server: ArcSwap::from_pointee(self.server(listener, bound, Arc::clone(report))),
+            bound: bound.address,
+            metrics: Arc::clone(&site.metrics),
+            report: Arc::clone(report),
+        }
+    }
+
+    /// Returns what answers behind a listener, by the address that it is bound to.
+    #[must_use]
+    pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<Report>) -> Server {
+        let blocks: Vec<(Name, Arc<Block>)> = listener
+            .zones
+            .iter()
+            .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
+            .collect();
+        let twin = self.listeners.iter().find(|other| other.zones == listener.zones).unwrap_or(listener);
+        Server::new(bound.to_string(), &blocks, report).with_view(twin.at.to_string())
+    }
+}
+
+impl Identity {
+    /// Returns the files that it was built of, and what was in them.
+    #[must_use]
+    pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
+        &self.read
+    }
+
+    fn new(zones: &[Name], lines: &[Line], draft: &Draft) -> Self {
+        let mut text = String::new();
+        write_lines(&mut text, lines, 0);
+        Self { zones: zones.to_vec(), lines: text, read: draft.read.clone() }
+    }
+}
+
+/// Returns blocks as a Corefile has them, with everything imported and all variables replaced.
+#[must_use]
+pub fn text_of(blocks: &[corefile::Block]) -> String {
+    let mut text = String::new();
+    for block in blocks {
+        let addresses: Vec<String> = block.addresses.iter().map(|word| quoted(&word.text)).collect();
+        text.push_str(&addresses.join(" "));
+        text.push_str(" {\n");
+        write_lines(&mut text, &block.lines, 1);
+        text.push_str("}\n");
+    }
+    text
+}
+
+/// Writes lines as a Corefile has them: quoted where they have to be, each on its own line.
+fn write_lines(text: &mut String, lines: &[Line], depth: usize) {
+    for line in lines {
+        text.push_str(&"    ".repeat(depth));
+        let words: Vec<String> = line.words.iter().map(|word| quoted(&word.text)).collect();
+        text.push_str(&words.join(" "));
+        if let Some(block) = &line.block {
+            text.push_str(" {\n");
+            write_lines(text, block, depth + 1);
+            text.push_str(&"    ".repeat(depth));
+            text.push('}');
+        }
+        text.push('\n');
+    }
+}
+
+/// Returns a word as a Corefile has it: in quotes where it has to be.
+#[must_use]
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| !c.is_whitespace() && !"\"#{}".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("\"{}\"", word.replace('"', "\\\""))
+    }
+}
+
+#[cfg(test)]
+mod tests;

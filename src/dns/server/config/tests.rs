@@ -1,0 +1,127 @@
+use crate::dns::server::config::*;
+use crate::store::{Departed, Store};
+
+fn configured(text: &str) -> Result<Configuration, String> {
+    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    configure(Path::new("Corefile"), text, &Sources::SYSTEM, &site).map_err(|error| error.to_string())
+}
+
+fn error(text: &str) -> String {
+    configured(text).expect_err(text)
+}
+
+/// `address: zone zone; address: …`
+fn listeners(text: &str) -> String {
+    let show = |listener: &Listener| {
+        let zones: Vec<String> = listener.zones.iter().map(|(zone, _)| zone.to_ascii()).collect();
+        format!("{}: {}", listener.at, zones.join(" "))
+    };
+    configured(text).unwrap().listeners.iter().map(show).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn blocks_on_one_port_are_one_server() {
+    for (text, expected) in [
+        (".\nwhoami", "dns://:53: ."),
+        ("a.example b.example:54 {\nwhoami\n}", "dns://:53: a.example.; dns://:54: b.example."),
+        ("a.example {\nwhoami\n}\n. {\nwhoami\n}", "dns://:53: a.example. ."),
+        (
+            "a.example {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n. {\nbind 127.0.0.1\nwhoami\n}",
+            "dns://127.0.0.1:53: a.example. .; dns://127.0.0.2:53: a.example.",
+        ),
+        ("10.0.0.0/15:54 {\nwhoami\n}", "dns://:54: 0.10.in-addr.arpa. 1.10.in-addr.arpa."),
+    ] {
+        assert_eq!(listeners(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn what_cant_be_served_is_refused_with_its_place() {
+    for (text, expected) in [
+        ("", "Corefile:1:1: there is no server block; one begins with a line such as: .:53 {"),
+        (
+            ". {\nwhoami\n}\nexample.org . {\nwhoami\n}",
+            "Corefile:4:13: . is served on dns://:53 already: see line 1",
+        ),
+        (
+            ". {\nwhoami\n}\nexample.org {\nbind 127.0.0.1\nwhoami\n}",
+            "Corefile:4:1: line 1 has dns://:53 on that port already: where one block of a port has bind, all need it",
+        ),
+        ("grpc://. {\nwhoami\n}", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
+        (
+            ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
+            "Corefile:2:21: 127.0.0.1:1053 is this block's own listener dns://:1053: every question would go round in circles",
+        ),
+        (
+            "tls://. {\nwhoami\n}",
+            "Corefile:1:1: a tls:// block needs the plugin tls, with a certificate and its key",
+        ),
+    ] {
+        assert_eq!(error(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn a_plugin_that_isnt_there_is_refused_by_name() {
+    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, health, hosts, \
+                     import, lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
+                     root, template, timeouts, tls, whoami";
+    assert_eq!(
+        error(". {\nwhoami\nkubernetes cluster.local\n}"),
+        format!("Corefile:3:1: CoreDNS's plugin kubernetes isn't supported here; supported are {supported}")
+    );
+    assert_eq!(
+        error(". {\nresolver\n}"),
+        format!("Corefile:2:1: there is no plugin \"resolver\"; there are {supported}")
+    );
+    for (typo, meant) in
+        [("whoam", "whoami"), ("forwrad", "forward"), ("cach", "cache"), ("lb-linker", "lb_linker")]
+    {
+        assert_eq!(
+            error(&format!(". {{\n{typo}\n}}")),
+            format!("Corefile:2:1: there is no plugin {typo:?}; is it {meant}?")
+        );
+    }
+}
+
+#[test]
+fn a_block_is_the_same_if_it_says_the_same() {
+    let identities = |text: &str| -> Vec<Identity> {
+        configured(text).unwrap().blocks.into_iter().map(|built| built.identity).collect()
+    };
+    let first = identities("a.example {\nwhoami\n}\nb.example {\nwhoami\n}");
+    let second =
+        identities("# words\nb.example {\n  whoami # the same\n}\na.example {\n  chaos\n  whoami\n}");
+    assert_eq!(first[1], second[0]);
+    assert_ne!(first[0], second[1]);
+}
+
+#[test]
+fn a_corefile_is_written_out_as_it_is_understood() {
+    let text = "(common) {\n  whoami # a comment\n}\n.:{$PORT:1053}, example.org {\n  import common\n  \
+                bind 127.0.0.1 { \n except \"127.0.0.2\"\n }\n}\n";
+    let blocks = parse(Path::new("Corefile"), text, &Sources::SYSTEM).unwrap();
+    assert_eq!(
+        text_of(&blocks),
+        ".:1053 example.org {\n    whoami\n    bind 127.0.0.1 {\n        except 127.0.0.2\n    }\n}\n"
+    );
+}
+
+#[test]
+fn upstream_that_leads_to_our_listener_is_our_own() {
+    for (listen, upstream, expected) in [
+        ("[::]:53", "127.0.0.1:53", true),
+        ("[::]:53", "0.0.0.0:53", true),
+        ("0.0.0.0:53", "127.0.0.1:53", true),
+        ("0.0.0.0:53", "[::1]:53", false),
+        ("[::]:53", "127.0.0.1:54", false),
+        ("[::]:53", "192.0.2.1:53", false),
+        ("127.0.0.1:53", "127.0.0.2:53", false),
+    ] {
+        assert_eq!(
+            reaches(listen.parse().unwrap(), upstream.parse().unwrap()),
+            expected,
+            "{listen} {upstream}"
+        );
+    }
+}

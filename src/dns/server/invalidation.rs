@@ -1,0 +1,94 @@
+//! What a change of a target does to what is known of the names behind it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::op::Query;
+use hickory_proto::rr::{Name, RecordType};
+use tokio::runtime::Handle;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::dns::chain::server::Server;
+use crate::dns::message::query::wire_name;
+use crate::dns::plugins::lb_linker::LbLinker;
+use crate::store::{Change, Family, Store, Target};
+
+/// Whose new target is looked up before somebody asks: who was asked for in this time.
+const RECENT: Duration = Duration::from_secs(60);
+/// Look-ups ahead that may be under way at once. What is more is looked up when somebody asks.
+const MAX_LOOKUPS: usize = 64;
+
+/// What answers now, one for each listener.
+pub type Servers = Arc<[Arc<Server>]>;
+
+/// Follows the changes of the store until `stop`. What was cached about the old and the new name is
+/// forgotten: a cloud's new name is often looked up before it exists. Look-ups are made in the runtime
+/// `dns`.
+pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
+    let mut changes = store.subscribe();
+    let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
+    let mut look_ups = JoinSet::new();
+    loop {
+        let change = tokio::select! {
+            change = changes.recv() => change,
+            () = stop.cancelled() => return,
+        };
+        while look_ups.try_join_next().is_some() {}
+        let servers = servers.borrow().clone();
+        match change {
+            Ok(change) => {
+                for (server, links, query) in heed(&change, &servers) {
+                    let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                    let look_up = async move {
+                        links.look_ahead(&server, query).await;
+                        drop(place);
+                    };
+                    look_ups.spawn_on(look_up, &dns);
+                }
+            }
+            Err(RecvError::Lagged(missed)) => {
+                debug!("{missed} changes at once: all cached answers are forgotten");
+                servers.iter().for_each(|server| server.forget(None));
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// A look-up that clients will have, and who makes it.
+type LookUp = (Arc<Server>, Arc<LbLinker>, Query);
+
+/// Forgets what a change makes doubtful; returns the questions that clients will have.
+fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
+    let Some((from, to)) = change.retargeted() else { return Vec::new() };
+    for name in [from, to].into_iter().filter_map(hostname) {
+        let wire = wire_name(&name);
+        servers.iter().for_each(|server| server.forget(Some(&wire)));
+    }
+    let (Some(name), Some(link)) = (hostname(to), &change.after) else { return Vec::new() };
+    let qtypes: Vec<RecordType> = [(Family::V4, RecordType::A), (Family::V6, RecordType::AAAA)]
+        .into_iter()
+        .filter(|(family, _)| link.asked.is_recent(*family, RECENT))
+        .map(|(_, qtype)| qtype)
+        .collect();
+    let mut look_ups = Vec::new();
+    // Our own names are nobody else's to know.
+    for server in servers.iter().filter(|server| !server.is_ours(&name)) {
+        for links in server.links() {
+            let queries = qtypes.iter().map(|qtype| Query::query(name.clone(), *qtype));
+            look_ups.extend(queries.map(|query| (Arc::clone(server), Arc::clone(&links), query)));
+        }
+    }
+    look_ups
+}
+
+fn hostname(target: Option<&Target>) -> Option<Name> {
+    match target? {
+        Target::Hostname(host) => Some(host.name()),
+        Target::Addresses(_) => None,
+    }
+}

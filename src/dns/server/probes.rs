@@ -1,0 +1,245 @@
+//! `/health`, `/ready` and `/metrics`, as CoreDNS's plugins of those names serve them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error};
+
+use super::invalidation::Servers;
+use crate::dns::chain::server::Server;
+use crate::dns::{REST, is_fatal, is_shortage, part_of_files};
+use crate::metrics::Metrics;
+use crate::store::Store;
+
+/// The media type of Prometheus's text format.
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Connections of one listener at once. When there are so many, the oldest makes room: the
+/// connection of a probe that is still waited for is among the newest.
+const MAX_CONNECTIONS: usize = 300;
+/// The same in percent of the files that the process may have open. There are three listeners.
+const MAX_OF_FILES: usize = 2;
+
+/// How long a client may take to ask, and then to read the answer; as long as with CoreDNS.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Bytes of a request's head, as far as they are kept.
+const MAX_HEADERS: usize = 16 << 10;
+
+/// How long requests under way may take to end when lb-linker is told to stop.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Returns `/health`: the process answers. It never depends on the API server.
+pub fn health() -> Router {
+    Router::new().route("/health", get(|| async { "OK" }))
+}
+
+/// Returns `/ready`: 200 once all plugins are ready, 503 and the names of those that aren't before.
+pub fn ready(servers: watch::Receiver<Servers>) -> Router {
+    let answer = move || {
+        let waiting = not_ready(&servers.borrow());
+        async move {
+            if waiting.is_empty() {
+                (StatusCode::OK, "OK".to_owned())
+            } else {
+                (StatusCode::SERVICE_UNAVAILABLE, waiting)
+            }
+        }
+    };
+    Router::new().route("/ready", get(answer))
+}
+
+fn not_ready(servers: &[Arc<Server>]) -> String {
+    let blocks = servers.iter().flat_map(|server| server.blocks());
+    let plugins = blocks.flat_map(|(_, block)| &block.plugins);
+    let mut names: Vec<_> = plugins.filter(|plugin| !plugin.is_ready()).map(|plugin| plugin.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(",")
+}
+
+/// Returns `/metrics`.
+pub fn metrics(metrics: Arc<Metrics>, store: Arc<Store>) -> Router {
+    let answer = move || {
+        let page = metrics.render(&store);
+        async move {
+            match page {
+                Ok(page) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], page).into_response(),
+                Err(problem) => {
+                    error!("/metrics: {problem}");
+                    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+                }
+            }
+        }
+    };
+    Router::new().route("/metrics", get(answer))
+}
+
+/// Serves one of them until `stop`.
+///
+/// # Errors
+/// If the listener is broken.
+pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
+    let max = part_of_files(MAX_OF_FILES).min(MAX_CONNECTIONS);
+    serve_at_most(max, listener, router, stop).await
+}
+
+async fn serve_at_most(
+    max: usize,
+    listener: TcpListener,
+    router: Router,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let mut connections = JoinSet::new();
+    let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                by_age.retain(|connection| !connection.is_finished());
+                if by_age.len() >= max
+                    && let Some(oldest) = by_age.pop_front()
+                {
+                    oldest.abort();
+                }
+                by_age.push_back(connections.spawn(serve_one(stream, router.clone())));
+            }
+            Err(error) if is_fatal(&error) => return Err(error),
+            Err(error) => {
+                debug!("a connection for a probe can't be accepted: {error}");
+                if is_shortage(&error) {
+                    tokio::time::sleep(REST).await;
+                }
+            }
+        }
+    }
+    // The port may be wanted again by another reload.
+    drop(listener);
+    // A client that has sent half a request doesn't keep us from stopping.
+    let farewell = async { while connections.join_next().await.is_some() {} };
+    let _ = timeout(FAREWELL, farewell).await;
+    Ok(())
+}
+
+/// Answers one request. Who comes every few seconds gains nothing from a connection that stays.
+async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(MAX_HEADERS)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    match timeout(2 * PATIENCE, serving).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!("a probe: {error}"),
+        Err(_) => debug!("a probe doesn't read its answer"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::net::TcpStream;
+    use tokio::time::Instant;
+    use tokio_util::task::AbortOnDropHandle;
+
+    use super::super::probes::*;
+
+    const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n";
+
+    /// What comes until the other side ends the connection.
+    async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> String {
+        let mut bytes = Vec::new();
+        let _ = timeout(Duration::from_secs(60), stream.read_to_end(&mut bytes)).await.expect("an end");
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unfinished_request_is_cut_off_after_5_seconds() {
+        for sent in [0, 1, REQUEST.len() - 1] {
+            let (mut client, server) = duplex(4096);
+            let serving = tokio::spawn(serve_one(server, health()));
+            let start = Instant::now();
+            let drip = async {
+                for byte in REQUEST[..sent].chunks(1) {
+                    client.write_all(byte).await.unwrap_or_default();
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                std::future::pending().await
+            };
+            tokio::select! { ended = serving => ended.unwrap(), () = drip => {} }
+            assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_read_the_answer_is_cut_off() {
+        let (mut client, server) = duplex(64);
+        let start = Instant::now();
+        let serving = tokio::spawn(serve_one(server, health()));
+        client.write_all(REQUEST).await.unwrap();
+        serving.await.unwrap();
+        assert_eq!(start.elapsed(), 2 * PATIENCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_end_is_refused() {
+        let (mut client, server) = duplex(4096);
+        let serving = tokio::spawn(serve_one(server, health()));
+        client.write_all(b"GET /health HTTP/1.1\r\n").await.unwrap();
+        let mut sent = 0;
+        while client.write_all(b"X: 0123456789\r\n").await.is_ok() {
+            sent += 1;
+        }
+        serving.await.unwrap();
+        assert!(sent < 2000, "{sent} lines");
+    }
+
+    #[tokio::test]
+    async fn a_crowd_of_silent_clients_locks_nobody_out() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let serving = serve_at_most(4, listener, health(), stop.clone());
+        let serving = AbortOnDropHandle::new(tokio::spawn(serving));
+        let mut silent = Vec::new();
+        for _ in 0..20 {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        for _ in 0..3 {
+            let mut probe = TcpStream::connect(address).await.unwrap();
+            probe.write_all(REQUEST).await.unwrap();
+            let answer = rest(&mut probe).await;
+            assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("OK"), "{answer}");
+        }
+        for first in &mut silent[..16] {
+            assert_eq!(rest(first).await, "");
+        }
+        // It was for room that they had to go, not for their time: who came with them can still ask.
+        silent[19].write_all(REQUEST).await.unwrap();
+        assert!(rest(&mut silent[19]).await.ends_with("OK"));
+        stop.cancel();
+        serving.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,6 @@
+//! How messages come in: UDP, TCP and TLS.
+
+pub(crate) mod client_quota;
+pub mod tcp;
+pub mod tls;
+pub mod udp;

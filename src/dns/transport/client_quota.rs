@@ -1,0 +1,173 @@
+//! What clients share, and how much of it each client may have: no client may take so much that nothing is left for
+//! the other clients.
+//!
+//! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::unmapped) first. An IPv6 client is a
+//! whole address, not its /64: in a cluster a /64 holds all Pods of a node, or a subnet full of nodes.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The client that the look-ups count for that lb-linker makes by itself. No packet has this source address.
+pub(crate) const OURSELVES: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+/// A number of things that all clients share.
+#[derive(Debug)]
+pub struct Shares {
+    limit: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    /// Mostly a few: one of them is found sooner than its address is hashed.
+    clients: BTreeMap<IpAddr, usize>,
+}
+
+impl Shares {
+    /// Returns so many things, all of them free.
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, taken: Mutex::default() })
+    }
+
+    /// Returns a share without anything in it yet. The client's address is one that is
+    /// [unmapped](crate::dns::unmapped).
+    #[must_use]
+    pub fn of(self: &Arc<Self>, client: IpAddr) -> Share {
+        Share { shares: Arc::clone(self), client, size: 0 }
+    }
+
+    /// Returns a share of this size, if the client may have it: see [`Share::resize`].
+    #[must_use]
+    pub fn take(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<Share> {
+        let mut share = self.of(client);
+        share.resize(size).then_some(share)
+    }
+
+    /// Does what [`Shares::take`] does, as if there were half as many things: for what a client can do without.
+    #[must_use]
+    pub fn take_spare(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<Share> {
+        let mut share = self.of(client);
+        share.resize_within(size, self.limit / 2).then_some(share)
+    }
+
+    /// Returns how many things there are.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns how many things this client has.
+    #[must_use]
+    pub fn held_by(&self, client: IpAddr) -> usize {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.clients.get(&client).copied().unwrap_or_default()
+    }
+}
+
+/// A client's share, until this is dropped.
+#[derive(Debug)]
+pub struct Share {
+    shares: Arc<Shares>,
+    client: IpAddr,
+    size: usize,
+}
+
+impl Share {
+    /// Makes the share so large; returns `false`, and leaves it as it is, if that would be too much.
+    ///
+    /// A client may have as much as is left for the other clients: one client takes half, the next one half of the
+    /// rest. The last thing goes to a client that has none: half of it would be of no use.
+    pub fn resize(&mut self, size: usize) -> bool {
+        let limit = self.shares.limit;
+        self.resize_within(size, limit)
+    }
+
+    fn resize_within(&mut self, size: usize, limit: usize) -> bool {
+        if size == self.size {
+            return true;
+        }
+        let mut taken = self.shares.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let Taken { all, clients } = &mut *taken;
+        let entry = clients.entry(self.client);
+        let own = if let Entry::Occupied(own) = &entry { *own.get() } else { 0 };
+        let more = size.saturating_sub(self.size);
+        let fits = own + *all + 2 * more <= limit || own == 0 && more == 1 && *all < limit;
+        if more > 0 && !fits {
+            return false;
+        }
+        *all = *all - self.size + size;
+        match (own - self.size + size, entry) {
+            (0, Entry::Occupied(own)) => drop(own.remove()),
+            (0, Entry::Vacant(_)) => {}
+            (own, entry) => drop(entry.insert_entry(own)),
+        }
+        self.size = size;
+        true
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.resize(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client_quota::*;
+
+    fn client(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    #[test]
+    fn greedy_clients_leave_room_for_the_next() {
+        let shares = Shares::new(1024);
+        let take_all = |last| -> Vec<Share> { std::iter::from_fn(|| shares.take(client(last), 1)).collect() };
+        let mut all: Vec<Vec<Share>> = (1..=3).map(take_all).collect();
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [512, 256, 128]);
+        assert!(take_all(1).is_empty(), "it has its share");
+        all.remove(0);
+        assert!(take_all(4).len() >= 256, "what is given back is there for others");
+        drop(all);
+        let taken = shares.taken.lock().unwrap();
+        assert_eq!((taken.all, taken.clients.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_client_that_has_none_gets_the_last_one() {
+        let shares = Shares::new(3);
+        let all: Vec<Share> = (1..=3).map(|last| shares.take(client(last), 1).unwrap()).collect();
+        assert!(shares.take(client(4), 1).is_none());
+        drop(all);
+        let _one = shares.take(client(1), 1).unwrap();
+        assert!(shares.take(client(1), 1).is_none(), "it has one, and more would be more than half");
+        assert_eq!((shares.held_by(client(1)), shares.held_by(client(2))), (1, 0));
+    }
+
+    #[test]
+    fn spare_shares_are_given_up_to_half_of_the_limit() {
+        let shares = Shares::new(100);
+        let spare: Vec<Share> = std::iter::from_fn(|| shares.take_spare(client(1), 1)).collect();
+        assert_eq!(spare.len(), 25);
+        let rest: Vec<Share> = std::iter::from_fn(|| shares.take(client(1), 1)).collect();
+        assert_eq!(rest.len(), 25);
+        assert!(shares.take_spare(client(2), 1).is_none());
+        assert!(shares.take(client(2), 25).is_some());
+    }
+
+    #[test]
+    fn a_share_grows_as_far_as_it_may_and_shrinks() {
+        let shares = Shares::new(100);
+        let mut share = shares.take(client(1), 40).unwrap();
+        assert!(share.resize(50));
+        assert!(!share.resize(51));
+        assert!(shares.take(client(2), 26).is_none());
+        assert!(share.resize(10));
+        assert!(shares.take(client(2), 45).is_some());
+    }
+}

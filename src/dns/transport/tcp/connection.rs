@@ -1,0 +1,277 @@
+//! One connection: questions in, answers out, in whatever order (RFC 7766 section 6.2.1.1).
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use hickory_server::net::xfer::Protocol;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::task::JoinSet;
+use tokio::task::coop::unconstrained;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use super::Limits;
+use super::connection_limit::{Answer, Place};
+use super::framing::{Input, Output};
+use super::thread_cache::{Desk, with_desk};
+use crate::dns::chain::handler::Handler;
+use crate::dns::message::header::server_failure;
+use crate::dns::unmapped;
+
+/// Questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more than
+/// one). What else would have to wait fails at once, so that nothing that we know is held up.
+const MAX_PIPELINED: usize = 128;
+/// How long a client that has asked all it may is listened to, until it has taken note.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// What a connection needs.
+pub(super) struct Connection {
+    pub client: SocketAddr,
+    /// The address that was asked, if it is known.
+    pub local: Option<IpAddr>,
+    pub limits: Limits,
+    pub handler: Arc<Handler>,
+    pub place: Place,
+    pub stop: CancellationToken,
+}
+
+impl Connection {
+    /// Serves a connection by plain TCP until its client or `stop` ends it, or it is idle for long.
+    ///
+    /// # Errors
+    /// If it breaks, or the client does what it shouldn't.
+    pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+        let stop = self.stop.clone();
+        let mut session = Session::new(self, Protocol::Tcp);
+        session.run(stream, stop.cancelled()).await
+    }
+
+    /// Does what [`Connection::serve`] does, by TLS (RFC 7858).
+    ///
+    /// # Errors
+    /// Those of [`Connection::serve`], and if the handshake fails.
+    pub async fn serve_tls(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        tls: TlsAcceptor,
+    ) -> io::Result<()> {
+        let stop = self.stop.clone();
+        let stream = tokio::select! {
+            handshake = timeout(self.limits.read, tls.accept(stream)) => handshake??,
+            () = stop.cancelled() => return Ok(()),
+        };
+        let mut session = Session::new(self, Protocol::Tls);
+        session.run(stream, stop.cancelled()).await
+    }
+}
+
+/// A connection that questions can come from.
+struct Session {
+    connection: Connection,
+    protocol: Protocol,
+    input: Input,
+    output: Output,
+    /// Questions that wait for an upstream.
+    waiting: JoinSet<io::Result<Option<Answer>>>,
+    /// Whether questions are still taken.
+    open: bool,
+    /// How many more are.
+    left: u64,
+    /// When the last question was done with. What needs no answer isn't one.
+    rested: Instant,
+}
+
+/// A question for the full handler.
+struct Unanswered {
+    message: Vec<u8>,
+    /// What makes it the same as another, if its answer may be one to keep.
+    key: Option<Box<[u8]>>,
+}
+
+impl Session {
+    fn new(connection: Connection, protocol: Protocol) -> Self {
+        let (input, output, waiting) = Default::default();
+        let (left, rested) = (connection.limits.queries, Instant::now());
+        Self { connection, protocol, input, output, waiting, open: true, left, rested }
+    }
+
+    async fn run(
+        &mut self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        stop: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let mut stop = pin!(stop);
+        let mut alarm = pin!(sleep_until(self.rested + self.connection.limits.idle));
+        loop {
+            self.take_questions().await?;
+            // What the kernel takes at once needs no deadline.
+            let written = futures::poll!(pin!(self.output.write(&mut writer)));
+            if let Poll::Ready(written) = written {
+                written?;
+                if !self.output.is_empty() || self.may_take() {
+                    continue;
+                }
+            }
+            if !self.open && self.waiting.is_empty() && self.output.is_empty() {
+                break;
+            }
+            let deadline = self.deadline();
+            if let Some(deadline) = deadline.filter(|deadline| *deadline != alarm.deadline()) {
+                alarm.as_mut().reset(deadline);
+            }
+            let reading = self.open && !self.input.is_whole();
+            tokio::select! {
+                read = self.input.fill(&mut reader), if reading => self.open = read? > 0,
+                written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
+                Some(answered) = self.waiting.join_next() => {
+                    // One that panicked has no answer.
+                    self.answered(answered.unwrap_or(Ok(None))?);
+                }
+                () = &mut alarm, if deadline.is_some() => {
+                    if !self.is_idle() || self.input.half_since().is_some() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    break;
+                }
+                () = &mut stop, if self.open => {
+                    // What the kernel has already was asked before.
+                    let read = futures::poll!(pin!(self.input.fill(&mut reader)));
+                    self.open = false;
+                    if let Poll::Ready(read) = read {
+                        read?;
+                    }
+                }
+            }
+        }
+        timeout(self.connection.limits.write, writer.shutdown()).await??;
+        if self.left == 0 {
+            // What is never read makes the kernel drop the answers that the client hasn't got yet.
+            let mut nowhere = tokio::io::sink();
+            tokio::select! {
+                _ = timeout(LINGER, tokio::io::copy(&mut reader, &mut nowhere)) => {}
+                () = self.connection.stop.cancelled() => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes questions while there are any, and the client reads the answers.
+    async fn take_questions(&mut self) -> io::Result<()> {
+        while self.may_take() {
+            let Some(Unanswered { message, key }) = self.answer_known()? else { break };
+            let failure = self.is_busy().then(|| server_failure(&message));
+            let Connection { client, local, ref handler, .. } = self.connection;
+            let (handler, protocol) = (Arc::clone(handler), self.protocol);
+            let places = Arc::clone(self.connection.place.places());
+            let mut answering = Box::pin(async move {
+                let Some(answer) = handler.answer(message, client, local, protocol).await else {
+                    return Ok(None);
+                };
+                if let (Some(key), Some(packet)) = (key, answer.packet) {
+                    let client = unmapped(client).ip();
+                    with_desk(|desk| desk.packets.keep(key, client, *packet, Instant::now()));
+                }
+                places.hold(client, answer.bytes).map(Some)
+            });
+            // What we know is answered here and now, whatever this task has done before.
+            match (futures::poll!(unconstrained(&mut answering)), failure) {
+                (Poll::Ready(answer), _) => {
+                    if let Some(answer) = answer? {
+                        self.answered(Some(answer));
+                    }
+                }
+                (Poll::Pending, None) => {
+                    self.connection.place.work();
+                    self.waiting.spawn(answering);
+                }
+                (Poll::Pending, Some(failure)) => {
+                    self.connection.handler.metrics.tcp_busy.inc();
+                    self.answered(failure.map(|bytes| Answer { bytes, held: None }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers questions as this thread has answered them before. Returns the first one that it hasn't, if there is one.
+    fn answer_known(&mut self) -> io::Result<Option<Unanswered>> {
+        let client = unmapped(self.connection.client).ip();
+        let server = self.connection.handler.server.load().number();
+        let now = Instant::now();
+        let (mut answered, mut unanswered) = (0, None);
+        with_desk(|Desk { packets, out }| {
+            while unanswered.is_none() && self.may_take() {
+                let Some(message) = self.input.first()? else { break };
+                match packets.answer(message, client, server, now, out) {
+                    Ok(length) => {
+                        self.output.push(&out[..length], None);
+                        answered += 1;
+                    }
+                    Err(_) => {
+                        let key = packets.last_key().map(Box::from);
+                        unanswered = Some(Unanswered { message: message.to_vec(), key });
+                    }
+                }
+                self.input.advance(now);
+                self.left -= 1;
+                self.open &= self.left > 0;
+            }
+            if answered > 0 {
+                packets.set_took(now.elapsed() / answered);
+            }
+            io::Result::Ok(())
+        })?;
+        if answered > 0 {
+            self.answered(None);
+        }
+        Ok(unanswered)
+    }
+
+    /// Whether there is a question to take, and room for its answer.
+    fn may_take(&self) -> bool {
+        self.left > 0 && self.input.is_whole() && !self.output.is_full()
+    }
+
+    /// Whether no more questions may wait.
+    fn is_busy(&mut self) -> bool {
+        self.waiting.len() >= MAX_PIPELINED || !self.connection.place.reserve(self.waiting.len())
+    }
+
+    fn answered(&mut self, answer: Option<Answer>) {
+        if let Some(Answer { bytes, held }) = answer {
+            self.output.push(&bytes, held);
+        }
+        if self.waiting.is_empty() {
+            self.rested = Instant::now();
+            self.connection.place.rest();
+        } else {
+            self.connection.place.reserve(self.waiting.len());
+        }
+    }
+
+    /// When the client's time is up, if anything is waited for from it.
+    fn deadline(&self) -> Option<Instant> {
+        let Limits { read, write, idle, .. } = self.connection.limits;
+        let half = self.input.half_since().filter(|_| self.open);
+        let rested = self.is_idle().then(|| self.rested + idle);
+        // Half a question isn't idle, but one half after the other, and never an answer, is no use either.
+        let rested = if half.is_some() { rested.map(|end| end + read) } else { rested };
+        let half = half.map(|since| since + read);
+        let unread = self.output.since().map(|since| since + write);
+        [rested, half, unread].into_iter().flatten().min()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.output.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

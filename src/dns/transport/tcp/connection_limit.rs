@@ -1,0 +1,344 @@
+//! The places of connections, and what else connections share.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::future::{AbortHandle, AbortRegistration};
+use tracing::warn;
+
+use crate::dns::transport::client_quota::{Share, Shares};
+use crate::dns::{part_of_files, unmapped};
+use crate::metrics::Metrics;
+
+/// Connections at once.
+const MAX_CONNECTIONS: usize = 10_000;
+/// The same in percent of the files that the process may have open.
+const MAX_OF_FILES: usize = 30;
+/// Connections of one client address at once, and never more than a quarter of all. A NodeLocal cache
+/// is one client, and needs a connection for each question that is under way.
+///
+/// An IPv6 client is an address, too, and not a /64: in a cluster a /64 is a subnet full of nodes,
+/// or all Pods of a node. Whoever has a whole /64 to themselves can close others' idle connections,
+/// but lock nobody out.
+const MAX_OF_A_CLIENT: usize = 1000;
+/// Questions that are under way beside the first of each connection. More than the upstream takes
+/// at once.
+const MAX_WAITING: usize = 4096;
+/// Bytes of big answers that clients haven't read yet.
+const MAX_UNREAD: usize = 32 << 20;
+/// Up to here an answer isn't big: those are bounded by their number.
+const SMALL: usize = 4096;
+/// How often it is said that there are too many.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// The places for connections of all listeners.
+#[derive(Debug)]
+pub struct Places {
+    metrics: Arc<Metrics>,
+    max_connections: usize,
+    max_of_a_client: usize,
+    state: Mutex<State>,
+    /// Questions under way beside the first of each connection.
+    waiting: Arc<Shares>,
+    /// Bytes of big answers.
+    unread: Arc<Shares>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: usize,
+    /// The connections of each client that has any.
+    clients: HashMap<IpAddr, usize>,
+    /// The connections that wait for their clients, those that have waited longest first.
+    idle: BTreeMap<u64, Idle>,
+    next_turn: u64,
+    /// Not said yet.
+    refused: u64,
+    evicted: u64,
+    said: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    client: IpAddr,
+    connection: AbortHandle,
+}
+
+impl Places {
+    /// Returns the places of a process, as many as its limit of open files allows now.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_OF_FILES)))
+    }
+
+    pub(super) fn with(metrics: Arc<Metrics>, max_connections: usize) -> Self {
+        Self {
+            metrics,
+            max_connections,
+            max_of_a_client: (max_connections / 4).clamp(1, MAX_OF_A_CLIENT),
+            state: Mutex::default(),
+            waiting: Shares::new(MAX_WAITING),
+            unread: Shares::new(MAX_UNREAD),
+        }
+    }
+
+    /// Gives a new connection a place. Where there is none, the connection that has been idle
+    /// longest loses its own (RFC 7766 section 6.2.3); `None` where the client has too many, or none
+    /// is idle.
+    ///
+    /// A connection is idle while there is no question of it to answer, so also with half a
+    /// question, or in a handshake, or with an answer that isn't read.
+    #[must_use]
+    pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(Place, AbortRegistration)> {
+        let client = unmapped(client).ip();
+        let (connection, registration) = AbortHandle::new_pair();
+        let mut state = self.lock();
+        let full = state.open >= self.max_connections;
+        let refused = state.clients.get(&client).is_some_and(|has| *has >= self.max_of_a_client)
+            || full && state.idle.is_empty();
+        if refused {
+            self.metrics.tcp_refused.inc();
+            state.refused += 1;
+        } else {
+            if full && let Some((_, longest)) = state.idle.pop_first() {
+                self.metrics.tcp_evicted.inc();
+                state.evicted += 1;
+                state.leave(longest.client);
+                longest.connection.abort();
+            }
+            state.open += 1;
+            *state.clients.entry(client).or_default() += 1;
+        }
+        let news = if refused || full { state.take_news() } else { None };
+        drop(state);
+        if let Some((refused, evicted)) = news {
+            warn!(
+                "TCP: too many connections: {refused} refused and {evicted} idle ones closed since this was \
+                 last said; the newest is of {client}"
+            );
+        }
+        if refused {
+            return None;
+        }
+        let (places, extra) = (Arc::clone(self), self.waiting.of(client));
+        let mut place = Place { places, client, connection, turn: Turn::Working, extra };
+        place.rest();
+        Some((place, registration))
+    }
+
+    /// Makes room for an answer until this client has read it.
+    ///
+    /// # Errors
+    /// If there is too much that isn't read.
+    pub fn hold(&self, client: SocketAddr, bytes: Vec<u8>) -> io::Result<Answer> {
+        if bytes.len() <= SMALL {
+            return Ok(Answer { bytes, held: None });
+        }
+        let held = self.unread.take(unmapped(client).ip(), bytes.len());
+        if held.is_none() {
+            self.metrics.tcp_unread.inc();
+            return Err(io::Error::other("too many answers that aren't read"));
+        }
+        Ok(Answer { bytes, held })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn leave(&mut self, client: IpAddr) {
+        self.open -= 1;
+        if let Entry::Occupied(mut connections) = self.clients.entry(client) {
+            *connections.get_mut() -= 1;
+            if *connections.get() == 0 {
+                connections.remove();
+            }
+        }
+    }
+
+    fn take_news(&mut self) -> Option<(u64, u64)> {
+        if self.said.is_some_and(|said| said.elapsed() < QUIET) {
+            return None;
+        }
+        self.said = Some(Instant::now());
+        Some((std::mem::take(&mut self.refused), std::mem::take(&mut self.evicted)))
+    }
+}
+
+/// The place of a connection, which it has until this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    places: Arc<Places>,
+    client: IpAddr,
+    connection: AbortHandle,
+    turn: Turn,
+    /// Questions that may be under way beside the first.
+    extra: Share,
+}
+
+/// Where a connection stands among those that may have to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Idle(u64),
+    Working,
+    Evicted,
+}
+
+impl Place {
+    /// What all connections share.
+    #[must_use]
+    pub fn places(&self) -> &Arc<Places> {
+        &self.places
+    }
+
+    /// Says that the connection waits for its client from now on.
+    pub fn rest(&mut self) {
+        let places = Arc::clone(&self.places);
+        let mut state = places.lock();
+        self.leave_turn(&mut state);
+        if self.turn == Turn::Evicted {
+            return;
+        }
+        self.extra.resize(0);
+        let turn = state.next_turn;
+        state.next_turn += 1;
+        state.idle.insert(turn, Idle { client: self.client, connection: self.connection.clone() });
+        self.turn = Turn::Idle(turn);
+    }
+
+    /// Says that there is a question under way.
+    pub fn work(&mut self) {
+        if matches!(self.turn, Turn::Idle(_)) {
+            let places = Arc::clone(&self.places);
+            self.leave_turn(&mut places.lock());
+        }
+    }
+
+    /// Reserves a place for this many questions beside the first, or gives back those beyond; returns
+    /// whether the client may have as many.
+    pub fn reserve(&mut self, extra: usize) -> bool {
+        self.extra.resize(extra)
+    }
+
+    fn leave_turn(&mut self, state: &mut State) {
+        if let Turn::Idle(turn) = self.turn {
+            self.turn = if state.idle.remove(&turn).is_some() { Turn::Working } else { Turn::Evicted };
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let places = Arc::clone(&self.places);
+        let mut state = places.lock();
+        self.leave_turn(&mut state);
+        if self.turn == Turn::Working {
+            state.leave(self.client);
+        }
+    }
+}
+
+/// An answer on its way to a client.
+#[derive(Debug)]
+pub struct Answer {
+    /// The message.
+    pub bytes: Vec<u8>,
+    /// Its share of what may be unread.
+    pub held: Option<Share>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connection_limit::*;
+
+    fn places(max_connections: usize) -> Arc<Places> {
+        Arc::new(Places::with(Arc::new(Metrics::new().unwrap()), max_connections))
+    }
+
+    fn client(last: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, last], 5353))
+    }
+
+    #[test]
+    fn who_has_been_idle_longest_makes_room_and_who_works_does_not() {
+        let places = places(3);
+        let mut all: Vec<Place> = (1..=3).map(|last| places.admit(client(last)).unwrap().0).collect();
+        // The first asks something, and the second is being answered.
+        all[0].rest();
+        all[1].work();
+        let (newcomer, _) = places.admit(client(4)).unwrap();
+        let gone = |all: &[Place]| -> Vec<bool> { all.iter().map(|p| p.connection.is_aborted()).collect() };
+        assert_eq!(gone(&all), [false, false, true]);
+        let (_newest, _) = places.admit(client(5)).unwrap();
+        assert_eq!(gone(&all), [true, false, true]);
+        assert_eq!(places.metrics.tcp_evicted.get(), 2);
+        // Who is gone takes nothing with it: neither its place, which another has, nor its turn.
+        all[0].rest();
+        all[2].work();
+        drop(all.remove(2));
+        drop(all.remove(0));
+        assert_eq!(places.lock().open, 3);
+        drop(newcomer);
+        assert_eq!(places.lock().open, 2);
+    }
+
+    #[test]
+    fn a_newcomer_is_refused_only_when_all_are_at_work() {
+        let places = places(2);
+        let mut all: Vec<Place> = (1..=2).map(|last| places.admit(client(last)).unwrap().0).collect();
+        all.iter_mut().for_each(Place::work);
+        assert!(places.admit(client(3)).is_none());
+        assert_eq!(places.metrics.tcp_refused.get(), 1);
+        all[1].rest();
+        assert!(places.admit(client(3)).is_some());
+    }
+
+    #[test]
+    fn client_has_one_limit_by_ipv4_and_mapped_address() {
+        // Where there are few places, a quarter of them.
+        for (max, limit) in [(10 * MAX_OF_A_CLIENT, MAX_OF_A_CLIENT), (128, 32)] {
+            let places = places(max);
+            let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();
+            let all: Vec<_> = (0..limit).map(|i| places.admit([client(1), mapped][i % 2]).unwrap()).collect();
+            assert!(places.admit(client(1)).is_none());
+            assert!(places.admit(mapped).is_none());
+            assert!(places.admit(client(2)).is_some());
+            drop(all);
+            assert!(places.lock().clients.is_empty());
+            assert!(places.admit(client(1)).is_some());
+        }
+    }
+
+    #[test]
+    fn all_connections_of_a_client_share_what_may_wait() {
+        let places = places(100);
+        let most = |place: &mut Place| (0..).take_while(|extra| place.reserve(*extra)).count() - 1;
+        let [mut first, mut second, mut other] = [1, 1, 2].map(|last| places.admit(client(last)).unwrap().0);
+        assert_eq!(most(&mut first), MAX_WAITING / 2);
+        assert_eq!(most(&mut second), 0);
+        assert_eq!(most(&mut other), MAX_WAITING / 4);
+        first.rest();
+        assert!(most(&mut second) > 0);
+    }
+
+    #[test]
+    fn unread_large_answers_leave_room_for_other_clients() {
+        let places = places(1);
+        let big = || vec![0; usize::from(u16::MAX)];
+        let hold_all =
+            |last| -> Vec<Answer> { std::iter::from_fn(|| places.hold(client(last), big()).ok()).collect() };
+        let most = MAX_UNREAD / usize::from(u16::MAX);
+        let held: Vec<Vec<Answer>> = (1..=3).map(hold_all).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
+        assert_eq!(places.metrics.tcp_unread.get(), 3);
+        assert!(places.hold(client(1), vec![0; SMALL]).is_ok());
+        drop(held);
+        assert!(places.hold(client(1), big()).is_ok());
+    }
+}

@@ -1,0 +1,260 @@
+//! A socket that answers leave by: how it is set up, what the kernel reports about answers, and how full its send
+//! buffer is.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::Duration;
+
+use nix::libc::{self, c_int as Int};
+use nix::sys::socket::sockopt::SetStruct;
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, setsockopt, sockopt,
+};
+use nix::{setsockopt_impl, sockopt_impl};
+use socket2::Socket;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::batch::queued_bytes;
+use super::neighbors::{self, FAILED, INCOMPLETE, RESOLVED};
+use super::unreachable::{REPORTED, Unreachable};
+use crate::dns::net::interfaces::on_link_nets;
+use crate::dns::unmapped;
+use crate::metrics::{Dropped, Metrics};
+
+/// The send buffer, in bytes. It bridges the seconds in which answers to an unreachable address wait in the kernel.
+const SEND_BUFFER: usize = 4 << 20;
+/// The least MTU of IPv6 (RFC 8200 section 5).
+const IPV6_MIN_MTU: Int = 1280;
+/// Entries of the error queue that are read at once. The kernel reports the rest again.
+const MAX_ERRORS: usize = 256;
+/// Senders of ICMP errors that are looked at within [`SENDERS_KEPT`].
+const MAX_SENDERS: usize = 64;
+const SENDERS_KEPT: Duration = Duration::from_secs(1);
+/// How long the neighbor table is known. The kernel looks for an address for seconds before it reports an error.
+const NEIGHBORS_KEPT: Duration = Duration::from_millis(20);
+
+sockopt_impl!(MtuDiscover, SetOnly, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, Int, SetStruct<Int>);
+sockopt_impl!(Ipv6MtuDiscover, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, Int, SetStruct<Int>);
+sockopt_impl!(Ipv6Mtu, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU, Int, SetStruct<Int>);
+
+/// Sets what answers need. An old kernel that lacks an option is no reason not to start.
+pub(super) fn set_options(socket: &Socket, is_ipv6: bool) {
+    // With CAP_NET_ADMIN the limit net.core.wmem_max doesn't count.
+    if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER).is_err() {
+        let _ = setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER);
+    }
+    // ICMP "fragmentation needed" can be forged, and would make answers fragment for ten minutes (RFC 9715 section 3.1).
+    // An IPv6 socket has the IPv4 options for its IPv4 clients.
+    let _ = setsockopt(socket, MtuDiscover, &libc::IP_PMTUDISC_OMIT);
+    let _ = setsockopt(socket, sockopt::Ipv4RecvErr, &true);
+    if is_ipv6 {
+        let _ = setsockopt(socket, Ipv6MtuDiscover, &libc::IPV6_PMTUDISC_OMIT);
+        // Routers don't fragment IPv6: what is longer leaves in fragments that pass everywhere.
+        let _ = setsockopt(socket, Ipv6Mtu, &IPV6_MIN_MTU);
+        let _ = setsockopt(socket, sockopt::Ipv6RecvErr, &true);
+    }
+}
+
+/// A socket with what is known about its clients.
+pub(super) struct AnswerSocket {
+    socket: Arc<UdpSocket>,
+    unreachable: Arc<Unreachable>,
+    metrics: Arc<Metrics>,
+    /// The size of its send buffer, in bytes as the kernel counts them.
+    send_buffer: usize,
+    senders: Mutex<Senders>,
+    dead: Mutex<Dead>,
+}
+
+/// Which senders of ICMP errors are this host itself, as found within the last second.
+#[derive(Default)]
+struct Senders {
+    since: Option<Instant>,
+    own: HashMap<IpAddr, bool>,
+}
+
+/// The neighbors that the kernel doesn't reach, and when that was found out.
+#[derive(Default)]
+struct Dead {
+    since: Option<Instant>,
+    neighbors: HashSet<IpAddr>,
+}
+
+fn warn_unreadable(error: &io::Error) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        warn!(
+            "the neighbor table can't be read; clients without a host are found only when the kernel reports them: \
+             {error}"
+        );
+    });
+}
+
+impl AnswerSocket {
+    pub(super) fn new(socket: Arc<UdpSocket>, unreachable: Arc<Unreachable>, metrics: Arc<Metrics>) -> Self {
+        let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
+        Self { socket, unreachable, metrics, send_buffer, senders: Mutex::default(), dead: Mutex::default() }
+    }
+
+    /// Counts answers that the kernel refused.
+    pub(super) fn count_refused(&self, number: u32) {
+        if number > 0 {
+            self.metrics.dropped(Dropped::Send, number);
+        }
+    }
+
+    /// Returns whether a question from that address may be answered now, and counts it if not.
+    pub(super) fn admits(&self, address: IpAddr, now: Instant) -> bool {
+        let admitted = self.unreachable.admits(address, now, || self.queued() < self.send_buffer / 4);
+        if !admitted {
+            self.metrics.dropped(Dropped::Unreachable, 1);
+        }
+        admitted
+    }
+
+    /// Looks how full the send buffer is. Where an eighth is taken, the addresses are limited that the kernel is looking
+    /// for, since their answers are what waits, and those on a link that the kernel would have to look for. Returns whether it is worth looking again soon.
+    pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
+        let queued = self.queued();
+        if queued >= self.send_buffer / 8 && self.unreachable.takes_look(now) {
+            match neighbors::table() {
+                Ok(table) => {
+                    self.unreachable.limit_unresolved(in_states(&table, INCOMPLETE), now);
+                    let resolved = in_states(&table, RESOLVED);
+                    self.unreachable.limit_unknown(resolved, || on_link_nets().unwrap_or_default(), now);
+                }
+                Err(error) => warn_unreadable(&error),
+            }
+        }
+        queued >= self.send_buffer / 32
+    }
+
+    /// Reads the socket's error queue (ip(7), IP_RECVERR). Called when the kernel has reported an error: what isn't
+    /// read takes the room of questions.
+    pub(super) fn read_errors(&self) {
+        let now = Instant::now();
+        let mut control = nix::cmsg_space!([u8; 256]);
+        for _ in 0..MAX_ERRORS {
+            let mut data = [0; 1];
+            let mut data = [IoSliceMut::new(&mut data)];
+            let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+            let message =
+                recvmsg::<SockaddrStorage>(self.socket.as_raw_fd(), &mut data, Some(&mut control), flags);
+            let Ok(message) = message else { return };
+            let client = message.address.as_ref().and_then(ip);
+            let sender = message.cmsgs().ok().and_then(|mut all| all.find_map(unreachable_sender));
+            if let Some((client, sender)) = client.zip(sender)
+                && self.is_own(sender, now)
+                && (client.is_ipv4() || self.is_dead(client, now))
+            {
+                self.unreachable.limit(client, REPORTED, now);
+            }
+        }
+    }
+
+    /// Returns whether an ICMP error is from this host itself. An error from elsewhere limits no client: it may be
+    /// forged, and the answer to a client behind a router doesn't wait here.
+    fn is_own(&self, sender: SocketAddr, now: Instant) -> bool {
+        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        if senders.since.is_none_or(|since| since + SENDERS_KEPT <= now) {
+            *senders = Senders { since: Some(now), own: HashMap::new() };
+        }
+        if let Some(own) = senders.own.get(&sender.ip()) {
+            return *own;
+        }
+        if senders.own.len() >= MAX_SENDERS {
+            return false;
+        }
+        let own = is_local(sender).unwrap_or(false);
+        senders.own.insert(sender.ip(), own);
+        own
+    }
+
+    /// Returns whether the kernel doesn't reach a neighbor. For IPv6 an address of this host as the source of an ICMP
+    /// error proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from elsewhere.
+    fn is_dead(&self, client: IpAddr, now: Instant) -> bool {
+        let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
+        if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
+            let table = neighbors::table().unwrap_or_else(|error| {
+                warn_unreadable(&error);
+                HashMap::new()
+            });
+            let neighbors = in_states(&table, INCOMPLETE | FAILED);
+            *dead = Dead { since: Some(now), neighbors };
+        }
+        dead.neighbors.contains(&client)
+    }
+
+    /// Bytes of the send buffer that are taken.
+    fn queued(&self) -> usize {
+        queued_bytes(self.socket.as_fd())
+    }
+}
+
+impl AsFd for AnswerSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Returns the addresses of a neighbor table whose entry is in one of the states.
+fn in_states(table: &HashMap<IpAddr, u16>, states: u16) -> HashSet<IpAddr> {
+    table.iter().filter(|(_, state)| **state & states != 0).map(|(address, _)| *address).collect()
+}
+
+/// Returns the sender of an ICMP error, if the error says that a host can't be reached.
+fn unreachable_sender(control: ControlMessageOwned) -> Option<SocketAddr> {
+    let (error, sender) = match control {
+        ControlMessageOwned::Ipv4RecvErr(error, sender) => {
+            let address = |sender: libc::sockaddr_in| Ipv4Addr::from(u32::from_be(sender.sin_addr.s_addr));
+            (error, sender.map(|sender| SocketAddr::from((address(sender), 0))))
+        }
+        ControlMessageOwned::Ipv6RecvErr(error, sender) => {
+            let address = |sender: libc::sockaddr_in6| {
+                let ip = Ipv6Addr::from(sender.sin6_addr.s6_addr);
+                std::net::SocketAddrV6::new(ip, 0, 0, sender.sin6_scope_id).into()
+            };
+            (error, sender.map(address))
+        }
+        _ => return None,
+    };
+    let is_icmp = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6].contains(&error.ee_origin);
+    let is_host = i32::try_from(error.ee_errno).is_ok_and(|errno| errno == libc::EHOSTUNREACH);
+    sender.filter(|_| is_icmp && is_host).map(unmapped)
+}
+
+fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
+    let ipv4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
+    let address = ipv4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip())))?;
+    Some(address.to_canonical())
+}
+
+/// Returns whether an address is one of this host that the kernel sends ICMP errors to itself from: only then does a
+/// packet to the address have it as its source.
+fn is_local(address: SocketAddr) -> io::Result<bool> {
+    let any: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    let mut there = address;
+    // Nothing is sent; the port is any but 0.
+    there.set_port(9);
+    socket.connect(there)?;
+    Ok(socket.local_addr()?.ip() == address.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answer_socket::*;
+
+    #[test]
+    fn addresses_of_this_host_are_told_from_others() {
+        let is_local =
+            |address: &str| is_local(SocketAddr::new(address.parse().unwrap(), 0)).unwrap_or(false);
+        assert!(is_local("127.0.0.1"));
+        assert!(!is_local("192.0.2.1") && !is_local("2001:db8::1"));
+    }
+}

@@ -1,0 +1,335 @@
+//! Many datagrams in one system call, in and out: recvmmsg(2), sendmmsg(2).
+//!
+//! No crate offers both with a control message for each datagram, so the kernel's structures are filled in here.
+#![expect(unsafe_code, reason = "the kernel is given pointers into the buffers of a batch")]
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+
+use nix::libc;
+use socket2::SockAddr;
+use tracing::debug;
+
+use super::Peer;
+use super::answer_socket::AnswerSocket;
+use crate::dns::is_shortage;
+use crate::dns::message::header::MAX_UDP;
+
+/// Datagrams that are taken at once.
+pub(super) const SIZE: usize = 64;
+/// Bytes of a datagram that are read. Nobody is told that more are taken than [`MAX_UDP`].
+const REQUEST: usize = 4096;
+/// The control messages that are asked for: the address that was asked, and the datagrams lost.
+const CONTROL: usize = 64;
+/// How often sending an answer is tried again because the kernel reports an error about an earlier one.
+const MAX_REPORTS: usize = 4;
+
+/// Buffers for datagrams that have come, and for the answers to them.
+pub(super) struct Batch {
+    requests: Box<[[u8; REQUEST]]>,
+    peers: Box<[libc::sockaddr_storage]>,
+    incoming: Headers,
+    answers: Box<[[u8; MAX_UDP as usize]]>,
+    outgoing: Headers,
+    /// How many datagrams there are.
+    received: usize,
+    /// How many answers there are.
+    answered: usize,
+}
+
+/// What the kernel is given. All pointers lead into boxes beside it, which never move.
+struct Headers {
+    controls: Box<[Control]>,
+    vectors: Box<[libc::iovec]>,
+    headers: Box<[libc::mmsghdr]>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(8))]
+struct Control([u8; CONTROL]);
+
+impl Headers {
+    fn new<const LENGTH: usize>(buffers: &mut [[u8; LENGTH]], peers: &mut [libc::sockaddr_storage]) -> Self {
+        let mut controls = vec![Control([0; CONTROL]); SIZE].into_boxed_slice();
+        let mut vectors: Box<[libc::iovec]> = buffers
+            .iter_mut()
+            .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: LENGTH })
+            .collect();
+        let headers = vectors.iter_mut().zip(peers).zip(&mut controls).map(|((vector, peer), control)| {
+            // SAFETY: zero is a value of each of its fields; some systems have padding among them.
+            let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
+            header.msg_hdr.msg_name = ptr::from_mut(peer).cast();
+            header.msg_hdr.msg_iov = vector;
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            header
+        });
+        let headers = headers.collect();
+        Self { controls, vectors, headers }
+    }
+}
+
+impl Batch {
+    pub(super) fn new() -> Self {
+        let mut requests = vec![[0; REQUEST]; SIZE].into_boxed_slice();
+        let mut answers = vec![[0; MAX_UDP as usize]; SIZE].into_boxed_slice();
+        // SAFETY: zero is a value of each of its fields.
+        let mut peers = vec![unsafe { mem::zeroed::<libc::sockaddr_storage>() }; SIZE].into_boxed_slice();
+        let incoming = Headers::new(&mut requests, &mut peers);
+        let outgoing = Headers::new(&mut answers, &mut peers);
+        let mut batch = Self { requests, peers, incoming, answers, outgoing, received: SIZE, answered: 0 };
+        batch.clear();
+        batch
+    }
+
+    /// Takes what the kernel has, and waits for the first datagram if that is wanted. Returns how many there are.
+    ///
+    /// # Errors
+    /// If the kernel has none, or the socket is at fault.
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>, wait: bool) -> io::Result<usize> {
+        self.clear();
+        let flags = if wait { libc::MSG_WAITFORONE } else { libc::MSG_DONTWAIT };
+        // SAFETY: the headers lead to buffers of this batch, with their lengths; nobody else has them now.
+        let received = unsafe {
+            #[allow(clippy::cast_possible_truncation, reason = "it is a small constant")]
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.incoming.headers.as_mut_ptr(),
+                SIZE as libc::c_uint,
+                flags as _,
+                ptr::null_mut(),
+            )
+        };
+        self.received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.received)
+    }
+
+    /// Has the kernel use all of the buffers again.
+    fn clear(&mut self) {
+        #[allow(clippy::cast_possible_truncation, reason = "they are small constants")]
+        for header in &mut self.incoming.headers[..self.received] {
+            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            header.msg_hdr.msg_controllen = CONTROL as _;
+            header.msg_hdr.msg_flags = 0;
+        }
+        (self.received, self.answered) = (0, 0);
+    }
+
+    /// Returns a datagram, and room for the answer to it.
+    pub(super) fn exchange(&mut self, at: usize) -> (&[u8], &mut [u8]) {
+        let length = self.incoming.headers[at].msg_len as usize;
+        (&self.requests[at][..length.min(REQUEST)], &mut self.answers[self.answered])
+    }
+
+    /// Returns whether a datagram was longer than what was read of it.
+    pub(super) fn is_cut(&self, at: usize) -> bool {
+        self.incoming.headers[at].msg_hdr.msg_flags & libc::MSG_TRUNC != 0
+    }
+
+    /// Returns from whom a datagram is; nothing if nobody can be answered there.
+    pub(super) fn peer(&self, at: usize) -> Option<Peer> {
+        let header = &self.incoming.headers[at].msg_hdr;
+        let address = address(&self.peers[at], header.msg_namelen)?;
+        let (mut asked, mut lost) = (None, 0);
+        // SAFETY: the kernel has filled in the control messages, and how long they are. Their data needn't be aligned.
+        unsafe {
+            let mut control = libc::CMSG_FIRSTHDR(header);
+            while !control.is_null() {
+                let data = libc::CMSG_DATA(control);
+                match ((*control).cmsg_level, (*control).cmsg_type) {
+                    (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                        let info = ptr::read_unaligned(data.cast::<libc::in_pktinfo>());
+                        asked = Some(IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                    }
+                    (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                        let info = ptr::read_unaligned(data.cast::<libc::in6_pktinfo>());
+                        asked = Some(IpAddr::from(info.ipi6_addr.s6_addr));
+                    }
+                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => lost = ptr::read_unaligned(data.cast::<u32>()),
+                    _ => {}
+                }
+                control = libc::CMSG_NXTHDR(header, control);
+            }
+        }
+        Some(Peer { address, asked, lost })
+    }
+
+    /// Has so many bytes of the room that there was sent to whom a datagram is from, and from the address that was
+    /// asked.
+    pub(super) fn answer(&mut self, at: usize, asked: Option<IpAddr>, length: usize) {
+        let outgoing = &mut self.outgoing;
+        outgoing.vectors[self.answered].iov_len = length;
+        let name = &raw mut self.peers[at];
+        let header = &mut outgoing.headers[self.answered].msg_hdr;
+        header.msg_name = name.cast();
+        header.msg_namelen = self.incoming.headers[at].msg_hdr.msg_namelen;
+        header.msg_control = outgoing.controls[self.answered].0.as_mut_ptr().cast();
+        // SAFETY: there is room for either of the two.
+        header.msg_controllen = unsafe { write_asked(header, asked) };
+        self.answered += 1;
+    }
+
+    /// Sends the answers. One that the kernel refuses is counted: the client asks again.
+    pub(super) fn send(&mut self, socket: &AnswerSocket) {
+        // SAFETY: as when receiving; the addresses are those that the kernel has filled in.
+        unsafe { send(socket, &mut self.outgoing.headers[..self.answered]) };
+        self.answered = 0;
+    }
+}
+
+/// An answer to one who has asked in an earlier batch.
+pub(super) struct Answer {
+    pub(super) peer: Peer,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Sends such answers, [`SIZE`] at once. One that the kernel refuses is counted.
+pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [Answer]) {
+    for answers in answers.chunks_mut(SIZE) {
+        let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
+        let mut controls = vec![Control([0; CONTROL]); answers.len()];
+        let mut vectors: Vec<libc::iovec> = answers
+            .iter_mut()
+            .map(|Answer { bytes, .. }| libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            })
+            .collect();
+        let parts = answers.iter().zip(&names).zip(&mut vectors).zip(&mut controls);
+        let headers = parts.map(|(((answer, name), vector), control)| {
+            // SAFETY: zero is a value of each of its fields, and there is room for either control message.
+            unsafe {
+                let mut header: libc::mmsghdr = mem::zeroed();
+                header.msg_hdr.msg_name = name.as_ptr().cast_mut().cast();
+                header.msg_hdr.msg_namelen = name.len();
+                header.msg_hdr.msg_iov = vector;
+                header.msg_hdr.msg_iovlen = 1;
+                header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+                header.msg_hdr.msg_controllen = write_asked(&mut header.msg_hdr, answer.peer.asked);
+                header
+            }
+        });
+        let mut headers: Vec<libc::mmsghdr> = headers.collect();
+        // SAFETY: they lead to what is above, with its lengths; the kernel only reads it.
+        unsafe { send(socket, &mut headers) };
+    }
+}
+
+/// Sends datagrams.
+///
+/// # Safety
+/// What the headers lead to has to be there, as long as they say.
+unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
+    let (mut done, mut refused, mut reports) = (0, 0, 0);
+    while done < headers.len() {
+        let left = &mut headers[done..];
+        // SAFETY: see above.
+        let sent = unsafe {
+            #[allow(clippy::cast_possible_truncation, reason = "there are no more than a batch has")]
+            let number = left.len() as libc::c_uint;
+            libc::sendmmsg(socket.as_fd().as_raw_fd(), left.as_mut_ptr(), number, libc::MSG_DONTWAIT as _)
+        };
+        if let Ok(sent) = usize::try_from(sent) {
+            (done, reports) = (done + sent, 0);
+            continue;
+        }
+        let error = io::Error::last_os_error();
+        // It may be about an earlier answer (ICMP): then the kernel reports it once, and has sent nothing.
+        if reports < MAX_REPORTS && !is_full(&error) {
+            reports += 1;
+            socket.read_errors();
+            continue;
+        }
+        debug!("UDP: an answer is lost: {error}");
+        (done, refused, reports) = (done + 1, refused + 1, 0);
+    }
+    socket.count_refused(refused);
+}
+
+/// Whether the send buffer or the queue of the interface is full.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || is_shortage(error)
+}
+
+/// Returns how many bytes of a socket's send buffer are taken (SIOCOUTQ of udp(7)).
+pub(super) fn queued_bytes(socket: BorrowedFd<'_>) -> usize {
+    let mut queued: libc::c_int = 0;
+    // SAFETY: the kernel writes one int there.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+    if result == 0 { usize::try_from(queued).unwrap_or(0) } else { 0 }
+}
+
+/// Returns an address that somebody can be answered at: not at port 0.
+fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<SocketAddr> {
+    let (peer, length) = (ptr::from_ref(peer), length as usize);
+    // SAFETY: the family says what it is, and it is as long as that; a storage is aligned for all families.
+    let address = unsafe {
+        match libc::c_int::from((*peer).ss_family) {
+            libc::AF_INET if length >= size_of::<libc::sockaddr_in>() => {
+                let peer = &*peer.cast::<libc::sockaddr_in>();
+                let ip = Ipv4Addr::from(peer.sin_addr.s_addr.to_ne_bytes());
+                SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(peer.sin_port)))
+            }
+            libc::AF_INET6 if length >= size_of::<libc::sockaddr_in6>() => {
+                let peer = &*peer.cast::<libc::sockaddr_in6>();
+                let ip = Ipv6Addr::from(peer.sin6_addr.s6_addr);
+                let (flow, scope) = (peer.sin6_flowinfo, peer.sin6_scope_id);
+                SocketAddr::V6(SocketAddrV6::new(ip, u16::from_be(peer.sin6_port), flow, scope))
+            }
+            _ => return None,
+        }
+    };
+    (address.port() != 0).then_some(address)
+}
+
+/// Writes the address that an answer is to leave from into the control message of a header; returns how long that is.
+/// The interface is left to the routes, but for link-local peers: those name their own.
+///
+/// # Safety
+/// The control buffer of the header has to have room for [`CONTROL`] bytes.
+unsafe fn write_asked(header: &mut libc::msghdr, asked: Option<IpAddr>) -> ControlLength {
+    /// Writes one control message.
+    unsafe fn write<T>(
+        header: &mut libc::msghdr,
+        level: libc::c_int,
+        kind: libc::c_int,
+        data: T,
+    ) -> ControlLength {
+        const { assert!(size_of::<T>() <= CONTROL / 2) };
+        #[allow(clippy::cast_possible_truncation, reason = "it is no longer than the buffer")]
+        let (length, space) =
+            unsafe { (libc::CMSG_LEN(size_of::<T>() as _), libc::CMSG_SPACE(size_of::<T>() as _)) };
+        header.msg_controllen = space as ControlLength;
+        unsafe {
+            let control = libc::CMSG_FIRSTHDR(header);
+            (*control).cmsg_level = level;
+            (*control).cmsg_type = kind;
+            (*control).cmsg_len = length as _;
+            ptr::write_unaligned(libc::CMSG_DATA(control).cast::<T>(), data);
+        }
+        space as ControlLength
+    }
+    match asked {
+        None => 0,
+        Some(IpAddr::V4(ip)) => {
+            let nowhere = libc::in_addr { s_addr: 0 };
+            let from = libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
+            let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: from, ipi_addr: nowhere };
+            unsafe { write(header, libc::IPPROTO_IP, libc::IP_PKTINFO, info) }
+        }
+        Some(IpAddr::V6(ip)) => {
+            let from = libc::in6_addr { s6_addr: ip.octets() };
+            let info = libc::in6_pktinfo { ipi6_addr: from, ipi6_ifindex: 0 };
+            unsafe { write(header, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info) }
+        }
+    }
+}
+
+/// The type of that field differs from one C library to the other.
+#[cfg(target_env = "musl")]
+type ControlLength = libc::socklen_t;
+#[cfg(not(target_env = "musl"))]
+type ControlLength = usize;

@@ -1,0 +1,102 @@
+//! The full handler's side of a socket: what no thread can answer by itself.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::task::Poll;
+
+use futures::future::Either;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use hickory_server::net::xfer::Protocol;
+use tokio::sync::mpsc::Receiver;
+use tokio::task::yield_now;
+
+use super::answer_socket::AnswerSocket;
+use super::batch::{Answer, SIZE, send_all};
+use super::{Asking, Keep, Peer, Question};
+use crate::dns::chain::handler::Handler;
+use crate::dns::transport::client_quota::Shares;
+use crate::dns::unmapped;
+use crate::metrics::Dropped;
+
+/// Questions that are taken in one go, and answers that are sent, before others have their turn.
+const TURN: usize = SIZE;
+
+pub(super) struct Full {
+    pub(super) socket: Arc<AnswerSocket>,
+    pub(super) handler: Arc<Handler>,
+    pub(super) shares: Arc<Shares>,
+    /// To the socket's thread.
+    pub(super) keep: SyncSender<Keep>,
+}
+
+impl Full {
+    /// Answers all questions, until there are no more. Those that wait for an upstream have no tasks of their own: an
+    /// upstream answers many at once, and so they are answered together.
+    pub(super) async fn serve(self, mut questions: Receiver<Question>) {
+        let mut under_way = FuturesUnordered::new();
+        let (mut asked, mut answers) = (Vec::with_capacity(TURN), Vec::with_capacity(TURN));
+        let (mut open, mut done) = (true, 0);
+        while open || !under_way.is_empty() {
+            tokio::select! {
+                biased;
+                Some(answer) = under_way.next() => {
+                    answers.extend(answer);
+                    done += 1;
+                }
+                number = questions.recv_many(&mut asked, TURN), if open => {
+                    open = number > 0;
+                    under_way.extend(asked.drain(..).map(|question| self.answer(question)));
+                }
+            }
+            // What is ready by now goes out together. Nothing is waited for.
+            while done < TURN
+                && let Some(Some(answer)) = under_way.next().now_or_never()
+            {
+                answers.extend(answer);
+                done += 1;
+            }
+            send_all(&self.socket, &mut answers);
+            answers.clear();
+            if done >= TURN {
+                done = 0;
+                yield_now().await;
+            }
+        }
+    }
+
+    /// Answers a question, now or later if it has to wait for an upstream; nothing where silence is right.
+    async fn answer(&self, question: Question) -> Option<Answer> {
+        let Question { asking, peer, key, ticket } = question;
+        let Peer { address, asked, .. } = peer;
+        let client = unmapped(address).ip();
+        let mut answering = pin!(match asking {
+            Asking::Message(message) => {
+                Either::Left(self.handler.answer(message, address, asked, Protocol::Udp))
+            }
+            Asking::UnderWay(answering) => Either::Right(answering),
+        });
+        let mut share = None;
+        let answer = poll_fn(|context| match answering.as_mut().poll(context) {
+            Poll::Pending if share.is_none() => {
+                // Only who waits for an upstream needs one.
+                share = self.shares.take(client, 1);
+                if share.is_some() {
+                    return Poll::Pending;
+                }
+                self.handler.metrics.dropped(Dropped::Busy, 1);
+                Poll::Ready(None)
+            }
+            answer => answer,
+        });
+        let answer = answer.await?;
+        if let (Some(key), Some(packet)) = (key, answer.packet) {
+            // The next one of the kind will be kept where there is no room for this one.
+            let _ = self.keep.try_send(Keep { key, client, packet });
+        }
+        drop(ticket);
+        Some(Answer { peer, bytes: answer.bytes })
+    }
+}

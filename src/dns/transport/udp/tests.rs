@@ -1,0 +1,251 @@
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+
+use hickory_proto::op::{Edns, Message, Query};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::dns::plugins::setup::Site;
+use crate::dns::plugins::tests::support::link;
+use crate::dns::server::config::first_handler;
+use crate::dns::transport::udp::*;
+use crate::store::{Departed, Ingress, Observed, Store};
+
+const KNOWN: &str = "web.lb.internal.";
+const SLOW: &str = "slow.example.";
+
+/// What answers, with an upstream that doesn't.
+async fn handler() -> (Arc<Handler>, UdpSocket) {
+    handler_of(Arc::new(Store::new(Departed::Kept))).await
+}
+
+async fn handler_of(store: Arc<Store>) -> (Arc<Handler>, UdpSocket) {
+    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let site = Site::silent(store).unwrap();
+    let upstream = silent.local_addr().unwrap();
+    let text = format!("lb.internal {{\nbufsize 4096\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
+    (first_handler(&text, &site).unwrap(), silent)
+}
+
+async fn client(last: u8, server: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, last), 0)).await.unwrap();
+    socket.connect(server).await.unwrap();
+    socket
+}
+
+fn question(name: &str) -> Vec<u8> {
+    let mut message = Message::query();
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    message.to_vec().unwrap()
+}
+
+async fn ask(socket: &UdpSocket, name: &str) {
+    socket.send(&question(name)).await.unwrap();
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn answered(socket: &UdpSocket) -> Message {
+    let mut answer = [0; 4096];
+    let length = timeout(PATIENCE, socket.recv(&mut answer)).await.expect("an answer").unwrap();
+    Message::from_vec(&answer[..length]).unwrap()
+}
+
+fn busy(handler: &Handler) -> f64 {
+    let page = handler.metrics.render(&Arc::new(Store::new(Departed::Kept))).unwrap();
+    let value =
+        |line: &str| line.strip_prefix("lb_linker_dns_udp_dropped_total{reason=\"busy\"} ")?.parse().ok();
+    page.lines().find_map(value).unwrap()
+}
+
+#[tokio::test]
+async fn client_with_waiting_questions_leaves_room() {
+    let (handler, _silent) = handler().await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = sockets[0].local_addr().unwrap();
+    let serving = serve_with(sockets, Arc::clone(&handler), Shares::new(16), CancellationToken::new());
+    let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
+    let (greedy, modest) = (client(1, address).await, client(2, address).await);
+    for _ in 0..20 {
+        ask(&greedy, SLOW).await;
+    }
+    // Questions are taken in their order.
+    ask(&greedy, KNOWN).await;
+    answered(&greedy).await;
+    assert_eq!(busy(&handler), 12.0, "it has half");
+    for _ in 0..4 {
+        ask(&modest, SLOW).await;
+    }
+    ask(&modest, KNOWN).await;
+    answered(&modest).await;
+    assert_eq!(busy(&handler), 12.0);
+}
+
+#[tokio::test]
+async fn what_had_come_when_told_to_stop_is_answered() {
+    let (handler, _silent) = handler().await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let client = client(1, sockets[0].local_addr().unwrap()).await;
+    for _ in 0..50 {
+        ask(&client, KNOWN).await;
+    }
+    let stop = CancellationToken::new();
+    stop.cancel();
+    serve(sockets, handler, stop).await.unwrap();
+    for _ in 0..50 {
+        answered(&client).await;
+    }
+}
+
+#[tokio::test]
+async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
+    let (handler, silent) = handler().await;
+    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
+    let client = client(1, socket.local_addr().unwrap()).await;
+    // A connected socket takes packets of its peer alone: the kernel reports its port as unreachable to all others.
+    let closed = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    closed.connect(silent.local_addr().unwrap()).await.unwrap();
+    socket.send_to(b"an answer", closed.local_addr().unwrap()).unwrap();
+    for _ in 0..50 {
+        ask(&client, KNOWN).await;
+    }
+    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), Arc::clone(&handler.metrics)));
+    let ((questions, asked), (keep, kept)) = (mpsc::channel(QUEUE), sync_channel(KEPT));
+    let (shares, own) = (Shares::new(MAX_WAITING), Arc::clone(&socket));
+    let full = Full { socket: own, handler: Arc::clone(&handler), shares, keep };
+    let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
+    let worker = Worker {
+        socket,
+        handler,
+        questions,
+        kept,
+        pending: Arc::default(),
+        stop: Arc::new(AtomicBool::new(true)),
+        runtime: Handle::current(),
+    };
+    tokio::task::spawn_blocking(|| worker.run()).await.unwrap().unwrap();
+    for _ in 0..50 {
+        answered(&client).await;
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_of_questions_lets_other_tasks_have_their_turn() {
+    const CROWD: usize = 200;
+    let (handler, _silent) = handler().await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let client = client(1, sockets[0].local_addr().unwrap()).await;
+    for _ in 0..CROWD {
+        ask(&client, KNOWN).await;
+    }
+    let stop = CancellationToken::new();
+    let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, stop)));
+    // One thread: by the time it is this task's turn again, what has been answered was answered in one go.
+    let at_once = || std::iter::from_fn(|| client.try_recv(&mut [0; 1232]).ok()).count();
+    let mut most = 0;
+    let all = async {
+        let mut all = 0;
+        while all < CROWD {
+            tokio::task::yield_now().await;
+            let answered = at_once();
+            (most, all) = (most.max(answered), all + answered);
+        }
+    };
+    timeout(PATIENCE, all).await.expect("all answers");
+    assert!(most <= 128, "{most} at once");
+}
+
+#[test]
+fn port_0_is_a_port_that_no_other_socket_has() {
+    let sockets: Vec<_> = (0..300).map(|_| bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap()).collect();
+    let ports: HashSet<u16> = sockets.iter().map(|socket| socket.local_addr().unwrap().port()).collect();
+    assert_eq!(ports.len(), sockets.len());
+}
+
+/// Who asks for a link, `web` in `default` at 192.0.2.1, and who answers.
+struct Served {
+    store: Arc<Store>,
+    client: UdpSocket,
+    upstream: UdpSocket,
+    _serving: AbortOnDropHandle<io::Result<()>>,
+}
+
+async fn serve_web() -> Served {
+    let origin = Name::from_ascii("lb.internal.").unwrap();
+    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+    store.apply(link("web", "192.0.2.1"));
+    store.set_synced();
+    let (handler, upstream) = handler_of(Arc::clone(&store)).await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let client = client(1, sockets[0].local_addr().unwrap()).await;
+    let serving = tokio::spawn(serve(sockets, handler, CancellationToken::new()));
+    Served { store, client, upstream, _serving: AbortOnDropHandle::new(serving) }
+}
+
+#[tokio::test]
+async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
+    const NAME: &str = "web.default.lb.internal.";
+    let Served { store, client, upstream, _serving } = serve_web().await;
+    for _ in 0..2 {
+        ask(&client, NAME).await;
+        answered(&client).await;
+    }
+    let client = client.into_std().unwrap();
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    for last in 2..5 {
+        let target = format!("192.0.2.{last}");
+        store.apply(link("web", &target));
+        client.send(&question(NAME)).unwrap();
+        // The one thread of the runtime waits here, and can't have any part in it.
+        let mut answer = [0; 1232];
+        let length = client.recv(&mut answer).expect("an answer");
+        let answer = Message::from_vec(&answer[..length]).unwrap();
+        assert_eq!(answer.answers[0].data.ip_addr(), target.parse().ok());
+    }
+    client.set_nonblocking(true).unwrap();
+    let client = UdpSocket::from_std(client).unwrap();
+    store.apply(link("web", "t.example."));
+    ask(&client, NAME).await;
+    let mut asked = [0; 1232];
+    let (length, from) =
+        timeout(PATIENCE, upstream.recv_from(&mut asked)).await.expect("a question").unwrap();
+    let asked = Message::from_vec(&asked[..length]).unwrap();
+    let mut reply = asked.clone().into_response();
+    reply.add_answer(Record::from_rdata(asked.queries[0].name().clone(), 60, RData::A(A::new(192, 0, 2, 9))));
+    upstream.send_to(&reply.to_vec().unwrap(), from).await.unwrap();
+    let answer = answered(&client).await;
+    assert_eq!(answer.answers[1].data.ip_addr(), "192.0.2.9".parse().ok());
+}
+
+#[tokio::test]
+async fn client_with_larger_payload_gets_the_larger_answer() {
+    const NAME: &str = "web.default.lb.internal.";
+    let Served { store, client, .. } = &serve_web().await;
+    let addresses = (1..=100).map(|last| [192, 0, 2, last].into()).collect();
+    let many = Observed { ingress: Ingress { hostnames: vec![], addresses }, ..link("web", "192.0.2.1") };
+    let with_room = |room| {
+        let mut message = Message::from_vec(&question(NAME)).unwrap();
+        let mut edns = Edns::new();
+        edns.set_max_payload(room);
+        message.set_edns(edns);
+        message.to_vec().unwrap()
+    };
+    // First from what is known, then anew: the link has changed, and has more addresses than most may be told of.
+    for addresses in [1, 100] {
+        if addresses > 1 {
+            store.apply(many.clone());
+        }
+        for (room, whole) in [(4096, true), (1232, addresses == 1), (4096, true)] {
+            client.send(&with_room(room)).await.unwrap();
+            let answer = answered(client).await;
+            let told = answer.answers.len();
+            assert_eq!(told == addresses, whole, "{room} {addresses}: {told}");
+            assert_ne!(answer.metadata.truncation, whole);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The client of upstream servers.
+
+pub(crate) mod alarms;
+pub(crate) mod attempts;
+pub(crate) mod bootstrap;
+pub(crate) mod error;
+pub(crate) mod exchange;
+pub(crate) mod few;
+pub(crate) mod flights;
+pub mod group;
+pub(crate) mod health;
+pub(crate) mod metrics;
+pub(crate) mod policy;
+pub(crate) mod refusals;
+pub(crate) mod sharded_cache;
+pub(crate) mod singleflight;
+pub(crate) mod socket_budget;
+pub mod stale_cache;
+pub(crate) mod stream_pool;
+pub(crate) mod tls;
+pub(crate) mod udp_pool;

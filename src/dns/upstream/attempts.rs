@@ -1,0 +1,243 @@
+//! Which upstreams are asked for one question, and when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::op::Message;
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::error::{Doing, Progress, Trouble};
+use super::health::Upstream;
+
+/// How long an upstream may be silent before the next one is asked, too.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// The shortest time from one round through the upstreams to the next: those that refuse do so at once.
+const ROUND: Duration = Duration::from_millis(100);
+
+/// The upstreams in the order in which they are asked; then again from the first, as long as attempts are left.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    upstreams: SmallVec<[(Arc<Upstream>, State); 2]>,
+    /// The number of the turn that is next, from the first round on.
+    turn: usize,
+    /// When it begins at the earliest.
+    next: Instant,
+    /// When the round has begun.
+    round: Instant,
+    waiting: SmallVec<[Waiting; 1]>,
+    /// How many tries there have been.
+    tries: usize,
+    failed: usize,
+    /// How many may fail.
+    attempts: usize,
+    why: Option<Trouble>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// It is being asked: that a second time at once is of no use.
+    Asked,
+    /// It has said what it knows.
+    Answered,
+}
+
+/// An upstream that is being asked, and isn't late.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// Of all tries.
+    pub(crate) number: usize,
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) progress: Arc<Progress>,
+    /// Among the upstreams.
+    index: usize,
+}
+
+/// The one that is asked next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    pub(crate) at: Instant,
+    turn: usize,
+    begins_round: bool,
+}
+
+impl Rounds {
+    pub(crate) fn new(
+        upstreams: impl IntoIterator<Item = Arc<Upstream>>,
+        attempts: usize,
+        now: Instant,
+    ) -> Self {
+        Self {
+            upstreams: upstreams.into_iter().map(|upstream| (upstream, State::Free)).collect(),
+            turn: 0,
+            next: now,
+            round: now,
+            waiting: SmallVec::new(),
+            tries: 0,
+            failed: 0,
+            attempts,
+            why: None,
+        }
+    }
+
+    /// Returns who is asked next; nobody, while it's the turn of one that is being asked still.
+    pub(crate) fn next(&self) -> Option<Turn> {
+        let number = self.upstreams.len();
+        if self.failed + self.waiting.len() >= self.attempts {
+            return None;
+        }
+        let state = |turn: usize| self.upstreams[turn % number].1;
+        let turn = (self.turn..self.turn + number).find(|turn| state(*turn) != State::Answered)?;
+        let begins_round = turn / number > self.turn.saturating_sub(1) / number;
+        let at = if begins_round { self.next.max(self.round + ROUND) } else { self.next };
+        (state(turn) == State::Free).then_some(Turn { at, turn, begins_round })
+    }
+
+    /// Takes in that one is asked from now on.
+    pub(crate) fn begun(&mut self, Turn { turn, begins_round, .. }: Turn, now: Instant) -> &Waiting {
+        let index = turn % self.upstreams.len();
+        self.turn = turn + 1;
+        self.next = now + PATIENCE;
+        if begins_round || turn == 0 {
+            self.round = now;
+        }
+        self.tries += 1;
+        let (upstream, state) = &mut self.upstreams[index];
+        *state = State::Asked;
+        let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
+        self.waiting.push(Waiting { number: self.tries, upstream, progress, index });
+        &self.waiting[self.waiting.len() - 1]
+    }
+
+    /// Takes in what has become of a try, and returns the answer if it is one. Of those that are late, too.
+    pub(crate) fn ended(
+        &mut self,
+        number: usize,
+        outcome: Result<Message, Trouble>,
+        now: Instant,
+    ) -> Option<Message> {
+        if let Some(at) = self.waiting.iter().position(|waiting| waiting.number == number) {
+            let index = self.waiting.swap_remove(at).index;
+            self.upstreams[index].1 = if outcome.is_ok() { State::Answered } else { State::Free };
+            self.failed += usize::from(outcome.is_err());
+            self.next = now;
+        }
+        // What an upstream has said or not said tells more than that there was no socket for another try.
+        let tells = |trouble: &Trouble| self.why.is_none() || !trouble.is_shortage();
+        match outcome {
+            Ok(answer) => return Some(answer),
+            Err(trouble) if tells(&trouble) => self.why = Some(trouble),
+            Err(_) => {}
+        }
+        None
+    }
+
+    /// Returns whether no upstream was asked, because there was no socket for it.
+    pub(crate) fn lack_sockets(&self) -> bool {
+        self.why.as_ref().is_some_and(Trouble::is_shortage)
+    }
+
+    /// Returns when the first of those that are being asked is late.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.waiting.iter().map(|waiting| waiting.due().1).min()
+    }
+
+    /// Goes on as if those that are late had failed. Their answers are taken all the same if they come while
+    /// others are waited for.
+    pub(crate) fn give_up_on_late(&mut self, now: Instant) {
+        while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
+            let late = self.waiting.swap_remove(at);
+            late.upstream.suspect();
+            self.upstreams[late.index].1 = State::Free;
+            self.failed += 1;
+            self.next = now;
+            self.why = Some(late.due().0.late());
+        }
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Returns the last trouble.
+    pub(crate) fn why(&self) -> Arc<str> {
+        self.why.as_ref().map_or_else(|| "no healthy proxies".into(), |why| why.to_string().into())
+    }
+}
+
+impl Waiting {
+    /// Returns what is being done, and when that has taken too long.
+    fn due(&self) -> (Doing, Instant) {
+        self.progress.due(self.upstream.patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::time::advance;
+
+    use super::super::attempts::*;
+    use crate::dns::upstream::group::{Endpoint, ForwardOptions, Transport};
+
+    fn rounds(upstreams: u16, attempts: usize) -> Rounds {
+        let upstream = |port| {
+            let endpoint = Endpoint { address: ([127, 0, 0, 1], port).into(), transport: Transport::Udp };
+            Arc::new(Upstream::new(endpoint, &ForwardOptions { max_fails: 0, ..ForwardOptions::default() }))
+        };
+        Rounds::new((1..=upstreams).map(upstream), attempts, Instant::now())
+    }
+
+    fn trouble() -> Result<Message, Trouble> {
+        Err(Doing::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
+    }
+
+    /// Begins the next turn, and returns the number of the try, the upstream's, and in how many milliseconds.
+    fn begin(rounds: &mut Rounds) -> (usize, usize, u128) {
+        let turn = rounds.next().unwrap();
+        let after = turn.at.saturating_duration_since(Instant::now()).as_millis();
+        let Waiting { number, index, .. } = rounds.begun(turn, Instant::now());
+        (*number, *index, after)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn they_are_asked_in_turn_until_the_attempts_are_used_up() {
+        let mut rounds = rounds(2, 4);
+        for expected in [(1, 0, 0), (2, 1, 0), (3, 0, 100), (4, 1, 0)] {
+            let begun = begin(&mut rounds);
+            assert_eq!(begun, expected);
+            assert!(rounds.ended(begun.0, trouble(), Instant::now()).is_none());
+        }
+        assert_eq!(rounds.next(), None);
+        assert!(!rounds.is_waiting());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_being_asked_or_has_answered_isnt_asked_again() {
+        let mut rounds = rounds(2, usize::MAX);
+        assert_eq!(begin(&mut rounds), (1, 0, 0));
+        assert_eq!(begin(&mut rounds), (2, 1, 500), "the first one is silent");
+        rounds.ended(2, trouble(), Instant::now());
+        assert_eq!(rounds.next(), None, "it's the first one's turn");
+        assert!(rounds.ended(1, Ok(Message::query()), Instant::now()).is_some());
+        assert_eq!(begin(&mut rounds), (3, 1, 100));
+        rounds.ended(3, Ok(Message::query()), Instant::now());
+        assert_eq!(rounds.next(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_late_has_failed_and_may_answer_still() {
+        let mut rounds = rounds(1, 2);
+        begin(&mut rounds);
+        rounds.give_up_on_late(Instant::now());
+        assert_eq!(rounds.next(), None, "it isn't late yet");
+        advance(rounds.due().unwrap().saturating_duration_since(Instant::now())).await;
+        rounds.give_up_on_late(Instant::now());
+        assert!(rounds.why().ends_with("i/o timeout"), "{}", rounds.why());
+        assert_eq!(begin(&mut rounds), (2, 0, 0));
+        assert!(rounds.ended(1, Ok(Message::query()), Instant::now()).is_some());
+        assert!(rounds.is_waiting(), "the second try goes on");
+    }
+}

@@ -1,0 +1,173 @@
+//! Upstreams that are known by name: their addresses are looked up once.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::rr::{Name, RData, RecordType};
+use rustls::pki_types::ServerName;
+use tokio::net::lookup_host;
+use tokio::time::sleep;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::group::{Endpoint, Forward, ForwardOptions, Policy, Purpose, SocketBudget, TlsClient, Transport};
+use crate::dns::message::query::Question;
+use crate::dns::transport::client_quota::OURSELVES;
+
+/// The first pause between two tries, and the last.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Where an upstream is.
+#[derive(Clone, Debug)]
+pub enum To {
+    /// At an address.
+    Address(SocketAddr, Speaking),
+    /// At the addresses of a name.
+    Host(String, u16, Speaking),
+}
+
+/// How it is spoken to, whatever its address.
+#[derive(Clone)]
+pub enum Speaking {
+    /// By UDP and TCP.
+    Plain,
+    /// By TCP alone.
+    Tcp,
+    /// By TLS; the certificate has to bear the name, or else the address.
+    Tls(TlsConnector, Option<ServerName<'static>>),
+}
+
+impl std::fmt::Debug for Speaking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "Plain",
+            Self::Tcp => "Tcp",
+            Self::Tls(..) => "Tls",
+        })
+    }
+}
+
+impl Speaking {
+    fn endpoint(&self, address: SocketAddr) -> Endpoint {
+        let transport = match self {
+            Self::Plain => Transport::Udp,
+            Self::Tcp => Transport::Tcp,
+            Self::Tls(connector, name) => Transport::Tls(TlsClient {
+                connector: connector.clone(),
+                name: name.clone().unwrap_or_else(|| ServerName::from(address.ip())),
+            }),
+        };
+        Endpoint { address, transport }
+    }
+}
+
+/// Returns those whose address is known, each once.
+#[must_use]
+pub fn known(upstreams: &[To]) -> Vec<Endpoint> {
+    let known = upstreams.iter().filter_map(|to| match to {
+        To::Address(address, speaking) => Some(speaking.endpoint(*address)),
+        To::Host(..) => None,
+    });
+    each_once(known)
+}
+
+fn each_once(endpoints: impl Iterator<Item = Endpoint>) -> Vec<Endpoint> {
+    let mut all: Vec<Endpoint> = Vec::new();
+    for endpoint in endpoints {
+        if all.iter().all(|other| other.address != endpoint.address) {
+            all.push(endpoint);
+        }
+    }
+    all
+}
+
+/// Looks up the names among the upstreams until all have addresses, and has these be asked, too. The resolvers
+/// are asked, or else it is done as by other programs here.
+pub async fn resolve(
+    forward: Arc<Forward>,
+    upstreams: Vec<To>,
+    resolvers: Vec<SocketAddr>,
+    stop: CancellationToken,
+) {
+    let resolving = async {
+        let mut pause = PAUSE.0;
+        loop {
+            match resolve_once(&upstreams, &resolvers, &forward.options.sockets).await {
+                Ok(endpoints) => break endpoints,
+                Err(error) => warn!("plugin/forward: {error}; trying again in {} s", pause.as_secs()),
+            }
+            sleep(pause).await;
+            pause = PAUSE.1.min(pause * 2);
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        endpoints = resolving => {
+            let all: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+            info!("plugin/forward: the upstreams are {}", all.join(", "));
+            forward.set(endpoints);
+        }
+    }
+}
+
+async fn resolve_once(
+    upstreams: &[To],
+    resolvers: &[SocketAddr],
+    sockets: &Arc<SocketBudget>,
+) -> io::Result<Vec<Endpoint>> {
+    let mut all = Vec::new();
+    for upstream in upstreams {
+        match upstream {
+            To::Address(address, speaking) => all.push(speaking.endpoint(*address)),
+            To::Host(host, port, speaking) => {
+                let found = addresses(host, resolvers, sockets).await.and_then(|ips| match ips[..] {
+                    [] => Err(io::Error::other("it has no addresses")),
+                    _ => Ok(ips),
+                });
+                let ips = found
+                    .map_err(|error| io::Error::other(format!("failed to resolve {host:?}: {error}")))?;
+                all.extend(ips.into_iter().map(|ip| speaking.endpoint(SocketAddr::new(ip, *port))));
+            }
+        }
+    }
+    Ok(each_once(all.into_iter()))
+}
+
+async fn addresses(
+    host: &str,
+    resolvers: &[SocketAddr],
+    sockets: &Arc<SocketBudget>,
+) -> io::Result<Vec<IpAddr>> {
+    if resolvers.is_empty() {
+        return Ok(lookup_host((host, 0)).await?.map(|address| address.ip()).collect());
+    }
+    let mut name = Name::from_ascii(host).map_err(io::Error::other)?;
+    name.set_fqdn(true);
+    let endpoints = resolvers.iter().map(|address| Speaking::Plain.endpoint(*address)).collect();
+    let options = ForwardOptions {
+        policy: Policy::Sequential,
+        // Nobody is asked when nobody wants to know.
+        max_fails: 0,
+        sockets: Arc::clone(sockets),
+        ..ForwardOptions::default()
+    };
+    let resolver = Forward::new(endpoints, options);
+    let mut ips = Vec::new();
+    for qtype in [RecordType::A, RecordType::AAAA] {
+        let question = Question::plain(name.clone(), qtype).key();
+        match resolver.ask(&question, Purpose::Chase, OURSELVES).await {
+            Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
+                RData::A(ip) => Some(IpAddr::V4(ip.0)),
+                RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
+                _ => None,
+            })),
+            // What there is by then will do.
+            Err(_) if !ips.is_empty() => {}
+            Err(error) => return Err(io::Error::other(error)),
+        }
+    }
+    Ok(ips)
+}

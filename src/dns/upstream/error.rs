@@ -1,0 +1,165 @@
+//! What has gone wrong between us and an upstream, in CoreDNS's words.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use tokio::time::Instant;
+
+use super::socket_budget::NoSocket;
+use crate::dns::is_shortage;
+
+/// How long a connection may take to be there.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// Why an upstream hasn't answered. It reads as in CoreDNS, for people have `consolidate` and alerts look for
+/// that: `read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout`.
+#[derive(Debug)]
+pub(crate) struct Trouble {
+    doing: Doing,
+    error: io::Error,
+}
+
+const DIAL: &str = "dial";
+
+/// A step of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Doing {
+    verb: &'static str,
+    network: &'static str,
+    local: Option<SocketAddr>,
+    remote: SocketAddr,
+}
+
+impl Doing {
+    /// Gets a socket that leads to an upstream.
+    pub(crate) fn dial(network: &'static str, remote: SocketAddr) -> Self {
+        Self { verb: DIAL, network, local: None, remote }
+    }
+
+    /// Waits for what comes from an upstream.
+    pub(crate) fn read(network: &'static str, local: Option<SocketAddr>, remote: SocketAddr) -> Self {
+        Self { verb: "read", network, local, remote }
+    }
+
+    /// Returns that this has failed.
+    pub(crate) fn failed(self, error: io::Error) -> Trouble {
+        Trouble { doing: self, error }
+    }
+
+    /// Returns that this has taken too long.
+    pub(crate) fn late(self) -> Trouble {
+        self.failed(io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// How far an exchange is, and since when.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    step: Mutex<(Doing, Instant)>,
+    /// Whether the upstream has been silent for so long that it is checked.
+    is_silent: AtomicBool,
+}
+
+impl Progress {
+    pub(crate) fn new(doing: Doing, now: Instant) -> Self {
+        Self { step: Mutex::new((doing, now)), is_silent: AtomicBool::new(false) }
+    }
+
+    /// Takes in that the upstream has been silent for so long that it is checked.
+    pub(crate) fn falls_silent(&self) {
+        self.is_silent.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether it has been.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
+    }
+
+    /// Takes in that a step begins.
+    pub(crate) fn begins(&self, doing: Doing, now: Instant) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = (doing, now);
+    }
+
+    /// The same, unless it is the repetition of one that has begun.
+    pub(crate) fn first(&self, doing: Doing, now: Instant) {
+        if self.step().0.verb != doing.verb {
+            self.begins(doing, now);
+        }
+    }
+
+    /// Returns what is being done, and when that has taken too long.
+    pub(crate) fn due(&self, patience: Duration) -> (Doing, Instant) {
+        let (doing, since) = self.step();
+        (doing, since + if doing.verb == DIAL { CONNECT } else { patience })
+    }
+
+    fn step(&self) -> (Doing, Instant) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Trouble {
+    /// Whether it says nothing about the upstream: there is no socket for it.
+    pub(crate) fn is_shortage(&self) -> bool {
+        is_shortage(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Doing { verb, network, local, remote } = self.doing;
+        write!(f, "{verb} {network} ")?;
+        if let Some(local) = local {
+            write!(f, "{local}->")?;
+        }
+        write!(f, "{remote}: ")?;
+        match (self.error.raw_os_error(), self.error.kind()) {
+            (Some(errno), _) => {
+                let call = if verb == DIAL { "connect" } else { verb };
+                write!(f, "{call}: {}", Errno::from_raw(errno).desc().to_lowercase())
+            }
+            (None, io::ErrorKind::TimedOut) => f.write_str("i/o timeout"),
+            (None, io::ErrorKind::UnexpectedEof) => f.write_str("EOF"),
+            (None, _) => self.error.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::*;
+
+    #[test]
+    fn troubles_read_as_in_coredns() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (local, upstream) = (address("127.0.0.1:33482"), address("192.0.2.1:53"));
+        let refused = || io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32);
+        for (trouble, text) in [
+            (
+                Doing::read("udp", Some(local), upstream).late(),
+                "read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout",
+            ),
+            (
+                Doing::read("udp", Some(local), upstream).failed(refused()),
+                "read udp 127.0.0.1:33482->192.0.2.1:53: read: connection refused",
+            ),
+            (
+                Doing::dial("tcp", upstream).failed(refused()),
+                "dial tcp 192.0.2.1:53: connect: connection refused",
+            ),
+            (Doing::dial("tcp", address("[::1]:853")).late(), "dial tcp [::1]:853: i/o timeout"),
+            (
+                Doing::read("tcp", Some(local), upstream).failed(io::ErrorKind::UnexpectedEof.into()),
+                "read tcp 127.0.0.1:33482->192.0.2.1:53: EOF",
+            ),
+        ] {
+            assert_eq!(trouble.to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A few futures at once, nearly always one: they need no wakers of their own.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
+use smallvec::SmallVec;
+
+/// Futures of which whichever ends first counts.
+pub(crate) struct Few<F>(SmallVec<[Pin<Box<F>>; 1]>);
+
+impl<F: Future> Few<F> {
+    pub(crate) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    pub(crate) fn push(&mut self, future: F) {
+        self.0.push(Box::pin(future));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Waits for the end of one of them, and takes it out; nothing if there are none.
+    pub(crate) async fn next(&mut self) -> Option<F::Output> {
+        poll_fn(|context| {
+            for (at, future) in self.0.iter_mut().enumerate() {
+                if let Poll::Ready(output) = future.as_mut().poll(context) {
+                    drop(self.0.swap_remove(at));
+                    return Poll::Ready(Some(output));
+                }
+            }
+            if self.0.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{Ready, pending, ready};
+
+    use futures::FutureExt;
+    use futures::future::Either;
+
+    use super::super::few::*;
+
+    #[test]
+    fn whichever_ends_is_taken_out() {
+        let mut few: Few<Either<_, Ready<u8>>> = Few::new();
+        assert_eq!(few.next().now_or_never(), Some(None));
+        few.push(Either::Left(pending()));
+        few.push(Either::Right(ready(1)));
+        few.push(Either::Right(ready(2)));
+        assert_eq!(few.next().now_or_never(), Some(Some(1)));
+        assert_eq!(few.next().now_or_never(), Some(Some(2)));
+        assert_eq!(few.next().now_or_never(), None, "one goes on");
+        assert!(!few.is_empty());
+    }
+}

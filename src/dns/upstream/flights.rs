@@ -1,0 +1,182 @@
+//! Questions to the upstreams that are under way.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hickory_proto::op::Message;
+
+use super::group::{Forward, ForwardError, Purpose};
+use crate::dns::message::query::Key;
+use crate::dns::upstream::singleflight;
+
+/// What has become of a look-up.
+type Landing = Result<Arc<Message>, ForwardError>;
+
+/// What makes two look-ups one: the upstreams are asked the same, in the same way. A look-up with a client is for that
+/// client alone.
+type Route = (Key, Purpose, Option<IpAddr>);
+
+/// All look-ups under way.
+#[derive(Debug, Default)]
+pub struct Flights(singleflight::Flights<Route, (IpAddr, Landing)>);
+
+impl Flights {
+    /// Asks the upstreams, or waits for an answer to the same question. The look-up goes on when no client waits
+    /// for it any more: a client that asks again finds it. To its end it counts for the client that it was begun for.
+    ///
+    /// # Errors
+    /// If there is no answer, or this client may not begin another look-up.
+    pub async fn look_up(
+        &self,
+        forward: &Arc<Forward>,
+        question: Key,
+        purpose: Purpose,
+        client: IpAddr,
+    ) -> Landing {
+        let (begun_for, landing) = self.fly(forward, (question.clone(), purpose, None), client).await?;
+        // That another client has no socket left says nothing about this one.
+        if landing == Err(ForwardError::NoSocket) && begun_for != client {
+            return self.fly(forward, (question, purpose, Some(client)), client).await?.1;
+        }
+        landing
+    }
+
+    /// Returns what has become of a look-up, and the client that it was begun for.
+    async fn fly(
+        &self,
+        forward: &Arc<Forward>,
+        route: Route,
+        client: IpAddr,
+    ) -> Result<(IpAddr, Landing), ForwardError> {
+        let look_up = || {
+            let (question, purpose, _) = &route;
+            let share = forward.admit(*purpose, question.is_common(), client)?;
+            let (forward, question, purpose) = (Arc::clone(forward), question.clone(), *purpose);
+            Ok(async move {
+                let landing = forward.ask(&question, purpose, client).await.map(Arc::new);
+                drop(share);
+                (client, landing)
+            })
+        };
+        let flight = self.0.join_or_start(&route, look_up, |_| {})?;
+        let defect = || ForwardError::none("the look-up has failed by a defect of lb-linker");
+        flight.landed().await.ok_or_else(defect)
+    }
+
+    /// Has nobody else wait for the look-ups of a name, given in wire form and lower case, or for any.
+    pub fn forget(&self, name: Option<&[u8]>) {
+        self.0.forget(|(key, ..)| name.is_none_or(|name| *key.name() == *name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use hickory_proto::rr::{Name, RecordType};
+    use tokio::net::UdpSocket;
+    use tokio::task::yield_now;
+
+    use super::super::flights::*;
+    use crate::dns::message::query::Question;
+    use crate::dns::upstream::group::{Endpoint, ForwardOptions, Transport};
+
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    #[tokio::test]
+    async fn a_look_up_counts_for_its_client_when_that_has_gone() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
+        let forward = Arc::new(Forward::new(vec![endpoint], options));
+        let flights = Arc::new(Flights::default());
+        let look_up = async |name: &str, client: IpAddr| {
+            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
+            let mut waiting =
+                Box::pin(async move { flights.look_up(&forward, question, Purpose::Forward, client).await });
+            futures::poll!(waiting.as_mut())
+        };
+        assert!(look_up("one.", CLIENT).await.is_pending(), "and then the client goes");
+        let refused = look_up("two.", CLIENT).await;
+        let busy = ForwardError::Busy { maximum: 2, own: 1 };
+        assert!(matches!(&refused, std::task::Poll::Ready(Err(error)) if *error == busy), "{refused:?}");
+        assert!(look_up("one.", CLIENT).await.is_pending(), "it may join");
+        assert!(look_up("two.", [10, 0, 0, 2].into()).await.is_pending());
+    }
+
+    #[tokio::test]
+    async fn lack_of_sockets_of_one_client_isnt_that_of_another() {
+        let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
+        let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
+        let flights = Arc::new(Flights::default());
+        let question = Question::plain(Name::from_ascii("one.").unwrap(), RecordType::A).key();
+        let route = (question.clone(), Purpose::Forward, None);
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let lacking = async {
+            let _ = ended.await;
+            (CLIENT, Err(ForwardError::NoSocket))
+        };
+        let begun = flights.0.join_or_start(&route, || Ok::<_, ForwardError>(lacking), |_| {}).unwrap();
+        let join = |client: [u8; 4]| {
+            let (flights, forward, question) = (Arc::clone(&flights), Arc::clone(&forward), question.clone());
+            let join =
+                async move { flights.look_up(&forward, question, Purpose::Forward, client.into()).await };
+            Box::pin(join)
+        };
+        let (mut own, mut other) = (join([10, 0, 0, 1]), join([10, 0, 0, 2]));
+        assert!(futures::poll!(own.as_mut()).is_pending() && futures::poll!(other.as_mut()).is_pending());
+        end.send(()).unwrap();
+        begun.landed().await;
+        assert_eq!(own.await, Err(ForwardError::NoSocket));
+        let mut message = [0; 512];
+        let (length, from) = tokio::select! {
+            asked = upstream.recv_from(&mut message) => asked.unwrap(),
+            landing = &mut other => panic!("{landing:?}"),
+        };
+        // QR and RA: an answer without records.
+        message[2] |= 0x80;
+        upstream.send_to(&message[..length], from).await.unwrap();
+        assert!(other.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn equal_questions_share_a_look_up_until_forgotten() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
+        let flights = Arc::new(Flights::default());
+        let look_up = async |name: &str, purpose| {
+            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
+            tokio::spawn(async move { flights.look_up(&forward, question, purpose, CLIENT).await });
+            yield_now().await;
+        };
+        let under_way = || {
+            let mut all: Vec<_> = flights
+                .0
+                .keys()
+                .iter()
+                .map(|(key, purpose, _)| (key.name()[1..].to_vec(), *purpose))
+                .collect();
+            all.sort_by_key(|(name, purpose)| (*purpose == Purpose::ForwardByTcp, name.clone()));
+            all
+        };
+        let one = (b"one".to_vec(), Purpose::Forward);
+        let two = (b"two".to_vec(), Purpose::Forward);
+        let by_tcp = (b"one".to_vec(), Purpose::ForwardByTcp);
+        for name in ["one.", "ONE.", "two."] {
+            look_up(name, Purpose::Forward).await;
+        }
+        assert_eq!(under_way(), [one.clone(), two.clone()]);
+        look_up("one.", Purpose::ForwardByTcp).await;
+        assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another question");
+        flights.forget(Some(b"\x03one"));
+        assert_eq!(under_way(), slice::from_ref(&two));
+        look_up("one.", Purpose::Forward).await;
+        assert_eq!(under_way(), [one, two]);
+        flights.forget(None);
+        assert_eq!(under_way(), []);
+    }
+}

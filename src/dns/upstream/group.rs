@@ -1,0 +1,371 @@
+//! The client of the upstream resolvers that a line of the plugin `forward` names: one question, the first good answer
+//! that matches it.
+
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::task::Poll;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hickory_proto::op::{Message, ResponseCode};
+use smallvec::SmallVec;
+use tokio::time::{Instant, sleep_until};
+
+use crate::dns::message::query::Key;
+use crate::dns::transport::client_quota::{Share, Shares};
+use crate::dns::upstream::attempts::{Rounds, Waiting};
+pub use crate::dns::upstream::exchange::{Endpoint, TlsClient, Transport};
+use crate::dns::upstream::exchange::{SILENCE, Times, exchange};
+use crate::dns::upstream::few::Few;
+pub use crate::dns::upstream::health::HealthCheck;
+use crate::dns::upstream::health::Upstream;
+use crate::dns::upstream::metrics::Bound;
+pub use crate::dns::upstream::metrics::ForwardMetrics;
+pub use crate::dns::upstream::policy::Policy;
+use crate::dns::upstream::refusals::Refusals;
+pub use crate::dns::upstream::socket_budget::SocketBudget;
+pub use crate::dns::upstream::stream_pool::Keep;
+
+/// How long upstreams are tried for one question, as by CoreDNS. Who asked may give up earlier.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How upstreams are asked.
+#[derive(Clone, Debug)]
+pub struct ForwardOptions {
+    /// In which order.
+    pub policy: Policy,
+    /// Failed health checks in a row after which an upstream counts as down; 0 for never.
+    pub max_fails: u32,
+    /// How an upstream that has failed is checked.
+    pub health_check: HealthCheck,
+    /// How long connections are kept, and how many.
+    pub keep: Keep,
+    /// How long an upstream may take to answer.
+    pub read_timeout: Duration,
+    /// How many attempts may fail for one question; `None` for two with each upstream.
+    pub max_attempts: Option<usize>,
+    /// Questions of a kind that may be under way at once; a client may hold at most half of the places that other
+    /// clients don't hold. Each costs a socket for every time that it is sent.
+    pub max_concurrent: usize,
+    /// The sockets that all upstreams of the process may have.
+    pub sockets: Arc<SocketBudget>,
+    /// Whether nobody is asked while all upstreams are down.
+    pub fail_fast: bool,
+    /// The codes that have a client's question go to the next upstream.
+    pub failover: Vec<ResponseCode>,
+    /// Whether clients' questions by TCP are asked by UDP first, too.
+    pub prefer_udp: bool,
+    /// The address that they are asked from.
+    pub source: Option<IpAddr>,
+    /// Where all that is counted.
+    pub metrics: Option<Arc<ForwardMetrics>>,
+}
+
+impl Default for ForwardOptions {
+    /// CoreDNS's defaults, and the bound of its own Corefile.
+    fn default() -> Self {
+        Self {
+            policy: Policy::Random,
+            max_fails: 2,
+            health_check: HealthCheck::default(),
+            keep: Keep::default(),
+            read_timeout: Duration::from_secs(2),
+            max_attempts: None,
+            max_concurrent: 1000,
+            sockets: Arc::default(),
+            fail_fast: false,
+            failover: Vec::new(),
+            prefer_udp: false,
+            source: None,
+            metrics: None,
+        }
+    }
+}
+
+/// The upstream resolvers of a line.
+#[derive(Debug)]
+pub struct Forward {
+    /// They change when the names of some are resolved.
+    upstreams: ArcSwap<Vec<Arc<Upstream>>>,
+    pub(crate) options: ForwardOptions,
+    turn: AtomicUsize,
+    /// Clients' questions and targets have a bound each: a flood of the ones leaves the others alone.
+    forwards: Arc<Shares>,
+    chases: Arc<Shares>,
+    /// A tenth of those is for types that hardly anybody needs: one client can ask for all there are.
+    oddities: Arc<Shares>,
+    refusals: Refusals,
+}
+
+/// Upstreams as they are asked, one after the other.
+type Order = SmallVec<[Arc<Upstream>; 2]>;
+
+/// What an answer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// A client's question.
+    Forward,
+    /// The same, by a client that has asked by TCP.
+    ForwardByTcp,
+    /// The target of a link.
+    Chase,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForwardError {
+    /// No upstream has answered in time, or none can be reached: the last trouble there was.
+    #[error("{0}")]
+    NoAnswer(Arc<str>),
+    /// None has answered so far: the look-up goes on.
+    #[error("no upstream has answered yet")]
+    Late,
+    /// Too many questions are under way. The text begins as CoreDNS's.
+    #[error("concurrent queries exceeded maximum {maximum}{}", share(*own))]
+    Busy {
+        /// The bound for all clients.
+        maximum: usize,
+        /// Questions of this client among them.
+        own: usize,
+    },
+    /// No upstream was asked, because the bound on sockets is reached.
+    #[error(
+        "no socket to an upstream is free for this client (all sockets to upstreams: 60 % of RLIMIT_NOFILE)"
+    )]
+    NoSocket,
+}
+
+/// Returns what is added where a client has its share.
+fn share(own: usize) -> String {
+    if own == 0 {
+        return String::new();
+    }
+    format!("; this client holds {own}, the most that one client may hold now")
+}
+
+impl ForwardError {
+    /// Returns that there is no answer, and why.
+    pub(crate) fn none(why: impl Into<Arc<str>>) -> Self {
+        Self::NoAnswer(why.into())
+    }
+}
+
+impl Forward {
+    /// Returns a client of these upstreams.
+    #[must_use]
+    pub fn new(endpoints: Vec<Endpoint>, options: ForwardOptions) -> Self {
+        // Each look-up needs a socket: with more look-ups a client's share of them would be more than all sockets.
+        let chases = options.max_concurrent.min(options.sockets.of_targets());
+        let forward = Self {
+            upstreams: ArcSwap::default(),
+            turn: AtomicUsize::new(0),
+            forwards: Shares::new(options.max_concurrent),
+            chases: Shares::new(chases),
+            oddities: Shares::new(chases.div_ceil(10)),
+            refusals: Refusals::default(),
+            options,
+        };
+        forward.set(endpoints);
+        forward
+    }
+
+    /// Has these be the upstreams from now on. Those that were so far keep their connections.
+    pub(crate) fn set(&self, endpoints: Vec<Endpoint>) {
+        let known = self.upstreams.load();
+        let upstream = |endpoint: Endpoint| {
+            let same = known.iter().find(|known| known.endpoint.address == endpoint.address);
+            same.map_or_else(|| Arc::new(Upstream::new(endpoint, &self.options)), Arc::clone)
+        };
+        self.upstreams.store(Arc::new(endpoints.into_iter().map(upstream).collect()));
+    }
+
+    /// Takes a place for a question under way, which counts for this client until the share is dropped. `common` says
+    /// whether it is a question for addresses.
+    ///
+    /// # Errors
+    /// [`ForwardError::Busy`] if there is none that the client may have.
+    pub fn admit(&self, purpose: Purpose, common: bool, client: IpAddr) -> Result<Share, ForwardError> {
+        let places = match (purpose, common) {
+            (Purpose::Forward | Purpose::ForwardByTcp, _) => &self.forwards,
+            (Purpose::Chase, true) => &self.chases,
+            (Purpose::Chase, false) => &self.oddities,
+        };
+        places.take(client, 1).ok_or_else(|| {
+            let own = places.held_by(client);
+            let error = ForwardError::Busy { maximum: places.limit(), own };
+            let bound = if own > 0 { Bound::Client } else { Bound::All };
+            self.options.metrics.iter().for_each(|metrics| {
+                metrics.rejects.inc();
+                metrics.refused(bound);
+            });
+            self.refusals.note(purpose, client, &error);
+            error
+        })
+    }
+
+    /// Asks the question: one upstream first, and one more as soon as one has failed or is silent for half
+    /// a second. The sockets count for `client`. For a client the first answer counts whose code isn't in `failover`. For a target it is the
+    /// first good one; an error only when nothing better can come any more.
+    ///
+    /// # Errors
+    /// If none has answered in time.
+    pub async fn ask(
+        &self,
+        question: &Key,
+        purpose: Purpose,
+        client: IpAddr,
+    ) -> Result<Message, ForwardError> {
+        let (upstreams, attempts) = self.order()?;
+        let quota = &self.options.sockets.of(purpose, client);
+        let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
+        let begun = Instant::now();
+        let deadline = begun + DEADLINE.max(self.options.read_timeout);
+        let mut rounds = Rounds::new(upstreams, attempts, begun);
+        let mut tries = Few::new();
+        let mut alarm = None;
+        // When the last of the tries wakes us at the latest, if it is under way, and whether it has: until then we
+        // need no alarm of our own.
+        let mut looked_at = None;
+        let mut poor: Option<Message> = None;
+        // The clock is read when time has passed, for it takes its time, too.
+        let mut now = begun;
+        loop {
+            let next = rounds.next().filter(|_| now.duration_since(begun) < DEADLINE);
+            if next.is_none() && !rounds.is_waiting() {
+                return poor.ok_or_else(|| self.failed(&rounds, purpose, client));
+            }
+            if let Some(next) = next.filter(|next| next.at <= now) {
+                let Waiting { number, upstream, progress, .. } = rounds.begun(next, now);
+                let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
+                let times = Times { begun: now, looked_at: now + SILENCE, deadline };
+                looked_at = Some((number, times.looked_at, Arc::clone(&progress)));
+                // Made in there: what is moved into a future that waits for it has its place twice.
+                tries.push(async move {
+                    (number, exchange(upstream, question, by_tcp, times, progress, quota).await)
+                });
+                continue;
+            }
+            tokio::select! {
+                biased;
+                Some((number, (ended, outcome))) = tries.next() => {
+                    looked_at = looked_at.filter(|(last, ..)| *last != number);
+                    now = ended;
+                    match rounds.ended(number, outcome, now) {
+                        Some(answer) if self.will_do(&answer, purpose) => return Ok(answer),
+                        Some(answer) if betters(&answer, poor.as_ref(), purpose) => poor = Some(answer),
+                        _ => {}
+                    }
+                }
+                // Each time that the tries have been seen to, for they may have come to another step.
+                () = poll_fn(|context| {
+                    let late = rounds.due().unwrap_or(deadline);
+                    let due = next.map_or(late, |next| next.at.min(late));
+                    if looked_at.as_ref().is_some_and(|(_, at, last)| *at < due && !last.is_silent()) {
+                        return Poll::Pending;
+                    }
+                    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(due)));
+                    if alarm.deadline() != due {
+                        alarm.as_mut().reset(due);
+                    }
+                    alarm.as_mut().poll(context)
+                }) => {
+                    now = Instant::now();
+                    rounds.give_up_on_late(now);
+                }
+            }
+        }
+    }
+
+    /// Returns why there is no answer.
+    fn failed(&self, rounds: &Rounds, purpose: Purpose, client: IpAddr) -> ForwardError {
+        if !rounds.lack_sockets() {
+            return ForwardError::NoAnswer(rounds.why());
+        }
+        self.options.metrics.iter().for_each(|metrics| metrics.refused(Bound::Sockets));
+        self.refusals.note(purpose, client, &ForwardError::NoSocket);
+        ForwardError::NoSocket
+    }
+
+    /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
+    /// fail. Those that are down are left out; when all are, the health checks may be what is broken, and
+    /// chance decides.
+    fn order(&self) -> Result<(Order, usize), ForwardError> {
+        let all = self.upstreams.load();
+        let mut up: Order = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
+        let attempts = match self.options.max_attempts {
+            None => 2 * all.len(),
+            Some(0) => usize::MAX,
+            Some(attempts) => attempts,
+        };
+        if all.is_empty() {
+            return Err(ForwardError::none("the names of the upstreams aren't resolved yet"));
+        }
+        if !up.is_empty() {
+            self.options.policy.order(&mut up, &self.turn);
+            return Ok((up, attempts));
+        }
+        self.options.metrics.iter().for_each(|metrics| metrics.all_down.inc());
+        if self.options.fail_fast {
+            return Err(ForwardError::none("no healthy proxies"));
+        }
+        up.extend(all.iter().cloned());
+        Policy::Random.order(&mut up, &self.turn);
+        Ok((up, attempts.min(all.len())))
+    }
+
+    /// Returns whether there is no need to ask another upstream.
+    fn will_do(&self, answer: &Message, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::Chase => worth(answer) > 2,
+            _ => !self.options.failover.contains(&answer.metadata.response_code),
+        }
+    }
+}
+
+/// Returns whether an answer that won't do is better than the one before it.
+fn betters(answer: &Message, before: Option<&Message>, purpose: Purpose) -> bool {
+    // As in CoreDNS a client gets the last one.
+    purpose != Purpose::Chase || worth(answer) > before.map_or(0, worth)
+}
+
+/// "I can't" says more about the name than "I won't", and that more than "what?". Another server may well
+/// better all three.
+fn worth(answer: &Message) -> u8 {
+    match answer.metadata.response_code {
+        // RFC 6672 section 2.2: a DNAME that makes a name too long.
+        ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,
+        ResponseCode::ServFail => 2,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::{Name, RecordType};
+    use tokio::net::UdpSocket;
+
+    use super::super::group::*;
+    use crate::dns::message::query::Question;
+    use crate::dns::transport::client_quota::OURSELVES;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_upstream_is_asked_half_a_second_after_a_silent_one() {
+        let bind = async || UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (silent, next) = (bind().await, bind().await);
+        let endpoint =
+            |of: &UdpSocket| Endpoint { address: of.local_addr().unwrap(), transport: Transport::Udp };
+        let options = ForwardOptions { policy: Policy::Sequential, ..ForwardOptions::default() };
+        let forward = Forward::new(vec![endpoint(&silent), endpoint(&next)], options);
+        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let (mut message, begun) = ([0; 512], Instant::now());
+        tokio::select! {
+            answer = forward.ask(&question, Purpose::Forward, OURSELVES) => panic!("{answer:?}"),
+            asked = next.recv(&mut message) => assert!(asked.is_ok()),
+            () = sleep_until(begun + DEADLINE) => panic!("nobody else is asked"),
+        }
+        let after = begun.elapsed();
+        assert!((500..520).contains(&after.as_millis()), "{after:?}");
+    }
+}

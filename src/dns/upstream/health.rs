@@ -1,0 +1,140 @@
+//! An upstream and its health, which is checked only when it has failed.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hickory_proto::rr::{Name, RecordType};
+use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+use super::alarms::Alarms;
+use super::error::Trouble;
+use super::exchange::{Endpoint, ping};
+use super::group::ForwardOptions;
+use super::metrics::Counters;
+use super::socket_budget::SocketBudget;
+use super::stream_pool::Pool;
+use super::udp_pool::Sockets;
+use crate::dns::message::query::Question;
+
+/// How long a health check may take.
+const CHECK: Duration = Duration::from_secs(1);
+/// The shortest pause between two health checks: with none at all, CoreDNS does nothing else.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+
+/// How upstreams are checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The pause between two health checks.
+    pub pause: Duration,
+    /// RD of the question.
+    pub recursion_desired: bool,
+    /// The name whose name servers are asked for.
+    pub domain: Name,
+}
+
+impl Default for HealthCheck {
+    /// As CoreDNS.
+    fn default() -> Self {
+        Self { pause: Duration::from_millis(500), recursion_desired: true, domain: Name::root() }
+    }
+}
+
+/// One upstream.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) pool: Pool,
+    pub(crate) sockets: Sockets,
+    /// The bound on open sockets.
+    pub(crate) budget: Arc<SocketBudget>,
+    pub(crate) alarms: Alarms,
+    /// How long an answer is waited for.
+    pub(crate) patience: Duration,
+    /// What it is asked from.
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) metrics: Option<Counters>,
+    /// Health checks that failed, in a row.
+    fails: AtomicU32,
+    max_fails: u32,
+    check: HealthCheck,
+    /// The checks under way.
+    checks: Mutex<Option<AbortOnDropHandle<()>>>,
+}
+
+impl Upstream {
+    pub(crate) fn new(endpoint: Endpoint, options: &ForwardOptions) -> Self {
+        let address = endpoint.address;
+        Self {
+            endpoint,
+            pool: Pool::new(options.keep, Arc::clone(&options.sockets)),
+            sockets: Sockets::new(options.keep.sockets, Arc::clone(&options.sockets)),
+            budget: Arc::clone(&options.sockets),
+            alarms: Alarms::default(),
+            patience: options.read_timeout,
+            source: options.source,
+            metrics: options.metrics.clone().map(|metrics| Counters::new(metrics, address)),
+            fails: AtomicU32::new(0),
+            max_fails: options.max_fails,
+            check: options.health_check.clone(),
+            checks: Mutex::default(),
+        }
+    }
+
+    /// Returns whether it has failed too many health checks.
+    pub(crate) fn is_down(&self) -> bool {
+        self.max_fails != 0 && self.fails.load(Ordering::Relaxed) > self.max_fails
+    }
+
+    /// Takes in that a question got no answer: it is checked from now on, until it answers.
+    pub(crate) fn suspect(self: &Arc<Self>) {
+        if self.max_fails == 0 {
+            return;
+        }
+        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        if checks.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
+            // The checks mustn't keep alive what they belong to.
+            let upstream = Arc::downgrade(self);
+            *checks = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+                while let Some(upstream) = upstream.upgrade() {
+                    if upstream.check().await {
+                        return;
+                    }
+                    let pause = upstream.check.pause.max(MIN_PAUSE);
+                    drop(upstream);
+                    sleep(pause).await;
+                }
+            })));
+        }
+    }
+
+    /// Asks it for name servers; any answer will do, as for CoreDNS. Returns whether it answered.
+    async fn check(&self) -> bool {
+        let mut question = Question::plain(self.check.domain.clone(), RecordType::NS);
+        question.recursion_desired = self.check.recursion_desired;
+        let pong = ping(self, &question.key(), Instant::now() + CHECK).await;
+        if pong.as_ref().is_err_and(Trouble::is_shortage) {
+            // It wasn't asked.
+            return false;
+        }
+        let was_down = self.is_down();
+        if pong.is_ok() {
+            self.fails.store(0, Ordering::Relaxed);
+        } else {
+            // It can't overflow: that would take a year.
+            self.fails.fetch_add(1, Ordering::Relaxed);
+            self.metrics.iter().for_each(Counters::check_failed);
+        }
+        match (was_down, &pong) {
+            (false, Err(trouble)) if self.is_down() => {
+                warn!("upstream {} fails health checks: {trouble}", self.endpoint);
+            }
+            (true, Ok(())) => info!("upstream {} answers again", self.endpoint),
+            _ => {}
+        }
+        pong.is_ok()
+    }
+}

@@ -1,0 +1,160 @@
+//! What is counted of upstreams, by CoreDNS's names, labels and buckets.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+
+use crate::dns::chain::metrics::DURATIONS;
+use crate::dns::message::presentation::rcode_name;
+use crate::metrics::{Family, registered};
+
+/// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.
+const PROXY: &str = "forward";
+
+/// The counters of upstreams.
+pub struct ForwardMetrics {
+    duration: HistogramVec,
+    check_failures: IntCounterVec,
+    hits: IntCounterVec,
+    misses: IntCounterVec,
+    /// Questions for which all upstreams were down.
+    pub(crate) all_down: IntCounter,
+    /// Questions that were refused because too many were under way.
+    pub rejects: IntCounter,
+    refused: [IntCounter; 3],
+}
+
+/// Which bound has had a look-up refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// The client has its share of the look-ups.
+    Client,
+    /// All clients together have all look-ups.
+    All,
+    /// There was no socket.
+    Sockets,
+}
+
+impl Bound {
+    const ALL: [Self; 3] = [Self::Client, Self::All, Self::Sockets];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::All => "all",
+            Self::Sockets => "sockets",
+        }
+    }
+}
+
+impl ForwardMetrics {
+    /// Counts a look-up that is refused.
+    pub(crate) fn refused(&self, bound: Bound) {
+        self.refused[bound as usize].inc();
+    }
+}
+
+impl fmt::Debug for ForwardMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ForwardMetrics")
+    }
+}
+
+impl Family for ForwardMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counters = |name, help, labels: &[&str]| {
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        let counter = |name, help| registered(registry, IntCounter::new(name, help));
+        let duration = HistogramOpts::new(
+            "coredns_proxy_request_duration_seconds",
+            "Histogram of the time each request took.",
+        );
+        let refused = counters(
+            "lb_linker_dns_lookups_refused_total",
+            "Look-ups that were refused, by bound: the share of the client, all look-ups (max_concurrent), or sockets.",
+            &["bound"],
+        )?;
+        let duration =
+            duration.buckets(prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?);
+        Ok(Self {
+            duration: registered(registry, HistogramVec::new(duration, &["proxy_name", "to", "rcode"]))?,
+            check_failures: counters(
+                "coredns_proxy_healthcheck_failures_total",
+                "Counter of the number of failed healthchecks.",
+                &["proxy_name", "to"],
+            )?,
+            hits: counters(
+                "coredns_proxy_conn_cache_hits_total",
+                "Counter of connection cache hits per upstream and protocol.",
+                &["proxy_name", "to", "proto"],
+            )?,
+            misses: counters(
+                "coredns_proxy_conn_cache_misses_total",
+                "Counter of connection cache misses per upstream and protocol.",
+                &["proxy_name", "to", "proto"],
+            )?,
+            all_down: counter(
+                "coredns_forward_healthcheck_broken_total",
+                "Counter of the number of complete failures of the healthchecks.",
+            )?,
+            rejects: counter(
+                "coredns_forward_max_concurrent_rejects_total",
+                "Counter of the number of queries rejected because the concurrent queries were at maximum.",
+            )?,
+            refused: Bound::ALL.map(|bound| refused.with_label_values(&[bound.label()])),
+        })
+    }
+}
+
+/// The counters of one upstream. What almost every question needs of them is looked up once.
+pub(crate) struct Counters {
+    all: Arc<ForwardMetrics>,
+    to: String,
+    /// Sockets for UDP: those that were open, and new ones.
+    udp: OnceLock<[IntCounter; 2]>,
+    no_error: OnceLock<Histogram>,
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counters").field("to", &self.to).finish_non_exhaustive()
+    }
+}
+
+impl Counters {
+    pub(crate) fn new(all: Arc<ForwardMetrics>, to: SocketAddr) -> Self {
+        Self { all, to: to.to_string(), udp: OnceLock::new(), no_error: OnceLock::new() }
+    }
+
+    pub(crate) fn answered(&self, rcode: ResponseCode, after: Duration) {
+        let histogram = || {
+            let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).to_string(), str::to_owned);
+            self.all.duration.with_label_values(&[PROXY, &self.to, &rcode])
+        };
+        let after = after.as_secs_f64();
+        match rcode {
+            ResponseCode::NoError => self.no_error.get_or_init(histogram).observe(after),
+            _ => histogram().observe(after),
+        }
+    }
+
+    pub(crate) fn check_failed(&self) {
+        self.all.check_failures.with_label_values(&[PROXY, &self.to]).inc();
+    }
+
+    /// Counts that a socket was needed: one was open already, or not. Both are shown from the first on.
+    pub(crate) fn socket(&self, protocol: &str, was_open: bool) {
+        let labels = [PROXY, &self.to, protocol];
+        let counters = || [&self.all.hits, &self.all.misses].map(|all| all.with_label_values(&labels));
+        let count = |[hits, misses]: &[IntCounter; 2]| if was_open { hits.inc() } else { misses.inc() };
+        match protocol {
+            "udp" => count(self.udp.get_or_init(counters)),
+            _ => count(&counters()),
+        }
+    }
+}

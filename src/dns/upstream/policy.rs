@@ -1,0 +1,53 @@
+//! In which order upstreams are asked.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rand::seq::SliceRandom;
+
+/// In which order upstreams are asked, as CoreDNS's `policy` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// In any.
+    Random,
+    /// Each comes first in turn.
+    RoundRobin,
+    /// As they were given.
+    Sequential,
+}
+
+impl Policy {
+    /// Puts the items in the order for one question; `turn` counts the questions.
+    pub(crate) fn order<T>(self, items: &mut [T], turn: &AtomicUsize) {
+        match self {
+            Self::Random => items.shuffle(&mut rand::rng()),
+            Self::RoundRobin if !items.is_empty() => {
+                // As in CoreDNS: the second comes first first, and the others keep their order.
+                let first = turn.fetch_add(1, Ordering::Relaxed).wrapping_add(1) % items.len();
+                items[..=first].rotate_right(1);
+            }
+            Self::RoundRobin | Self::Sequential => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::policy::*;
+
+    #[test]
+    fn each_policy_has_its_order() {
+        let turn = AtomicUsize::new(0);
+        let order = |policy: Policy| {
+            let mut items = [1, 2, 3];
+            policy.order(&mut items, &turn);
+            items
+        };
+        assert_eq!(order(Policy::Sequential), [1, 2, 3]);
+        assert_eq!(order(Policy::RoundRobin), [2, 1, 3]);
+        assert_eq!(order(Policy::RoundRobin), [3, 1, 2]);
+        assert_eq!(order(Policy::RoundRobin), [1, 2, 3]);
+        let firsts: Vec<u8> = (0..200).map(|_| order(Policy::Random)[0]).collect();
+        assert!([1, 2, 3].iter().all(|first| firsts.contains(first)), "{firsts:?}");
+        Policy::RoundRobin.order(&mut [0_u8; 0], &turn);
+    }
+}

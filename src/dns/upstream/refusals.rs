@@ -1,0 +1,63 @@
+//! What is logged of look-ups that are refused: one line a minute, however many they are.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::group::{ForwardError, Purpose};
+
+/// The shortest time between two lines.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// The refused look-ups of a line of the Corefile.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Since the last line.
+    number: u64,
+    logged: Option<Instant>,
+}
+
+impl Refusals {
+    /// Takes in that a client's look-up is refused.
+    pub(crate) fn note(&self, purpose: Purpose, client: IpAddr, why: &ForwardError) {
+        if let Some(number) = self.due() {
+            let what = if purpose == Purpose::Chase { "look-ups of targets" } else { "look-ups" };
+            warn!(
+                "plugin/forward: {what} refused since the last such line: {number}; the newest, of {client}: {why}"
+            );
+        }
+    }
+
+    /// Counts a refusal. Returns how many there were since the last line, if it is time for one.
+    fn due(&self) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.number += 1;
+        if state.logged.is_some_and(|logged| logged.elapsed() < QUIET) {
+            return None;
+        }
+        state.logged = Some(Instant::now());
+        Some(std::mem::take(&mut state.number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::super::refusals::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_line_a_minute_counts_all_refusals() {
+        let refusals = Refusals::default();
+        let lines: Vec<_> = (0..5).map(|_| refusals.due()).collect();
+        assert_eq!(lines, [Some(1), None, None, None, None]);
+        advance(QUIET).await;
+        assert_eq!(refusals.due(), Some(5));
+    }
+}

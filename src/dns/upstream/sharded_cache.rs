@@ -1,0 +1,203 @@
+//! A map of questions with bounds on its size: what is too much is dropped at random, so that nobody can
+//! foresee what goes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use indexmap::IndexMap;
+use rand::RngExt;
+
+use crate::dns::message::query::Key;
+
+/// Parts that are locked one by one. All questions about a name are in one part.
+const SHARDS: usize = 64;
+/// What a part should have room for: all types of some names.
+const ROOM: usize = 32;
+
+/// A map from questions to something.
+#[derive(Debug)]
+pub(crate) struct Bounded<V> {
+    shards: Box<[Mutex<Shard<V>>]>,
+    hasher: RandomState,
+    /// How many a shard may hold, and how many bytes.
+    room: usize,
+    bytes: usize,
+    /// How many there are in all shards.
+    len: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Shard<V> {
+    /// The values, and how many bytes each takes.
+    values: IndexMap<Key, (V, usize)>,
+    bytes: usize,
+}
+
+impl<V: Clone> Bounded<V> {
+    /// Returns an empty map for about `capacity` questions and `bytes` bytes: never more, and less where
+    /// they are spread unevenly.
+    pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
+        let shards = (capacity / ROOM).clamp(1, SHARDS);
+        let shard = || Mutex::new(Shard { values: IndexMap::new(), bytes: 0 });
+        Self {
+            shards: (0..shards).map(|_| shard()).collect(),
+            hasher: RandomState::new(),
+            room: capacity / shards,
+            bytes: bytes / shards,
+            len: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<V> {
+        self.shard(key.name()).values.get(key).map(|(value, _)| value.clone())
+    }
+
+    /// Puts a value in that takes so many bytes, unless that is too much for one. Returns how many others had
+    /// to go.
+    pub(crate) fn put(&self, key: Key, value: V, bytes: usize) -> usize {
+        let mut shard = self.shard(key.name());
+        self.change(&mut shard, |shard| {
+            shard.remove(&key);
+            if bytes > self.bytes {
+                return 0;
+            }
+            let mut evicted = 0;
+            while !shard.values.is_empty()
+                && (shard.values.len() >= self.room || shard.bytes + bytes > self.bytes)
+            {
+                let victim = rand::rng().random_range(0..shard.values.len());
+                if let Some((_, (_, freed))) = shard.values.swap_remove_index(victim) {
+                    shard.bytes -= freed;
+                    evicted += 1;
+                }
+            }
+            if self.room > 0 {
+                shard.bytes += bytes;
+                shard.values.insert(key, (value, bytes));
+            }
+            evicted
+        })
+    }
+
+    pub(crate) fn remove(&self, key: &Key) {
+        self.change(&mut self.shard(key.name()), |shard| shard.remove(key));
+    }
+
+    /// Removes everything about a name.
+    pub(crate) fn remove_name(&self, name: &[u8]) {
+        self.change(&mut self.shard(name), |shard| {
+            shard.values.retain(|key, _| *key.name() != *name);
+            shard.bytes = shard.values.values().map(|(_, bytes)| bytes).sum();
+        });
+    }
+
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            self.change(&mut lock(shard), |shard| {
+                shard.values.clear();
+                shard.bytes = 0;
+            });
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Changes a shard, and counts what is in all of them.
+    fn change<R>(&self, shard: &mut Shard<V>, change: impl FnOnce(&mut Shard<V>) -> R) -> R {
+        let before = shard.values.len();
+        let result = change(shard);
+        match shard.values.len() {
+            after if after >= before => self.len.fetch_add(after - before, Ordering::Relaxed),
+            after => self.len.fetch_sub(before - after, Ordering::Relaxed),
+        };
+        result
+    }
+
+    fn shard(&self, name: &[u8]) -> MutexGuard<'_, Shard<V>> {
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
+        let hash = self.hasher.hash_one(name) as usize;
+        lock(&self.shards[hash % self.shards.len()])
+    }
+}
+
+impl<V> Shard<V> {
+    fn remove(&mut self, key: &Key) {
+        if let Some((_, freed)) = self.values.swap_remove(key) {
+            self.bytes -= freed;
+        }
+    }
+}
+
+fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
+    // A map is whole after a panic, too.
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::{Name, RecordType};
+
+    use super::super::sharded_cache::*;
+    use crate::dns::message::query::Question;
+
+    fn key(name: &str, qtype: RecordType) -> Key {
+        Question::plain(Name::from_ascii(name).unwrap(), qtype).key()
+    }
+
+    #[test]
+    fn it_never_holds_more_than_its_capacity() {
+        for (capacity, at_least) in [(0, 0), (1, 1), (10, 1), (1000, 500)] {
+            let map = Bounded::new(capacity, usize::MAX);
+            let mut evicted = 0;
+            for i in 0..5000 {
+                evicted += map.put(key(&format!("{i}.example."), RecordType::A), i, 1);
+                assert!(map.len() <= capacity, "{} > {capacity}", map.len());
+            }
+            assert_eq!(evicted, if capacity == 0 { 0 } else { 5000 - map.len() });
+            assert!(map.len() >= at_least, "{} of {capacity}", map.len());
+        }
+    }
+
+    #[test]
+    fn a_name_goes_with_all_its_types_and_in_any_case() {
+        let map = Bounded::new(100, usize::MAX);
+        for name in ["a.example.", "b.example.", "x.a.example."] {
+            for qtype in [RecordType::A, RecordType::AAAA] {
+                map.put(key(name, qtype), name, 1);
+            }
+        }
+        assert_eq!(map.get(&key("A.Example.", RecordType::A)), Some("a.example."));
+        map.remove_name(key("A.example.", RecordType::TXT).name());
+        assert_eq!(map.get(&key("a.example.", RecordType::AAAA)), None);
+        assert_eq!(map.len(), 4);
+        map.remove(&key("b.example.", RecordType::A));
+        assert_eq!(map.len(), 3);
+        map.clear();
+        assert_eq!(map.len(), 0);
+    }
+
+    #[test]
+    fn it_never_holds_more_bytes_than_it_may() {
+        let map = Bounded::new(10_000, 64_000);
+        let bytes = |map: &Bounded<usize>| map.shards.iter().map(|shard| lock(shard).bytes).sum::<usize>();
+        for i in 0..5000 {
+            map.put(key(&format!("{i}.example."), RecordType::A), i, i % 700);
+            map.put(key(&format!("{}.example.", i / 2), RecordType::A), i, 100);
+            map.remove(&key(&format!("{}.example.", i / 3), RecordType::A));
+            map.remove_name(key(&format!("{}.example.", i / 4), RecordType::A).name());
+            assert!(bytes(&map) <= 64_000);
+        }
+        assert!(bytes(&map) > 32_000, "{}", bytes(&map));
+        let counted: usize =
+            map.shards.iter().map(|s| lock(s).values.values().map(|(_, bytes)| bytes).sum::<usize>()).sum();
+        assert_eq!(counted, bytes(&map));
+        // What is too much for a shard isn't taken, and pushes nothing out.
+        let before = map.len();
+        assert_eq!(map.put(key("big.example.", RecordType::A), 0, 1001), 0);
+        assert_eq!(map.len(), before);
+        assert_eq!(map.len(), map.shards.iter().map(|shard| lock(shard).values.len()).sum::<usize>());
+    }
+}

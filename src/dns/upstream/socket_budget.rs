@@ -1,0 +1,178 @@
+//! The bound on open sockets to upstreams, of all upstreams and server blocks together: by UDP, TCP and TLS, repeated
+//! questions and health checks included.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::group::Purpose;
+use crate::dns::part_of_files;
+use crate::dns::transport::client_quota::{Share, Shares};
+
+/// Sockets of look-ups of names that clients ask for, in percent of the files that the process may have open.
+const NAMES: usize = 30;
+/// Sockets of look-ups of links' targets. They have a part of their own, so that other names can't use it up.
+const TARGETS: usize = 15;
+/// Sockets of health checks. They have a part of their own, so that a flood doesn't look like an upstream that is down.
+const CHECKS: usize = 5;
+/// Sockets that stay open for the next question.
+const IDLE: usize = 10;
+
+/// How many sockets to upstreams a process may have open.
+#[derive(Debug)]
+pub struct SocketBudget {
+    names: Arc<Shares>,
+    targets: Arc<Shares>,
+    checks: Arc<Semaphore>,
+    idle: Arc<Semaphore>,
+}
+
+/// The sockets that one look-up, or one health check, may open.
+#[derive(Debug)]
+pub(crate) enum SocketQuota {
+    /// A part of the sockets of a client.
+    Client(Arc<Shares>, IpAddr),
+    /// A part of the sockets of health checks.
+    Checks(Arc<Semaphore>),
+}
+
+/// One open socket. The next socket may be opened when this is dropped, so drop it after the socket.
+#[derive(Debug)]
+pub(crate) enum SocketPermit {
+    /// A client's look-up uses the socket.
+    Client { _share: Share },
+    /// No client's look-up uses the socket.
+    Pool { _permit: OwnedSemaphorePermit },
+}
+
+/// The bound is reached.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the bound on sockets to upstreams is reached")]
+pub(crate) struct NoSocket;
+
+impl Default for SocketBudget {
+    /// Returns 60 % of the files that the process may have open now.
+    fn default() -> Self {
+        let semaphore =
+            |percent| Arc::new(Semaphore::new(part_of_files(percent).min(Semaphore::MAX_PERMITS)));
+        let shares = |percent| Shares::new(part_of_files(percent));
+        Self {
+            names: shares(NAMES),
+            targets: shares(TARGETS),
+            checks: semaphore(CHECKS),
+            idle: semaphore(IDLE),
+        }
+    }
+}
+
+impl SocketBudget {
+    /// Returns what a look-up for this client may open.
+    pub(crate) fn of(&self, purpose: Purpose, client: IpAddr) -> SocketQuota {
+        let shares = match purpose {
+            Purpose::Forward | Purpose::ForwardByTcp => &self.names,
+            Purpose::Chase => &self.targets,
+        };
+        SocketQuota::Client(Arc::clone(shares), client)
+    }
+
+    /// Returns how many sockets there are for look-ups of links' targets.
+    pub(crate) fn of_targets(&self) -> usize {
+        self.targets.limit()
+    }
+
+    /// Returns what a health check may open.
+    pub(crate) fn of_checks(&self) -> SocketQuota {
+        SocketQuota::Checks(Arc::clone(&self.checks))
+    }
+
+    /// Returns the permit for a socket that waits for its next question; nothing if there are enough.
+    pub(crate) fn idle(&self) -> Option<SocketPermit> {
+        Arc::clone(&self.idle).try_acquire_owned().ok().map(|permit| SocketPermit::Pool { _permit: permit })
+    }
+}
+
+impl SocketQuota {
+    /// Returns the permit for a socket without which the upstream isn't asked.
+    ///
+    /// # Errors
+    /// [`NoSocket`] if there is none.
+    pub(crate) fn take(&self) -> io::Result<SocketPermit> {
+        self.permit(|shares, client| shares.take(client, 1))
+    }
+
+    /// Returns the permit for a socket that a question is repeated from: while half of all sockets are in use there are
+    /// none for that.
+    ///
+    /// # Errors
+    /// [`NoSocket`] if there is none.
+    pub(crate) fn take_spare(&self) -> io::Result<SocketPermit> {
+        self.permit(|shares, client| shares.take_spare(client, 1))
+    }
+
+    fn permit(&self, take: impl FnOnce(&Arc<Shares>, IpAddr) -> Option<Share>) -> io::Result<SocketPermit> {
+        let permit = match self {
+            Self::Client(shares, client) => {
+                take(shares, *client).map(|share| SocketPermit::Client { _share: share })
+            }
+            Self::Checks(checks) => {
+                let permit = Arc::clone(checks).try_acquire_owned().ok();
+                permit.map(|permit| SocketPermit::Pool { _permit: permit })
+            }
+        };
+        permit.ok_or_else(|| io::Error::other(NoSocket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::socket_budget::*;
+    use crate::dns::max_files;
+    use crate::dns::upstream::group::{Forward, ForwardOptions};
+
+    #[test]
+    fn all_parts_together_are_60_percent_of_the_file_limit() {
+        assert_eq!(NAMES + TARGETS + CHECKS + IDLE, 60);
+        let budget = SocketBudget::default();
+        let all = budget.names.limit()
+            + budget.targets.limit()
+            + budget.checks.available_permits()
+            + budget.idle.available_permits();
+        assert!(all <= max_files() / 100 * 60, "{all}");
+    }
+
+    #[test]
+    fn look_ups_of_targets_are_no_more_than_their_sockets() {
+        let budget = SocketBudget { targets: Shares::new(4), ..SocketBudget::default() };
+        let options = ForwardOptions { sockets: Arc::new(budget), ..ForwardOptions::default() };
+        let forward = Forward::new(Vec::new(), options);
+        let admitted = |purpose| {
+            let admit = |last| forward.admit(purpose, true, IpAddr::from([10, 0, 0, last])).ok();
+            (1..=50).map_while(admit).collect::<Vec<_>>().len()
+        };
+        assert_eq!([admitted(Purpose::Chase), admitted(Purpose::Forward)], [4, 50]);
+    }
+
+    #[test]
+    fn each_kind_of_socket_has_a_part_of_its_own() {
+        let (client, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let budget = SocketBudget {
+            names: Shares::new(4),
+            targets: Shares::new(4),
+            checks: Arc::new(Semaphore::new(1)),
+            idle: Arc::new(Semaphore::new(1)),
+        };
+        let all = |quota: &SocketQuota| -> Vec<_> { std::iter::from_fn(|| quota.take().ok()).collect() };
+        let held = [client, other].map(|client| all(&budget.of(Purpose::Forward, client)));
+        assert_eq!(held.each_ref().map(Vec::len), [2, 1]);
+        let chased = all(&budget.of(Purpose::Chase, client));
+        assert_eq!(chased.len(), 2);
+        let checks = all(&budget.of_checks());
+        assert_eq!(checks.len(), 1);
+        let idle = budget.idle();
+        assert!(idle.is_some() && budget.idle().is_none());
+        drop(held);
+        assert_eq!(all(&budget.of(Purpose::ForwardByTcp, client)).len(), 2);
+    }
+}

@@ -1,0 +1,200 @@
+//! What targets were last known to have: for when nobody can say (RFC 8767).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use hickory_proto::rr::RecordType;
+use tokio::time::Instant;
+
+use super::sharded_cache::Bounded;
+use crate::dns::chain::plugin::Reply;
+use crate::dns::message::query::{Key, Question};
+
+/// How long an answer is remembered.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How many are: A and AAAA of 30,000 targets.
+const CAPACITY: usize = 65_536;
+/// How many bytes they may take, as far as they can be counted.
+const BYTES: usize = 64 << 20;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How long an answer that leads back to us isn't taken in again.
+const YOUNG: Duration = Duration::from_secs(5);
+
+/// The TTL that a remembered answer is given with, in seconds (RFC 8767 section 4).
+pub const STALE_TTL: u32 = 30;
+
+/// The memories of all views, by their names. A view keeps its own whatever becomes of its blocks.
+pub type Memories = Arc<DashMap<String, Arc<Memory>>>;
+
+/// The last good answer about each target and type.
+#[derive(Debug)]
+pub struct Memory(Bounded<Remembered>);
+
+#[derive(Clone, Debug)]
+struct Remembered {
+    reply: Arc<Reply>,
+    since: Instant,
+    /// Whether the last look-up has failed: then nobody waits for the next one.
+    failing: Arc<AtomicBool>,
+}
+
+/// What is remembered of a target.
+#[derive(Clone, Debug)]
+pub struct Last {
+    /// The answer, as it came.
+    pub reply: Arc<Reply>,
+    /// Whether the last look-up has failed.
+    pub failing: bool,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self(Bounded::new(CAPACITY, BYTES))
+    }
+}
+
+impl Memory {
+    /// Takes in an answer about a target: one that has what was asked for, or says that there is none.
+    pub fn remember(&self, key: &Key, reply: &Arc<Reply>, has_it: bool) {
+        // There are many types that a target doesn't have: whoever asks for all of them must not drive out what
+        // others need.
+        let is_worth_it = if has_it { key.is_of_use() } else { key.is_common() };
+        // What is given from a cache again and again is the same until it is asked for again.
+        let is_known =
+            |known: &Remembered| !reply.age.is_zero() && known.since.elapsed() <= reply.age + SECOND;
+        if is_worth_it && !self.0.get(key).is_some_and(|known| is_known(&known)) {
+            self.put(key, reply);
+        }
+    }
+
+    /// Takes in an answer about a target that leads back to a name of ours: by itself it may look like none.
+    pub fn keep(&self, key: &Key, reply: &Arc<Reply>) {
+        let is_young = |known: &Remembered| known.since.elapsed() < YOUNG;
+        if key.is_of_use() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
+            self.put(key, reply);
+        }
+    }
+
+    fn put(&self, key: &Key, reply: &Arc<Reply>) {
+        let now = Instant::now();
+        let since = now.checked_sub(reply.age).unwrap_or(now);
+        let weight = reply.weight();
+        let remembered = Remembered { reply: Arc::clone(reply), since, failing: Arc::default() };
+        self.0.put(key.clone(), remembered, weight);
+    }
+
+    /// Takes in that a look-up of a target has failed, or that it has not.
+    pub fn set_failing(&self, question: &Question, failing: bool) {
+        for variant in question.variants() {
+            if let Some(remembered) = self.0.get(&variant.key()) {
+                remembered.failing.store(failing, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Forgets a target that doesn't exist any more: that is an answer, too (RFC 8767 section 4).
+    pub fn forget(&self, question: &Question) {
+        for variant in question.variants() {
+            self.0.remove(&variant.key());
+        }
+    }
+
+    /// Returns the last good answer, if it is of the last day. One to a client with other wishes about DNSSEC
+    /// is better than none; but who wants what was validated doesn't get what wasn't (RFC 4035 section 3.2.2).
+    #[must_use]
+    pub fn recall(&self, question: &Question) -> Option<Last> {
+        let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);
+        let found = admissible.filter_map(|variant| {
+            let remembered = self.0.get(&variant.key()).filter(|found| found.since.elapsed() < DAY)?;
+            Some((remembered, variant.dnssec_ok))
+        });
+        let (remembered, has_dnssec) = found.max_by_key(|(remembered, _)| remembered.since)?;
+        let failing = remembered.failing.load(Ordering::Relaxed);
+        let reply = if has_dnssec && !question.dnssec_ok {
+            Arc::new(without_dnssec(&remembered.reply))
+        } else {
+            remembered.reply
+        };
+        Some(Last { reply, failing })
+    }
+}
+
+/// RFC 4035 section 3.2.1: who hasn't asked for the records of DNSSEC doesn't get them.
+fn without_dnssec(reply: &Reply) -> Reply {
+    let mut reply = reply.clone();
+    for section in reply.sections_mut() {
+        section.retain(|record| {
+            !matches!(record.record_type(), RecordType::RRSIG | RecordType::NSEC | RecordType::NSEC3)
+        });
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{MessageType, Metadata, OpCode};
+    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::{Name, RData, Record};
+    use tokio::time::advance;
+
+    use super::super::stale_cache::*;
+
+    fn question(dnssec_ok: bool, checking_disabled: bool) -> Question {
+        let plain = Question::plain(Name::from_ascii("t.example.").unwrap(), RecordType::A);
+        Question { dnssec_ok, checking_disabled, ..plain }
+    }
+
+    fn address(last: u8) -> Arc<Reply> {
+        aged(last, 0)
+    }
+
+    fn aged(last: u8, seconds: u64) -> Arc<Reply> {
+        let name = Name::from_ascii("t.example.").unwrap();
+        let mut reply = Reply::new(Metadata::new(1, MessageType::Response, OpCode::Query), "");
+        reply.age = Duration::from_secs(seconds);
+        reply.answers.push(Record::from_rdata(name, 60, RData::A(A::new(192, 0, 2, last))));
+        Arc::new(reply)
+    }
+
+    fn recalled(memory: &Memory, question: &Question) -> Option<(Vec<Record>, bool)> {
+        memory.recall(question).map(|last| (last.reply.answers.clone(), last.failing))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_answer_that_may_be_given_is_recalled_for_a_day() {
+        let memory = Memory::default();
+        let (plain, with_do, with_cd) =
+            (question(false, false), question(true, false), question(false, true));
+        memory.remember(&with_do.key(), &address(1), true);
+        advance(Duration::from_secs(10)).await;
+        memory.remember(&plain.key(), &address(2), true);
+        advance(Duration::from_secs(10)).await;
+        memory.remember(&with_cd.key(), &address(66), true);
+        // RFC 4035 section 3.2.2: what wasn't validated is for who asks for that.
+        for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
+            assert_eq!(recalled(&memory, question).unwrap().0, address(last).answers, "{question:?}");
+        }
+        // One that is taken from the cache is as old as it is.
+        memory.remember(&plain.key(), &aged(3, 5), true);
+        assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).answers);
+        advance(DAY - Duration::from_secs(5)).await;
+        assert_eq!(recalled(&memory, &plain), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failing_and_absence_count_whatever_the_wishes_about_dnssec() {
+        let memory = Memory::default();
+        let (plain, with_do) = (question(false, false), question(true, false));
+        memory.remember(&plain.key(), &address(1), true);
+        memory.set_failing(&with_do, true);
+        assert!(recalled(&memory, &plain).unwrap().1);
+        memory.set_failing(&with_do, false);
+        assert!(!recalled(&memory, &plain).unwrap().1);
+        memory.forget(&with_do);
+        assert_eq!(recalled(&memory, &plain), None);
+    }
+}

@@ -1,0 +1,253 @@
+//! Connections to an upstream that wait for their next question.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep};
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
+
+use super::socket_budget::{SocketBudget, SocketPermit};
+
+/// Between two looks for idle connections that are to be closed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A connection that is open.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: Stream,
+    pub(crate) opened: Instant,
+    /// Dropped after the stream.
+    pub(crate) _permit: SocketPermit,
+}
+
+/// With TLS or without.
+pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
+impl Connection {
+    /// Returns the same connection for the holder of this permit. The permit that it had is free at once.
+    pub(crate) fn with(self, permit: SocketPermit) -> Self {
+        Self { _permit: permit, ..self }
+    }
+
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
+        let socket = match &self.stream {
+            Either::Left(socket) => socket,
+            Either::Right(tls) => tls.get_ref().0,
+        };
+        socket.local_addr().ok()
+    }
+
+    /// Returns whether the upstream has closed the connection, or has sent what no question has asked for.
+    fn is_over(&mut self) -> bool {
+        let mut byte = [0];
+        let mut context = Context::from_waker(Waker::noop());
+        // Reading through TLS takes in what belongs to TLS alone, such as session tickets (RFC 8446 section 4.6.1).
+        Pin::new(&mut self.stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_ready()
+    }
+}
+
+/// How long connections are kept, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// How long one is kept that isn't used.
+    pub idle: Duration,
+    /// How long one is kept at all.
+    pub age: Option<Duration>,
+    /// How many are kept that aren't used.
+    pub number: usize,
+    /// How many UDP sockets are, for a moment.
+    pub sockets: usize,
+}
+
+impl Default for Keep {
+    /// As CoreDNS, but bounded: more than these are needed at once only in a storm.
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
+    }
+}
+
+/// The idle connections.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    idle: Arc<Mutex<Idle>>,
+    keep: Keep,
+    budget: Arc<SocketBudget>,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    /// Since when each one is idle; the youngest comes last.
+    connections: Vec<(Instant, Connection)>,
+    /// Whether a task closes the connections that are over.
+    is_swept: bool,
+}
+
+impl Keep {
+    /// Returns whether a connection that is idle since then may be used again.
+    fn holds(&self, since: Instant, connection: &Connection) -> bool {
+        since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(keep: Keep, budget: Arc<SocketBudget>) -> Self {
+        Self { idle: Arc::default(), keep, budget }
+    }
+
+    /// Takes the connection that was used last: it is the least likely to be closed at the other end.
+    pub(crate) fn take(&self) -> Option<Connection> {
+        let connections = &mut lock(&self.idle).connections;
+        connections.retain(|(since, connection)| self.keep.holds(*since, connection));
+        connections.pop().map(|(_, connection)| connection)
+    }
+
+    pub(crate) fn put(&self, connection: Connection) {
+        let mut idle = lock(&self.idle);
+        if idle.connections.len() >= self.keep.number {
+            return;
+        }
+        let Some(permit) = self.budget.idle() else { return };
+        idle.connections.push((Instant::now(), connection.with(permit)));
+        if !idle.is_swept {
+            idle.is_swept = true;
+            tokio::spawn(sweep(Arc::downgrade(&self.idle), self.keep));
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        lock(&self.idle).connections.clear();
+    }
+}
+
+/// Closes idle connections whose time is over, or that the upstream has closed: each one holds a permit that other
+/// upstreams could use. Ends when there are none.
+async fn sweep(idle: Weak<Mutex<Idle>>, keep: Keep) {
+    loop {
+        sleep(SWEEP_INTERVAL).await;
+        let Some(idle) = idle.upgrade() else { return };
+        let mut idle = lock(&idle);
+        let is_over = |(since, connection): &mut (Instant, Connection)| {
+            !keep.holds(*since, connection) || connection.is_over()
+        };
+        let over: Vec<_> = idle.connections.extract_if(.., is_over).collect();
+        idle.is_swept = !idle.connections.is_empty();
+        let is_done = !idle.is_swept;
+        // A look-up that needs a connection doesn't wait until these are closed.
+        drop(idle);
+        drop(over);
+        if is_done {
+            return;
+        }
+    }
+}
+
+fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio::time::{advance, timeout};
+
+    use super::super::stream_pool::*;
+
+    async fn connection(listener: &TcpListener) -> Connection {
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let permit = SocketBudget::default().of_checks().take().unwrap();
+        Connection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
+    }
+
+    /// How many connections may be idle by now.
+    fn free(budget: &SocketBudget) -> usize {
+        // All at once, or each would be free again before the next is taken.
+        std::iter::from_fn(|| budget.idle()).collect::<Vec<_>>().len()
+    }
+
+    /// Waits until a pool that isn't used holds so many permits.
+    async fn holds(budget: &SocketBudget, all: usize, number: usize) {
+        let wait = async {
+            while free(budget) != all - number {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), wait).await.expect("the permits are free");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_time_ends_in_a_pool_that_isnt_used() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let budget = Arc::new(SocketBudget::default());
+        let all = free(&budget);
+        let keep = Keep { idle: Duration::from_secs(10), ..Keep::default() };
+        let pool = Pool::new(keep, Arc::clone(&budget));
+        // The second time the task of the first one has ended.
+        for _ in 0..2 {
+            for _ in 0..2 {
+                pool.put(connection(&listener).await);
+            }
+            let put = Instant::now();
+            holds(&budget, all, 0).await;
+            assert!(put.elapsed() >= keep.idle && put.elapsed() < keep.idle + 2 * SWEEP_INTERVAL);
+        }
+    }
+
+    #[tokio::test]
+    async fn idle_connection_ends_when_the_upstream_closes_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let budget = Arc::new(SocketBudget::default());
+        let all = free(&budget);
+        let pool = Pool::new(Keep { idle: Duration::MAX, ..Keep::default() }, Arc::clone(&budget));
+        let mut ends = Vec::new();
+        for _ in 0..3 {
+            pool.put(connection(&listener).await);
+            ends.push(listener.accept().await.unwrap().0);
+        }
+        // One is closed, one has an answer that comes too late, one stays.
+        drop(ends.pop());
+        ends[1].write_all(&[0]).await.unwrap();
+        holds(&budget, all, 1).await;
+        let kept = pool.take().expect("the upstream has left one open");
+        assert_eq!(kept.local(), Some(ends[0].peer_addr().unwrap()));
+    }
+
+    #[tokio::test]
+    async fn connection_in_use_leaves_its_permit_to_an_idle_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let budget = Arc::new(SocketBudget::default());
+        let all = free(&budget);
+        let pool = Pool::new(Keep::default(), Arc::clone(&budget));
+        pool.put(connection(&listener).await);
+        assert_eq!(free(&budget), all - 1);
+        let permit = budget.of_checks().take().unwrap();
+        let _used = pool.take().unwrap().with(permit);
+        assert_eq!(free(&budget), all);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_are_kept_so_long_and_so_many() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let seconds = Duration::from_secs;
+        let keep = Keep { idle: seconds(10), age: Some(seconds(15)), number: 1, ..Keep::default() };
+        let pool = Pool::new(keep, Arc::default());
+        pool.put(connection(&listener).await);
+        let second = connection(&listener).await;
+        pool.put(second);
+        advance(seconds(9)).await;
+        let kept = pool.take().expect("it is young and was used");
+        assert!(pool.take().is_none(), "there is room for one");
+        pool.put(kept);
+        advance(seconds(7)).await;
+        assert!(pool.take().is_none(), "16 s are too old, however it was used");
+        pool.put(connection(&listener).await);
+        advance(seconds(10)).await;
+        assert!(pool.take().is_none(), "it wasn't used for 10 s");
+    }
+}

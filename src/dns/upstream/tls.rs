@@ -1,0 +1,78 @@
+//! How upstreams are spoken to by TLS: whom we trust, and who we are.
+
+use std::sync::Arc;
+
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+
+use crate::dns::transport::tls::{TlsError, certificates, system_roots};
+
+/// What is wrong with a file of PEM.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// There isn't what should be there.
+    #[error("there is no {0} in PEM: {1}")]
+    Missing(&'static str, pem::Error),
+    /// It can't be used.
+    #[error("{0}")]
+    Unfit(rustls::Error),
+}
+
+/// Returns the CAs in a file.
+///
+/// # Errors
+/// If there are none.
+pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in chain(pem)? {
+        roots.add(certificate).map_err(PemError::Unfit)?;
+    }
+    Ok(roots)
+}
+
+/// Returns how TLS 1.2 and 1.3 are spoken to an upstream. It has to prove its name by these CAs, or by those of
+/// the system; we prove ours by a certificate and its key, if there are any.
+///
+/// # Errors
+/// If the certificate and the key can't be used, or the system has no CAs.
+pub fn connector(
+    roots: Option<RootCertStore>,
+    identity: Option<(&[u8], &[u8])>,
+) -> Result<TlsConnector, ConnectorError> {
+    let roots = roots.map_or_else(system_roots, Ok)?;
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Versions)?
+        .with_root_certificates(roots);
+    let config = match identity {
+        None => builder.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let chain = chain(certificate).map_err(ConnectorError::Certificate)?;
+            let key = PrivateKeyDer::from_pem_slice(key)
+                .map_err(|error| ConnectorError::Key(PemError::Missing("private key", error)))?;
+            let paired = builder.with_client_auth_cert(chain, key);
+            paired.map_err(|error| ConnectorError::Key(PemError::Unfit(error)))?
+        }
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// Why TLS can't be spoken to upstreams.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectorError {
+    /// The certificate is no good.
+    #[error("{0}")]
+    Certificate(PemError),
+    /// The key is no good, or none for the certificate.
+    #[error("{0}")]
+    Key(PemError),
+    /// Something else.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    certificates(pem).map_err(|error| PemError::Missing("certificate", error))
+}
