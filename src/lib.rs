@@ -4,12 +4,11 @@
 //! LoadBalancer Services ([`sync`]) into a map of links ([`store`]), keeps an `ExternalName`
 //! Service for each, and answers DNS for them from the same map ([`dns`]). [`run`] wires it up.
 
-pub mod check;
-pub mod config;
+pub mod app;
+pub mod cli;
 pub mod dns;
 pub mod metrics;
 pub mod model;
-pub mod run;
 pub mod store;
 pub mod sync;
 pub mod takeover;

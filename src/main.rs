@@ -12,9 +12,9 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
-use lb_linker::check::check;
-use lb_linker::config::{Flags, LogFormat};
-use lb_linker::run::{RunError, SetDebug, run};
+use lb_linker::app::{RunError, SetDebug, run};
+use lb_linker::cli::check::check;
+use lb_linker::cli::flags::{Flags, LogFormat};
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
 

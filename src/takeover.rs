@@ -10,9 +10,9 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::{Client, ResourceExt};
 
-use crate::config::Flags;
+use crate::app::RunError;
+use crate::cli::flags::Flags;
 use crate::model::excerpt::examples;
-use crate::run::RunError;
 use crate::store::ServiceKey;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::desired::MANAGED_BY;

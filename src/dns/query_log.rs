@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
-use crate::config::LogFormat;
+use crate::cli::flags::LogFormat;
 use crate::metrics::{Family, Metrics, registered};
 
 /// Lines that wait to be written. What comes while they are so many is dropped.

@@ -1,5 +1,11 @@
 //! Builds server blocks from a Corefile, and keeps them running.
 
 pub mod config;
+pub(crate) mod corefile_source;
+pub(crate) mod http;
+pub(crate) mod instance;
 pub mod invalidation;
+pub(crate) mod ns_addresses;
 pub mod probes;
+pub(crate) mod reload;
+pub(crate) mod sockets;

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lb_linker::LbLinker;
 use super::r#loop::LoopState;
-use crate::config::LogFormat;
+use crate::cli::flags::LogFormat;
 use crate::dns::chain::plugin::Plugin;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::arguments::zones;

@@ -13,7 +13,7 @@ use hickory_server::net::xfer::Protocol;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::LogFormat;
+use crate::cli::flags::LogFormat;
 use crate::dns::chain::plugin::{Reply, Request};
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::Sources;

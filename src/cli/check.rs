@@ -1,16 +1,16 @@
 //! `lb-linker check`: looks whether everything is in place, and changes nothing.
 
+mod dry_run;
 mod instance;
-mod rights;
-mod target;
+mod permissions;
 
 use std::sync::Arc;
 
-use crate::config::Flags;
+use crate::app::RunError;
+use crate::cli::flags::Flags;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::setup::Site;
-use crate::run::RunError;
-use crate::run::corefile::Origin;
+use crate::dns::server::corefile_source::Origin;
 use crate::store::{Departed, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{Connection, connect};
@@ -55,10 +55,10 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
         let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         findings.lines.push(format!("API server {server}"));
         let candidacy = flags.candidacy()?;
-        let needed = rights::needed(flags, candidacy.as_ref());
-        rights::ask_for(&mut findings, client.clone(), &needed).await;
+        let needed = permissions::needed(flags, candidacy.as_ref());
+        permissions::ask_for(&mut findings, client.clone(), &needed).await;
         if flags.sync_mode() == SyncMode::On {
-            target::try_one(&mut findings, client.clone(), &flags.target_namespace).await;
+            dry_run::try_one(&mut findings, client.clone(), &flags.target_namespace).await;
         }
         if flags.sync_mode() != SyncMode::Off {
             instance::look(&mut findings, client, &flags.target_namespace, &flags.instance()).await;

@@ -8,7 +8,7 @@ use kube::core::{Expression, Selector};
 const GRAMMAR: &str = "not a label selector such as app=web,tier!=db,env in (a,b),!legacy";
 
 /// Parses a label selector.
-pub(super) fn selector(text: &str) -> Result<Selector, &'static str> {
+pub(crate) fn selector(text: &str) -> Result<Selector, &'static str> {
     let mut rest = text.trim();
     let mut expressions = Vec::new();
     while !rest.is_empty() {
@@ -62,7 +62,7 @@ fn key(text: &str) -> Option<String> {
 
 /// Returns whether this is the key of a label or annotation, `[prefix/]name`: a DNS name, and a
 /// label's name.
-pub(super) fn is_label_key(text: &str) -> bool {
+pub(crate) fn is_label_key(text: &str) -> bool {
     let (prefix, name) = text.rsplit_once('/').unwrap_or(("", text));
     let prefix_is_right = prefix.len() <= 253
         && prefix.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(c));

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::Flags;
+use crate::cli::flags::Flags;
 use crate::dns::corefile::{Block, CorefileError, Place, Sources, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::Site;
@@ -27,7 +27,7 @@ pub(crate) struct Corefile {
 }
 
 /// Returns a place as the beginning of a sentence; of the built-in Corefile nobody knows the lines.
-pub(super) fn at(place: &Place) -> String {
+pub(crate) fn at(place: &Place) -> String {
     if place.file.as_os_str() == BUILT_IN {
         return String::new();
     }

@@ -15,7 +15,7 @@ use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::k8s::instance::is_name;
 
 /// Parses `127.0.0.1:53`, `[::1]:53` or `:53`, which means all addresses.
-pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
+pub(crate) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
     let any = |port: &str| Some(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port.parse().ok()?));
     text.parse()
         .ok()
@@ -24,7 +24,7 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// Parses the origin of a zone: host name characters only, and room for the names below it.
-pub(super) fn zone(text: &str) -> Result<Name, &'static str> {
+pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str =
         "not a zone's name: letters, digits, hyphens and underscores, 1 to 63 between dots, 120 in all";
     /// A Service's name and a namespace's, with their lengths, leave that much.
@@ -40,7 +40,7 @@ pub(super) fn zone(text: &str) -> Result<Name, &'static str> {
 }
 
 /// Parses a domain.
-pub(super) fn domain(text: &str) -> Result<Name, &'static str> {
+pub(crate) fn domain(text: &str) -> Result<Name, &'static str> {
     const WRONG: &str = "not a domain such as cloud.example";
     let mut name =
         Name::from_ascii(text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase()).map_err(|_| WRONG)?;
@@ -52,7 +52,7 @@ pub(super) fn domain(text: &str) -> Result<Name, &'static str> {
 }
 
 /// Parses a network, or a single address. IPv4-mapped addresses are the IPv4 addresses that they stand for.
-pub(super) fn net(text: &str) -> Result<IpNet, &'static str> {
+pub(crate) fn net(text: &str) -> Result<IpNet, &'static str> {
     text.parse()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
         .map(|net| unmapped(net.trunc()))
@@ -60,7 +60,7 @@ pub(super) fn net(text: &str) -> Result<IpNet, &'static str> {
 }
 
 /// Parses the key of an annotation.
-pub(super) fn annotation(text: &str) -> Result<String, &'static str> {
+pub(crate) fn annotation(text: &str) -> Result<String, &'static str> {
     if is_label_key(text) {
         Ok(text.to_owned())
     } else {
@@ -69,12 +69,12 @@ pub(super) fn annotation(text: &str) -> Result<String, &'static str> {
 }
 
 /// Parses the name of a namespace, or `*` for all.
-pub(super) fn namespace_or_all(text: &str) -> Result<String, &'static str> {
+pub(crate) fn namespace_or_all(text: &str) -> Result<String, &'static str> {
     if text == "*" { Ok(text.to_owned()) } else { dns_label(text) }
 }
 
 /// Parses a number, or `unlimited`.
-pub(super) fn max_deletes(text: &str) -> Result<MaxDeletes, &'static str> {
+pub(crate) fn max_deletes(text: &str) -> Result<MaxDeletes, &'static str> {
     if text == "unlimited" {
         return Ok(MaxDeletes::Unlimited);
     }
@@ -82,7 +82,7 @@ pub(super) fn max_deletes(text: &str) -> Result<MaxDeletes, &'static str> {
 }
 
 /// Parses a duration of zero or more.
-pub(super) fn delay(text: &str) -> Result<Duration, &'static str> {
+pub(crate) fn delay(text: &str) -> Result<Duration, &'static str> {
     text.parse::<SignedDuration>()
         .ok()
         .and_then(|duration| Duration::try_from(duration).ok())
@@ -90,12 +90,12 @@ pub(super) fn delay(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// Writes a duration as [`delay`] reads it.
-pub(super) fn duration_text(duration: Duration) -> String {
+pub(crate) fn duration_text(duration: Duration) -> String {
     SpanPrinter::new().spacing(Spacing::None).unsigned_duration_to_string(&duration)
 }
 
 /// Parses the name of a namespace (RFC 1123 label).
-pub(super) fn dns_label(text: &str) -> Result<String, &'static str> {
+pub(crate) fn dns_label(text: &str) -> Result<String, &'static str> {
     if names::is_label(text) {
         Ok(text.to_owned())
     } else {
@@ -104,7 +104,7 @@ pub(super) fn dns_label(text: &str) -> Result<String, &'static str> {
 }
 
 /// Parses the name of an object (RFC 1123 subdomain).
-pub(super) fn object_name(text: &str) -> Result<String, &'static str> {
+pub(crate) fn object_name(text: &str) -> Result<String, &'static str> {
     if text.len() <= 253 && text.split('.').all(names::is_label) {
         Ok(text.to_owned())
     } else {
@@ -113,7 +113,7 @@ pub(super) fn object_name(text: &str) -> Result<String, &'static str> {
 }
 
 /// Parses the name of an instance.
-pub(super) fn instance(text: &str) -> Result<String, &'static str> {
+pub(crate) fn instance(text: &str) -> Result<String, &'static str> {
     if is_name(text) {
         Ok(text.to_owned())
     } else {
@@ -122,7 +122,7 @@ pub(super) fn instance(text: &str) -> Result<String, &'static str> {
 }
 
 /// Parses what an instance is called.
-pub(super) fn identity(text: &str) -> Result<String, &'static str> {
+pub(crate) fn identity(text: &str) -> Result<String, &'static str> {
     if text.is_empty() || text.len() > 253 || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
         Err("not a name: 1 to 253 characters without spaces")
     } else {
@@ -132,7 +132,7 @@ pub(super) fn identity(text: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::values::*;
+    use super::super::parsers::*;
 
     #[test]
     fn network_of_mapped_addresses_is_the_ipv4_network() {

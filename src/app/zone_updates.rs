@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::names_of;
-use super::source::Source;
-use crate::config::Flags;
+use super::sync_tasks::Source;
+use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::metrics::Metrics;
 use crate::store::Store;

@@ -7,8 +7,8 @@ use tokio::runtime::{self, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::RunError;
-use super::source::Source;
-use crate::config::Flags;
+use super::sync_tasks::Source;
+use crate::cli::flags::Flags;
 
 /// A thread with a runtime of its own. A change goes through a dozen tasks: on one thread they hand over to each other
 /// without waking another one each time, and none of those who answer DNS. Dropped, it ends, and so do its tasks.

@@ -10,7 +10,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 
 use super::Findings;
-use crate::config::Flags;
+use crate::cli::flags::Flags;
 use crate::sync::election::Candidacy;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::explain;

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpListener;
 
-use super::RunError;
-use super::corefile::at;
+use super::corefile_source::at;
+use crate::app::RunError;
 use crate::dns::corefile::{Place, Scheme};
 use crate::dns::server::config::ListenAt;
 use crate::dns::transport::{tcp, udp};
@@ -17,16 +17,16 @@ use crate::dns::transport::{tcp, udp};
 const PORT_TRIES: usize = 16;
 
 /// The sockets of a listener.
-pub(super) struct Socket {
+pub(crate) struct Socket {
     /// Where it is bound to: port 0 has become another.
-    pub(super) bound: ListenAt,
+    pub(crate) bound: ListenAt,
     /// One for each thread; none with TLS.
-    pub(super) udp: Vec<UdpSocket>,
-    pub(super) tcp: TcpListener,
+    pub(crate) udp: Vec<UdpSocket>,
+    pub(crate) tcp: TcpListener,
 }
 
 /// The TCP socket of a listener, to let another listener have its port, too.
-pub(super) struct Holders {
+pub(crate) struct Holders {
     port: u16,
     socket: Option<OwnedFd>,
 }
@@ -35,13 +35,13 @@ pub(super) struct Holders {
 
 impl Holders {
     /// Returns another handle on the socket. The port stays taken until this is dropped, too.
-    pub(super) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
+    pub(crate) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
         // Without it a port can't be taken over, and nothing else is lost.
         Self { port, socket: socket.try_clone_to_owned().ok() }
     }
 
     /// Lets others in, or not any more. Returns whether it is about that port.
-    pub(super) fn share(&self, port: u16, share: bool) -> bool {
+    pub(crate) fn share(&self, port: u16, share: bool) -> bool {
         let is_meant = self.port == port && port != 0;
         if is_meant && let Some(socket) = &self.socket {
             // Where that can't be, opening the other one says so.
@@ -53,7 +53,7 @@ impl Holders {
 
 /// Opens the same port for UDP and TCP, or for TLS; port 0 is any that is free. `beside` listeners of ours that are
 /// about to end, if there are any at that port.
-pub(super) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Socket, RunError> {
+pub(crate) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Socket, RunError> {
     let ListenAt { scheme, address } = listen;
     let failed =
         |address, transport| move |source| RunError::Listen { place: at(place), address, transport, source };
@@ -87,13 +87,13 @@ pub(super) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Sock
 
 impl Socket {
     /// Returns another handle on the port. UDP shares it anyway: TCP keeps other programs out.
-    pub(super) fn holders(&self) -> Holders {
+    pub(crate) fn holders(&self) -> Holders {
         Holders::of(self.bound.address.port(), self.tcp.as_fd())
     }
 }
 
 /// Opens a port for HTTP.
-pub(super) fn open_http(
+pub(crate) fn open_http(
     address: SocketAddr,
     place: &Place,
     beside: bool,

@@ -14,7 +14,7 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Tries to create an external target without creating it. Returns nothing about rights that are
-/// missing, which [`super::rights`] names.
+/// missing, which [`super::permissions`] names.
 pub(super) async fn try_one(findings: &mut Findings, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };

@@ -19,8 +19,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
-use super::RunError;
 use super::sockets::{Holders, open_http};
+use crate::app::RunError;
 use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
 use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
@@ -32,7 +32,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 const CHECK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What is served by HTTP.
-pub(super) struct Http {
+pub(crate) struct Http {
     metrics: Arc<Metrics>,
     store: Arc<Store>,
     servers: watch::Receiver<Servers>,
@@ -85,7 +85,7 @@ impl Family for HealthMetrics {
 }
 
 /// A port that was opened.
-pub(super) struct Opened {
+pub(crate) struct Opened {
     place: At,
     bound: SocketAddr,
     listener: TcpListener,
@@ -109,7 +109,7 @@ fn paths(endpoints: &[HttpEndpoint], place: At) -> Vec<&'static str> {
 }
 
 impl Http {
-    pub(super) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, RunError> {
+    pub(crate) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, RunError> {
         Ok(Self {
             metrics: Arc::clone(&site.metrics),
             store: Arc::clone(&site.store),
@@ -121,7 +121,7 @@ impl Http {
     }
 
     /// Opens the ports that aren't open yet.
-    pub(super) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<Opened>, RunError> {
+    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<Opened>, RunError> {
         let mut opened: Vec<Opened> = Vec::new();
         for endpoint in endpoints {
             let place = At::of(endpoint);
@@ -146,7 +146,7 @@ impl Http {
     }
 
     /// Serves what was opened, and ends what isn't wanted any more.
-    pub(super) fn serve(&mut self, opened: Vec<Opened>, endpoints: &[HttpEndpoint]) {
+    pub(crate) fn serve(&mut self, opened: Vec<Opened>, endpoints: &[HttpEndpoint]) {
         self.live.retain(|live| {
             let paths = paths(endpoints, live.place);
             let wanted = !paths.is_empty();
@@ -187,7 +187,7 @@ impl Http {
             .layer(from_fn(only_served))
     }
 
-    pub(super) async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.live.clear();
         while self.tasks.join_next().await.is_some() {}
     }

@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
-use super::values::{identity, object_name};
-use super::{ConfigError, Flags};
+use super::flags::{ConfigError, Flags};
+use super::parsers::{identity, object_name};
 use crate::sync::election::Candidacy;
 use crate::sync::external_target::decision::SyncMode;
 
@@ -59,7 +59,7 @@ pub struct ElectionFlags {
 
 /// What a process can find out about where it runs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Surroundings {
+pub(crate) struct Surroundings {
     in_cluster: bool,
     pod_name: Option<String>,
     pod_namespace: Option<String>,
@@ -69,7 +69,7 @@ pub(super) struct Surroundings {
 
 impl Surroundings {
     /// Looks around.
-    pub(super) fn look() -> Self {
+    pub(crate) fn look() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
             in_cluster: variable("KUBERNETES_SERVICE_HOST").is_some(),
@@ -93,7 +93,7 @@ impl Flags {
         self.candidacy_in(Surroundings::look())
     }
 
-    pub(super) fn candidacy_in(&self, around: Surroundings) -> Result<Option<Candidacy>, ConfigError> {
+    pub(crate) fn candidacy_in(&self, around: Surroundings) -> Result<Option<Candidacy>, ConfigError> {
         let usual = if self.is_own_cluster(&around) { LeaderElection::Lease } else { LeaderElection::Off };
         let how = self.election.leader_election.unwrap_or(usual);
         let writes = self.sync_mode_in(&around) == SyncMode::On;
@@ -169,13 +169,13 @@ impl Flags {
     }
 
     /// Returns the flags of the election with their values in force.
-    pub(super) fn effective_election(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn effective_election(&self) -> Vec<(&'static str, String)> {
         let Ok(Some(Candidacy { lease, identity, pod, .. })) = self.candidacy() else {
             return vec![("--leader-election", "off".to_owned())];
         };
         let how = if pod.is_some() { LeaderElection::Life } else { LeaderElection::Lease };
         vec![
-            ("--leader-election", super::value_name(&how)),
+            ("--leader-election", super::flags::value_name(&how)),
             ("--lease-name", lease),
             ("--identity", identity),
         ]
@@ -186,7 +186,7 @@ impl Flags {
 mod tests {
     use clap::Parser;
 
-    use super::super::election::*;
+    use super::super::election_flags::*;
 
     #[derive(Parser)]
     struct Cli {

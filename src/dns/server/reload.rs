@@ -14,10 +14,10 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::corefile::{Corefile, Origin};
-use super::serving::Serving;
-use super::{RunError, SetDebug};
-use crate::config::{ConfigError, Flags};
+use super::corefile_source::{Corefile, Origin};
+use super::instance::Serving;
+use crate::app::{RunError, SetDebug};
+use crate::cli::flags::{ConfigError, Flags};
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::{Reload, Site};
@@ -46,8 +46,8 @@ impl Family for ReloadMetrics {
 }
 
 /// The Corefile, and what is served of it.
-pub(super) struct Reloader {
-    pub(super) serving: Serving,
+pub(crate) struct Reloader {
+    pub(crate) serving: Serving,
     origin: Origin,
     flags: Flags,
     zones: watch::Sender<Vec<LinkZone>>,
@@ -83,7 +83,7 @@ impl Reloader {
     ///
     /// # Errors
     /// If it can't be.
-    pub(super) fn start(
+    pub(crate) fn start(
         origin: Origin,
         corefile: Corefile,
         flags: Flags,
@@ -101,7 +101,7 @@ impl Reloader {
     }
 
     /// Returns the zones with links' names, now and later.
-    pub(super) fn zones(&self) -> watch::Receiver<Vec<LinkZone>> {
+    pub(crate) fn zones(&self) -> watch::Receiver<Vec<LinkZone>> {
         self.zones.subscribe()
     }
 
@@ -109,7 +109,7 @@ impl Reloader {
     ///
     /// # Errors
     /// If a listener dies.
-    pub(super) async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
+    pub(crate) async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
         let outcome = loop {
             let pause = self.serving.reload.map_or(Duration::MAX, pause);
             tokio::select! {

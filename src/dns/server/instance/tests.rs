@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use crate::dns::corefile::Sources;
 use crate::dns::server::config::configure;
+use crate::dns::server::instance::*;
 use crate::held_port::HeldPort;
-use crate::run::serving::*;
 use crate::store::{Departed, Store};
 
 fn serving() -> (Serving, Site) {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::{Flags, UpstreamSpec};
+use super::flags::{Flags, UpstreamSpec};
 use crate::dns::server::config::quoted;
 use crate::store::host_text;
 

@@ -4,7 +4,7 @@ use clap::Args;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use super::values::{annotation, domain, namespace_or_all, net};
+use super::parsers::{annotation, domain, namespace_or_all, net};
 use crate::model::hostname_policy::Admission;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::host_text;
@@ -99,7 +99,7 @@ pub struct AdmissionFlags {
 
 impl AdmissionFlags {
     /// Returns what of Services' wishes is granted, where these are our zones, and the labels that are their own.
-    pub(super) fn admission(&self, zones: &[Name], apexes: &[String]) -> Admission {
+    pub(crate) fn admission(&self, zones: &[Name], apexes: &[String]) -> Admission {
         Admission {
             targets: TargetPolicy {
                 zones: zones.to_vec(),
@@ -116,7 +116,7 @@ impl AdmissionFlags {
     }
 
     /// Returns the flags with their values in force.
-    pub(super) fn effective(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn effective(&self) -> Vec<(&'static str, String)> {
         let hosts = |names: &[Name]| names.iter().map(host_text).collect::<Vec<_>>().join(",");
         let nets = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut flags = vec![

@@ -3,15 +3,9 @@
 //! DNS outlives sync: the listeners are open before the first load balancer is known, a sync task
 //! that fails is started again, and only a dead DNS listener ends the process.
 
-mod addresses;
-pub(crate) mod corefile;
-mod http;
-mod reload;
-mod serving;
-mod sockets;
-mod source;
-mod syncing;
-mod thread;
+mod sync_runtime;
+mod sync_tasks;
+mod zone_updates;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,19 +17,19 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::config::{ConfigError, Flags};
+use crate::cli::flags::{ConfigError, Flags};
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
+use crate::dns::server::corefile_source::Origin;
 use crate::dns::server::invalidation;
+use crate::dns::server::reload::Reloader;
 use crate::store::{Departed, Store, host_text};
 use crate::sync::k8s::client::ClientError;
 use crate::sync::source::file_watcher::DirectoryError;
-use corefile::Origin;
-use reload::Reloader;
-use source::Source;
-use syncing::Syncing;
-use thread::SyncThread;
+use sync_runtime::SyncThread;
+use sync_tasks::Source;
+use zone_updates::Syncing;
 
 /// Why lb-linker doesn't run.
 #[derive(Debug, thiserror::Error)]
@@ -136,7 +130,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let store = Arc::new(store_for(&flags, &source));
     let (mut site, queue) = Site::new(Arc::clone(&store), flags.log_format)?;
     site.targets = Arc::new(flags.admission().targets);
-    site.own_addresses = addresses::of_this_server;
+    site.own_addresses = crate::dns::server::ns_addresses::of_this_server;
     let metrics = Arc::clone(&site.metrics);
     // To the last: it ends when this function does.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;

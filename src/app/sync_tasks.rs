@@ -10,7 +10,7 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use super::RunError;
-use crate::config::Flags;
+use crate::cli::flags::Flags;
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::sync::election::term::unix_now;

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::http::Http;
 use super::sockets::{Holders, Socket, open};
-use super::{RunError, SetDebug};
+use crate::app::{RunError, SetDebug};
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::metrics::Report;
 use crate::dns::chain::server::{Block, Server};
@@ -27,7 +27,7 @@ use crate::dns::transport::tcp::connection_limit::Places;
 use crate::dns::transport::{tcp, udp};
 
 /// What is served.
-pub(super) struct Serving {
+pub(crate) struct Serving {
     site: Site,
     report: Arc<Report>,
     places: Arc<Places>,
@@ -45,13 +45,13 @@ pub(super) struct Serving {
     /// What blocks have running.
     tasks: JoinSet<()>,
     /// How often the Corefile is read again.
-    pub(super) reload: Option<Reload>,
+    pub(crate) reload: Option<Reload>,
     /// How long it goes on after it was told to stop.
-    pub(super) lameduck: Duration,
+    pub(crate) lameduck: Duration,
 }
 
 /// What has come of a configuration.
-pub(super) struct Applied {
+pub(crate) struct Applied {
     blocks: usize,
     new: usize,
     gone: usize,
@@ -85,7 +85,7 @@ struct LiveBlock {
 
 impl Serving {
     /// Returns one that serves nothing yet.
-    pub(super) fn new(site: Site, set_debug: SetDebug) -> Result<Self, RunError> {
+    pub(crate) fn new(site: Site, set_debug: SetDebug) -> Result<Self, RunError> {
         let report = site.metrics.family::<Report>()?;
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
@@ -107,12 +107,12 @@ impl Serving {
     }
 
     /// Returns the files that the blocks were built of, and what was in them.
-    pub(super) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+    pub(crate) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         self.blocks.iter().flat_map(|live| live.identity.files()).cloned().collect()
     }
 
     /// Returns what answers now, and later.
-    pub(super) fn servers(&self) -> watch::Receiver<Servers> {
+    pub(crate) fn servers(&self) -> watch::Receiver<Servers> {
         self.servers.subscribe()
     }
 
@@ -120,7 +120,7 @@ impl Serving {
     ///
     /// # Errors
     /// If a port can't be had; then everything is as before.
-    pub(super) fn apply(&mut self, mut configuration: Configuration) -> Result<Applied, RunError> {
+    pub(crate) fn apply(&mut self, mut configuration: Configuration) -> Result<Applied, RunError> {
         let endpoints: Vec<HttpEndpoint> =
             configuration.blocks.iter().flat_map(|built| built.draft.endpoints.clone()).collect();
         // Everything that can fail comes first.
@@ -301,12 +301,12 @@ impl Serving {
     }
 
     /// Has all plugins start afresh what they have given up on: those of blocks that are as before, too.
-    pub(super) fn restart(&self) {
+    pub(crate) fn restart(&self) {
         self.blocks.iter().flat_map(|live| &live.block.plugins).for_each(|plugin| plugin.restart());
     }
 
     /// Waits until a listener has ended without being told to; says which, and why.
-    pub(super) async fn dead(&mut self) -> (SocketAddr, String) {
+    pub(crate) async fn dead(&mut self) -> (SocketAddr, String) {
         loop {
             match self.serving.join_next().await {
                 None => std::future::pending().await,
@@ -325,7 +325,7 @@ impl Serving {
     }
 
     /// Ends everything, after the answers that are under way.
-    pub(super) async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.listeners.clear();
         while self.serving.join_next().await.is_some() {}
         self.blocks.clear();

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAGE_SIZE: u32 = 500;
 
 /// Adds a finding where another instance owns most external targets and EndpointSlices. Returns nothing about
-/// rights that are missing, which [`super::rights`] names.
+/// rights that are missing, which [`super::permissions`] names.
 pub(super) async fn look(findings: &mut Findings, client: Client, namespace: &str, own: &str) {
     let lists = async {
         let mut instances = instances::<Service>(&client, namespace).await?;

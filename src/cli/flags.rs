@@ -1,13 +1,5 @@
 //! The flags, their defaults, and what they mean together.
 
-mod admission;
-mod client_net;
-mod corefile;
-mod election;
-mod selector;
-mod upstream;
-mod values;
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +8,13 @@ use clap::{Args, ValueEnum};
 use hickory_proto::rr::Name;
 use kube::core::Selector;
 
+pub use crate::cli::client_nets_flag::ClientNet;
+use crate::cli::client_nets_flag::PRIVATE_NETS;
+pub use crate::cli::election_flags::{ElectionFlags, LeaderElection};
+use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
+pub use crate::cli::policy_flags::AdmissionFlags;
+use crate::cli::selector::selector;
+pub use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname_policy::Admission;
 use crate::model::names;
@@ -24,16 +23,9 @@ use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
 use crate::sync::source::selection::Selection;
-pub use admission::AdmissionFlags;
-pub use client_net::ClientNet;
-use client_net::PRIVATE_NETS;
-pub use election::{ElectionFlags, LeaderElection};
-use selector::selector;
-pub use upstream::UpstreamSpec;
-use values::{delay, dns_label, instance, listen, max_deletes, zone};
 
 /// The port of DNS (RFC 1035 section 4.2).
-const DNS_PORT: u16 = 53;
+pub(crate) const DNS_PORT: u16 = 53;
 
 /// How the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -503,7 +495,7 @@ impl Flags {
         flags.extend([
             ("--sync", value_name(&self.sync_mode())),
             ("--on-delete", value_name(&self.on_delete)),
-            ("--delete-delay", values::duration_text(self.policy().delete_delay)),
+            ("--delete-delay", crate::cli::parsers::duration_text(self.policy().delete_delay)),
             ("--finalizer", if self.finalizer { "on" } else { "off" }.to_owned()),
             ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
             ("--prune", if self.prune { "on" } else { "off" }.to_owned()),
@@ -517,7 +509,7 @@ impl Flags {
 }
 
 /// Returns how a value is written on the command line.
-fn value_name(value: &impl ValueEnum) -> String {
+pub(crate) fn value_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 

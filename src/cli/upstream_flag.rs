@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use rustls::pki_types::ServerName;
 
-use super::{ConfigError, DNS_PORT, Flags};
+use super::flags::{ConfigError, DNS_PORT, Flags};
 use crate::dns::corefile::resolv_conf;
 use crate::dns::server::config::reaches;
 

@@ -1,0 +1,11 @@
+//! The command line: flags, and the subcommand `check`.
+
+pub(crate) mod built_in_corefile;
+pub mod check;
+pub(crate) mod client_nets_flag;
+pub(crate) mod election_flags;
+pub mod flags;
+pub(crate) mod parsers;
+pub(crate) mod policy_flags;
+pub(crate) mod selector;
+pub(crate) mod upstream_flag;
