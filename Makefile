@@ -38,7 +38,7 @@ lint: has-rust ## check format, lints and documentation
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 
 docs: has-rust ## make docs/ of the plugins' manuals in src/dns/plugins, and of the differences that tests know
-	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::manuals
+	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet the_page_of_differences
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)

@@ -28,8 +28,8 @@ fn max_files() -> usize {
 }
 
 /// Returns so many percent of the files that the process may have open now, at least one. Sockets to upstreams have 60 %
-/// ([`forward`]), clients' connections 30 % ([`tcp`]), and probes 6 % ([`probes`]); the rest is for listeners, the API
-/// server and files.
+/// ([`upstream`]), clients' connections 30 % ([`transport::tcp`]), and probes 6 % ([`server::probes`]); the rest is for
+/// listeners, the API server and files.
 fn part_of_files(percent: usize) -> usize {
     (max_files() / 100 * percent).max(1)
 }

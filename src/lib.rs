@@ -2,7 +2,7 @@
 //!
 //! A cloud load balancer that is deleted and recreated gets another hostname. lb-linker watches
 //! LoadBalancer Services ([`sync`]) into a map of links ([`store`]), keeps an `ExternalName`
-//! Service for each, and answers DNS for them from the same map ([`dns`]). [`run`] wires it up.
+//! Service for each, and answers DNS for them from the same map ([`dns`]). [`app`] wires it up.
 
 pub mod app;
 pub mod cli;

@@ -1,0 +1,181 @@
+//! Holds the layout of `src`: which folder may use which, how many files may depend on each other in a circle, and what
+//! `model` may use.
+
+mod imports;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use imports::{File, files};
+
+/// The folders, in their order: each may use what stands before it. `sync` and `dns` don't use each other: they meet in
+/// `store`. `app`, `main.rs` and `lib.rs` stand last.
+const FOLDERS: [&str; 24] = [
+    "model",
+    "metrics",
+    "store",
+    "sync/k8s",
+    "sync/controller",
+    "sync/election",
+    "sync/events",
+    "sync/source",
+    "sync/external_target",
+    "sync/source_annotation",
+    "sync",
+    "dns/query_log",
+    "dns/net",
+    "dns/message",
+    "dns/corefile",
+    "dns/response_cache",
+    "dns/chain",
+    "dns/transport",
+    "dns/upstream",
+    "dns/plugins",
+    "dns/server",
+    "dns",
+    "cli",
+    "takeover",
+];
+
+/// Uses that point the wrong way, as `file -> folder`. Entries are only ever removed.
+const WRONG_ARROWS: &[&str] = &[
+    "cli/check.rs -> app",
+    "dns/chain/handler.rs -> dns",
+    "dns/chain/plugin.rs -> dns/transport",
+    "dns/chain/server.rs -> dns/plugins",
+    "dns/corefile/address.rs -> dns/plugins",
+    "dns/message/encode.rs -> dns",
+    "dns/message/encode.rs -> dns/chain",
+    "dns/message/encode/addresses.rs -> dns",
+    "dns/message/encode/addresses.rs -> dns/chain",
+    "dns/message/validity.rs -> dns/chain",
+    "dns/message/validity.rs -> dns/plugins",
+    "dns/plugins.rs -> app",
+    "dns/plugins/forward.rs -> dns",
+    "dns/plugins/forward/options.rs -> dns",
+    "dns/plugins/setup.rs -> cli",
+    "dns/query_log.rs -> cli",
+    "dns/response_cache.rs -> dns/chain",
+    "dns/response_cache.rs -> dns/plugins",
+    "dns/response_cache/wire_response.rs -> dns",
+    "dns/response_cache/wire_response.rs -> dns/chain",
+    "dns/server/corefile_source.rs -> cli",
+    "dns/server/http.rs -> app",
+    "dns/server/instance.rs -> app",
+    "dns/server/probes.rs -> dns",
+    "dns/server/reload.rs -> app",
+    "dns/server/reload.rs -> cli",
+    "dns/server/sockets.rs -> app",
+    "dns/transport/tcp.rs -> dns",
+    "dns/transport/tcp.rs -> dns/plugins",
+    "dns/transport/tcp/connection.rs -> dns",
+    "dns/transport/tcp/connection_limit.rs -> dns",
+    "dns/transport/udp.rs -> dns",
+    "dns/transport/udp/answer_socket.rs -> dns",
+    "dns/transport/udp/batch.rs -> dns",
+    "dns/transport/udp/slow_path.rs -> dns",
+    "dns/transport/udp/worker.rs -> dns",
+    "dns/upstream/error.rs -> dns",
+    "dns/upstream/socket_budget.rs -> dns",
+    "metrics.rs -> store",
+    "model/hostname_policy.rs -> store",
+    "model/hostname_policy.rs -> sync/k8s",
+    "model/link.rs -> store",
+    "model/target_policy.rs -> store",
+    "sync/controller/circuit_breaker.rs -> sync",
+    "sync/controller/circuit_breaker.rs -> sync/external_target",
+    "sync/controller/work_queue.rs -> sync",
+    "sync/controller/work_queue.rs -> sync/source",
+    "sync/election.rs -> sync",
+    "sync/election.rs -> sync/external_target",
+    "sync/events/publisher.rs -> sync",
+    "sync/events/publisher.rs -> sync/external_target",
+    "sync/events/refused.rs -> sync",
+    "sync/external_target/backend.rs -> takeover",
+    "sync/external_target/handlers.rs -> sync",
+    "sync/external_target/left_out.rs -> takeover",
+    "sync/external_target/orphans.rs -> takeover",
+    "sync/external_target/reconciler.rs -> sync",
+    "sync/external_target/reconciler/start_check.rs -> sync",
+    "sync/external_target/status_log.rs -> sync",
+    "sync/k8s/errors.rs -> sync",
+    "sync/source/cluster.rs -> sync",
+    "sync/source/cluster.rs -> sync/external_target",
+    "sync/source/cluster/leaving.rs -> sync",
+    "sync/source/manifests.rs -> sync",
+    "sync/source/manifests.rs -> sync/external_target",
+    "sync/source/selection.rs -> sync/external_target",
+    "sync/source_annotation.rs -> sync",
+    "sync/source_annotation/places.rs -> sync",
+    "takeover.rs -> app",
+];
+
+/// Files of `model` that use clap, kube or tokio, as `file -> crate`. Entries are only ever removed.
+const FOREIGN_IN_MODEL: &[&str] = &["model/allowance.rs -> tokio"];
+
+/// The number of files in the largest circle of imports. It only ever becomes smaller, down to 3.
+const LARGEST_CIRCLE: usize = 85;
+
+/// Returns the folder of a file: the longest one that its path begins with.
+fn folder(file: &str) -> &str {
+    let path = file.strip_suffix(".rs").unwrap_or(file);
+    let contains = |folder: &&&str| {
+        path.strip_prefix(**folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    FOLDERS.iter().filter(contains).max_by_key(|folder| folder.len()).copied().unwrap_or("app")
+}
+
+fn may_use(user: &str, used: &str) -> bool {
+    let place = |folder: &str| FOLDERS.iter().position(|known| *known == folder).unwrap_or(FOLDERS.len());
+    let top = |folder: &'static str| move |path: &str| path.split('/').next() == Some(folder);
+    place(used) <= place(user) && !(top("dns")(user) && top("sync")(used))
+}
+
+/// Returns the files that a file reaches by one or more uses.
+fn reachable<'a>(files: &'a BTreeMap<String, File>, start: &'a str) -> BTreeSet<&'a str> {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
+    while let Some(file) = open.pop().and_then(|file| files.get(file)) {
+        open.extend(file.uses.iter().map(String::as_str).filter(|used| seen.insert(*used)));
+    }
+    seen
+}
+
+/// Compares what is wrong with what is known to be wrong.
+fn compare(name: &str, wrong: &BTreeSet<String>, known: &[&str]) {
+    let known: BTreeSet<String> = known.iter().map(|entry| (*entry).to_owned()).collect();
+    let (new, gone): (Vec<_>, Vec<_>) =
+        (wrong.difference(&known).collect(), known.difference(wrong).collect());
+    assert!(new.is_empty(), "not in {name}: {new:#?}");
+    assert!(gone.is_empty(), "to be removed from {name}: {gone:#?}");
+}
+
+#[test]
+fn folders_use_only_what_stands_before_them() {
+    let wrong = |(name, file): (&String, &File)| -> Vec<String> {
+        let used = file.uses.iter().map(|used| folder(used));
+        used.filter(|used| !may_use(folder(name), used)).map(|used| format!("{name} -> {used}")).collect()
+    };
+    compare("WRONG_ARROWS", &files().iter().flat_map(wrong).collect(), WRONG_ARROWS);
+}
+
+#[test]
+fn circles_of_imports_are_small() {
+    let files = files();
+    let reachable: BTreeMap<&str, BTreeSet<&str>> =
+        files.keys().map(|file| (file.as_str(), reachable(&files, file))).collect();
+    let circle = |file: &&str| -> BTreeSet<&str> {
+        reachable[*file].iter().copied().filter(|other| reachable[other].contains(*file)).collect()
+    };
+    let largest = reachable.keys().map(circle).max_by_key(BTreeSet::len).unwrap_or_default();
+    assert_eq!(largest.len(), LARGEST_CIRCLE, "{largest:#?}");
+}
+
+#[test]
+fn model_uses_neither_clap_nor_kube_nor_tokio() {
+    let foreign = |(name, file): (&String, &File)| -> Vec<String> {
+        let crates = file.crates.iter().filter(|name| matches!(name.as_str(), "clap" | "kube" | "tokio"));
+        crates.map(|used| format!("{name} -> {used}")).collect()
+    };
+    let files = files();
+    let model = files.iter().filter(|(name, _)| folder(name) == "model");
+    compare("FOREIGN_IN_MODEL", &model.flat_map(foreign).collect(), FOREIGN_IN_MODEL);
+}
