@@ -1,6 +1,8 @@
 //! Holds the layout of `src`: which folder may use which, how many files may depend on each other in a circle, and what
 //! `model` may use.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod imports;
 
 use std::collections::{BTreeMap, BTreeSet};
