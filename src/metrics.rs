@@ -3,9 +3,10 @@
 pub mod sharded;
 pub mod staleness;
 
+use parking_lot::Mutex;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus::core::Collector;
@@ -305,7 +306,7 @@ impl Metrics {
     /// # Errors
     /// Only if two metrics had one name.
     pub fn family<F: Family>(&self) -> Result<Arc<F>, prometheus::Error> {
-        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut families = self.families.lock();
         let known = families.get(&TypeId::of::<F>()).cloned();
         if let Some(family) = known.and_then(|family| family.downcast().ok()) {
             return Ok(family);

@@ -12,10 +12,11 @@ mod table;
 mod uid;
 mod update;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use dashmap::{DashMap, DashSet};
@@ -178,7 +179,7 @@ impl Store {
     /// Takes over that the zones have changed: a name that a link asks for may be another one's own now.
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allotment = self.write();
-        *self.zones.write().unwrap_or_else(PoisonError::into_inner) = origins(zones);
+        *self.zones.write() = origins(zones);
         self.index.names.change();
         for link in self.links() {
             self.see_hostnames(&mut allotment, &link.key);
@@ -186,7 +187,7 @@ impl Store {
     }
 
     fn zones(&self) -> Zones {
-        Arc::clone(&self.zones.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.zones.read())
     }
 
     /// Returns the store of a source whose objects have resourceVersions: the serial is never counted from
@@ -597,7 +598,7 @@ impl Store {
 
     fn write(&self) -> MutexGuard<'_, Allotment> {
         // A panic of another writer leaves claims and maps usable: each step stands for itself.
-        let mut allotment = self.allotment.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allotment = self.allotment.lock();
         // What it had not told yet is told now.
         allotment.untold.take().into_iter().flatten().for_each(|change| self.tell(change));
         allotment

@@ -1,9 +1,10 @@
 //! Counters that several threads count on without a cache line in common.
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::iter;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
@@ -89,8 +90,7 @@ impl Spread {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Cells>>> {
-        // The list is whole after a panic, too.
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own.lock()
     }
 }
 
@@ -124,10 +124,10 @@ impl SpreadVec {
     #[must_use]
     pub fn with(&self, values: &[&str]) -> Arc<Spread> {
         let values: Vec<String> = values.iter().map(ToString::to_string).collect();
-        if let Some(counter) = self.0.counters.read().unwrap_or_else(PoisonError::into_inner).get(&values) {
+        if let Some(counter) = self.0.counters.read().get(&values) {
             return Arc::clone(counter);
         }
-        let mut counters = self.0.counters.write().unwrap_or_else(PoisonError::into_inner);
+        let mut counters = self.0.counters.write();
         Arc::clone(counters.entry(values).or_insert_with(|| Arc::new(Spread::new(1))))
     }
 }
@@ -138,7 +138,7 @@ impl Collector for SpreadVec {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let counters = self.0.counters.read().unwrap_or_else(PoisonError::into_inner);
+        let counters = self.0.counters.read();
         let shown = counters.iter().filter_map(|(values, counter)| {
             let count = counter.sums()[0];
             (count > 0).then(|| counted(labelled(&self.0.desc, values), count))

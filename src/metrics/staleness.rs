@@ -1,7 +1,8 @@
 //! How long ago each watch has shown that it lives.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use prometheus::{GaugeVec, Opts, Registry};
@@ -13,11 +14,11 @@ pub struct Sign(Mutex<Instant>);
 impl Sign {
     /// Takes over that something has been heard now.
     pub fn note(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.0.lock() = Instant::now();
     }
 
     fn age(&self) -> f64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed().as_secs_f64()
+        self.0.lock().elapsed().as_secs_f64()
     }
 }
 
@@ -46,7 +47,7 @@ impl Staleness {
     /// Returns where the watch of this name notes what it hears. Its age counts from now, or goes on where the watch
     /// takes the place of another one of its name; it is shown as long as anything keeps what is returned.
     pub fn watch(&self, name: &str) -> Arc<Sign> {
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = self.watches.lock();
         let known = watches.get(name).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
             let sign = Arc::new(Sign(Mutex::new(Instant::now())));
@@ -57,7 +58,7 @@ impl Staleness {
 
     /// Sets the metric to the ages of this moment.
     pub(super) fn show(&self) {
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = self.watches.lock();
         watches.retain(|name, sign| {
             let sign = sign.upgrade();
             match &sign {

@@ -1,8 +1,9 @@
 //! Which links an address leads back to.
 
+use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::LazyLock;
 
 use ipnet::IpNet;
 
@@ -18,7 +19,7 @@ impl Addresses {
     pub(super) fn add(&self, link: &Link) {
         let addresses = addresses(link);
         if !addresses.is_empty() {
-            let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.0.write();
             all.extend(addresses.iter().map(|ip| (*ip, link.key.clone())));
         }
     }
@@ -28,7 +29,7 @@ impl Addresses {
         let kept = now.map(addresses).unwrap_or_default();
         let mut gone = addresses(before).iter().filter(|ip| !kept.contains(ip)).peekable();
         if gone.peek().is_some() {
-            let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.0.write();
             for ip in gone {
                 all.remove(&(*ip, before.key.clone()));
             }
@@ -37,14 +38,14 @@ impl Addresses {
 
     /// Returns the links that have this address, ordered by namespace and name.
     pub(super) fn of(&self, ip: IpAddr) -> Vec<ServiceKey> {
-        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.read();
         let from = all.range((ip, FIRST.clone())..);
         from.take_while(|(other, _)| *other == ip).map(|(_, key)| key.clone()).collect()
     }
 
     /// Returns whether any link has an address in this network.
     pub(super) fn any_in(&self, net: IpNet) -> bool {
-        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.read();
         all.range((net.network(), FIRST.clone())..).next().is_some_and(|(ip, _)| *ip <= net.broadcast())
     }
 }

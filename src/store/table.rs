@@ -1,8 +1,9 @@
 //! Links, found by something that they tell themselves: nothing is kept beside them.
 
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -80,7 +81,7 @@ impl<P: Place> Table<P> {
     pub(super) fn change<T>(&self, name: &[u8], change: impl FnOnce(Entry<'_, P>) -> T) -> T {
         let (hash, shard) = self.shard(name);
         // A panic of another writer leaves it usable: each step stands for itself.
-        let mut places = shard.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut places = shard.0.write();
         let hash_of = |place: &P| self.hasher.hash_one(&*place.name());
         change(places.entry(hash, |place| place.is(name), hash_of))
     }
@@ -123,7 +124,7 @@ impl<P: Place> Table<P> {
 
 impl<P> Shard<P> {
     fn read(&self) -> RwLockReadGuard<'_, HashTable<P>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 }
 

@@ -8,9 +8,10 @@ mod publisher;
 mod refused;
 pub(crate) mod service_log;
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use prometheus::IntCounter;
@@ -220,7 +221,7 @@ impl Waits {
 
 impl Queue {
     fn push(&self, event: Waiting) {
-        if self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(event) {
+        if self.waiting.lock().push(event) {
             self.news.notify_one();
         } else {
             self.dropped.inc();
@@ -228,7 +229,7 @@ impl Queue {
     }
 
     fn pop(&self) -> Option<Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.waiting.lock().pop()
     }
 
     /// Waits for the next one. Only one task may wait.

@@ -1,7 +1,8 @@
 //! What is counted of each question, by CoreDNS's names, labels and buckets.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
@@ -136,7 +137,7 @@ impl Report {
     /// Returns what counts the questions of a server for a zone, or for `dropped`.
     #[must_use]
     pub fn tally(&self, server: &str, zone: &str) -> Arc<Tally> {
-        let mut all = self.tallies.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.tallies.all.lock();
         let tally = all.entry((server.to_owned(), zone.to_owned())).or_insert_with(|| {
             Arc::new(Tally {
                 server: server.to_owned(),
@@ -207,10 +208,10 @@ impl Tally {
     /// Returns the place of a response's counter; counts it here if there is none.
     fn response(&self, response: Response) -> Option<usize> {
         let place = |known: &[Response]| known.iter().position(|known| *known == response);
-        if let Some(place) = place(&self.responses.read().unwrap_or_else(PoisonError::into_inner).0) {
+        if let Some(place) = place(&self.responses.read().0) {
             return Some(place);
         }
-        let mut responses = self.responses.write().unwrap_or_else(PoisonError::into_inner);
+        let mut responses = self.responses.write();
         let (known, others) = &mut *responses;
         if let Some(place) = place(known) {
             return Some(place);
@@ -242,8 +243,7 @@ impl Collector for Tallies {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let tallies: Vec<Arc<Tally>> =
-            self.all.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let tallies: Vec<Arc<Tally>> = self.all.lock().values().cloned().collect();
         let tallies: Vec<(Arc<Tally>, Vec<u64>)> =
             tallies.into_iter().map(|tally| (Arc::clone(&tally), tally.counters.sums())).collect();
         let all = |kind, desc: &Desc, of: &dyn Fn(&Tally, &[u64]) -> Vec<Metric>| {
@@ -300,7 +300,7 @@ impl Tally {
     }
 
     fn responses(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
-        let responses = self.responses.read().unwrap_or_else(PoisonError::into_inner);
+        let responses = self.responses.read();
         let (known, others) = &*responses;
         let known = known.iter().zip(sums[RESPONSES..].iter().copied());
         let others = others.iter().map(|(response, count)| (response, *count));

@@ -150,7 +150,8 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -327,8 +328,7 @@ impl Cache {
 
     /// Starts what `begin` returns, if there is a place.
     fn spawn<F: Future<Output = ()> + Send + 'static>(&self, begin: impl FnOnce() -> Option<F>) {
-        // The set is whole after a panic, too.
-        let mut refreshes = self.refreshes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refreshes = self.refreshes.lock();
         while let Some(ended) = refreshes.try_join_next() {
             if let Err(error) = ended {
                 error!("asking again for a cached answer: {error}");

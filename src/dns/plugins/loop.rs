@@ -46,9 +46,10 @@
 //! }
 //! ```
 
+use parking_lot::{Mutex, MutexGuard};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -204,7 +205,7 @@ impl LoopState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Probe> {
-        self.probe.lock().unwrap_or_else(PoisonError::into_inner)
+        self.probe.lock()
     }
 }
 
@@ -384,7 +385,7 @@ mod tests {
             if self.state.refuses(&request.query) {
                 return Err(Failure::servfail("loop"));
             }
-            let mood = *self.mood.lock().unwrap();
+            let mood = *self.mood.lock();
             let is_first = request.client == request.server.own_request(request.query.clone()).client;
             if request.query.query_type() == RecordType::HINFO && is_first {
                 self.probes.fetch_add(1, Ordering::Relaxed);
@@ -431,7 +432,7 @@ mod tests {
 
     impl Block {
         fn set(&self, mood: Mood) {
-            *self.upstreams.mood.lock().unwrap() = mood;
+            *self.upstreams.mood.lock() = mood;
         }
 
         /// Returns how many loops there were and are, and how many probes were sent, after so many seconds.

@@ -4,10 +4,11 @@
 //! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::unmapped) first. An IPv6 client is a
 //! whole address, not its /64: in a cluster a /64 holds all Pods of a node, or a subnet full of nodes.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The client that the look-ups count for that lb-linker makes by itself. No packet has this source address.
 pub(crate) const OURSELVES: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -63,7 +64,7 @@ impl Shares {
     /// Returns how many things this client has.
     #[must_use]
     pub fn held_by(&self, client: IpAddr) -> usize {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = self.taken.lock();
         taken.clients.get(&client).copied().unwrap_or_default()
     }
 }
@@ -90,7 +91,7 @@ impl Share {
         if size == self.size {
             return true;
         }
-        let mut taken = self.shares.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.shares.taken.lock();
         let Taken { all, clients } = &mut *taken;
         let entry = clients.entry(self.client);
         let own = if let Entry::Occupied(own) = &entry { *own.get() } else { 0 };
@@ -134,7 +135,7 @@ mod tests {
         all.remove(0);
         assert!(take_all(4).len() >= 256, "what is given back is there for others");
         drop(all);
-        let taken = shares.taken.lock().unwrap();
+        let taken = shares.taken.lock();
         assert_eq!((taken.all, taken.clients.len()), (0, 0));
     }
 

@@ -1,8 +1,8 @@
 //! Timers that are used again and again: to put off one that is set already costs next to nothing, and nearly all
 //! questions are answered before theirs rings.
 
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -24,7 +24,7 @@ pub(crate) struct Alarm<'a> {
 impl Alarms {
     /// Returns one that rings then.
     pub(crate) fn at(&self, deadline: Instant) -> Alarm<'_> {
-        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.0.lock().pop();
         let timer = match idle {
             Some(mut timer) => {
                 timer.as_mut().reset(deadline);
@@ -46,7 +46,7 @@ impl Future for Alarm<'_> {
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
-        let mut idle = self.alarms.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.alarms.0.lock();
         if idle.len() < IDLE {
             idle.extend(self.timer.take());
         }
@@ -62,7 +62,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn alarm_that_is_set_again_rings_at_the_new_time() {
         let alarms = Alarms::default();
-        let number = || alarms.0.lock().unwrap().len();
+        let number = || alarms.0.lock().len();
         let mut begun = Instant::now();
         for (until, rings) in [(3, false), (5, true), (2, true), (9, false), (4, true), (1, true)] {
             let after = Duration::from_secs(until);

@@ -1,10 +1,10 @@
 //! What has gone wrong between us and an upstream, in CoreDNS's words.
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -83,7 +83,7 @@ impl Progress {
 
     /// Takes in that a step begins.
     pub(crate) fn begins(&self, doing: Doing, now: Instant) {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = (doing, now);
+        *self.step.lock() = (doing, now);
     }
 
     /// The same, unless it is the repetition of one that has begun.
@@ -100,7 +100,7 @@ impl Progress {
     }
 
     fn step(&self) -> (Doing, Instant) {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.step.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! An upstream and its health, which is checked only when it has failed.
 
+use parking_lot::Mutex;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hickory_proto::rr::{Name, RecordType};
@@ -94,7 +95,7 @@ impl Upstream {
         if self.max_fails == 0 {
             return;
         }
-        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checks = self.checks.lock();
         if checks.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
             // The checks mustn't keep alive what they belong to.
             let upstream = Arc::downgrade(self);

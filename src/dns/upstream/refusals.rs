@@ -1,7 +1,7 @@
 //! What is logged of look-ups that are refused: one line a minute, however many they are.
 
+use parking_lot::Mutex;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -36,7 +36,7 @@ impl Refusals {
 
     /// Counts a refusal. Returns how many there were since the last line, if it is time for one.
     fn due(&self) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.number += 1;
         if state.logged.is_some_and(|logged| logged.elapsed() < QUIET) {
             return None;

@@ -1,9 +1,9 @@
 //! A map of questions with bounds on its size: what is too much is dropped at random, so that nobody can
 //! foresee what goes.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
 use rand::RngExt;
@@ -132,8 +132,7 @@ impl<V> Shard<V> {
 }
 
 fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
-    // A map is whole after a panic, too.
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
+    shard.lock()
 }
 
 #[cfg(test)]

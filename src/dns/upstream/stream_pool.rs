@@ -1,8 +1,9 @@
 //! Connections to an upstream that wait for their next question.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -148,7 +149,7 @@ async fn sweep(idle: Weak<Mutex<Idle>>, keep: Keep) {
 }
 
 fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
-    idle.lock().unwrap_or_else(PoisonError::into_inner)
+    idle.lock()
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@
 //! little traffic each question has a port of its own, and with much of it any of many: who has seen which ones are
 //! open knows as little as more of them are.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
@@ -205,7 +206,7 @@ async fn sweep(idle: Weak<Mutex<Idle>>) {
 }
 
 fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
-    idle.lock().unwrap_or_else(PoisonError::into_inner)
+    idle.lock()
 }
 
 #[cfg(test)]

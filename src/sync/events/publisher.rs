@@ -313,8 +313,8 @@ fn name(happening: &Happening, at: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::collections::VecDeque;
-    use std::sync::{Mutex, PoisonError};
 
     use axum::http::{Request, Response};
     use kube::client::Body;
@@ -355,7 +355,7 @@ mod tests {
             let (asked, answers) = (asked.clone(), Arc::clone(&answers));
             async move {
                 let path = request.uri().path().to_owned();
-                let answer = answers.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let answer = answers.lock().pop_front();
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
                 let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);

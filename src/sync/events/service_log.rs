@@ -1,7 +1,8 @@
 //! What the log says of single Services: a bounded number of lines, so that one that changes again and again, or very
 //! many of one namespace, leave room for the rest.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -48,7 +49,7 @@ impl ServiceLog {
     }
 
     fn take(&self, key: &ServiceKey, now: Instant) -> (Allowed, Allowed) {
-        let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limits = self.0.lock();
         match limits.services.take(key, now) {
             Allowed::No => (Allowed::No, Allowed::No),
             allowed => (allowed, limits.namespaces.take(&key.namespace().into(), now)),

@@ -1,7 +1,8 @@
 //! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
@@ -242,7 +243,7 @@ impl Outage {
     }
 
     fn lock(&self) -> MutexGuard<'_, Trouble> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

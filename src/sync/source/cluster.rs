@@ -2,8 +2,9 @@
 
 mod leaving;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -381,8 +382,7 @@ impl ClusterSource {
     }
 
     fn own_targets(&self) -> MutexGuard<'_, OwnTargets> {
-        // It is whole after a panic, too.
-        self.own_targets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own_targets.lock()
     }
 
     fn applied(&self, object: Guarded<Service>, heard: &mut Heard) {

@@ -2,10 +2,11 @@
 
 mod strings;
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt;
 use serde::Deserialize;
@@ -62,11 +63,11 @@ impl ManifestSource {
         let mut complaints = Complaints::default();
         while changes.next().await.is_some() {
             let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
-            let read = move || files.lock().unwrap_or_else(PoisonError::into_inner).read(&directory);
+            let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
             // The lock isn't kept while anything is waited for.
             let (list, unread) = {
-                let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut files = self.files.lock();
                 for broken in std::mem::take(&mut files.errors) {
                     warn!("{broken}");
                 }

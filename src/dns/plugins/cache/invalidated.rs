@@ -1,7 +1,7 @@
 //! What was forgotten of late: answers to questions that were asked before aren't kept.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -70,8 +70,7 @@ impl Forgotten {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A list is whole after a panic, too.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

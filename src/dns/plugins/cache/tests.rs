@@ -43,10 +43,10 @@ impl Plugin for Source {
         let ad = if request.metadata.authentic_data { " ad" } else { "" };
         let (name, qtype) = (request.query.name(), request.query.query_type());
         let line = format!("{name} {qtype}{ad} {}", request.protocol);
-        self.asked.lock().unwrap().push(line);
+        self.asked.lock().push(line);
         self.begun.notify_one();
-        let outcome = self.outcome.lock().unwrap().clone();
-        let delay = *self.delay.lock().unwrap();
+        let outcome = self.outcome.lock().clone();
+        let delay = *self.delay.lock();
         sleep(delay).await;
         let mut reply = outcome?;
         let metadata = Metadata::response_from_request(&request.metadata);
@@ -103,19 +103,19 @@ impl Bench {
     }
 
     fn say(&self, reply: Reply) {
-        *self.source.outcome.lock().unwrap() = Ok(reply);
+        *self.source.outcome.lock() = Ok(reply);
     }
 
     fn fail(&self, rcode: ResponseCode) {
-        *self.source.outcome.lock().unwrap() = Err(Failure::new(rcode, "why"));
+        *self.source.outcome.lock() = Err(Failure::new(rcode, "why"));
     }
 
     fn no_upstream(&self) {
-        *self.source.outcome.lock().unwrap() = Err(Failure::no_upstream("why"));
+        *self.source.outcome.lock() = Err(Failure::no_upstream("why"));
     }
 
     fn take(&self, time: Duration) {
-        *self.source.delay.lock().unwrap() = time;
+        *self.source.delay.lock() = time;
     }
 
     async fn ask(&self) -> String {
@@ -130,7 +130,7 @@ impl Bench {
 
     /// How often somebody was asked since the last time.
     fn asked(&self) -> usize {
-        take(&mut *self.source.asked.lock().unwrap()).len()
+        take(&mut *self.source.asked.lock()).len()
     }
 
     fn forget(&self, name: &str) {
@@ -200,7 +200,7 @@ async fn ad_is_kept_and_shown_to_clients_with_ad_or_do() {
     let mut with_ad = bench.site.clone();
     with_ad.request.metadata.authentic_data = true;
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
-    assert_eq!(*bench.source.asked.lock().unwrap(), ["a.example. A ad udp"]);
+    assert_eq!(*bench.source.asked.lock(), ["a.example. A ad udp"]);
     assert_eq!(with_ad.ask("a.example. A").await, A_60.replace("ra", "ra,ad"));
     assert_eq!(bench.ask().await, A_60);
     let mut request = bench.site.request("b.example. A");
@@ -275,7 +275,7 @@ async fn no_upstream_is_kept_for_a_second_and_busy_isnt() {
     assert_eq!(bench.asked(), 2);
     let bench = Bench::new("cache {\nservfail 0\n}", failure());
     for outcome in [Ok(failure()), Err(Failure::no_upstream("why"))] {
-        *bench.source.outcome.lock().unwrap() = outcome;
+        *bench.source.outcome.lock() = outcome;
         bench.ask().await;
         bench.ask().await;
         assert_eq!(bench.asked(), 2);

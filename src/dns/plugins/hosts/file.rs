@@ -1,10 +1,11 @@
 //! The file, and how its changes are noticed.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
@@ -113,7 +114,7 @@ impl HostsFile {
         let mut file = File::open(&self.path)?;
         let metadata = file.metadata()?;
         let version = Version { modified: metadata.modified()?, size: metadata.len() };
-        if *self.read.lock().unwrap_or_else(PoisonError::into_inner) == Some(version) {
+        if *self.read.lock() == Some(version) {
             return Ok(false);
         }
         let mut bytes = Vec::new();
@@ -121,13 +122,13 @@ impl HostsFile {
         let map = Map::parse(&String::from_utf8_lossy(&bytes), &self.zones, self.reverse);
         debug!(path = %self.path.display(), entries = map.len(), "hosts file read");
         self.map.store(Arc::new(map));
-        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+        *self.read.lock() = Some(version);
         Ok(true)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "nobody has so many hosts")]
     fn count(&self, counters: &Counters) {
-        let Some(version) = *self.read.lock().unwrap_or_else(PoisonError::into_inner) else { return };
+        let Some(version) = *self.read.lock() else { return };
         let entries = self.inline.len() + self.map.load().len();
         counters.entries.with_label_values(&[&*self.path.to_string_lossy()]).set(entries as f64);
         let modified = version.modified.duration_since(UNIX_EPOCH).unwrap_or_default();

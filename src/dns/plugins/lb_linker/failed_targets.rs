@@ -1,8 +1,8 @@
 //! Which targets can't be resolved: said when it begins and when it ends, and not in a flood.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prometheus::IntGauge;
@@ -110,7 +110,7 @@ impl Failing {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The places of connections, and what else connections share.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{AbortHandle, AbortRegistration};
@@ -147,7 +148,7 @@ impl Places {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

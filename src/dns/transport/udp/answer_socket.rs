@@ -1,11 +1,12 @@
 //! A socket that answers leave by: how it is set up, what the kernel reports about answers, and how full its send
 //! buffer is.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use nix::libc::{self, c_int as Int};
@@ -159,7 +160,7 @@ impl AnswerSocket {
     /// Returns whether an ICMP error is from this host itself. An error from elsewhere limits no client: it may be
     /// forged, and the answer to a client behind a router doesn't wait here.
     fn is_own(&self, sender: SocketAddr, now: Instant) -> bool {
-        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut senders = self.senders.lock();
         if senders.since.is_none_or(|since| since + SENDERS_KEPT <= now) {
             *senders = Senders { since: Some(now), own: HashMap::new() };
         }
@@ -177,7 +178,7 @@ impl AnswerSocket {
     /// Returns whether the kernel doesn't reach a neighbor. For IPv6 an address of this host as the source of an ICMP
     /// error proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from elsewhere.
     fn is_dead(&self, client: IpAddr, now: Instant) -> bool {
-        let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dead = self.dead.lock();
         if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
             let table = neighbors::table().unwrap_or_else(|error| {
                 warn_unreadable(&error);

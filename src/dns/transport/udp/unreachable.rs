@@ -1,10 +1,10 @@
 //! Clients that the kernel can't reach. Answers to an on-link address without a host wait for ARP or neighbor discovery
 //! for seconds, and hold the send buffer while they wait. Such an address gets one answer a second.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -139,7 +139,7 @@ impl Unreachable {
 
     /// A panic leaves nothing half done in it.
     fn limits(&self) -> MutexGuard<'_, Limits> {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.limits.lock()
     }
 }
 

@@ -19,7 +19,7 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
     let lists = Mutex::new(lists.into_iter());
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let is_list = request.uri().query().unwrap_or_default().contains("sendInitialEvents=true");
-        let lines = if is_list { lists.lock().unwrap().next() } else { None }.unwrap_or_default();
+        let lines = if is_list { lists.lock().next() } else { None }.unwrap_or_default();
         let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
         let body = Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending()));
         std::future::ready(Ok::<_, Infallible>(Response::new(body)))

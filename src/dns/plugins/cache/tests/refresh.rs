@@ -14,7 +14,7 @@ async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
         assert_eq!(bench.ask().await, A_60.replace("60", "30"));
     }
     settled().await;
-    assert_eq!(*bench.source.asked.lock().unwrap(), ["a.example. A ad tcp"]);
+    assert_eq!(*bench.source.asked.lock(), ["a.example. A ad tcp"]);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(bench.ask().await, A_60);
     assert_eq!(
@@ -39,7 +39,7 @@ async fn immediate_gives_an_expired_answer_and_refreshes_it() {
         for answer in
             [Err(Failure::no_upstream("why")), Ok(failure()), Ok(reply(ResponseCode::Refused, &[], &[]))]
         {
-            *bench.source.outcome.lock().unwrap() = answer;
+            *bench.source.outcome.lock() = answer;
             bench.asked();
             assert_eq!(bench.ask().await, A_60.replace("60", ttl), "{line}");
             settled().await;
@@ -72,7 +72,7 @@ async fn verify_gives_an_expired_answer_without_a_better_one() {
         bench.ask().await;
         seconds(60).await;
         for answer in [Err(Failure::no_upstream("why")), Ok(failure())] {
-            *bench.source.outcome.lock().unwrap() = answer;
+            *bench.source.outcome.lock() = answer;
             assert_eq!(bench.ask().await, old);
         }
         let cut = {
