@@ -2,13 +2,14 @@
 //! without ever holding up an answer.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus::{IntCounter, Registry};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -162,7 +163,7 @@ impl Shared {
     fn lose(&self, number: u64, why: &str) {
         self.dropped.0.inc_by(number);
         // Whoever else is here says it.
-        let Ok(mut said) = self.said.try_lock() else { return };
+        let Some(mut said) = self.said.try_lock() else { return };
         if said.is_none_or(|said| said.elapsed() >= QUIET) {
             *said = Some(Instant::now());
             let total = self.dropped.0.get();

@@ -61,12 +61,13 @@
 mod tests;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
+use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
 use tracing::warn;
@@ -166,7 +167,7 @@ impl Prohibited {
         self.requests.with_label_values(&[&request.server.label]).inc();
         self.unlogged.fetch_add(1, Ordering::Relaxed);
         // Where another thread writes the line, it counts this question or the next line does.
-        let Ok(mut last_line) = self.last_line.try_lock() else { return };
+        let Some(mut last_line) = self.last_line.try_lock() else { return };
         if last_line.is_none_or(|last| last.elapsed() >= LOG_PAUSE) {
             *last_line = Some(Instant::now());
             let number = self.unlogged.swap(0, Ordering::Relaxed);
