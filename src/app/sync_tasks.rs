@@ -13,8 +13,11 @@ use super::RunError;
 use crate::cli::flags::Flags;
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Candidacy, Election, Leadership};
+use crate::sync::events::link_log::News;
+use crate::sync::events::service_log::ServiceLog;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Keeper;
 use crate::sync::external_target::decision::SyncMode;
@@ -27,7 +30,7 @@ use crate::sync::k8s::rewinds::{Listed, Rewinds};
 use crate::sync::source::cluster::ClusterSource;
 use crate::sync::source::manifests;
 use crate::sync::source::manifests::ManifestSource;
-use crate::sync::{News, ServiceLog, SyncError, source_annotation, supervise};
+use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
 /// Where the links come from.

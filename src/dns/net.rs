@@ -1,3 +1,67 @@
 //! Sockets and network interfaces.
 
 pub mod interfaces;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+
+/// How long a listener rests when there are no files or memory for more.
+pub(crate) const REST: Duration = Duration::from_millis(100);
+
+/// Returns how many files the process may have open now.
+pub(crate) fn max_files() -> usize {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
+}
+
+/// Returns so many percent of the files that the process may have open now, at least one. Sockets to upstreams have 60 %
+/// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::tcp`]), and probes 6 % ([`crate::dns::server::probes`]); the rest is for
+/// listeners, the API server and files.
+pub(crate) fn part_of_files(percent: usize) -> usize {
+    (max_files() / 100 * percent).max(1)
+}
+
+/// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like
+/// `::ffff:192.0.2.1` (RFC 4291 section 2.5.5.2).
+#[must_use]
+pub fn unmapped(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Returns the same port on all IPv4 addresses, where `address` stands for all of both families:
+/// the way out where IPv6 is off.
+fn without_ipv6(address: SocketAddr) -> Option<SocketAddr> {
+    (address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED))
+        .then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
+}
+
+/// Binds a socket with `bind`; `[::]` falls back to `0.0.0.0` where IPv6 is off.
+pub(crate) fn bind_with<S>(
+    address: SocketAddr,
+    bind: impl Fn(SocketAddr) -> std::io::Result<S>,
+) -> std::io::Result<S> {
+    match (bind(address), without_ipv6(address)) {
+        (Err(error), Some(ipv4)) if ipv6_is_off(&error) => bind(ipv4),
+        (result, _) => result,
+    }
+}
+
+fn ipv6_is_off(error: &std::io::Error) -> bool {
+    is_one_of(error, &[Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL])
+}
+
+/// Whether the socket itself is at fault; everything else passes.
+pub(crate) fn is_fatal(error: &std::io::Error) -> bool {
+    is_one_of(error, &[Errno::EBADF, Errno::EINVAL, Errno::ENOTSOCK, Errno::EFAULT])
+}
+
+/// Whether there are no files or memory for more just now.
+pub(crate) fn is_shortage(error: &std::io::Error) -> bool {
+    is_one_of(error, &[Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM])
+}
+
+fn is_one_of(error: &std::io::Error, errnos: &[Errno]) -> bool {
+    errnos.iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
+}

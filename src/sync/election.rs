@@ -24,9 +24,10 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::controller::backoff::Pauses;
+use super::controller::supervisor::SyncError;
 use super::external_target::desired::FIELD_MANAGER;
 use super::k8s::errors::{Outage, Trouble, explain, retry_after, root_cause};
-use super::{Pauses, SyncError};
 use crate::metrics::Metrics;
 use clock::{BootInstant, Clock};
 use elector::{Elector, News, Pod, Step, Timing};

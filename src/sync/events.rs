@@ -4,6 +4,7 @@
 //! it. An Event that can't be sent is dropped: nothing ever waits for one.
 
 mod aggregator;
+pub mod link_log;
 mod publisher;
 mod refused;
 pub(crate) mod service_log;

@@ -23,8 +23,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
+use super::controller::supervisor::SyncError;
 use super::controller::work_queue::Pace;
 use super::election::Leadership;
+use super::events::link_log::News;
 use super::events::{Reason, Regarding};
 use super::external_target::decision::{Policy, SyncMode};
 use super::external_target::desired::{Precondition, SOURCE};
@@ -36,7 +38,6 @@ use super::k8s::service::Service;
 use super::k8s::watch::{Item, list_watch};
 use super::source::cluster::in_namespace;
 use super::source::selection::Selection;
-use super::{News, SyncError};
 use crate::store::{Change, ServiceKey, Store};
 use decision::{Follower, Wish};
 use deleted_links::Departed;

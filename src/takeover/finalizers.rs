@@ -15,13 +15,14 @@ use tracing::{info, warn};
 
 use crate::model::excerpt::examples;
 use crate::store::{ServiceKey, Store};
+use crate::sync::controller::backoff::Pauses;
+use crate::sync::controller::supervisor::SyncError;
 use crate::sync::external_target::desired::FIELD_MANAGER;
 use crate::sync::k8s::deserialize_guard::Guarded;
 use crate::sync::k8s::errors::{Outage, explain, root_cause};
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Query, list_pages};
 use crate::sync::source::selection::Selection;
-use crate::sync::{Pauses, SyncError};
 
 /// Services that are named in the log, and orphans at a time: what one screen holds.
 pub(crate) const MAX_LINES: usize = 20;

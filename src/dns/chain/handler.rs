@@ -18,8 +18,8 @@ use super::plugin::{Purpose, Reply, Request};
 use super::server::Server;
 use crate::dns::message::encode::encode;
 use crate::dns::message::header::{MAX_UDP, Screened, format_error, screen, server_failure};
+use crate::dns::net::unmapped;
 use crate::dns::response_cache::wire_response::Packet;
-use crate::dns::unmapped;
 use crate::metrics::Metrics;
 
 /// Answers the messages of a listener, from whichever transport they come.

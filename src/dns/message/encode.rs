@@ -10,7 +10,7 @@ use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
 use super::header::{HEADER, MIN_UDP};
 use crate::dns::chain::plugin::Reply;
-use crate::dns::same_spelling;
+use crate::dns::message::presentation::names::same_spelling;
 
 /// The farthest place that a name can point at (RFC 1035 section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;
@@ -298,8 +298,8 @@ mod tests {
             let room = random.random_range(60..300);
             let question =
                 Query::query(name.clone(), *[RecordType::A, RecordType::ANY].choose(random).unwrap());
-            assert!(addresses::are_all(&response, &name));
-            let here = addresses::encode(&response, &question, &opt, room);
+            assert!(crate::dns::message::encode::addresses::are_all(&response, &name));
+            let here = crate::dns::message::encode::addresses::encode(&response, &question, &opt, room);
             let there = encode_any(&response, &question, &opt, room).unwrap();
             assert_eq!(here, there, "seed {seed}");
         }

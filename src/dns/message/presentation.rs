@@ -2,7 +2,7 @@
 //! more of them than hickory, and other names for some.
 
 mod codes;
-mod names;
+pub(crate) mod names;
 
 pub use codes::{
     class_name, class_text, parse_class, parse_class_or_number, parse_rcode, parse_type,

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use crate::dns::chain::plugin::Reply;
 use crate::dns::message::encode::{Layout, Place};
 use crate::dns::message::header::HEADER;
+use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::validity::{Repeat, Section};
-use crate::dns::same_spelling;
 use crate::store::Store;
 
 /// The longest answer that is kept.

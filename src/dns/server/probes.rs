@@ -22,7 +22,7 @@ use tracing::{debug, error};
 
 use super::invalidation::Servers;
 use crate::dns::chain::server::Server;
-use crate::dns::{REST, is_fatal, is_shortage, part_of_files};
+use crate::dns::net::{REST, is_fatal, is_shortage, part_of_files};
 use crate::metrics::Metrics;
 use crate::store::Store;
 

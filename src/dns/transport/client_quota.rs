@@ -1,7 +1,7 @@
 //! What clients share, and how much of it each client may have: no client may take so much that nothing is left for
 //! the other clients.
 //!
-//! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::unmapped) first. An IPv6 client is a
+//! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::net::unmapped) first. An IPv6 client is a
 //! whole address, not its /64: in a cluster a /64 holds all Pods of a node, or a subnet full of nodes.
 
 use parking_lot::Mutex;
@@ -35,7 +35,7 @@ impl Shares {
     }
 
     /// Returns a share without anything in it yet. The client's address is one that is
-    /// [unmapped](crate::dns::unmapped).
+    /// [unmapped](crate::dns::net::unmapped).
     #[must_use]
     pub fn of(self: &Arc<Self>, client: IpAddr) -> Share {
         Share { shares: Arc::clone(self), client, size: 0 }

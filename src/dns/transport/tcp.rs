@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
+use crate::dns::net::{REST, bind_with, is_fatal, is_shortage};
 use crate::dns::plugins::setup::Timeouts;
-use crate::dns::{REST, bind_with, is_fatal, is_shortage};
 use connection::Connection;
 use connection_limit::Places;
 

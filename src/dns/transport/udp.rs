@@ -28,8 +28,8 @@ use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 use super::client_quota::Shares;
-use crate::dns::bind_with;
 use crate::dns::chain::handler::{Answer, Handler};
+use crate::dns::net::bind_with;
 use crate::dns::response_cache::wire_response::Packet;
 use answer_socket::AnswerSocket;
 use slow_path::Full;

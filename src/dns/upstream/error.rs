@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use tokio::time::Instant;
 
 use super::socket_budget::NoSocket;
-use crate::dns::is_shortage;
+use crate::dns::net::is_shortage;
 
 /// How long a connection may take to be there.
 const CONNECT: Duration = Duration::from_secs(2);

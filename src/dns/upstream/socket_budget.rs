@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::group::Purpose;
-use crate::dns::part_of_files;
+use crate::dns::net::part_of_files;
 use crate::dns::transport::client_quota::{Share, Shares};
 
 /// Sockets of look-ups of names that clients ask for, in percent of the files that the process may have open.
@@ -128,7 +128,7 @@ impl SocketQuota {
 #[cfg(test)]
 mod tests {
     use super::super::socket_budget::*;
-    use crate::dns::max_files;
+    use crate::dns::net::max_files;
     use crate::dns::upstream::group::{Forward, ForwardOptions};
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::store::ServiceKey;
-use crate::sync::Pauses;
+use crate::sync::controller::backoff::Pauses;
 use crate::sync::external_target::decision::Write;
 use crate::sync::k8s::object::Kind;
 

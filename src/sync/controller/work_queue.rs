@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::time::{DelayQueue, delay_queue};
 
 use crate::store::ServiceKey;
-use crate::sync::Pauses;
+use crate::sync::controller::backoff::Pauses;
 use crate::sync::source::cluster::until;
 
 /// The first and the longest pause after a failed write of a link.

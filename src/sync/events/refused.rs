@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sync::Pauses;
+use crate::sync::controller::backoff::Pauses;
 use crate::sync::k8s::errors::Trouble;
 
 /// The first and the longest time in which a namespace that refuses Events isn't asked.

@@ -10,6 +10,7 @@ use super::reconciler::{Reconciler, Settings};
 use super::write::removal_of;
 use crate::model::hostname_policy::noted_hostnames;
 use crate::store::{Change, LastTarget, ServiceKey, State, Target, WrittenFor};
+use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::desired::{SERVICE_UID, points_at, stepping_stone, written_by_us};
@@ -18,7 +19,6 @@ use crate::sync::external_target::observed_object::Packed;
 use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::service::Service;
-use crate::sync::log_changes;
 
 impl Reconciler {
     pub(crate) fn is_listed(&self) -> bool {

@@ -12,7 +12,7 @@ use super::object::Kind;
 use super::watch::{Event, Item, WatchError};
 use crate::model::excerpt;
 use crate::store::ServiceKey;
-use crate::sync::ServiceLog;
+use crate::sync::events::service_log::ServiceLog;
 
 /// How long the same trouble stays unmentioned after it was logged.
 const QUIET: Duration = Duration::from_secs(60);

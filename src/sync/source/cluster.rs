@@ -19,7 +19,9 @@ use super::selection::{Membership, Selection};
 use crate::model::hostname_policy::Admission;
 use crate::model::rejection::{Subject, Unusable};
 use crate::store::{Change, Observed, Ports, ServiceKey, Store};
+use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
+use crate::sync::events::link_log::{News, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::external_target::deletion_budget::{Doubt, SECOND_LOOK};
 use crate::sync::external_target::left_out::keep_unlisted;
@@ -28,7 +30,6 @@ use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
 use crate::sync::k8s::rewinds::{Listed, Rewinds};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{Event, Item, Query, list_watch};
-use crate::sync::{News, SyncError, log_changes, log_first_list};
 use leaving::{Deleted, Leaving};
 
 /// How long links wait for it to be known who holds which name.

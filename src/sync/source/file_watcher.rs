@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::sync::controller::supervisor::SyncError;
 use futures::{Stream, StreamExt};
 use notify::event::ModifyKind;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -41,6 +42,12 @@ pub enum DirectoryError {
         /// What the operating system said.
         source: notify::Error,
     },
+}
+
+impl From<DirectoryError> for SyncError {
+    fn from(error: DirectoryError) -> Self {
+        Self::Source(error.into())
+    }
 }
 
 impl DirectoryError {

@@ -25,10 +25,11 @@ use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::Admission;
 use crate::model::names;
 use crate::store::{Departed, Observed, ServiceKey, Store};
+use crate::sync::controller::supervisor::SyncError;
+use crate::sync::events::link_log::{News, log_changes, log_first_list};
 use crate::sync::external_target::left_out::keep_unlisted;
 use crate::sync::k8s::errors::{Complaints, located};
 use crate::sync::k8s::service::Service;
-use crate::sync::{News, SyncError, log_changes, log_first_list};
 use strings::{Document, Misread};
 
 /// The endings of file names that are read.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::store::ServiceKey;
-use crate::sync::Pauses;
+use crate::sync::controller::backoff::Pauses;
 use crate::sync::k8s::errors::Trouble;
 
 /// The first and the longest pause between two probes of a place.

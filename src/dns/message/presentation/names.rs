@@ -86,6 +86,12 @@ pub(crate) fn unescape(rest: &mut &[u8]) -> Option<u8> {
     Some(*byte)
 }
 
+/// Returns whether two names are the same octet by octet. [`Name::eq_case`] says so, too, but label by label it's
+/// sooner done.
+pub(crate) fn same_spelling(one: &Name, other: &Name) -> bool {
+    one.len() == other.len() && one.is_fqdn() == other.is_fqdn() && one.iter().eq(other.iter())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::names::*;
@@ -131,5 +137,14 @@ mod tests {
         let three = format!("{label}.{label}.{label}");
         assert!(parse_name(&format!("{three}.{}", "a".repeat(61))).is_some());
         assert!(parse_name(&format!("{three}.{}", "a".repeat(62))).is_none());
+    }
+
+    #[test]
+    fn names_are_spelled_the_same_where_hickory_says_so() {
+        let names = [".", "a.", "A.", "a", "a.b.", "a.bc.", "ab.c.", "a.b.c.", "a\\.b.", "a.B."];
+        let names = names.map(|name| Name::from_ascii(name).unwrap());
+        for (one, other) in names.iter().flat_map(|one| names.iter().map(move |other| (one, other))) {
+            assert_eq!(same_spelling(one, other), one.eq_case(other), "{one} {other}");
+        }
     }
 }

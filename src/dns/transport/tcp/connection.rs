@@ -22,7 +22,7 @@ use super::framing::{Input, Output};
 use super::thread_cache::{Desk, with_desk};
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::header::server_failure;
-use crate::dns::unmapped;
+use crate::dns::net::unmapped;
 
 /// Questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more than
 /// one). What else would have to wait fails at once, so that nothing that we know is held up.

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use futures::future::{AbortHandle, AbortRegistration};
 use tracing::warn;
 
+use crate::dns::net::{part_of_files, unmapped};
 use crate::dns::transport::client_quota::{Share, Shares};
-use crate::dns::{part_of_files, unmapped};
 use crate::metrics::Metrics;
 
 /// Connections at once.

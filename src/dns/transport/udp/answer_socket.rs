@@ -23,7 +23,7 @@ use super::batch::queued_bytes;
 use super::neighbors::{self, FAILED, INCOMPLETE, RESOLVED};
 use super::unreachable::{REPORTED, Unreachable};
 use crate::dns::net::interfaces::on_link_nets;
-use crate::dns::unmapped;
+use crate::dns::net::unmapped;
 use crate::metrics::{Dropped, Metrics};
 
 /// The send buffer, in bytes. It bridges the seconds in which answers to an unreachable address wait in the kernel.

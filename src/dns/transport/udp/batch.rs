@@ -15,8 +15,8 @@ use tracing::debug;
 
 use super::Peer;
 use super::answer_socket::AnswerSocket;
-use crate::dns::is_shortage;
 use crate::dns::message::header::MAX_UDP;
+use crate::dns::net::is_shortage;
 
 /// Datagrams that are taken at once.
 pub(super) const SIZE: usize = 64;

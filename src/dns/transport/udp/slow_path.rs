@@ -17,8 +17,8 @@ use super::answer_socket::AnswerSocket;
 use super::batch::{Answer, SIZE, send_all};
 use super::{Asking, Keep, Peer, Question};
 use crate::dns::chain::handler::Handler;
+use crate::dns::net::unmapped;
 use crate::dns::transport::client_quota::Shares;
-use crate::dns::unmapped;
 use crate::metrics::Dropped;
 
 /// Questions that are taken in one go, and answers that are sent, before others have their turn.

@@ -21,8 +21,8 @@ use super::answer_socket::AnswerSocket;
 use super::batch::{self, Batch, send_all};
 use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
 use crate::dns::chain::handler::{Answer, Handler};
+use crate::dns::net::{REST, is_fatal, is_shortage, unmapped};
 use crate::dns::response_cache::{Miss, Packets, Room};
-use crate::dns::{REST, is_fatal, is_shortage, unmapped};
 use crate::metrics::Dropped;
 
 /// The answers that a thread keeps.

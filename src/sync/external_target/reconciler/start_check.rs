@@ -12,7 +12,9 @@ use tracing::{info, warn};
 use super::{Reconciler, Settings};
 use crate::metrics::Metrics;
 use crate::store::{Link, ServiceKey, Store, Uid};
+use crate::sync::controller::backoff::Pauses;
 use crate::sync::events::Reason;
+use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{SERVICE_UID, written_by_us};
@@ -23,7 +25,6 @@ use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::errors::{Outage, root_cause};
 use crate::sync::k8s::object::{Kind, Object};
 use crate::sync::source::selection::Selection;
-use crate::sync::{Pauses, log_change};
 
 /// The first and the longest pause before Services are looked up again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));

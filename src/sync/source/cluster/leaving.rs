@@ -13,7 +13,7 @@ use kube::Client;
 use tokio::time::sleep;
 
 use crate::store::ServiceKey;
-use crate::sync::Pauses;
+use crate::sync::controller::backoff::Pauses;
 use crate::sync::k8s::errors::{Outage, Trouble, WatchTrouble, explain, root_cause};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{Query, find};

@@ -1,0 +1,60 @@
+//! Sync tasks that are started again when they fail.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+use super::backoff::Pauses;
+use crate::metrics::Metrics;
+
+/// The first and the longest pause before a sync task is started again.
+const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Why a sync task ended.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// There is nothing more to come from a watch that should never end.
+    #[error("the watch has ended")]
+    WatchEnded,
+    /// What load balancers are read from, or objects are written to, can't be used any more.
+    #[error("{0}")]
+    Source(Box<dyn std::error::Error + Send + Sync>),
+    /// A task that it started panicked.
+    #[error("{0}")]
+    Panic(#[from] tokio::task::JoinError),
+}
+
+/// Runs a sync task and starts it again, after a growing pause, whenever it fails or panics: DNS
+/// goes on meanwhile. Returns when the task ends without an error, or at `stop`.
+pub async fn supervise<F>(
+    name: &'static str,
+    stop: CancellationToken,
+    metrics: Arc<Metrics>,
+    mut task: impl FnMut() -> F,
+) where
+    F: Future<Output = Result<(), SyncError>> + Send + 'static,
+{
+    let mut pauses = Pauses::new(RESTART);
+    loop {
+        let started = std::time::Instant::now();
+        let failure = match tokio::spawn(task()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure,
+            Err(panic) => SyncError::Panic(panic),
+        };
+        // Who ran well for a while starts anew.
+        if started.elapsed() > RESTART.1 * 2 {
+            pauses = Pauses::new(RESTART);
+        }
+        let pause = pauses.next();
+        metrics.sync_restarts.with_label_values(&[name]).inc();
+        error!("{name} stopped: {failure}; it starts again in {pause:.1?}, DNS goes on meanwhile");
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}

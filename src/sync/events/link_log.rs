@@ -1,0 +1,81 @@
+//! What happens to links, as the log and Kubernetes Events tell it.
+
+use std::sync::Arc;
+
+use tracing::{debug, info, warn};
+
+use super::service_log::ServiceLog;
+use super::{Reason, Recorder};
+use crate::metrics::Metrics;
+use crate::model::excerpt::examples;
+use crate::model::link::{Change, Link, State};
+use crate::store::Store;
+
+/// Where what happens to links is told, beside the log.
+#[derive(Clone)]
+pub struct News {
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What is recorded as a Kubernetes Event.
+    pub recorder: Recorder,
+    /// What the log says of what Services ask for.
+    pub log: ServiceLog,
+}
+
+pub(crate) fn log_changes(news: &News, changes: impl IntoIterator<Item = Change>) {
+    for change in changes {
+        log_change(news, &change);
+    }
+}
+
+pub(crate) fn log_change(news: &News, change: &Change) {
+    let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
+    let (before, after) = (state(&change.before), state(&change.after));
+    let retargeted = change.retargeted();
+    if change.before.is_some() && retargeted.is_some() {
+        news.metrics.target_changes.inc();
+    }
+    if before != after && after == Some(State::Stale) {
+        // It goes on, but somebody should look.
+        warn!("{change}");
+    } else if retargeted.is_some() || before != after {
+        info!("{change}");
+    } else {
+        debug!("link {}: another TTL, other ports or another name", change.key);
+    }
+    let Some(link) = &change.after else { return };
+    if let Some(note) = lost_hostnames(change) {
+        news.log.warn(&link.key, &format!("link {}: {note}", link.key));
+        news.recorder.about(link, Reason::Conflict, &note);
+    }
+    if let (Some(target), Some(State::Stale)) = (&link.target, after)
+        && before != after
+    {
+        let why = if link.refused { "the new target isn't followed" } else { "the status is blank" };
+        let note = format!("{why}; {target} stays the target");
+        news.recorder.about(link, Reason::TargetStale, &note);
+    }
+}
+
+/// Returns which DNS names a link asks for and hasn't, if that is news.
+pub(crate) fn lost_hostnames(change: &Change) -> Option<String> {
+    let lost = |link: &Option<Arc<Link>>| -> Vec<Box<str>> {
+        let Some(link) = link else { return Vec::new() };
+        link.wishes.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
+    };
+    let now = lost(&change.after);
+    (!now.is_empty() && now != lost(&change.before))
+        .then(|| format!("it doesn't get DNS names that another load balancer has: {}", examples(now)))
+}
+
+/// The first list is news about lb-linker, not about the links: one line of each would bury
+/// everything else.
+pub(crate) fn log_first_list(store: &Store, news: &News, changes: &[Change]) {
+    for change in changes {
+        debug!("{change}");
+        if let Some(note) = lost_hostnames(change) {
+            news.log.warn(&change.key, &format!("link {}: {note}", change.key));
+        }
+    }
+    info!("ready: load balancers: {}", store.links().len());
+}
