@@ -298,8 +298,8 @@ mod tests {
             let room = random.random_range(60..300);
             let question =
                 Query::query(name.clone(), *[RecordType::A, RecordType::ANY].choose(random).unwrap());
-            assert!(crate::dns::message::encode::addresses::are_all(&response, &name));
-            let here = crate::dns::message::encode::addresses::encode(&response, &question, &opt, room);
+            assert!(addresses::are_all(&response, &name));
+            let here = addresses::encode(&response, &question, &opt, room);
             let there = encode_any(&response, &question, &opt, room).unwrap();
             assert_eq!(here, there, "seed {seed}");
         }
