@@ -69,7 +69,9 @@ impl Served {
     ) -> impl Iterator<Item = (&'a dyn Plugin, Cow<'a, Query>)> {
         let mut query = Cow::Borrowed(query);
         self.block.plugins.iter().filter_map(move |plugin| {
-            if let Some(rewritten) = plugin.rewritten(&query) {
+            if look_up != LookUp::Stored
+                && let Some(rewritten) = plugin.rewritten(&query)
+            {
                 query = Cow::Owned(rewritten);
             }
             let decides = look_up == LookUp::Question || plugin.decides_on_targets();
@@ -85,6 +87,8 @@ pub enum LookUp {
     Question,
     /// What is behind the target of a link.
     Target,
+    /// What the store has under the name, which `rewrite` doesn't change.
+    Stored,
 }
 
 /// A server block: plugins in their order. It may be behind several listeners.

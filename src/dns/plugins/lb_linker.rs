@@ -317,10 +317,13 @@ impl LbLinker {
             LookUp::Question
         };
         let access = request.server.access(&query, request, look_up);
+        let stored = is_ours.then(|| request.server.access(&query, request, LookUp::Stored));
+        let is_denied = access.is_denied || stored.as_ref().is_some_and(|stored| stored.is_denied);
         if let Some(repeat) = &mut reply.repeat {
             repeat.clients.extend(access.clients);
+            repeat.clients.extend(stored.into_iter().flat_map(|stored| stored.clients));
         }
-        if access.is_denied {
+        if is_denied {
             return Err(Denial::Acl);
         }
         if is_ours || access.recurses != Some(false) {

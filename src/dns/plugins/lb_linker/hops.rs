@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{LbLinker, query_for};
 use crate::dns::chain::plugin::{Reply, Request};
-use crate::dns::chain::server::{Access, LookUp};
+use crate::dns::chain::server::LookUp;
 use crate::dns::message::header::Ede;
 use crate::dns::message::validity::Clients;
 use crate::dns::plugins::lb_linker::zone::{Hop, RestsOn, Zone};
@@ -113,7 +113,7 @@ impl LbLinker {
             looked.denial = Some(Denial::Name);
             return false;
         }
-        let is_denied = denies(request, name, request.query.query_type(), looked);
+        let is_denied = self.denies(request, name, request.query.query_type(), looked);
         if is_denied {
             looked.denial = Some(Denial::Acl);
         }
@@ -138,7 +138,7 @@ impl LbLinker {
             {
                 return Err(denial);
             }
-            types.retain(|qtype| !denies(request, name, *qtype, looked));
+            types.retain(|qtype| !self.denies(request, name, *qtype, looked));
         }
         if types.is_empty() { Err(Denial::Acl) } else { Ok(types) }
     }
@@ -154,7 +154,9 @@ impl LbLinker {
     ) -> bool {
         let mut denial = self.denial_of_target(request, namespace, name, looked);
         // Where the client may ask for one family, it may have the name.
-        if denial.is_none() && ADDRESS_TYPES.into_iter().all(|qtype| denies(request, name, qtype, looked)) {
+        if denial.is_none()
+            && ADDRESS_TYPES.into_iter().all(|qtype| self.denies(request, name, qtype, looked))
+        {
             denial = Some(Denial::Acl);
         }
         looked.denial = denial.or(looked.denial);
@@ -185,13 +187,19 @@ impl LbLinker {
         }
         None
     }
-}
 
-/// Returns whether an `acl` denies the client a question.
-fn denies(request: &Request, name: &Name, qtype: RecordType, looked: &mut Looked) -> bool {
-    let mut query = query_for(request, name);
-    query.set_query_type(qtype);
-    let Access { clients, is_denied, .. } = request.server.access(&query, request, LookUp::Target);
-    looked.clients.extend(clients);
-    is_denied
+    /// Returns whether an `acl` denies the client a question: as `rewrite` leaves it, and for a name of ours, whose data
+    /// is the store's, also as it is.
+    fn denies(&self, request: &Request, name: &Name, qtype: RecordType, looked: &mut Looked) -> bool {
+        let mut query = query_for(request, name);
+        query.set_query_type(qtype);
+        let stored = self.place_of(request, name).map(|_| LookUp::Stored);
+        let mut is_denied = false;
+        for look_up in [LookUp::Target].into_iter().chain(stored) {
+            let access = request.server.access(&query, request, look_up);
+            looked.clients.extend(access.clients);
+            is_denied |= access.is_denied;
+        }
+        is_denied
+    }
 }

@@ -34,6 +34,8 @@ impl Retarget {
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up_alias(request, query).await else {
             error!("the target {new} of a rewritten CNAME can't be looked up");
+            // It may be looked up for another client.
+            open.reply.is_cacheable = false;
             return Ok(());
         };
         open.reply.is_cacheable &= found.is_cacheable;

@@ -139,6 +139,7 @@ async fn alias_through_cache_is_followed_for_each_client() {
     let retarget = "cache 3600\nrewrite cname exact nowhere. a.end.\n\
                     template IN ANY inner {\nanswer \"{{ .Name }} 60 IN CNAME nowhere.\"\n}\n";
     let (acl, clients) = ("acl {\nblock net 192.0.2.7\n}\n", "clients 10.0.0.0/8\n");
+    let drop = "acl {\ndrop net 192.0.2.7\n}\n";
     for (of_inner, of_end, inner) in [
         ("", acl, inner),
         ("", clients, inner),
@@ -146,6 +147,8 @@ async fn alias_through_cache_is_followed_for_each_client() {
         (clients, "", inner),
         ("", acl, retarget),
         ("", clients, retarget),
+        ("", drop, inner),
+        ("", drop, retarget),
     ] {
         let site = Site::corefile(&format!(
             "alias {{\n{alias}}}\ninner {{\n{of_inner}{inner}}}\nend {{\n{of_end}{end}}}\n"

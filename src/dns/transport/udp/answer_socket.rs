@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::batch::queued_bytes;
-use super::neighbors::{self, FAILED, INCOMPLETE, RESOLVED};
+use super::neighbors::{self, FAILED, INCOMPLETE, RESOLVED, Table};
 use super::unreachable::{REPORTED, Unreachable};
 use crate::dns::net::interfaces::on_link_nets;
 use crate::dns::net::unmapped;
@@ -118,15 +118,20 @@ impl AnswerSocket {
     }
 
     /// Looks how full the send buffer is. Where an eighth is taken, the addresses are limited that the kernel is looking
-    /// for, since their answers are what waits, and those on a link that the kernel would have to look for. Returns whether it is worth looking again soon.
+    /// for, since their answers are what waits, and with them all on a link that the kernel would have to look for.
+    /// Returns whether it is worth looking again soon.
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
         if queued >= self.send_buffer / 8 && self.unreachable.takes_look(now) {
             match neighbors::table() {
-                Ok(table) => {
-                    self.unreachable.limit_unresolved(in_states(&table, INCOMPLETE), now);
-                    let resolved = in_states(&table, RESOLVED);
-                    self.unreachable.limit_unknown(resolved, || on_link_nets().unwrap_or_default(), now);
+                Ok(Table { states, is_whole }) => {
+                    let unresolved = in_states(&states, INCOMPLETE);
+                    // Otherwise the answers wait for the network, and a cut table lacks clients that are known.
+                    if !unresolved.is_empty() && is_whole {
+                        let resolved = in_states(&states, RESOLVED);
+                        self.unreachable.limit_unknown(resolved, || on_link_nets().unwrap_or_default(), now);
+                    }
+                    self.unreachable.limit_unresolved(unresolved, now);
                 }
                 Err(error) => warn_unreadable(&error),
             }
@@ -182,9 +187,9 @@ impl AnswerSocket {
         if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
             let table = neighbors::table().unwrap_or_else(|error| {
                 warn_unreadable(&error);
-                HashMap::new()
+                Table::default()
             });
-            let neighbors = in_states(&table, INCOMPLETE | FAILED);
+            let neighbors = in_states(&table.states, INCOMPLETE | FAILED);
             *dead = Dead { since: Some(now), neighbors };
         }
         dead.neighbors.contains(&client)

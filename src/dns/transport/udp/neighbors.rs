@@ -29,11 +29,20 @@ const ATTRIBUTE: usize = 4;
 const BUFFER: usize = 32 << 10;
 const MAX_BYTES: usize = 1 << 20;
 
-/// Returns the addresses with an entry, and its state. Packets to an address in [`INCOMPLETE`] wait in the kernel.
+/// What was read of the neighbor table.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    /// The addresses with an entry, and its state. Packets to an address in [`INCOMPLETE`] wait in the kernel.
+    pub(super) states: HashMap<IpAddr, u16>,
+    /// Whether that is all: a table above [`MAX_BYTES`] is cut.
+    pub(super) is_whole: bool,
+}
+
+/// Reads the neighbor table.
 ///
 /// # Errors
 /// If the kernel doesn't tell.
-pub(super) fn table() -> io::Result<HashMap<IpAddr, u16>> {
+pub(super) fn table() -> io::Result<Table> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let kernel = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(SockProtocol::NetlinkRoute))?;
     let mut request = Vec::with_capacity(HEADER + ENTRY);
@@ -42,16 +51,16 @@ pub(super) fn table() -> io::Result<HashMap<IpAddr, u16>> {
     request.extend([RTM_GETNEIGH.to_ne_bytes(), FLAGS.to_ne_bytes()].concat());
     request.resize(HEADER + ENTRY, 0);
     sendto(kernel.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-    let (mut found, mut buffer, mut total) = (HashMap::new(), vec![0; BUFFER], 0);
+    let (mut states, mut buffer, mut total) = (HashMap::new(), vec![0; BUFFER], 0);
     while total < MAX_BYTES {
         // The kernel writes the answer while it is read: there is nothing to wait for.
         let length = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)?;
-        if !read_messages(&buffer[..length.min(BUFFER)], &mut found) {
-            break;
+        if !read_messages(&buffer[..length.min(BUFFER)], &mut states) {
+            return Ok(Table { states, is_whole: true });
         }
         total += length;
     }
-    Ok(found)
+    Ok(Table { states, is_whole: false })
 }
 
 /// Collects the addresses and their states from a part of the answer. Returns whether more follows.

@@ -130,10 +130,10 @@ impl Unreachable {
         nets: impl FnOnce() -> Vec<IpNet>,
         now: Instant,
     ) {
-        let mut limits = self.limits();
-        let last = limits.neighbors.take().filter(|last| last.nets_read + SWEEP_INTERVAL > now);
+        let last = self.limits().neighbors.take().filter(|last| last.nets_read + SWEEP_INTERVAL > now);
+        // The kernel may take its time to tell the networks: without the lock, which all receivers take.
         let (nets, nets_read) = last.map_or_else(|| (nets(), now), |last| (last.nets, last.nets_read));
-        limits.neighbors = Some(Neighbors { until: now + UNRESOLVED, resolved, nets, nets_read });
+        self.limits().neighbors = Some(Neighbors { until: now + UNRESOLVED, resolved, nets, nets_read });
         self.any.store(true, Ordering::Release);
     }
 

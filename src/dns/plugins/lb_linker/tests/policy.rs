@@ -454,3 +454,20 @@ async fn denied_addresses_are_left_out_and_counted() {
     assert_eq!(answer, "NoError t.example. 192.0.2.1 127.0.0.1 EDE 17");
     assert_eq!(denied(&site, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
 }
+
+/// The store is asked for a later name as it is, and a direct question would get what `rewrite` makes of it: both have to
+/// be allowed.
+#[tokio::test]
+async fn acl_sees_a_later_name_of_ours_rewritten_and_as_it_is() {
+    let block = "lb.internal {\nrewrite name exact db.prod.lb.internal db.stage.lb.internal\n\
+                 acl db.prod.lb.internal {\nblock net 10.0.0.1\n}\nlb_linker\n}\n";
+    let links = vec![
+        balancer("prod", "x", "db.prod.lb.internal.", &[]),
+        balancer("prod", "db", "192.0.2.7", &[]),
+        balancer("stage", "db", "192.0.2.8", &[]),
+    ];
+    let site = site_with(block, links);
+    let others = site.clone().from("10.0.0.2");
+    assert_eq!(ask(&others, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. 192.0.2.7");
+    assert_eq!(ask(&site, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. EDE 15");
+}
