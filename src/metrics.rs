@@ -16,7 +16,8 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-use crate::store::{State, Store};
+use crate::model::link::State;
+use crate::store::Store;
 use staleness::Staleness;
 
 /// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of

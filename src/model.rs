@@ -2,11 +2,11 @@
 
 pub(crate) mod allowance;
 pub mod excerpt;
-pub(crate) mod hostname;
+pub mod hostname;
 pub mod hostname_policy;
 pub(crate) mod line_limit;
-pub(crate) mod link;
+pub mod link;
 pub mod names;
 pub mod rejection;
-pub(crate) mod service_key;
+pub mod service_key;
 pub mod target_policy;

@@ -24,13 +24,9 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use tokio::sync::{broadcast, watch};
 
-pub use crate::model::hostname::{Host, host_text};
-use crate::model::link::Outdated;
-pub use crate::model::link::{
-    Asked, Change, Family, Ingress, Link, Moment, Observed, Port, State, Target, Wishes,
-};
-pub(crate) use crate::model::link::{empty_is_none, null_is_tcp, tcp};
-pub use crate::model::service_key::ServiceKey;
+use crate::model::link::{Asked, Change, Link, Observed, State, Target, Wishes};
+use crate::model::link::{NEVER, Outdated, UNKNOWN};
+use crate::model::service_key::ServiceKey;
 use index::Index;
 pub use index::{Found, Names};
 use names::allocator::Allotment;
@@ -42,12 +38,6 @@ pub(crate) use uid::uuid;
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
 const FEED_CAPACITY: usize = 1024;
-
-/// The rank of a link whose Service was never seen: the last.
-pub(crate) const NEVER: i64 = i64::MAX;
-
-/// The rank of a link whose Service doesn't say when it was created: only its name counts.
-pub(crate) const UNKNOWN: i64 = i64::MIN;
 
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

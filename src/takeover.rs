@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt};
 use crate::app::RunError;
 use crate::cli::flags::Flags;
 use crate::model::excerpt::examples;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::desired::MANAGED_BY;
 use crate::sync::external_target::orphans::{orphan_of, removal_command};
@@ -311,7 +311,7 @@ fn orphan_lines(namespace: &str, orphans: &BTreeMap<String, ServiceKey>) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use crate::takeover::*;
+    use super::*;
 
     #[test]
     fn the_table_is_as_wide_as_its_longest_name() {

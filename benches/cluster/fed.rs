@@ -12,7 +12,10 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
 use lb_linker::dns::transport::udp;
-use lb_linker::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+use lb_linker::model::hostname::Host;
+use lb_linker::model::link::{Ingress, Observed, Wishes};
+use lb_linker::model::service_key::ServiceKey;
+use lb_linker::store::{Departed, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::flags::{Flags, UpstreamSpec};
+use super::flags::Flags;
+use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
-use crate::store::host_text;
+use crate::model::hostname::host_text;
 
 /// When the upstreams are away each question would have a line of its own.
 const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";

@@ -186,7 +186,7 @@ impl Flags {
 mod tests {
     use clap::Parser;
 
-    use super::super::election_flags::*;
+    use super::*;
 
     #[derive(Parser)]
     struct Cli {

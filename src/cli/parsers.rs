@@ -132,7 +132,7 @@ pub(crate) fn identity(text: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parsers::*;
+    use super::*;
 
     #[test]
     fn network_of_mapped_addresses_is_the_ipv4_network() {

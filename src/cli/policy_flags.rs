@@ -5,9 +5,9 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::parsers::{annotation, domain, namespace_or_all, net};
+use crate::model::hostname::host_text;
 use crate::model::hostname_policy::Admission;
 use crate::model::target_policy::TargetPolicy;
-use crate::store::host_text;
 
 /// What of Services' wishes is granted.
 #[derive(Clone, Debug, Args)]

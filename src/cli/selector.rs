@@ -85,7 +85,7 @@ fn is_label_text(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::selector::*;
+    use super::*;
 
     #[test]
     fn selectors_are_read_as_kubectl_reads_them() {

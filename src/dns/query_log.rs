@@ -247,7 +247,7 @@ impl Drop for Writer {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::query_log::*;
+    use super::*;
 
     fn lines(format: LogFormat) -> (Lines, Queue, Arc<Dropped>) {
         let metrics = Metrics::new().unwrap();

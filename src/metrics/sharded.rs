@@ -198,7 +198,7 @@ pub fn family(desc: &Desc, kind: MetricType, metrics: Vec<Metric>) -> Option<Met
 
 #[cfg(test)]
 mod tests {
-    use super::super::sharded::*;
+    use super::*;
 
     #[test]
     fn what_each_thread_has_counted_is_added_up_and_stays_when_it_ends() {

@@ -75,7 +75,7 @@ impl Staleness {
 mod tests {
     use prometheus::core::Collector;
 
-    use super::super::staleness::*;
+    use super::*;
 
     #[test]
     fn the_age_of_each_watch_is_shown_while_it_lasts() {

@@ -71,7 +71,7 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::allowance::*;
+    use super::*;
 
     const SPAN: Duration = Duration::from_secs(600);
 

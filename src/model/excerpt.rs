@@ -73,7 +73,7 @@ pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::excerpt::*;
+    use super::*;
 
     #[test]
     fn a_value_is_cut_between_characters_and_quoted() {

@@ -80,7 +80,7 @@ pub fn host_text(name: &Name) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hostname::*;
+    use super::*;
 
     #[test]
     fn a_host_is_the_name_that_it_was_made_of_in_lower_case() {

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::rejection::{ENTRIES, ENTRY, Entries, Subject, Unusable};
+use crate::model::hostname::host_text;
 use crate::model::names;
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::store::{ServiceKey, host_text};
 use crate::sync::k8s::service::Service;
 
 /// The annotation with further DNS names, on a load balancer; on an external target the names that
@@ -141,7 +142,7 @@ mod tests {
     use hickory_proto::rr::Name;
     use serde_json::json;
 
-    use super::super::hostname_policy::*;
+    use super::*;
 
     fn asked(admission: &Admission, annotations: serde_json::Value) -> (Vec<Box<str>>, Vec<Unusable>) {
         let service =

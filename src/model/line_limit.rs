@@ -36,7 +36,7 @@ impl LineLimit {
 
 #[cfg(test)]
 mod tests {
-    use super::super::line_limit::*;
+    use super::*;
 
     #[test]
     fn lines_over_the_limit_are_counted_until_the_next_minute() {

@@ -10,8 +10,16 @@ use std::time::{Duration, Instant};
 use arcstr::ArcStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::model::hostname::Host;
 use crate::model::names;
-use crate::store::{Host, ServiceKey, Uid};
+use crate::model::service_key::ServiceKey;
+use crate::store::Uid;
+
+/// The rank of a link whose Service was never seen: the last.
+pub(crate) const NEVER: i64 = i64::MAX;
+
+/// The rank of a link whose Service doesn't say when it was created: only its name counts.
+pub(crate) const UNKNOWN: i64 = i64::MIN;
 
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -313,7 +321,7 @@ impl Link {
     pub fn new(key: ServiceKey, uid: &str) -> Self {
         Self {
             uid: uid.into(),
-            created: crate::store::UNKNOWN,
+            created: UNKNOWN,
             target: None,
             ports: Arc::default(),
             wishes: Wishes::default().shared(),
@@ -398,7 +406,7 @@ impl Link {
     /// Returns whether this process has never seen the Service: only what it left behind.
     #[must_use]
     pub fn was_never_seen(&self) -> bool {
-        self.created == crate::store::NEVER
+        self.created == NEVER
     }
 }
 
@@ -455,7 +463,7 @@ impl fmt::Display for Change {
 mod tests {
     use hickory_proto::rr::Name;
 
-    use super::super::link::*;
+    use super::*;
 
     fn host(name: &str) -> Host {
         Host::from(&Name::from_ascii(name).unwrap())

@@ -171,7 +171,7 @@ fn cut_with_hash(name: &str, namespace: &str, service: &str, digits: usize) -> S
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::*;
+    use super::*;
 
     #[test]
     fn external_targets_are_named_after_service_and_namespace() {

@@ -122,7 +122,7 @@ impl<'a> Entries<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rejection::*;
+    use super::*;
 
     #[test]
     fn the_first_100_entries_count_of_253_bytes_each() {

@@ -111,7 +111,7 @@ impl fmt::Display for ServiceKey {
 
 #[cfg(test)]
 mod tests {
-    use super::super::service_key::*;
+    use super::*;
 
     #[test]
     fn keys_are_in_order_of_their_namespaces_and_then_of_their_names() {

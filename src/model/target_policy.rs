@@ -11,7 +11,10 @@ use std::net::IpAddr;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use crate::store::{Found, ServiceKey, Store, Target, host_text};
+use crate::model::hostname::host_text;
+use crate::model::link::Target;
+use crate::model::service_key::ServiceKey;
+use crate::store::{Found, Store};
 use addresses::{denied_kind, embedded};
 
 /// Which targets are followed.
@@ -176,9 +179,10 @@ fn is_below(host: &Name, zone: &Name, namespace: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::target_policy::*;
+    use super::*;
     use crate::dns::plugins::tests::support::link;
-    use crate::store::{Departed, Observed, Wishes};
+    use crate::model::link::{Observed, Wishes};
+    use crate::store::Departed;
 
     fn policy() -> TargetPolicy {
         let name = |text| Name::from_ascii(text).unwrap();

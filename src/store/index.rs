@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use dashmap::DashMap;
 use hashbrown::hash_table::Entry;
 
-use super::Link;
 use super::reverse_index::Addresses;
 use super::table::{Dashed, Dotted, Extra, Place, Table};
+use crate::model::link::Link;
 
 /// What the index knows of a DNS name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Port;
+use crate::model::link::Port;
 
 /// A pool of lists of ports.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Ports {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ports::*;
+    use super::*;
 
     #[test]
     fn a_list_is_kept_once_and_only_while_somebody_has_it() {

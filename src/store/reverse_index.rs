@@ -7,7 +7,8 @@ use std::sync::LazyLock;
 
 use ipnet::IpNet;
 
-use super::{Link, ServiceKey, Target};
+use crate::model::link::{Link, Target};
+use crate::model::service_key::ServiceKey;
 
 /// The addresses of all targets, each with the link whose it is. They are in order: those of a
 /// network stand together.
@@ -67,9 +68,11 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use crate::store::{Departed, Host, Ingress, LastTarget, Observed, Store, Wishes, WrittenFor};
+    use crate::model::hostname::Host;
+    use crate::model::link::{Ingress, Observed, Wishes};
+    use crate::store::{Departed, LastTarget, Store, WrittenFor};
 
-    use super::super::reverse_index::*;
+    use super::*;
 
     const ADDRESSES: [&str; 6] =
         ["192.0.2.1", "192.0.2.2", "192.0.99.1", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"];

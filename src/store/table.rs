@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-use super::Link;
+use crate::model::link::Link;
 
 /// In how many parts a table is, each of which grows, and waits for writers, by itself.
 const SHARDS: usize = 32;

@@ -5,7 +5,9 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use crate::store::*;
+use super::*;
+use crate::model::hostname::Host;
+use crate::model::link::{Ingress, Port};
 
 fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
     Observed {

@@ -69,7 +69,7 @@ impl fmt::Display for Uid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::uid::*;
+    use super::*;
 
     #[test]
     fn a_uid_is_the_text_that_it_was_made_of_and_no_other() {

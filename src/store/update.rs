@@ -7,8 +7,10 @@ use super::names::allocator::{Allotment, Reallotted, outcome};
 use super::names::custom_hostnames;
 use super::names::custom_hostnames::Passed;
 use super::table::Keyed;
-use super::{Change, Found, Link, ServiceKey, Store};
+use super::{Found, Store};
+use crate::model::link::{Change, Link};
 use crate::model::names;
+use crate::model::service_key::ServiceKey;
 
 impl Store {
     /// Stores a link under its names. A new one takes its place among those that want them.

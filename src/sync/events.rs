@@ -21,7 +21,8 @@ use tokio::sync::Notify;
 pub use publisher::Sender;
 
 use super::election::Leadership;
-use crate::store::{Link, ServiceKey};
+use crate::model::link::Link;
+use crate::model::service_key::ServiceKey;
 
 /// How many Events may wait to be sent: what many changes at once cost in memory, and no more. Those of one namespace
 /// have half of what the others leave.
@@ -255,8 +256,8 @@ fn cut(note: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::events::*;
-    use crate::store::ServiceKey;
+    use super::*;
+    use crate::model::service_key::ServiceKey;
 
     fn regarding() -> Regarding {
         Regarding { namespace: "default".into(), name: "web".into(), uid: "u".into() }

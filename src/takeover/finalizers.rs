@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::model::excerpt::examples;
-use crate::store::{ServiceKey, Store};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::external_target::desired::FIELD_MANAGER;
@@ -248,7 +249,7 @@ fn lines(found: &[Bound]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finalizers::*;
+    use super::*;
 
     fn service(finalizers: &[&str], deleted: bool) -> PartialObjectMeta<Service> {
         let deletion = deleted.then_some("2026-01-01T00:00:00Z");

@@ -62,7 +62,6 @@ const WRONG_ARROWS: &[&str] = &[
     "dns/server/sockets.rs -> app",
     "dns/transport/tcp.rs -> dns/plugins",
     "metrics.rs -> store",
-    "model/hostname_policy.rs -> store",
     "model/hostname_policy.rs -> sync/k8s",
     "model/link.rs -> store",
     "model/target_policy.rs -> store",

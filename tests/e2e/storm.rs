@@ -18,9 +18,10 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
 use lb_linker::dns::transport::udp;
-use lb_linker::store::{
-    Departed, Family, Host, Ingress as StoreIngress, Observed, ServiceKey, Store, Wishes,
-};
+use lb_linker::model::hostname::Host;
+use lb_linker::model::link::{Family, Ingress as StoreIngress, Observed, Wishes};
+use lb_linker::model::service_key::ServiceKey;
+use lb_linker::store::{Departed, Store};
 use tokio::net::UdpSocket;
 use tokio::runtime::Handle;
 use tokio::sync::watch;

@@ -7,7 +7,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{DeleteParams, PostParams};
 use lb_linker::model::names::{earlier_external_target, external_target};
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 use lb_linker::takeover::finalizers::{Bound, free, is_another};
 use serde_json::{Value, json};
 

@@ -10,7 +10,10 @@ use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::message::header::MAX_UDP;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::server::config::first_handler;
-use lb_linker::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+use lb_linker::model::hostname::Host;
+use lb_linker::model::link::{Ingress, Observed, Wishes};
+use lb_linker::model::service_key::ServiceKey;
+use lb_linker::store::{Departed, Store};
 use tokio::runtime::Runtime;
 
 /// RFC 1035 section 4.1.1.

@@ -2,7 +2,7 @@ use std::io::Write;
 
 use clap::Parser;
 
-use crate::cli::flags::*;
+use super::*;
 
 #[derive(Parser)]
 struct Cli {

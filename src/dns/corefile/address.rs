@@ -118,8 +118,8 @@ fn zone(text: &str) -> Option<Name> {
 mod tests {
     use std::path::Path;
 
-    use super::super::address::*;
     use super::super::words;
+    use super::*;
     use crate::dns::message::presentation::name_text;
 
     fn parse(text: &str) -> Result<Vec<String>, String> {

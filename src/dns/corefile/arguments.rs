@@ -247,7 +247,7 @@ pub(crate) fn go_duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arguments::*;
+    use super::*;
 
     #[test]
     fn durations_are_written_as_in_go() {

@@ -35,7 +35,7 @@ fn next(text: &str) -> Option<(usize, usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::env::*;
+    use super::*;
 
     #[test]
     fn variables_are_replaced_and_what_is_none_is_left() {

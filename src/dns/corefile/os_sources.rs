@@ -61,7 +61,7 @@ fn fits(pattern: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::os_sources::*;
+    use super::*;
 
     #[test]
     fn a_pattern_stands_for_the_files_that_it_fits_in_order() {

@@ -86,7 +86,7 @@ pub fn words(file: &Arc<Path>, text: &str) -> Vec<Word> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tokens::*;
+    use super::*;
 
     fn split(text: &str) -> Vec<(String, usize, usize)> {
         let file: Arc<Path> = Path::new("Corefile").into();

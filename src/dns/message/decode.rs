@@ -101,7 +101,7 @@ mod tests {
     use rand::seq::IndexedRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::decode::*;
+    use super::*;
     use crate::dns::message::header::HEADER;
 
     #[test]

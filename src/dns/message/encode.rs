@@ -225,7 +225,7 @@ mod tests {
     use rand::seq::IndexedRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::encode::*;
+    use super::*;
 
     #[test]
     fn what_doesnt_fit_is_cut_at_records_and_opt_has_its_room() {

@@ -271,7 +271,7 @@ mod tests {
     use hickory_proto::rr::rdata::A;
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-    use super::super::header::*;
+    use super::*;
 
     fn query(name: &str) -> Vec<u8> {
         let mut message = Message::query();

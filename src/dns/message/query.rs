@@ -170,7 +170,7 @@ mod tests {
     use hickory_proto::op::{Edns, Message};
 
     use super::super::header::MAX_UDP;
-    use super::super::query::*;
+    use super::*;
 
     #[test]
     fn an_upstream_is_asked_in_lower_case_with_ad_and_edns() {

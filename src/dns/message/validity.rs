@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use crate::dns::chain::metrics::Charge;
 use crate::dns::plugins::cache::store::Kept;
 use crate::metrics::sharded::Spread;
-use crate::store::{Family, Link, Names, Store};
+use crate::model::link::{Family, Link};
+use crate::store::{Names, Store};
 
 /// What an answer rests on, and what giving it again brings with it.
 #[derive(Clone, Debug, Default)]

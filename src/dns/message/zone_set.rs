@@ -42,7 +42,7 @@ pub fn absolute(zone: &Name) -> Name {
 
 #[cfg(test)]
 mod tests {
-    use super::super::zone_set::*;
+    use super::*;
 
     #[test]
     fn the_longest_zone_is_the_closest() {

@@ -91,8 +91,8 @@ mod tests {
     use hickory_proto::rr::{Name, RecordType};
     use tokio::time::Instant;
 
-    use super::super::cancel::*;
     use super::super::tests::support::Site;
+    use super::*;
     use crate::dns::chain::server::{Block, Server};
 
     /// Rewrites the question, and answers after a while.

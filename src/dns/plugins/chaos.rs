@@ -118,8 +118,8 @@ fn record(request: &Request, text: &str) -> Record {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chaos::*;
     use super::super::tests::support::Site;
+    use super::*;
 
     #[tokio::test]
     async fn version_authors_and_host_are_told() {

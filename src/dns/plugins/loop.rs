@@ -353,8 +353,8 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::JoinHandle;
 
-    use super::super::r#loop::*;
     use super::super::tests::support::Site;
+    use super::*;
     use crate::dns::chain::plugin::{Failure, Purpose};
     use crate::dns::chain::server;
 

@@ -75,8 +75,8 @@ mod tests {
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-    use super::super::minimal::*;
     use super::super::tests::support::Site;
+    use super::*;
 
     fn record(data: RData) -> Record {
         Record::from_rdata(Name::from_ascii("example.org.").unwrap(), 5, data)

@@ -95,8 +95,8 @@ impl Plugin for Nsid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::nsid::*;
     use super::super::tests::support::Site;
+    use super::*;
 
     async fn told(site: &Site) -> Vec<EdnsOption> {
         site.reply("example.org. A").await.unwrap().options

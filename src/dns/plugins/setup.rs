@@ -21,7 +21,7 @@ use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Line, Place, Word};
 use crate::dns::message::zone_set::Origins;
 use crate::dns::query_log::{Lines, Queue};
-use crate::dns::upstream::group::SocketBudget;
+use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::Memories;
 use crate::metrics::{Family, Metrics};
 use crate::model::target_policy::TargetPolicy;

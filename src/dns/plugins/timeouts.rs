@@ -117,7 +117,7 @@ fn queries(word: &Word) -> Result<u64, CorefileError> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::support::Site;
-    use super::super::timeouts::*;
+    use super::*;
 
     #[test]
     fn each_is_as_it_is_said_and_the_others_are_not_said() {

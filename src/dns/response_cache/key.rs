@@ -128,7 +128,7 @@ mod tests {
     use hickory_proto::rr::rdata::opt::EdnsOption;
     use hickory_proto::rr::{Name, RecordType};
 
-    use super::super::key::*;
+    use super::*;
 
     fn message(name: &str, change: impl FnOnce(&mut Message)) -> Vec<u8> {
         let mut message = Message::query();

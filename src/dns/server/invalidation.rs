@@ -15,7 +15,8 @@ use tracing::debug;
 use crate::dns::chain::server::Server;
 use crate::dns::message::query::wire_name;
 use crate::dns::plugins::lb_linker::LbLinker;
-use crate::store::{Change, Family, Store, Target};
+use crate::model::link::{Change, Family, Target};
+use crate::store::Store;
 
 /// Whose new target is looked up before somebody asks: who was asked for in this time.
 const RECENT: Duration = Duration::from_secs(60);

@@ -72,7 +72,7 @@ fn of_interfaces() -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ns_addresses::*;
+    use super::*;
 
     fn ips(text: &str) -> Vec<IpAddr> {
         text.split(' ').filter(|ip| !ip.is_empty()).map(|ip| ip.parse().unwrap()).collect()

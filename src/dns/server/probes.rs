@@ -164,7 +164,7 @@ mod tests {
     use tokio::time::Instant;
     use tokio_util::task::AbortOnDropHandle;
 
-    use super::super::probes::*;
+    use super::*;
 
     const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n";
 

@@ -119,7 +119,7 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
-    use super::super::client_quota::*;
+    use super::*;
 
     fn client(last: u8) -> IpAddr {
         [10, 0, 0, last].into()

@@ -243,7 +243,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, duplex};
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-    use super::super::tls::*;
+    use super::*;
 
     /// A CA, a certificate of it, and its key, in PEM.
     fn certified() -> [String; 3] {

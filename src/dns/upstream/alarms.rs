@@ -57,7 +57,7 @@ impl Drop for Alarm<'_> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::alarms::*;
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn alarm_that_is_set_again_rings_at_the_new_time() {

@@ -179,8 +179,9 @@ mod tests {
 
     use tokio::time::advance;
 
-    use super::super::attempts::*;
-    use crate::dns::upstream::group::{Endpoint, ForwardOptions, Transport};
+    use super::*;
+    use crate::dns::upstream::exchange::{Endpoint, Transport};
+    use crate::dns::upstream::group::ForwardOptions;
 
     fn rounds(upstreams: u16, attempts: usize) -> Rounds {
         let upstream = |port| {

@@ -13,7 +13,10 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::group::{Endpoint, Forward, ForwardOptions, Policy, Purpose, SocketBudget, TlsClient, Transport};
+use super::exchange::{Endpoint, TlsClient, Transport};
+use super::group::{Forward, ForwardOptions, Purpose};
+use super::policy::Policy;
+use super::socket_budget::SocketBudget;
 use crate::dns::message::query::Question;
 use crate::dns::transport::client_quota::OURSELVES;
 

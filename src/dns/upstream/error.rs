@@ -133,7 +133,7 @@ impl fmt::Display for Trouble {
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::*;
+    use super::*;
 
     #[test]
     fn troubles_read_as_in_coredns() {

@@ -430,7 +430,7 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::time::advance;
 
-    use super::super::exchange::*;
+    use super::*;
     use crate::dns::message::header::HEADER;
     use crate::dns::message::query::Question;
     use crate::dns::upstream::group::ForwardOptions;

@@ -44,7 +44,7 @@ mod tests {
     use futures::FutureExt;
     use futures::future::Either;
 
-    use super::super::few::*;
+    use super::*;
 
     #[test]
     fn whichever_ends_is_taken_out() {

@@ -77,9 +77,10 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::yield_now;
 
-    use super::super::flights::*;
+    use super::*;
     use crate::dns::message::query::Question;
-    use crate::dns::upstream::group::{Endpoint, ForwardOptions, Transport};
+    use crate::dns::upstream::exchange::{Endpoint, Transport};
+    use crate::dns::upstream::group::ForwardOptions;
 
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 

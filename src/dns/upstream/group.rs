@@ -16,17 +16,17 @@ use tokio::time::{Instant, sleep_until};
 use crate::dns::message::query::Key;
 use crate::dns::transport::client_quota::{Share, Shares};
 use crate::dns::upstream::attempts::{Rounds, Waiting};
-pub use crate::dns::upstream::exchange::{Endpoint, TlsClient, Transport};
+use crate::dns::upstream::exchange::Endpoint;
 use crate::dns::upstream::exchange::{SILENCE, Times, exchange};
 use crate::dns::upstream::few::Few;
-pub use crate::dns::upstream::health::HealthCheck;
+use crate::dns::upstream::health::HealthCheck;
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::metrics::Bound;
-pub use crate::dns::upstream::metrics::ForwardMetrics;
-pub use crate::dns::upstream::policy::Policy;
+use crate::dns::upstream::metrics::ForwardMetrics;
+use crate::dns::upstream::policy::Policy;
 use crate::dns::upstream::refusals::Refusals;
-pub use crate::dns::upstream::socket_budget::SocketBudget;
-pub use crate::dns::upstream::stream_pool::Keep;
+use crate::dns::upstream::socket_budget::SocketBudget;
+use crate::dns::upstream::stream_pool::Keep;
 
 /// How long upstreams are tried for one question, as by CoreDNS. Who asked may give up earlier.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -343,10 +343,11 @@ fn worth(answer: &Message) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use crate::dns::upstream::exchange::Transport;
     use hickory_proto::rr::{Name, RecordType};
     use tokio::net::UdpSocket;
 
-    use super::super::group::*;
+    use super::*;
     use crate::dns::message::query::Question;
     use crate::dns::transport::client_quota::OURSELVES;
 

@@ -32,7 +32,7 @@ impl Policy {
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::*;
+    use super::*;
 
     #[test]
     fn each_policy_has_its_order() {

@@ -50,7 +50,7 @@ impl Refusals {
 mod tests {
     use tokio::time::advance;
 
-    use super::super::refusals::*;
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn one_line_a_minute_counts_all_refusals() {

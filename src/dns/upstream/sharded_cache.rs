@@ -139,7 +139,7 @@ fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
 mod tests {
     use hickory_proto::rr::{Name, RecordType};
 
-    use super::super::sharded_cache::*;
+    use super::*;
     use crate::dns::message::query::Question;
 
     fn key(name: &str, qtype: RecordType) -> Key {

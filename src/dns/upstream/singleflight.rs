@@ -210,7 +210,7 @@ mod tests {
     use tokio::task::{JoinSet, yield_now};
     use tokio::time::timeout;
 
-    use super::super::singleflight::*;
+    use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -127,7 +127,7 @@ impl SocketQuota {
 
 #[cfg(test)]
 mod tests {
-    use super::super::socket_budget::*;
+    use super::*;
     use crate::dns::net::max_files;
     use crate::dns::upstream::group::{Forward, ForwardOptions};
 

@@ -141,7 +141,7 @@ mod tests {
     use hickory_proto::rr::{Name, RData, Record};
     use tokio::time::advance;
 
-    use super::super::stale_cache::*;
+    use super::*;
 
     fn question(dnssec_ok: bool, checking_disabled: bool) -> Question {
         let plain = Question::plain(Name::from_ascii("t.example.").unwrap(), RecordType::A);

@@ -158,7 +158,7 @@ mod tests {
     use tokio::net::TcpListener;
     use tokio::time::{advance, timeout};
 
-    use super::super::stream_pool::*;
+    use super::*;
 
     async fn connection(listener: &TcpListener) -> Connection {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

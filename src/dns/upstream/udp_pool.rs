@@ -217,7 +217,7 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::time::advance;
 
-    use super::super::udp_pool::*;
+    use super::*;
 
     fn open(to: &UdpSocket) -> Socket {
         let permit = SocketBudget::default().of_checks().take().unwrap();

@@ -12,9 +12,10 @@ use arcstr::ArcStr;
 use super::claims::{Claims, Kind, Rank};
 use super::custom_hostnames::Extras;
 use super::owners::Holders;
+use crate::model::link::Change;
 use crate::model::names;
+use crate::model::service_key::ServiceKey;
 use crate::store::ports::Ports;
-use crate::store::{Change, ServiceKey};
 
 /// A link whose names have changed hands: it has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,7 +258,7 @@ mod tests {
     use rand::seq::SliceRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::allocator::*;
+    use super::*;
 
     /// What the store would know: each link's external target, and whose each label is.
     #[derive(Debug, Default, PartialEq)]

@@ -6,7 +6,7 @@ use std::slice;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// A link's place in the queue for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::claims::{Claims, Rank};
 use crate::model::names;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// A name in wire form.
 type Wire = Box<[u8]>;
@@ -152,7 +152,7 @@ mod tests {
     use rand::seq::SliceRandom;
     use rand::{RngExt, SeedableRng};
 
-    use super::super::custom_hostnames::*;
+    use super::*;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)

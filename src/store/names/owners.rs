@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// By external target the link that it is labelled for.
 #[derive(Debug, Default)]

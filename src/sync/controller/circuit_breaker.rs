@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::external_target::decision::Write;
 use crate::sync::k8s::object::Kind;
@@ -97,7 +97,7 @@ fn sort(write: &Write) -> Sort {
 
 #[cfg(test)]
 mod tests {
-    use super::super::circuit_breaker::*;
+    use super::*;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)

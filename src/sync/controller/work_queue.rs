@@ -9,7 +9,7 @@ use futures::StreamExt;
 use tokio::time::Instant;
 use tokio_util::time::{DelayQueue, delay_queue};
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::source::cluster::until;
 
@@ -260,7 +260,7 @@ impl<A: Clone> Repairs<A> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::work_queue::*;
+    use super::*;
 
     fn key() -> ServiceKey {
         ServiceKey::new("default", "web")

@@ -47,7 +47,7 @@ pub(super) mod by_hand {
     use std::sync::LazyLock;
     use std::time::Instant;
 
-    use super::super::clock::*;
+    use super::*;
 
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -71,7 +71,7 @@ pub(super) mod by_hand {
 
 #[cfg(test)]
 mod tests {
-    use super::super::clock::*;
+    use super::*;
 
     #[test]
     fn boot_time_goes_on_and_never_overflows() {

@@ -281,7 +281,7 @@ impl Leadership {
 mod tests {
     use tokio::time::Instant;
 
-    use super::super::leadership::*;
+    use super::*;
     use crate::sync::election::clock::by_hand;
 
     fn held(term: u64, seconds: u64) -> Standing {

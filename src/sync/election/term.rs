@@ -74,7 +74,7 @@ pub fn unix(time: Timestamp) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::term::*;
+    use super::*;
 
     #[test]
     fn only_numbers_up_to_a_day_ahead_are_terms() {

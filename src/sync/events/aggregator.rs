@@ -161,7 +161,7 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
-    use super::super::aggregator::*;
+    use super::*;
 
     fn happening(uid: &str, reason: Reason, note: &str) -> Happening {
         let regarding = Regarding { namespace: "default".into(), name: "web".into(), uid: uid.into() };

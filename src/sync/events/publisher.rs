@@ -322,7 +322,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::super::Reason;
-    use super::super::publisher::*;
+    use super::*;
     use crate::sync::election::Leadership;
 
     /// What the API server does to a request. A real one can't be made to do most of it.

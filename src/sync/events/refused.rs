@@ -84,7 +84,7 @@ impl Namespaces {
 
 #[cfg(test)]
 mod tests {
-    use super::super::refused::*;
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn pause_of_a_refusing_namespace_grows_to_half_a_minute() {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::model::allowance::{Allowance, Allowed};
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// How many lines there may be about one Service, and about all Services of a namespace, in [`SPAN`].
 const LINES: (usize, usize) = (10, 200);
@@ -59,7 +59,7 @@ impl ServiceLog {
 
 #[cfg(test)]
 mod tests {
-    use super::super::service_log::*;
+    use super::*;
 
     #[test]
     fn lines_are_bounded_by_service_and_by_namespace() {

@@ -18,7 +18,7 @@ use super::observed_object::Packed;
 use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::sentence;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::election::NotLeading;
 use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;

@@ -10,7 +10,8 @@ use super::desired::{
     service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
 };
 use crate::model::excerpt::{sentence, value};
-use crate::store::{Link, ServiceKey};
+use crate::model::link::Link;
+use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::{TERM, Written};
 use crate::sync::k8s::instance::{INSTANCE, instance_of, other_instance};
 use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};

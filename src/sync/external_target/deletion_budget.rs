@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// The time in which removals are counted.
 const WINDOW: Duration = Duration::from_secs(600);
@@ -175,7 +175,7 @@ impl Doubt {
 
 #[cfg(test)]
 mod tests {
-    use super::super::deletion_budget::*;
+    use super::*;
 
     #[test]
     fn ten_or_a_fifth_may_be_removed_in_ten_minutes() {

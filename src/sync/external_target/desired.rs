@@ -7,8 +7,10 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
+use crate::model::hostname::Host;
 use crate::model::hostname_policy::HOSTNAME;
-use crate::store::{Host, Link, ServiceKey, Target};
+use crate::model::link::{Link, Target};
+use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::object::{Conditions, Endpoint, EndpointSlice, Object};

@@ -11,7 +11,9 @@ use kube::{Client, Resource, ResourceExt};
 
 use super::decision::{OnDelete, Policy, Step, Write};
 use super::desired::IpTargets;
-use crate::store::{ServiceKey, Store, Target, Uid};
+use crate::model::link::Target;
+use crate::model::service_key::ServiceKey;
+use crate::store::{Store, Uid};
 use crate::sync::k8s::deserialize_guard::Guarded;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{Query, list_pages};
@@ -281,7 +283,7 @@ mod tests {
     use kube::core::Selector;
     use serde_json::json;
 
-    use super::super::left_out::*;
+    use super::*;
     use crate::sync::external_target::decision::SyncMode;
     use crate::sync::external_target::deletion_budget::MaxDeletes;
     use crate::sync::external_target::desired::Precondition;

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use super::desired::{IPV4, IPV6, slice_name};
 use super::observed_object::{Packed, id_bytes};
 use crate::model::names;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::instance::{INSTANCE, OtherOwner};
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 
@@ -303,7 +303,7 @@ fn is_newer(known: &Packed, other: &Packed) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::object_cache::*;
+    use super::*;
     use crate::sync::external_target::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
     use crate::sync::k8s::object::EndpointSlice;
     use crate::sync::k8s::service::Service;

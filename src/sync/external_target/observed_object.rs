@@ -11,7 +11,7 @@ use super::desired::{
     SLICE_MANAGED_BY, labels_for,
 };
 use crate::model::hostname_policy::HOSTNAME;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::object::{Kind, Object, ObjectId};

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::backend::Keeper;
 use super::desired::{labelled_for, written_by_us};
 use crate::metrics::Metrics;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
 use crate::takeover::finalizers::MAX_LINES;
@@ -115,7 +115,7 @@ impl Orphans {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::orphans::*;
+    use super::*;
     use crate::sync::external_target::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
 
     fn key(i: usize) -> ServiceKey {

@@ -34,7 +34,9 @@ use super::orphans::Orphans;
 use super::status_log::Report;
 use crate::metrics::Reconciled;
 use crate::model::hostname_policy::Admission;
-use crate::store::{Link, ServiceKey, State, Store};
+use crate::model::link::{Link, State};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
 use crate::sync::controller::circuit_breaker::Closed;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::controller::work_queue::Pace;
@@ -514,7 +516,7 @@ impl Reconciler {
 pub(crate) mod defect {
     use std::cell::RefCell;
 
-    use crate::store::ServiceKey;
+    use crate::model::service_key::ServiceKey;
 
     thread_local! {
         static KEY: RefCell<Option<ServiceKey>> = const { RefCell::new(None) };

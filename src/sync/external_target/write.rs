@@ -9,7 +9,8 @@ use futures::FutureExt;
 
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{Departure, LATENESS, Remedy, Unconfirmed};
-use crate::store::{Link, ServiceKey};
+use crate::model::link::Link;
+use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::desired::{Stamp, written_by_us};
@@ -293,8 +294,8 @@ pub(crate) fn removal_of(name: &str, uid: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::write::*;
-    use crate::store::State;
+    use super::*;
+    use crate::model::link::State;
     use crate::sync::external_target::desired::Precondition;
 
     fn delete(kind: Kind, name: &str) -> Write {

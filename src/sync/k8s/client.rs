@@ -153,7 +153,7 @@ async fn of_kubeconfig(
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::*;
+    use super::*;
 
     #[test]
     fn an_api_server_is_named_without_credentials() {

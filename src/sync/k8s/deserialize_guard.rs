@@ -100,7 +100,7 @@ mod tests {
     use kube::ResourceExt;
     use kube::api::{ObjectList, WatchEvent};
 
-    use super::super::deserialize_guard::*;
+    use super::*;
     use crate::sync::k8s::service::Service;
 
     #[test]

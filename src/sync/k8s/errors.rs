@@ -11,7 +11,7 @@ use super::deserialize_guard::Guarded;
 use super::object::Kind;
 use super::watch::{Event, Item, WatchError};
 use crate::model::excerpt;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::events::service_log::ServiceLog;
 
 /// How long the same trouble stays unmentioned after it was logged.
@@ -300,7 +300,7 @@ impl WatchTrouble {
 
 #[cfg(test)]
 mod tests {
-    use super::super::errors::*;
+    use super::*;
 
     #[test]
     fn trouble_that_comes_and_goes_is_said_five_times_a_minute() {

@@ -97,7 +97,7 @@ fn after_quoted(text: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::forbidden::*;
+    use super::*;
 
     const RBAC: &str = "User \"system:serviceaccount:lb-linker:lb-linker\" cannot create resource \"services\" in \
                         API group \"\" in the namespace \"external-targets\"";

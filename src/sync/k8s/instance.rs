@@ -96,7 +96,7 @@ impl fmt::Display for OtherOwner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::instance::*;
+    use super::*;
 
     fn find(objects: &[&str]) -> Option<(String, usize, usize)> {
         let objects = objects.iter().map(|instance| (!instance.is_empty()).then_some(instance));

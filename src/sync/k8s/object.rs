@@ -10,7 +10,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use super::service::{Service, null_is_default, slim_metadata};
-use crate::store::{Port, empty_is_none, null_is_tcp, tcp};
+use crate::model::link::{Port, empty_is_none, null_is_tcp, tcp};
 
 /// An EndpointSlice (discovery.k8s.io/v1).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -300,7 +300,7 @@ mod tests {
     use k8s_openapi::api::discovery::v1;
     use serde_json::{Value, json};
 
-    use super::super::object::*;
+    use super::*;
 
     fn decoded(slice: Value) -> EndpointSlice {
         // What the API's own type takes, lb-linker's takes.

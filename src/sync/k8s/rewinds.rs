@@ -4,7 +4,7 @@
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// The number of times that any watch has heard a list older than what it heard before, or that a Service was found
 /// that counts as gone. Clones count together.

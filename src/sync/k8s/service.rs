@@ -13,12 +13,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::model::hostname::Host;
 use crate::model::hostname_policy::Admission;
+use crate::model::link::Port;
+use crate::model::link::{Ingress, Observed, Wishes};
 use crate::model::names;
 use crate::model::rejection::{ENTRY, Entries, Subject, Unusable};
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-pub use crate::store::Port;
-use crate::store::{Host, Ingress, Observed, ServiceKey, Store, Wishes};
+use crate::store::Store;
 
 /// `spec.type` of a Service whose hostname lb-linker follows.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
@@ -368,7 +371,7 @@ pub(crate) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
 mod tests {
     use serde_json::json;
 
-    use super::super::service::*;
+    use super::*;
     use crate::store::Departed;
 
     #[test]

@@ -17,8 +17,10 @@ use tracing::{info, warn};
 use super::own_targets::OwnTargets;
 use super::selection::{Membership, Selection};
 use crate::model::hostname_policy::Admission;
+use crate::model::link::{Change, Observed};
 use crate::model::rejection::{Subject, Unusable};
-use crate::store::{Change, Observed, Ports, ServiceKey, Store};
+use crate::model::service_key::ServiceKey;
+use crate::store::{Ports, Store};
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{News, log_changes, log_first_list};
@@ -588,7 +590,7 @@ mod run_tests;
 
 #[cfg(test)]
 mod tests {
-    use super::super::cluster::*;
+    use super::*;
 
     #[test]
     fn undecodable_object_is_reported_by_name_and_stops_no_other() {

@@ -131,7 +131,7 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file_watcher::*;
+    use super::*;
 
     #[tokio::test]
     async fn a_directory_that_is_removed_and_made_again_is_another_one() {

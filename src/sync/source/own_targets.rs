@@ -9,9 +9,11 @@ use hickory_proto::rr::Name;
 use tracing::debug;
 
 use crate::model::hostname_policy::Admission;
+use crate::model::link::{Change, Link};
 use crate::model::names;
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Refusal;
-use crate::store::{Change, Found, Link, ServiceKey, Store};
+use crate::store::{Found, Store};
 use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
 
 /// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
@@ -260,7 +262,7 @@ fn weight(service: &Service) -> usize {
 mod tests {
     use serde_json::json;
 
-    use super::super::own_targets::*;
+    use super::*;
     use crate::model::target_policy::TargetPolicy;
     use crate::store::Departed;
 

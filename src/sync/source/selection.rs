@@ -81,7 +81,7 @@ impl Selection {
 mod tests {
     use serde_json::json;
 
-    use super::super::selection::*;
+    use super::*;
 
     fn service(namespace: &str, metadata: serde_json::Value) -> Service {
         let mut service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});

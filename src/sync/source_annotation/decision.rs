@@ -2,8 +2,9 @@
 
 use super::deleted_links::Gone;
 use crate::model::excerpt::value;
+use crate::model::link::{Link, Target, Wishes};
 use crate::model::names;
-use crate::store::{Link, ServiceKey, Target, Wishes};
+use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::{OnDelete, Policy};
 use crate::sync::external_target::desired::{Precondition, SOURCE, labelled_for};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
@@ -119,8 +120,9 @@ mod tests {
     use hickory_proto::rr::Name;
     use serde_json::{Value, json};
 
-    use super::super::decision::*;
-    use crate::store::{Host, State};
+    use super::*;
+    use crate::model::hostname::Host;
+    use crate::model::link::State;
     use crate::sync::external_target::decision::SyncMode;
     use crate::sync::external_target::deletion_budget::MaxDeletes;
     use crate::sync::external_target::desired::IpTargets;

@@ -4,7 +4,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::store::{Change, Link, ServiceKey, Store, Target, Wishes};
+use crate::model::link::{Change, Link, Target, Wishes};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
 
 /// How many are remembered.
 const MAX: usize = 1000;
@@ -85,8 +87,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use super::super::deleted_links::*;
-    use crate::store::{Departed as Policy, State};
+    use super::*;
+    use crate::model::link::State;
+    use crate::store::Departed as Policy;
 
     fn change(before: Option<Link>, after: Option<Link>) -> Change {
         let key = ServiceKey::new("shop", "web");

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::decision::Follower;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::desired::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
@@ -349,7 +349,7 @@ impl Followers {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::index::*;
+    use super::*;
     use crate::sync::k8s::deserialize_guard::Guarded;
     use crate::sync::k8s::watch::WatchError;
 

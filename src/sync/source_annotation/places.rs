@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::k8s::errors::Trouble;
 
@@ -171,7 +171,7 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places::*;
+    use super::*;
 
     fn key(namespace: &str, name: &str) -> ServiceKey {
         ServiceKey::new(namespace, name)

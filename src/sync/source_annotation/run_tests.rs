@@ -7,6 +7,7 @@ use axum::http::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::{Value, json};
 
+use super::*;
 use crate::metrics::Metrics;
 use crate::store::Departed;
 use crate::sync::events::Recorder;
@@ -15,7 +16,6 @@ use crate::sync::external_target::decision::OnDelete;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{IpTargets, SOURCE};
 use crate::sync::k8s::watch::Event;
-use crate::sync::source_annotation::*;
 
 /// Returns what following needs, with an API server that refuses everything, and how often that was asked.
 fn refused() -> (Settings, Arc<AtomicUsize>) {

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::Following;
 use super::decision::Follower;
 use super::places::Place;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::{WriteError, patch_elsewhere};
 use crate::sync::external_target::desired::Precondition;
 use crate::sync::external_target::reconciler::OUTDATED;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};

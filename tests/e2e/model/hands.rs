@@ -5,7 +5,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use lb_linker::model::names;
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 use serde_json::{Value, json};
 
 use super::observe::{owner, version};

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use futures::StreamExt;
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 use nix::sys::signal::Signal;
 

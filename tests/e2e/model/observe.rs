@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 
 use super::rules::Observed;
 use super::world::{Front, Slice};

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 
 use super::world::Kind;
 

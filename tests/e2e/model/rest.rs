@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 
 use super::rules::{Link, Model, Observed, TOMBSTONE, ZONE, first_choice, label, second_choice};

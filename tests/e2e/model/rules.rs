@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lb_linker::model::names;
-use lb_linker::store::ServiceKey;
+use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 
 use super::operations::{Action, Operation, Outcome};

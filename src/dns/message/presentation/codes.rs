@@ -210,7 +210,7 @@ fn number_of(table: &Table, name: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::codes::*;
+    use super::*;
 
     #[test]
     fn types_classes_and_codes_have_the_names_of_coredns() {

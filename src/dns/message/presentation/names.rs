@@ -94,7 +94,7 @@ pub(crate) fn same_spelling(one: &Name, other: &Name) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::*;
+    use super::*;
 
     #[test]
     fn names_are_read_and_written() {

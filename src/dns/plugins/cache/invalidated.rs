@@ -78,7 +78,7 @@ impl Forgotten {
 mod tests {
     use tokio::time::advance;
 
-    use super::super::invalidated::*;
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn question_before_forgetting_differs_from_one_after_it() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
-use crate::dns::plugins::cache::store::Kind;
+use crate::dns::plugins::cache::entry::Kind;
 use crate::metrics::sharded::{Spread, SpreadVec};
 use crate::metrics::{Family, registered};
 

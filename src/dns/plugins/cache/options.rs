@@ -186,7 +186,7 @@ mod tests {
 
     use hickory_proto::rr::Name;
 
-    use super::super::options::*;
+    use super::*;
     use crate::dns::corefile::{self, Sources};
     use crate::dns::plugins::setup::Draft;
     use crate::dns::plugins::tests::support::Site;

@@ -11,7 +11,8 @@ use crate::dns::chain::plugin::{Purpose, Reply, Request};
 use crate::dns::chain::server::Server;
 use crate::dns::message::query::{Key, Question};
 use crate::dns::message::validity::Repeat;
-use crate::dns::plugins::cache::store::{Found, Kind};
+use crate::dns::plugins::cache::entry::Kind;
+use crate::dns::plugins::cache::store::Found;
 use crate::metrics::sharded::Spread;
 
 /// A question, as a client asks it.

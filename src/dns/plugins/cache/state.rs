@@ -10,7 +10,8 @@ use super::query::{Asked, is_news};
 use crate::dns::chain::plugin::{Failure, Outcome, Purpose, Reply, Request};
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness, Kind, is_kept, take_message};
+use crate::dns::plugins::cache::entry::Kind;
+use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness, is_kept, take_message};
 
 /// What those who ask in the background need, too.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use crate::dns::chain::plugin::Reply;
 use crate::dns::message::query::Key;
 use crate::dns::message::rrsig::now;
 use crate::dns::plugins::cache::entry::Item;
-pub use crate::dns::plugins::cache::entry::Kind;
-pub(crate) use crate::dns::plugins::cache::entry::{plain_ttl, weight};
+use crate::dns::plugins::cache::entry::Kind;
+use crate::dns::plugins::cache::entry::weight;
 use crate::dns::upstream::sharded_cache::Bounded;
 
 /// CoreDNS's default for each of the two parts.

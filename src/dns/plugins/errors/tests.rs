@@ -1,4 +1,4 @@
-use crate::dns::plugins::errors::*;
+use super::*;
 use crate::dns::plugins::tests::support::Site;
 
 /// What fails here: there is nothing behind `errors`.

@@ -19,7 +19,11 @@ use crate::dns::message::zone_set::Origins;
 use crate::dns::net::max_files;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::{Speaking, To};
-use crate::dns::upstream::group::{ForwardMetrics, ForwardOptions, HealthCheck, Keep, Policy};
+use crate::dns::upstream::group::ForwardOptions;
+use crate::dns::upstream::health::HealthCheck;
+use crate::dns::upstream::metrics::ForwardMetrics;
+use crate::dns::upstream::policy::Policy;
+use crate::dns::upstream::stream_pool::Keep;
 use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
 
 /// Upstreams that a line may have, as in CoreDNS.
@@ -91,7 +95,7 @@ struct Pem {
 }
 
 /// Returns how many questions may be under way by default: about as many as there are sockets for names (see
-/// [`SocketBudget`](crate::dns::upstream::group::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
+/// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
 /// more look-ups of them than sockets.
 fn under_way() -> usize {
     (max_files() / 4).clamp(UNDER_WAY.0, UNDER_WAY.1)

@@ -15,7 +15,9 @@ use super::{Asked, Upstreams};
 use crate::dns::message::query::{Key, Question};
 use crate::dns::plugins::tests::support::Site;
 use crate::dns::transport::client_quota::OURSELVES;
-use crate::dns::upstream::group::{Endpoint, ForwardOptions, Policy, Transport};
+use crate::dns::upstream::exchange::{Endpoint, Transport};
+use crate::dns::upstream::group::ForwardOptions;
+use crate::dns::upstream::policy::Policy;
 use crate::held_port::HeldPort;
 
 mod broken;

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::dns::chain::plugin::Reply;
 use crate::dns::message::rrsig::type_covered;
-use crate::dns::plugins::cache::store::plain_ttl;
+use crate::dns::plugins::cache::entry::plain_ttl;
 use crate::model::target_policy::TargetPolicy;
 
 /// Aliases of one answer that are followed. Clouds have two or three; who sends hundreds wants to keep us busy.
@@ -207,7 +207,7 @@ mod tests {
     use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
     use hickory_proto::rr::rdata::{A, MX, NULL, SRV};
 
-    use super::super::chase::*;
+    use super::*;
     use crate::dns::plugins::tests::support;
 
     fn name(text: &str) -> Name {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::dns::message::query::{Key, Question};
-use crate::store::host_text;
+use crate::model::hostname::host_text;
 
 /// Lines in a minute: when all targets fail, the first ones say enough.
 const LINES: u32 = 20;
@@ -144,7 +144,7 @@ fn name_of(question: &Question) -> String {
 mod tests {
     use hickory_proto::rr::{Name, RecordType};
 
-    use super::super::failed_targets::*;
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn each_target_is_counted_once_and_lines_are_rare() {

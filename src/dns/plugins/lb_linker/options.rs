@@ -9,8 +9,8 @@ use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
 use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions, reverse_origins};
+use crate::model::hostname::host_text;
 use crate::model::names;
-use crate::store::host_text;
 
 /// The options, as errors list them.
 const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];

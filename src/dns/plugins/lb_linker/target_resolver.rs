@@ -322,7 +322,7 @@ mod tests {
 
     use tokio::sync::oneshot;
 
-    use super::super::target_resolver::*;
+    use super::*;
     use crate::dns::plugins::tests::support::Site;
 
     #[tokio::test]

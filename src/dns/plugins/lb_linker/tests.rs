@@ -14,7 +14,8 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dns::chain::plugin::Request;
 use crate::dns::message::header::Ede;
 use crate::dns::plugins::tests::support::{Site, link, show};
-use crate::store::{Observed, ServiceKey};
+use crate::model::link::Observed;
+use crate::model::service_key::ServiceKey;
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
 

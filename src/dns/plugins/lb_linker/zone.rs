@@ -20,8 +20,9 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use crate::dns::message::header::Ede;
 use crate::dns::message::zone_set::absolute;
+use crate::model::link::{Link, Target};
 use crate::model::names;
-use crate::store::{Link, Store, Target};
+use crate::store::Store;
 use dependencies::Lookups;
 pub use dependencies::RestsOn;
 use link_names::Forward;

@@ -129,7 +129,7 @@ pub(super) async fn follow(
 mod tests {
     use hickory_proto::rr::RData;
 
-    use super::super::weights::*;
+    use super::*;
 
     fn address(name: &str, ip: &str) -> Record {
         let data = match ip.parse().unwrap() {

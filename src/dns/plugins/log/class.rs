@@ -36,7 +36,7 @@ mod tests {
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-    use super::super::class::*;
+    use super::*;
     use crate::dns::plugins::tests::support::Site;
 
     fn record(data: RData) -> Record {

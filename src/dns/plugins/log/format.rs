@@ -254,7 +254,7 @@ impl From<Shown<'_>> for Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::format::*;
+    use super::*;
 
     fn literal(text: &str) -> Piece {
         Piece::Literal(text.to_owned())

@@ -69,7 +69,7 @@ impl Renaming {
 
 #[cfg(test)]
 mod tests {
-    use super::super::name_matcher::*;
+    use super::*;
 
     #[test]
     fn what_matches_and_what_becomes_of_it() {

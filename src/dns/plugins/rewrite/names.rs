@@ -27,7 +27,7 @@ fn is_absolute(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::*;
+    use super::*;
     use crate::dns::message::presentation::name_text;
 
     #[test]

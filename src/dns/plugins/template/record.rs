@@ -228,7 +228,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::*;
+    use super::*;
 
     fn read(text: &str) -> String {
         match parse(text) {

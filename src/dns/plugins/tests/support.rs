@@ -22,8 +22,11 @@ use crate::dns::plugins::setup;
 use crate::dns::plugins::setup::Task;
 use crate::dns::query_log::Queue;
 use crate::dns::server::config::{Configuration, configure};
+use crate::model::hostname::Host;
+use crate::model::link::{Ingress, Observed, Wishes};
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::store::{Departed, Host, Ingress, Observed, ServiceKey, Store, Wishes};
+use crate::store::{Departed, Store};
 
 /// A Service in `default` whose load balancer is at that address, or has that name.
 pub(crate) fn link(service: &str, target: &str) -> Observed {

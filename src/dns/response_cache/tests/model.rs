@@ -11,7 +11,9 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 use rand::seq::SliceRandom;
 
 use crate::dns::response_cache::tests::*;
-use crate::store::{Host, LastTarget, Port, Target, WrittenFor};
+use crate::model::hostname::Host;
+use crate::model::link::{Port, Target};
+use crate::store::{LastTarget, WrittenFor};
 
 const SEEDS: std::ops::Range<u64> = 0..60;
 const STEPS: usize = 150;

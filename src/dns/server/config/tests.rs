@@ -1,4 +1,4 @@
-use crate::dns::server::config::*;
+use super::*;
 use crate::store::{Departed, Store};
 
 fn configured(text: &str) -> Result<Configuration, String> {

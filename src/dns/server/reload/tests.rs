@@ -2,7 +2,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::dns::server::reload::*;
+use super::*;
 use crate::store::{Departed, Store};
 
 const WHOAMI: &str = ".:0 {\nbind 127.0.0.1\nwhoami\n}\n";

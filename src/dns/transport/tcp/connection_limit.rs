@@ -256,7 +256,7 @@ pub struct Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connection_limit::*;
+    use super::*;
 
     fn places(max_connections: usize) -> Arc<Places> {
         Arc::new(Places::with(Arc::new(Metrics::new().unwrap()), max_connections))

@@ -162,7 +162,7 @@ impl Output {
 
 #[cfg(test)]
 mod tests {
-    use super::super::framing::*;
+    use super::*;
 
     #[tokio::test]
     async fn nothing_is_kept_once_all_is_written() {

@@ -254,7 +254,7 @@ fn is_local(address: SocketAddr) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::answer_socket::*;
+    use super::*;
 
     #[test]
     fn addresses_of_this_host_are_told_from_others() {

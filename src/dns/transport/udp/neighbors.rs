@@ -109,7 +109,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::neighbors::*;
+    use super::*;
 
     #[test]
     fn the_neighbor_table_of_this_machine_is_read() {

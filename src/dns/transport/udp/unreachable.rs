@@ -154,7 +154,7 @@ impl Neighbors {
 
 #[cfg(test)]
 mod tests {
-    use super::super::unreachable::*;
+    use super::*;
 
     const DEAD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 

@@ -4,9 +4,11 @@ use hickory_proto::rr::Name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use crate::store::{Host, Port, ServiceKey, State, Target};
+use super::*;
+use crate::model::hostname::Host;
+use crate::model::link::{Port, State, Target};
+use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
-use crate::sync::external_target::decision::*;
 use crate::sync::external_target::desired::{ORIGINAL_NAME, Stamp, merge_patch};
 
 const DELAY: Duration = Duration::from_secs(600);

@@ -11,8 +11,9 @@ use super::{
     ANNOTATIONS, COMMON, CREATED, DELETED, FINALIZERS_OR_OWNERS, LABELS, LONG_TEXT, MANAGERS, MORE, NAMELESS,
     NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
+use crate::model::link::Port;
 use crate::sync::k8s::object::{Conditions, Endpoint, EndpointPort, EndpointSlice};
-use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Port, Service, Spec, Status};
+use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Service, Spec, Status};
 
 /// Reads what a [`Packer`](super::write::Packer) has written. What isn't there is read as nothing.
 #[derive(Clone, Copy)]

@@ -8,9 +8,10 @@ use super::{
     ANNOTATIONS, COMMON, CREATED, DELETED, FINALIZERS_OR_OWNERS, LABELS, LONG_TEXT, MANAGERS, MORE, NAMELESS,
     NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
+use crate::model::link::Port;
 use crate::store::uuid;
 use crate::sync::k8s::object::{EndpointPort, EndpointSlice};
-use crate::sync::k8s::service::{Port, Service, Spec};
+use crate::sync::k8s::service::{Service, Spec};
 
 /// Writes what an [`Unpacker`](super::read::Unpacker) reads.
 pub(super) struct Packer<'a> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 
 /// How long the first of these writes waits: a start has more urgent writes.
 pub(super) const FIRST: Duration = Duration::from_secs(60);
@@ -60,7 +60,7 @@ impl AdoptionQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::adoption::*;
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn one_object_a_second_is_adopted_a_minute_after_the_start() {

@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, Resource};
 
 use super::Settings;
-use crate::store::{Link, ServiceKey, State, Uid};
+use crate::model::link::{Link, State};
+use crate::model::service_key::ServiceKey;
+use crate::store::Uid;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::k8s::errors::{Outage, WatchTrouble, explain, retry_after, root_cause};
@@ -153,7 +155,7 @@ mod tests {
     use kube::core::Selector;
     use serde_json::{Value, json};
 
-    use super::super::departure::*;
+    use super::*;
 
     fn departure(successor: Option<&str>) -> Departure {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {

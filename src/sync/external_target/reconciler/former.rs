@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::Reconciler;
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::{TERM, Written, unix_now};
 use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
 use crate::sync::external_target::desired::written_by_us;
@@ -118,7 +118,7 @@ impl Reconciler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::former::*;
+    use super::*;
 
     #[test]
     fn only_objects_of_former_leaders_alone_go_at_once() {

@@ -11,7 +11,9 @@ use tracing::{info, warn};
 
 use super::{Reconciler, Settings};
 use crate::metrics::Metrics;
-use crate::store::{Link, ServiceKey, Store, Uid};
+use crate::model::link::Link;
+use crate::model::service_key::ServiceKey;
+use crate::store::{Store, Uid};
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;

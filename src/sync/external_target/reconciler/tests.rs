@@ -6,6 +6,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
+use super::*;
 use crate::metrics::Metrics;
 use crate::store::Departed;
 use crate::sync::election::term::TERM;
@@ -13,7 +14,6 @@ use crate::sync::events::Recorder;
 use crate::sync::events::service_log::ServiceLog;
 use crate::sync::external_target::decision::OnDelete;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
-use crate::sync::external_target::reconciler::*;
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::instance::INSTANCE;
 

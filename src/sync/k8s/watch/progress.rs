@@ -250,7 +250,7 @@ pub(super) fn number(version: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::progress::*;
+    use super::*;
 
     fn listed(version: &str, objects: u64, newest: u64) -> Input<'_> {
         Input::Listed { version, objects, newest: Some(newest) }

@@ -227,7 +227,7 @@ mod tests {
     use futures::io::{BufReader, Cursor};
     use kube::ResourceExt;
 
-    use super::super::wire::*;
+    use super::*;
     use crate::sync::k8s::service::Service;
 
     async fn events(text: &str, chunk: usize) -> Vec<Sent<Service>> {

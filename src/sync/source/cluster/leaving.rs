@@ -12,7 +12,7 @@ use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::time::sleep;
 
-use crate::store::ServiceKey;
+use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::k8s::errors::{Outage, Trouble, WatchTrouble, explain, root_cause};
 use crate::sync::k8s::service::Service;
@@ -183,7 +183,7 @@ async fn look_up(client: Client, outage: Outage, selection: &Selection, deleted:
 
 #[cfg(test)]
 mod tests {
-    use super::super::leaving::*;
+    use super::*;
 
     fn leaving(delay: u64) -> Leaving {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {

@@ -320,7 +320,7 @@ impl<'de> Deserialize<'de> for Entries {
 
 #[cfg(test)]
 mod tests {
-    use super::super::strings::*;
+    use super::*;
 
     /// A Service whose annotation `k` has this value, and what is wrong with it.
     fn misread(value: &str) -> Option<String> {

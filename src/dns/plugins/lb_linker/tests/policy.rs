@@ -4,8 +4,9 @@ use super::name;
 use crate::dns::chain::plugin::{Purpose, Reply};
 use crate::dns::chain::server::Server;
 use crate::dns::plugins::tests::support::{Site, link};
+use crate::model::link::{Observed, Port, Wishes};
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::store::{Observed, Port, ServiceKey, Wishes};
 
 const UPSTREAM: &str = r#"
 . {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::link_names::Forward;
-use crate::store::{Found, Link, Names, Store};
+use crate::model::link::Link;
+use crate::store::{Found, Names, Store};
 
 /// Looks names up for one answer, and records what each look-up has found.
 #[derive(Debug)]

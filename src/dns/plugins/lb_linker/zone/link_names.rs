@@ -8,8 +8,10 @@ use super::Node;
 use super::dependencies::Lookups;
 use super::srv;
 use super::srv::is_service_label;
+use crate::model::link::Link;
 use crate::model::names;
-use crate::store::{Found, Link, ServiceKey};
+use crate::model::service_key::ServiceKey;
+use crate::store::Found;
 
 /// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.
 #[derive(Clone, Debug)]

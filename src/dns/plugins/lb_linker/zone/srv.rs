@@ -11,8 +11,8 @@ use super::dependencies::Lookups;
 use super::link_names::Forward;
 use super::records::{addresses, record};
 use super::{Asked, Hop, Names, Node, Zone, ZoneAnswer};
+use crate::model::link::{Link, Port, Target};
 use crate::model::names::MAX_LABEL;
-use crate::store::{Link, Port, Target};
 
 /// A link is reached in one place: there is nothing to choose between. The values are CoreDNS's.
 const PRIORITY: u16 = 0;

@@ -3,8 +3,11 @@ mod services;
 
 use std::net::IpAddr;
 
-use crate::dns::plugins::lb_linker::zone::*;
-use crate::store::{Departed, Host, Ingress, Observed, Port, ServiceKey, Wishes};
+use super::*;
+use crate::model::hostname::Host;
+use crate::model::link::{Ingress, Observed, Port, Wishes};
+use crate::model::service_key::ServiceKey;
+use crate::store::Departed;
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()

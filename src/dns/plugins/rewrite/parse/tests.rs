@@ -1,4 +1,4 @@
-use crate::dns::plugins::rewrite::parse::*;
+use super::*;
 use crate::dns::plugins::tests::support::Site;
 
 #[test]
