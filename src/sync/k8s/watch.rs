@@ -34,6 +34,8 @@ const WATCH_SECONDS: u32 = 50;
 const WATCH_LASTS: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
 /// How long a streamed list may pause.
 const STREAM_PAUSE: Duration = Duration::from_secs(10);
+/// How long the answer to a list of one object may take, with its body.
+const ONE_OBJECT: Duration = Duration::from_secs(10);
 /// How long it is remembered that the API server can't stream lists.
 const STREAM_REFUSED: Duration = Duration::from_secs(3600);
 /// The first and the longest pause after trouble.
@@ -176,6 +178,15 @@ async fn read_page<K: DeserializeOwned>(
     Page::read(client.request_stream(request?).await?, limit).await
 }
 
+/// Reads a list of at most one object, which mustn't stall.
+async fn read_one<K: DeserializeOwned>(
+    client: Client,
+    request: kube::Result<HttpRequest>,
+) -> Result<(Page<K>, usize), PageError> {
+    let answer = timeout(ONE_OBJECT, read_page(client, request, 1)).await;
+    answer.unwrap_or_else(|_| Err(PageError::Kube(broken("the list of one object doesn't come to its end"))))
+}
+
 /// Lists the objects of a query, and watches them from there on. `sign` learns when something has been heard.
 pub fn list_watch<K>(client: Client, query: Query, sign: Arc<Sign>) -> Events<K>
 where
@@ -235,14 +246,14 @@ where
 /// Finds the object of a query ([`Query::named`]), as it is now: with the right to list alone.
 ///
 /// # Errors
-/// If the API server doesn't answer, or refuses.
+/// If the API server refuses, or hasn't sent the whole answer after ten seconds.
 pub(crate) async fn find<K>(client: Client, query: &Query) -> kube::Result<Option<Guarded<K>>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
     let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
     let request = query.list_request(&request, 1, None);
-    match read_page::<K>(client, request, 1).await {
+    match read_one::<K>(client, request).await {
         Ok((page, _)) => Ok(page.items.into_iter().next()),
         Err(PageError::Kube(error)) => Err(error),
         Err(PageError::TooLarge) => Err(broken("the object is too large")),
@@ -517,7 +528,7 @@ where
     /// Asks for the newest resourceVersion, which a list of one object without a version tells.
     async fn ask_newest(&mut self) -> Outcome<K> {
         let request = self.query.list_request(&self.request, 1, None);
-        match read_page::<K>(self.client.clone(), request, 1).await {
+        match read_one::<K>(self.client.clone(), request).await {
             Ok((page, _)) => {
                 let version = page.metadata.resource_version.unwrap_or_default();
                 self.go_on(Input::Newest(&version))

@@ -382,3 +382,15 @@ async fn retry_after_is_respected() {
     said_for(&mut events, 350).await;
     assert_eq!(requests.of(Asked::Stream), [0, 100, 200, 300]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn find_gives_up_a_body_that_stalls() {
+    let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
+        let begin = futures::stream::iter([Ok::<_, Infallible>("{\"items\": [")]);
+        let body = Body::from_stream(begin.chain(futures::stream::pending()));
+        std::future::ready(Ok::<_, Infallible>(Response::new(body)))
+    });
+    let (client, query) = (Client::new(service, "default"), Query::named("a", "web"));
+    let found = timeout(Duration::from_secs(11), find::<Service>(client, &query)).await;
+    assert!(matches!(found, Ok(Err(kube::Error::ReadEvents(_)))), "{:?}", found.map(|found| found.is_ok()));
+}
