@@ -2,7 +2,7 @@
 //! LIST by name decides: a Service that lives and isn't selected any more keeps its link for a while. A list lacks both
 //! as well, where the watch was away when they left.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,11 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use kube::Client;
-use tokio::time::sleep;
+use tokio::time::{Instant as Due, sleep_until};
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
-use crate::sync::k8s::errors::{Outage, Trouble, WatchTrouble, explain, root_cause};
+use crate::sync::k8s::errors::{Outage, Trouble, WatchTrouble, explain, retry_after, root_cause};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{Query, find};
 use crate::sync::source::selection::{Membership, Selection};
@@ -32,6 +32,20 @@ pub(super) struct Deleted {
     pub(super) version: Option<u64>,
 }
 
+/// A Service that is looked up.
+struct Asked {
+    deleted: Deleted,
+    /// Which call of [`Leaving::ask`] it comes from: the answer to an earlier one doesn't count.
+    number: u64,
+    /// When its LIST is sent; nothing while one is under way.
+    due: Option<Due>,
+    pauses: Pauses,
+    trouble: Trouble,
+}
+
+/// What a LIST has come to: the number of the [`Asked`], what was looked up, and the answer.
+type Tried = (u64, Deleted, kube::Result<Membership>);
+
 /// The Services that have left the selection, or may have.
 pub(super) struct Leaving {
     client: Client,
@@ -39,10 +53,13 @@ pub(super) struct Leaving {
     selection: Arc<Selection>,
     /// How long links of Services are kept that aren't selected any more.
     delay: Duration,
-    /// Services whose LIST hasn't been answered; `waiting` are the ones whose LIST hasn't been sent either.
-    asked: HashMap<ServiceKey, Deleted>,
-    waiting: VecDeque<Deleted>,
-    asking: FuturesUnordered<BoxFuture<'static, (Deleted, Membership)>>,
+    /// Services whose LIST hasn't been answered.
+    asked: HashMap<ServiceKey, Asked>,
+    /// Those of them whose LIST isn't under way, by the time when it is due.
+    waiting: BTreeSet<(Due, ServiceKey)>,
+    asking: FuturesUnordered<BoxFuture<'static, Tried>>,
+    /// How often [`Leaving::ask`] has begun to ask.
+    numbers: u64,
     /// Services that the LIST has shown as selected again, and the watch hasn't yet.
     back: HashSet<ServiceKey>,
     /// Services that live and aren't selected, with their uid, since then.
@@ -57,32 +74,43 @@ impl Leaving {
             selection,
             delay,
             asked: HashMap::new(),
-            waiting: VecDeque::new(),
+            waiting: BTreeSet::new(),
             asking: FuturesUnordered::new(),
+            numbers: 0,
             back: HashSet::new(),
             kept: HashMap::new(),
         }
     }
 
-    /// Asks whether a Service is gone, or only not selected any more.
+    /// Asks whether a Service is gone, or only not selected any more. One that is asked about already keeps its turn.
     pub(super) fn ask(&mut self, deleted: Deleted) {
-        self.asked.insert(deleted.key.clone(), deleted.clone());
-        self.waiting.push_back(deleted);
+        if let Some(asked) = self.asked.get_mut(&deleted.key) {
+            asked.deleted = deleted;
+            return;
+        }
+        let (key, due) = (deleted.key.clone(), Due::now());
+        self.numbers += 1;
+        self.waiting.insert((due, key.clone()));
+        let (pauses, trouble) = (Pauses::new(RETRY), Trouble::default());
+        self.asked.insert(key, Asked { deleted, number: self.numbers, due: Some(due), pauses, trouble });
         self.ask_next();
     }
 
+    /// Sends the LISTs that are due, as far as there is room for them.
     fn ask_next(&mut self) {
+        let now = Due::now();
         while self.asking.len() < AT_ONCE
-            && let Some(deleted) = self.waiting.pop_front()
+            && self.waiting.first().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, key)) = self.waiting.pop_first()
         {
-            if self.asked.get(&deleted.key) != Some(&deleted) {
-                continue;
-            }
+            let Some(asked) = self.asked.get_mut(&key) else { continue };
+            asked.due = None;
+            let (number, deleted) = (asked.number, asked.deleted.clone());
             let (client, outage) = (self.client.clone(), self.outage.clone());
             let selection = Arc::clone(&self.selection);
             let asking = async move {
-                let membership = look_up(client, outage, &selection, &deleted).await;
-                (deleted, membership)
+                let answer = look_up(client, &outage, &selection, &deleted).await;
+                (number, deleted, answer)
             };
             self.asking.push(Box::pin(asking));
         }
@@ -91,23 +119,65 @@ impl Leaving {
     /// Waits for the next answer to [`Leaving::ask`]. Of a Service that has been heard of since there is none.
     pub(super) async fn answer(&mut self) -> (Deleted, Membership) {
         loop {
-            let Some((deleted, membership)) = self.asking.next().await else {
-                return std::future::pending().await;
-            };
             self.ask_next();
-            if self.asked.get(&deleted.key) == Some(&deleted) {
-                self.asked.remove(&deleted.key);
-                if membership == Membership::Selected {
-                    self.back.insert(deleted.key.clone());
+            let has_room = self.asking.len() < AT_ONCE;
+            let due = self.waiting.first().map(|(due, _)| *due).filter(|_| has_room);
+            let next_is_due = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
                 }
-                return (deleted, membership);
+            };
+            tokio::select! {
+                Some(tried) = self.asking.next() => {
+                    if let Some(answer) = self.take(tried) {
+                        return answer;
+                    }
+                }
+                () = next_is_due => {}
             }
         }
     }
 
+    /// Takes in what a LIST has come to. Returns the answer, if it is one to what is asked now.
+    fn take(&mut self, (number, deleted, answer): Tried) -> Option<(Deleted, Membership)> {
+        let asked = self.asked.get_mut(&deleted.key).filter(|asked| asked.number == number)?;
+        let pause = match answer {
+            Ok(membership) if asked.deleted == deleted => {
+                self.asked.remove(&deleted.key);
+                if membership == Membership::Selected {
+                    self.back.insert(deleted.key.clone());
+                }
+                return Some((deleted, membership));
+            }
+            // Another event has come since the LIST was sent.
+            Ok(_) => Duration::ZERO,
+            Err(error) => {
+                if let kube::Error::Api(status) = &error {
+                    let doing = format!("list Service {} by its name", deleted.key);
+                    asked.trouble.report(status.code, &explain(&error, &doing, WatchTrouble::READING));
+                }
+                asked.pauses.next().max(retry_after(&error).unwrap_or_default())
+            }
+        };
+        let due = Due::now() + pause;
+        asked.due = Some(due);
+        self.waiting.insert((due, deleted.key));
+        None
+    }
+
+    /// Stops asking about a Service. Returns whether it was asked about.
+    fn stop_asking(&mut self, key: &ServiceKey) -> bool {
+        let Some(asked) = self.asked.remove(key) else { return false };
+        if let Some(due) = asked.due {
+            self.waiting.remove(&(due, key.clone()));
+        }
+        true
+    }
+
     /// Keeps the link of a Service that isn't selected any more. Returns whether that is news.
     pub(super) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
-        self.asked.remove(key);
+        self.stop_asking(key);
         if self.kept.get(key).is_some_and(|(known, _)| known == uid) {
             return false;
         }
@@ -119,7 +189,7 @@ impl Leaving {
     /// watch showed it last.
     pub(super) fn forget(&mut self, key: &ServiceKey) -> bool {
         self.kept.remove(key);
-        let (was_asked, is_back) = (self.asked.remove(key).is_some(), self.back.remove(key));
+        let (was_asked, is_back) = (self.stop_asking(key), self.back.remove(key));
         was_asked || is_back
     }
 
@@ -152,51 +222,141 @@ impl Leaving {
     }
 }
 
-/// Asks until there is an answer.
-async fn look_up(client: Client, outage: Outage, selection: &Selection, deleted: &Deleted) -> Membership {
+/// Asks once.
+async fn look_up(
+    client: Client,
+    outage: &Outage,
+    selection: &Selection,
+    deleted: &Deleted,
+) -> kube::Result<Membership> {
     let (namespace, name) = deleted.key.parts();
-    let query = Query::named(namespace, name);
-    let (mut pauses, mut trouble) = (Pauses::new(RETRY), Trouble::default());
-    loop {
-        let error = match find::<Service>(client.clone(), &query).await {
-            Ok(found) => {
-                outage.over();
-                let Some(found) = found else { return Membership::Gone };
-                if kube::Resource::meta(&found).uid.as_deref() != Some(&*deleted.uid) {
-                    return Membership::Gone;
-                }
-                // What can't be read lives.
-                return found.0.map_or(Membership::NotSelected, |service| selection.membership(&service));
-            }
-            Err(error) => error,
-        };
-        match &error {
-            kube::Error::Api(status) => {
-                let doing = format!("list Service {} by its name", deleted.key);
-                trouble.report(status.code, &explain(&error, &doing, WatchTrouble::READING));
-            }
-            error => outage.report(&root_cause(error)),
-        }
-        sleep(pauses.next()).await;
+    let found = find::<Service>(client, &Query::named(namespace, name)).await;
+    match &found {
+        Ok(_) => outage.over(),
+        Err(kube::Error::Api(_)) => {}
+        Err(error) => outage.report(&root_cause(error)),
     }
+    let Some(found) = found? else { return Ok(Membership::Gone) };
+    if kube::Resource::meta(&found).uid.as_deref() != Some(&*deleted.uid) {
+        return Ok(Membership::Gone);
+    }
+    // What can't be read lives.
+    Ok(found.0.map_or(Membership::NotSelected, |service| selection.membership(&service)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use axum::body::Body;
+    use axum::http::{Request, Response};
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+    use tokio::time::timeout;
+
     use super::*;
 
-    fn leaving(delay: u64) -> Leaving {
-        let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
-            std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::convert::Infallible>>(
-            )
+    /// The namespaces and queries of the requests that an API server was sent.
+    type Requests = Arc<Mutex<Vec<String>>>;
+
+    /// Returns what asks an API server in this process. It answers per namespace: it has no Services in "open", forbids
+    /// "closed", is too busy for "busy", and says nothing about any other.
+    fn leaving(delay: u64) -> (Leaving, Requests) {
+        let requests = Requests::default();
+        let log = Arc::clone(&requests);
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let uri = request.uri().to_string();
+            let namespace = uri.split('/').nth(4).unwrap_or_default().to_owned();
+            log.lock().push(uri);
+            async move {
+                let status = |code: u16, details: Value| {
+                    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                        "code": code, "reason": "r", "message": "m", "details": details});
+                    (code, status)
+                };
+                let (code, body) = match namespace.as_str() {
+                    "open" => (200, json!({"metadata": {"resourceVersion": "1"}, "items": []})),
+                    "closed" => status(403, json!({})),
+                    "busy" => status(429, json!({"retryAfterSeconds": 100})),
+                    _ => std::future::pending().await,
+                };
+                let response = Response::builder().status(code).body(Body::from(body.to_string()));
+                Ok::<_, Infallible>(response.unwrap())
+            }
         });
         let client = Client::new(service, "default");
-        Leaving::new(client, Outage::default(), Arc::default(), Duration::from_secs(delay))
+        (Leaving::new(client, Outage::default(), Arc::default(), Duration::from_secs(delay)), requests)
+    }
+
+    fn deleted(namespace: &str, name: &str, uid: &str) -> Deleted {
+        Deleted { key: ServiceKey::new(namespace, name), uid: uid.to_owned(), version: None }
+    }
+
+    /// Returns the answers of so many seconds.
+    async fn answers(leaving: &mut Leaving, seconds: u64) -> Vec<(Deleted, Membership)> {
+        let end = Due::now() + Duration::from_secs(seconds);
+        let mut all = Vec::new();
+        while let Ok(answer) = tokio::time::timeout_at(end, leaving.answer()).await {
+            all.push(answer);
+        }
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_lookups_dont_hold_up_the_others() {
+        let (mut leaving, requests) = leaving(0);
+        let refused: Vec<Deleted> =
+            (0..=AT_ONCE).map(|number| deleted("closed", &number.to_string(), "u")).collect();
+        refused.iter().for_each(|refused| leaving.ask(refused.clone()));
+        let granted = deleted("open", "web", "u");
+        leaving.ask(granted.clone());
+        let answer = timeout(Duration::from_millis(100), leaving.answer()).await;
+        assert_eq!(answer.ok(), Some((granted, Membership::Gone)));
+
+        // 0.5, 1, 2, 4, 8, 16, 30 s and so on, with jitter on top that is as long at most.
+        assert_eq!(answers(&mut leaving, 300).await, []);
+        for refused in &refused {
+            let named = format!("metadata.name%3D{}", refused.key.parts().1);
+            let times = requests.lock().iter().filter(|uri| uri.contains(&named)).count();
+            assert!((12..=20).contains(&times), "{times} times {named}");
+        }
+        let before = requests.lock().len();
+        assert!(refused.iter().all(|refused| leaving.forget(&refused.key)));
+        assert!(leaving.waiting.is_empty());
+        assert_eq!(answers(&mut leaving, 300).await, []);
+        assert_eq!(requests.lock().len(), before, "they aren't asked for any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lookups_heed_retry_after() {
+        let (mut leaving, requests) = leaving(0);
+        leaving.ask(deleted("busy", "web", "u"));
+        assert_eq!(answers(&mut leaving, 99).await, []);
+        assert_eq!(requests.lock().len(), 1);
+        assert_eq!(answers(&mut leaving, 100).await, []);
+        assert_eq!(requests.lock().len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn key_that_is_asked_about_twice_makes_one_request() {
+        let (mut leaving, requests) = leaving(0);
+        let web = deleted("open", "web", "u");
+        leaving.ask(web.clone());
+        leaving.ask(web.clone());
+        assert_eq!(answers(&mut leaving, 60).await, [(web.clone(), Membership::Gone)]);
+        assert_eq!(requests.lock().len(), 1);
+
+        // The second event comes after the LIST was sent, so that counts for the first one alone.
+        let another = deleted("open", "web", "another");
+        leaving.ask(web);
+        leaving.ask(another.clone());
+        assert_eq!(answers(&mut leaving, 60).await, [(another, Membership::Gone)]);
+        assert_eq!(requests.lock().len(), 3);
     }
 
     #[tokio::test]
     async fn a_kept_link_is_over_after_the_delay() {
-        let (mut leaving, key) = (leaving(600), ServiceKey::new("a", "web"));
+        let ((mut leaving, _), key) = (leaving(600), ServiceKey::new("a", "web"));
         assert!(leaving.keep(&key, "1"));
         assert!(!leaving.keep(&key, "1"), "the delay counts from the first time");
         let due = leaving.due().unwrap();
@@ -209,14 +369,16 @@ mod tests {
         assert_eq!(leaving.keys().count(), 0);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn few_are_asked_about_at_once_and_each_once() {
-        let mut leaving = leaving(0);
+        let (mut leaving, requests) = leaving(0);
         for number in 0..20 {
-            let key = ServiceKey::new("a", &(number % 15).to_string());
-            leaving.ask(Deleted { key, uid: number.to_string(), version: None });
+            leaving.ask(deleted("a", &(number % 15).to_string(), &number.to_string()));
         }
         assert_eq!((leaving.asking.len(), leaving.keys().count()), (AT_ONCE, 15));
+        assert_eq!(leaving.waiting.len(), 15 - AT_ONCE);
+        assert_eq!(answers(&mut leaving, 1).await, []);
+        assert_eq!(requests.lock().len(), AT_ONCE);
         assert!(leaving.forget(&ServiceKey::new("a", "0")));
         assert_eq!(leaving.keys().count(), 14);
     }
