@@ -293,11 +293,15 @@ async fn age_of_each_watch_falls_with_a_sign_of_life() {
         let grown = || async { Some(age(watch)).filter(|age| *age > 1.0) };
         before.push(eventually(&format!("the age of {watch}"), grown).await);
     }
-    // That is an event for each of the watches.
-    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    let writes = AtomicUsize::new(0);
     for (watch, before) in watches.into_iter().zip(before) {
-        eventually(&format!("a sign of life of {watch}"), || async { (age(watch) < before).then_some(()) })
-            .await;
+        let falls = async || {
+            // That is an event for each of the watches; the age may have grown again before it is looked at.
+            let address = format!("192.0.2.{}", writes.fetch_add(1, Ordering::SeqCst) % 250 + 1);
+            cluster.set_ingress(&namespace, "web", &[Ingress::Ip(&address)]).await;
+            (age(watch) < before).then_some(())
+        };
+        eventually(&format!("a sign of life of {watch}"), &falls).await;
     }
 }
 
