@@ -9,6 +9,7 @@ pub(crate) mod few;
 pub(crate) mod flights;
 pub mod group;
 pub(crate) mod health;
+pub(crate) mod idle;
 pub(crate) mod metrics;
 pub(crate) mod policy;
 pub(crate) mod refusals;

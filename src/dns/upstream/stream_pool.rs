@@ -1,18 +1,18 @@
 //! Connections to an upstream that wait for their next question.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
+use super::idle::Idle;
 use super::socket_budget::{SocketBudget, SocketPermit};
 
 /// Between two looks for idle connections that are to be closed.
@@ -76,17 +76,10 @@ impl Default for Keep {
 /// The idle connections.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    idle: Arc<Mutex<Idle>>,
+    /// Since when each one is idle.
+    idle: Idle<(Instant, Connection)>,
     keep: Keep,
     budget: Arc<SocketBudget>,
-}
-
-#[derive(Debug, Default)]
-struct Idle {
-    /// Since when each one is idle; the youngest comes last.
-    connections: Vec<(Instant, Connection)>,
-    /// Whether a task closes the connections that are over.
-    is_swept: bool,
 }
 
 impl Keep {
@@ -98,65 +91,36 @@ impl Keep {
 
 impl Pool {
     pub(crate) fn new(keep: Keep, budget: Arc<SocketBudget>) -> Self {
-        Self { idle: Arc::default(), keep, budget }
+        Self { idle: Idle::default(), keep, budget }
     }
 
     /// Takes the connection that was used last: it is the least likely to be closed at the other end.
     pub(crate) fn take(&self) -> Option<Connection> {
-        let connections = &mut lock(&self.idle).connections;
+        let mut connections = self.idle.items();
         connections.retain(|(since, connection)| self.keep.holds(*since, connection));
         connections.pop().map(|(_, connection)| connection)
     }
 
     pub(crate) fn put(&self, connection: Connection) {
-        let mut idle = lock(&self.idle);
-        if idle.connections.len() >= self.keep.number {
-            return;
-        }
-        let Some(permit) = self.budget.idle() else { return };
-        idle.connections.push((Instant::now(), connection.with(permit)));
-        if !idle.is_swept {
-            idle.is_swept = true;
-            tokio::spawn(sweep(Arc::downgrade(&self.idle), self.keep));
-        }
+        let keep = self.keep;
+        let item = || Some((Instant::now(), connection.with(self.budget.idle()?)));
+        // Each one holds a permit that other upstreams could use.
+        let is_over = move |(since, connection): &mut (Instant, Connection), _| {
+            !keep.holds(*since, connection) || connection.is_over()
+        };
+        self.idle.put(keep.number, item, SWEEP_INTERVAL, is_over);
     }
 
     pub(crate) fn clear(&self) {
-        lock(&self.idle).connections.clear();
+        self.idle.items().clear();
     }
-}
-
-/// Closes idle connections whose time is over, or that the upstream has closed: each one holds a permit that other
-/// upstreams could use. Ends when there are none.
-async fn sweep(idle: Weak<Mutex<Idle>>, keep: Keep) {
-    loop {
-        sleep(SWEEP_INTERVAL).await;
-        let Some(idle) = idle.upgrade() else { return };
-        let mut idle = lock(&idle);
-        let is_over = |(since, connection): &mut (Instant, Connection)| {
-            !keep.holds(*since, connection) || connection.is_over()
-        };
-        let over: Vec<_> = idle.connections.extract_if(.., is_over).collect();
-        idle.is_swept = !idle.connections.is_empty();
-        let is_done = !idle.is_swept;
-        // A look-up that needs a connection doesn't wait until these are closed.
-        drop(idle);
-        drop(over);
-        if is_done {
-            return;
-        }
-    }
-}
-
-fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
-    idle.lock()
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
-    use tokio::time::{advance, timeout};
+    use tokio::time::{advance, sleep, timeout};
 
     use super::*;
 

@@ -5,20 +5,20 @@
 //! little traffic each question has a port of its own, and with much of it any of many: who has seen which ones are
 //! open knows as little as more of them are.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 use rand::RngExt;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
+use super::idle::Idle;
 use super::socket_budget::{SocketBudget, SocketPermit};
 
 /// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and who
@@ -134,27 +134,20 @@ fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
 /// The idle sockets.
 #[derive(Debug)]
 pub(crate) struct Sockets {
-    idle: Arc<Mutex<Idle>>,
+    idle: Idle<Socket>,
     /// How many are kept.
     number: usize,
     budget: Arc<SocketBudget>,
 }
 
-#[derive(Debug, Default)]
-struct Idle {
-    sockets: Vec<Socket>,
-    /// Whether a task closes those that get too old.
-    is_swept: bool,
-}
-
 impl Sockets {
     pub(crate) fn new(number: usize, budget: Arc<SocketBudget>) -> Self {
-        Self { idle: Arc::default(), number, budget }
+        Self { idle: Idle::default(), number, budget }
     }
 
     /// Takes any of them that is young still, and that nobody who guesses has found.
     pub(crate) fn take(&self, now: Instant) -> Option<Socket> {
-        let sockets = &mut lock(&self.idle).sockets;
+        let mut sockets = self.idle.items();
         while !sockets.is_empty() {
             let any = rand::rng().random_range(..sockets.len());
             let socket = sockets.swap_remove(any);
@@ -169,44 +162,17 @@ impl Sockets {
     pub(crate) fn put(&self, mut socket: Socket) {
         socket.left -= 1;
         socket.has_been_read();
-        let mut idle = lock(&self.idle);
-        if socket.left == 0 || idle.sockets.len() >= self.number {
+        if socket.left == 0 {
             return;
         }
-        let Some(permit) = self.budget.idle() else { return };
-        idle.sockets.push(socket.with(permit));
-        if !idle.is_swept {
-            idle.is_swept = true;
-            tokio::spawn(sweep(Arc::downgrade(&self.idle)));
-        }
+        // After a storm there may be many.
+        let is_over = |socket: &mut Socket, now| !socket.is_young(now);
+        self.idle.put(self.number, || Some(socket.with(self.budget.idle()?)), AGE, is_over);
     }
 
     pub(crate) fn clear(&self) {
-        lock(&self.idle).sockets.clear();
+        self.idle.items().clear();
     }
-}
-
-/// Closes what gets too old, until there is nothing left: after a storm that may be many.
-async fn sweep(idle: Weak<Mutex<Idle>>) {
-    loop {
-        sleep(AGE).await;
-        let Some(idle) = idle.upgrade() else { return };
-        let mut idle = lock(&idle);
-        let now = Instant::now();
-        let old: Vec<Socket> = idle.sockets.extract_if(.., |socket| !socket.is_young(now)).collect();
-        idle.is_swept = !idle.sockets.is_empty();
-        let is_done = !idle.is_swept;
-        // Who needs one isn't to wait until they are closed.
-        drop(idle);
-        drop(old);
-        if is_done {
-            return;
-        }
-    }
-}
-
-fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
-    idle.lock()
 }
 
 #[cfg(test)]
@@ -215,7 +181,7 @@ mod tests {
     use std::future::poll_fn;
 
     use tokio::net::UdpSocket;
-    use tokio::time::advance;
+    use tokio::time::{advance, sleep};
 
     use super::*;
 
@@ -242,10 +208,10 @@ mod tests {
         for _ in 0..3 {
             sockets.put(open(&to));
         }
-        assert_eq!(lock(&sockets.idle).sockets.len(), 2, "there is room for so many");
+        assert_eq!(sockets.idle.items().len(), 2, "there is room for so many");
         advance(AGE).await;
         assert!(sockets.take(Instant::now()).is_none(), "they are too old");
-        assert!(lock(&sockets.idle).sockets.is_empty());
+        assert!(sockets.idle.items().is_empty());
     }
 
     #[tokio::test]
@@ -269,9 +235,7 @@ mod tests {
         let local = socket.local.unwrap();
         sockets.put(socket);
         to.send_to(b"forged", local).await.unwrap();
-        poll_fn(|context| lock(&sockets.idle).sockets[0].udp.poll_read_ready(context).map_ok(drop))
-            .await
-            .unwrap();
+        poll_fn(|context| sockets.idle.items()[0].udp.poll_read_ready(context).map_ok(drop)).await.unwrap();
         assert!(sockets.take(Instant::now()).is_none());
     }
 
@@ -282,7 +246,7 @@ mod tests {
         for _ in 0..2 {
             sockets.put(open(&to));
             sleep(AGE * 2).await;
-            assert!(lock(&sockets.idle).sockets.is_empty());
+            assert!(sockets.idle.items().is_empty());
         }
     }
 }
