@@ -12,7 +12,6 @@ mod table;
 mod uid;
 mod update;
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use dashmap::{DashMap, DashSet};
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
 use crate::model::link::{Asked, Change, Link, Observed, State, Target, Wishes};

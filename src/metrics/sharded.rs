@@ -1,11 +1,11 @@
 //! Counters that several threads count on without a cache line in common.
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};

@@ -1,10 +1,10 @@
 //! How long ago each watch has shown that it lives.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use prometheus::{GaugeVec, Opts, Registry};
 
 /// When a watch has heard something last: an event, a bookmark or a complete list.

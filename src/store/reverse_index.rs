@@ -1,11 +1,11 @@
 //! Which links an address leads back to.
 
-use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use ipnet::IpNet;
+use parking_lot::RwLock;
 
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;

@@ -1,12 +1,12 @@
 //! Links, found by something that they tell themselves: nothing is kept beside them.
 
-use parking_lot::{RwLock, RwLockReadGuard};
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::model::link::Link;
 

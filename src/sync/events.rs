@@ -9,12 +9,12 @@ mod publisher;
 mod refused;
 pub(crate) mod service_log;
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 

@@ -1,6 +1,5 @@
 //! What is counted of each question, by CoreDNS's names, labels and buckets.
 
-use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use hickory_server::net::xfer::Protocol;
+use parking_lot::{Mutex, RwLock};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};

@@ -30,7 +30,7 @@ pub struct Server {
     blocks: HashMap<Box<[u8]>, Served>,
     /// How long the longest of the zones is.
     longest: usize,
-    /// Whether classes other than IN are let through: somebody can answer them.
+    /// Whether classes other than IN are let through: a plugin can answer them.
     other_classes: bool,
     /// Whether a panic ends the process.
     debug: bool,
@@ -51,7 +51,7 @@ pub struct Access {
     pub recurses: Option<bool>,
 }
 
-/// A zone of a server, and who answers for it.
+/// A zone of a server, and the block that answers for it.
 #[derive(Debug)]
 struct Served {
     zone: Name,
@@ -148,7 +148,7 @@ impl Server {
             reply.metadata.response_code = ResponseCode::BADVERS;
             return Some(reply);
         }
-        // Nobody can have a zone from us, or a record that belongs to a message.
+        // Zone transfers, and records that belong to a message, are refused.
         if let Some(rcode) = never_answered(request.query.query_type()) {
             return Some(server.refuse(request, rcode));
         }
@@ -207,7 +207,7 @@ impl Server {
         self.debug
     }
 
-    /// Returns a request of nobody, for what is looked up before somebody asks.
+    /// Returns a request without a client, for a look-up ahead of questions.
     #[must_use]
     pub fn own_request(self: &Arc<Self>, query: Query) -> Request {
         let mut metadata = Message::query().metadata;
@@ -338,7 +338,7 @@ fn answer(request: &Request, outcome: Outcome) -> Option<Reply> {
     }
 }
 
-/// Returns how a type is refused that nobody can ask for: a transfer; that of a record that belongs to a message (RFC
+/// Returns how a type is refused that no question may have: a transfer; that of a record that belongs to a message (RFC
 /// 6891 section 6.1.1, RFC 8945 section 5.1, RFC 2930 section 2); or an obsolete one (MAILB, MAILA).
 fn never_answered(qtype: RecordType) -> Option<ResponseCode> {
     const TKEY: u16 = 249;

@@ -150,12 +150,12 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use hickory_server::net::xfer::Protocol;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

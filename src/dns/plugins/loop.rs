@@ -46,7 +46,6 @@
 //! }
 //! ```
 
-use parking_lot::{Mutex, MutexGuard};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +55,7 @@ use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use hickory_server::net::xfer::Protocol;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus::{IntCounter, IntGauge, Registry};
 use rand::RngExt;
 use tokio::sync::Notify;

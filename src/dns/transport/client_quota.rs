@@ -4,11 +4,12 @@
 //! A client is an address. An IPv4-mapped IPv6 address has to be [unmapped](crate::dns::net::unmapped) first. An IPv6 client is a
 //! whole address, not its /64: in a cluster a /64 holds all Pods of a node, or a subnet full of nodes.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// The client that the look-ups count for that lb-linker makes by itself. No packet has this source address.
 pub(crate) const OURSELVES: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

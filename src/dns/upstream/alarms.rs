@@ -1,10 +1,10 @@
 //! Timers that are used again and again: to put off one that is set already costs next to nothing, and nearly all
 //! questions are answered before theirs rings.
 
-use parking_lot::Mutex;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// How many are kept: as many as sockets. Until it rings, each holds the memory of the question that it was set for.

@@ -1,6 +1,5 @@
 //! What has gone wrong between us and an upstream, in CoreDNS's words.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -8,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 

@@ -1,12 +1,12 @@
 //! An upstream and its health, which is checked only when it has failed.
 
-use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hickory_proto::rr::{Name, RecordType};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};

@@ -1,9 +1,9 @@
 //! What is logged of look-ups that are refused: one line a minute, however many they are.
 
-use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 

@@ -1,11 +1,11 @@
 //! A map of questions with bounds on its size: what is too much is dropped at random, so that nobody can
 //! foresee what goes.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indexmap::IndexMap;
+use parking_lot::{Mutex, MutexGuard};
 use rand::RngExt;
 
 use crate::dns::message::query::Key;

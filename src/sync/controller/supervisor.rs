@@ -45,7 +45,7 @@ pub async fn supervise<F>(
             Ok(Err(failure)) => failure,
             Err(panic) => SyncError::Panic(panic),
         };
-        // Who ran well for a while starts anew.
+        // A healthy run resets the backoff.
         if started.elapsed() > RESTART.1 * 2 {
             pauses = Pauses::new(RESTART);
         }

@@ -36,7 +36,7 @@ pub(crate) fn log_change(news: &News, change: &Change) {
         news.metrics.target_changes.inc();
     }
     if before != after && after == Some(State::Stale) {
-        // It goes on, but somebody should look.
+        // The link goes on with its last target, but needs attention.
         warn!("{change}");
     } else if retargeted.is_some() || before != after {
         info!("{change}");

@@ -1,10 +1,10 @@
 //! What the log says of single Services: a bounded number of lines, so that one that changes again and again, or very
 //! many of one namespace, leave room for the rest.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 

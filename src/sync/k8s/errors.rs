@@ -1,10 +1,10 @@
 //! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tracing::{info, warn};
 
 use super::deserialize_guard::Guarded;

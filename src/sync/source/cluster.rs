@@ -2,7 +2,6 @@
 
 mod leaving;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::{Client, Resource, ResourceExt};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast::{self, error::TryRecvError};
 use tokio::time::Instant;
 use tracing::{info, warn};

@@ -1,9 +1,9 @@
 //! What was forgotten of late: answers to questions that were asked before aren't kept.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// How long a name is known here: no question takes longer.

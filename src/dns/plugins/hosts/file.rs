@@ -1,6 +1,5 @@
 //! The file, and how its changes are noticed.
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::IpAddr;
@@ -10,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use hickory_proto::rr::Name;
+use parking_lot::Mutex;
 use prometheus::{Gauge, GaugeVec, Opts, Registry};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;

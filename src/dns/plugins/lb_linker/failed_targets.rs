@@ -1,10 +1,10 @@
 //! Which targets can't be resolved: said when it begins and when it ends, and not in a flood.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus::IntGauge;
 use tokio::time::Instant;
 use tracing::{info, warn};

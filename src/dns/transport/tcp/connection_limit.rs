@@ -1,6 +1,5 @@
 //! The places of connections, and what else connections share.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{AbortHandle, AbortRegistration};
+use parking_lot::{Mutex, MutexGuard};
 use tracing::warn;
 
 use crate::dns::net::{part_of_files, unmapped};

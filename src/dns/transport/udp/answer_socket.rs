@@ -1,7 +1,6 @@
 //! A socket that answers leave by: how it is set up, what the kernel reports about answers, and how full its send
 //! buffer is.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -15,6 +14,7 @@ use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, setsockopt, sockopt,
 };
 use nix::{setsockopt_impl, sockopt_impl};
+use parking_lot::Mutex;
 use socket2::Socket;
 use tokio::time::Instant;
 use tracing::warn;

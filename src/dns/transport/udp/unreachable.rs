@@ -1,13 +1,13 @@
 //! Clients that the kernel can't reach. Answers to an on-link address without a host wait for ARP or neighbor discovery
 //! for seconds, and hold the send buffer while they wait. Such an address gets one answer a second.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// How long an address is limited after the kernel has reported it unreachable.
