@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::harness::PATIENCE;
 use crate::harness::dns::query;
 use crate::harness::forging::Forger;
-use crate::harness::network::{self, FAR, NEAR};
+use crate::harness::network::{self, FAR, NEAR, ROUTED};
 
 /// The send buffer of a socket where no limit was raised (net.core.wmem_default).
 const STOCK_SEND_BUFFER: usize = 212_992;
@@ -118,13 +118,17 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
     if !network::is_own("datagrams::dead_addresses_on_the_link_take_no_answers_from_a_client") {
         return;
     }
-    let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
-    // With 12,000 each one is asked for once.
-    for dead in [100, 1, 12_000] {
+    let (neighbor, routed, forger) = network::on_far_host(|| {
+        let client = |address| UdpSocket::bind((address, 0)).unwrap();
+        (client(FAR.0), client(ROUTED.1), Forger::new())
+    });
+    network::add_route();
+    // With 12,000 each one is asked for once. The last client is within the prefix of the link, but behind a router.
+    for (dead, client) in [(100, &neighbor), (1, &neighbor), (12_000, &neighbor), (12_000, &routed)] {
         // A run in which the machine was too busy to take all questions tells nothing.
         let judged = (0..5).find_map(|_| {
             let served = Served::start();
-            let loss = loss(served.near(), &client, &forger, dead);
+            let loss = loss(served.near(), client, &forger, dead);
             let unreachable = served.dropped("unreachable");
             eprintln!(
                 "{dead} dead: {:.1} % lost, {unreachable} withheld, {} refused, {} too many",
@@ -135,7 +139,7 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
             (served.dropped("queue") == 0.0).then_some((loss, unreachable))
         });
         let (loss, unreachable) = judged.expect("a run in which all questions were taken");
-        assert!(loss < 0.05, "{dead} dead addresses: {loss}");
+        assert!(loss < 0.05, "{dead} dead addresses, {client:?}: {loss}");
         assert!(unreachable > 0.0, "{dead}: dead addresses get few answers");
     }
 }

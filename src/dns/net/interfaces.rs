@@ -2,10 +2,8 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
-use nix::sys::socket::SockaddrStorage;
 
 /// An address of an interface.
 #[derive(Clone, Debug)]
@@ -33,27 +31,6 @@ pub fn interfaces() -> nix::Result<Vec<Interface>> {
         Interface { name: found.interface_name, is_up, ip }
     };
     Ok(getifaddrs()?.map(interface).collect())
-}
-
-/// Returns the networks on links where the kernel resolves the link-layer address of each host that it sends to.
-///
-/// # Errors
-/// If the interfaces can't be listed.
-pub fn on_link_nets() -> nix::Result<Vec<IpNet>> {
-    let unresolved =
-        InterfaceFlags::IFF_LOOPBACK | InterfaceFlags::IFF_POINTOPOINT | InterfaceFlags::IFF_NOARP;
-    let ip = |address: Option<SockaddrStorage>| -> Option<IpAddr> {
-        let address = address?;
-        let ipv4 = address.as_sockaddr_in().map(|address| address.ip().into());
-        ipv4.or_else(|| address.as_sockaddr_in6().map(|address| address.ip().into()))
-    };
-    let net = |found: nix::ifaddrs::InterfaceAddress| {
-        if found.flags.intersects(unresolved) {
-            return None;
-        }
-        IpNet::with_netmask(ip(found.address)?, ip(found.netmask)?).ok()
-    };
-    Ok(getifaddrs()?.filter_map(net).collect())
 }
 
 /// Returns whether an address is this machine's.

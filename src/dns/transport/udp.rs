@@ -3,6 +3,8 @@
 mod answer_socket;
 mod batch;
 mod neighbors;
+mod netlink;
+mod routes;
 mod slow_path;
 #[cfg(test)]
 mod tests;

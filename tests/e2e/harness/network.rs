@@ -60,6 +60,25 @@ pub const NEAR: (Ipv4Addr, Ipv6Addr) =
 pub const FAR: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 9, 0, 2), Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 2));
 
+/// A network behind the other host as a router, and an address of the other host in it. The network lies within the prefix
+/// of the link.
+pub const ROUTED: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 9, 200, 0), Ipv4Addr::new(10, 9, 200, 1));
+
+/// Has this host reach [`ROUTED`] by the other host. Only after [`on_far_host`].
+///
+/// # Panics
+/// When the kernel refuses.
+pub fn add_route() {
+    const RTM_NEWROUTE: u16 = 24;
+    const RTA_DST: u16 = 1;
+    const RTA_GATEWAY: u16 = 5;
+    // struct rtmsg: IPv4, a prefix of 24; the main table, static, anywhere, unicast.
+    let route = [[2, 24, 0, 0], [254, 4, 0, 1], [0; 4]].concat();
+    let to = attribute(RTA_DST, &ROUTED.0.octets());
+    let by = attribute(RTA_GATEWAY, &FAR.0.octets());
+    ask_kernel(RTM_NEWROUTE, CREATE, &[route, to, by].concat()).expect("the route can be added");
+}
+
 /// Connects this network with another host, [`FAR`], and runs `there` on it. Sockets that `there` returns stay on that
 /// host, which is there as long as they are. Only in a network of our own, see [`is_own`].
 ///
@@ -71,6 +90,8 @@ pub fn on_far_host<T: Send>(there: impl FnOnce() -> T + Send) -> T {
         loopback_up().expect("the loopback interface can be turned on");
         add_link("far", "near").expect("the two networks can be connected");
         add_addresses("far", FAR).expect("the far interface takes addresses");
+        let loopback = if_nametoindex("lo").expect("there is a loopback interface");
+        add_address(loopback, 2, 32, &ROUTED.1.octets()).expect("the loopback interface takes an address");
     };
     thread::scope(|scope| {
         let host = scope.spawn(|| {
@@ -127,20 +148,21 @@ fn add_link(here: &str, there: &str) -> nix::Result<()> {
 
 /// Turns an interface on, with these addresses and the networks that they are in.
 fn add_addresses(interface: &str, (ipv4, ipv6): (Ipv4Addr, Ipv6Addr)) -> nix::Result<()> {
+    let index = if_nametoindex(interface)?;
+    up(index)?;
+    add_address(index, 2, 16, &ipv4.octets())?;
+    add_address(index, 10, 64, &ipv6.octets())
+}
+
+fn add_address(interface: u32, family: u8, prefix: u8, address: &[u8]) -> nix::Result<()> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
     /// No detection of duplicates, which takes a second.
     const IFA_F_NODAD: u8 = 2;
-    let index = if_nametoindex(interface)?;
-    up(index)?;
-    let (ipv4, ipv6) = (ipv4.octets(), ipv6.octets());
-    for (family, prefix, address) in [(2, 16, &ipv4[..]), (10, 64, &ipv6[..])] {
-        // struct ifaddrmsg: family, length of the prefix, flags, scope, index.
-        let message = [&[family, prefix, IFA_F_NODAD, 0][..], &index.to_ne_bytes()].concat();
-        let addresses = [attribute(IFA_LOCAL, address), attribute(IFA_ADDRESS, address)].concat();
-        ask_kernel(RTM_NEWADDR, CREATE, &[message, addresses].concat())?;
-    }
-    Ok(())
+    // struct ifaddrmsg: family, length of the prefix, flags, scope, index.
+    let message = [&[family, prefix, IFA_F_NODAD, 0][..], &interface.to_ne_bytes()].concat();
+    let addresses = [attribute(IFA_LOCAL, address), attribute(IFA_ADDRESS, address)].concat();
+    ask_kernel(RTM_NEWADDR, CREATE, &[message, addresses].concat())
 }
 
 /// struct ifinfomsg: family and type, index, flags, which of them change.

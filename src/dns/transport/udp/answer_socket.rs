@@ -1,11 +1,11 @@
 //! A socket that answers leave by: how it is set up, what the kernel reports about answers, and how full its send
 //! buffer is.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::libc::{self, c_int as Int};
@@ -17,12 +17,12 @@ use nix::{setsockopt_impl, sockopt_impl};
 use parking_lot::Mutex;
 use socket2::Socket;
 use tokio::time::Instant;
-use tracing::warn;
 
 use super::batch::queued_bytes;
-use super::neighbors::{self, FAILED, INCOMPLETE, RESOLVED, Table};
+use super::neighbors::{FAILED, INCOMPLETE, NEIGHBORS};
+use super::netlink::Netlink;
+use super::routes::direct_interface;
 use super::unreachable::{REPORTED, Unreachable};
-use crate::dns::net::interfaces::on_link_nets;
 use crate::dns::net::unmapped;
 use crate::metrics::{Dropped, Metrics};
 
@@ -35,8 +35,6 @@ const MAX_ERRORS: usize = 256;
 /// Senders of ICMP errors that are looked at within [`SENDERS_KEPT`].
 const MAX_SENDERS: usize = 64;
 const SENDERS_KEPT: Duration = Duration::from_secs(1);
-/// How long the neighbor table is known. The kernel looks for an address for seconds before it reports an error.
-const NEIGHBORS_KEPT: Duration = Duration::from_millis(20);
 
 sockopt_impl!(MtuDiscover, SetOnly, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, Int, SetStruct<Int>);
 sockopt_impl!(Ipv6MtuDiscover, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, Int, SetStruct<Int>);
@@ -68,7 +66,8 @@ pub(super) struct AnswerSocket {
     /// The size of its send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
     senders: Mutex<Senders>,
-    dead: Mutex<Dead>,
+    /// For questions about routes; opened for the first one.
+    routes: Mutex<Option<Netlink>>,
 }
 
 /// Which senders of ICMP errors are this host itself, as found within the last second.
@@ -78,27 +77,11 @@ struct Senders {
     own: HashMap<IpAddr, bool>,
 }
 
-/// The neighbors that the kernel doesn't reach, and when that was found out.
-#[derive(Default)]
-struct Dead {
-    since: Option<Instant>,
-    neighbors: HashSet<IpAddr>,
-}
-
-fn warn_unreadable(error: &io::Error) {
-    static WARNED: Once = Once::new();
-    WARNED.call_once(|| {
-        warn!(
-            "the neighbor table can't be read; clients without a host are found only when the kernel reports them: \
-             {error}"
-        );
-    });
-}
-
 impl AnswerSocket {
     pub(super) fn new(socket: Arc<UdpSocket>, unreachable: Arc<Unreachable>, metrics: Arc<Metrics>) -> Self {
         let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
-        Self { socket, unreachable, metrics, send_buffer, senders: Mutex::default(), dead: Mutex::default() }
+        let (senders, routes) = (Mutex::default(), Mutex::default());
+        Self { socket, unreachable, metrics, send_buffer, senders, routes }
     }
 
     /// Counts answers that the kernel refused.
@@ -110,7 +93,8 @@ impl AnswerSocket {
 
     /// Returns whether a question from that address may be answered now, and counts it if not.
     pub(super) fn admits(&self, address: IpAddr, now: Instant) -> bool {
-        let admitted = self.unreachable.admits(address, now, || self.queued() < self.send_buffer / 4);
+        let has_room = || self.queued() < self.send_buffer / 4;
+        let admitted = self.unreachable.admits(address, now, has_room, || self.direct_interface(address));
         if !admitted {
             self.metrics.dropped(Dropped::Unreachable, 1);
         }
@@ -118,23 +102,20 @@ impl AnswerSocket {
     }
 
     /// Looks how full the send buffer is. Where an eighth is taken, the addresses are limited that the kernel is looking
-    /// for, since their answers are what waits, and with them all on a link that the kernel would have to look for.
+    /// for, since their answers are what waits, and with them all on the same links that it would have to look for.
     /// Returns whether it is worth looking again soon.
     pub(super) fn check_send_buffer(&self, now: Instant) -> bool {
         let queued = self.queued();
-        if queued >= self.send_buffer / 8 && self.unreachable.takes_look(now) {
-            match neighbors::table() {
-                Ok(Table { states, is_whole }) => {
-                    let unresolved = in_states(&states, INCOMPLETE);
-                    // Otherwise the answers wait for the network, and a cut table lacks clients that are known.
-                    if !unresolved.is_empty() && is_whole {
-                        let resolved = in_states(&states, RESOLVED);
-                        self.unreachable.limit_unknown(resolved, || on_link_nets().unwrap_or_default(), now);
-                    }
-                    self.unreachable.limit_unresolved(unresolved, now);
-                }
-                Err(error) => warn_unreadable(&error),
+        if queued >= self.send_buffer / 8
+            && let Some(table) = NEIGHBORS.latest()
+            && self.unreachable.takes(&table)
+        {
+            let unresolved = table.unresolved();
+            // Otherwise the answers wait for the network, and a cut table lacks clients that are known.
+            if !unresolved.is_empty() && table.is_whole {
+                self.unreachable.limit_unknown(table, now);
             }
+            self.unreachable.limit_unresolved(unresolved, now);
         }
         queued >= self.send_buffer / 32
     }
@@ -155,7 +136,7 @@ impl AnswerSocket {
             let sender = message.cmsgs().ok().and_then(|mut all| all.find_map(unreachable_sender));
             if let Some((client, sender)) = client.zip(sender)
                 && self.is_own(sender, now)
-                && (client.is_ipv4() || self.is_dead(client, now))
+                && (client.is_ipv4() || is_dead(client))
             {
                 self.unreachable.limit(client, REPORTED, now);
             }
@@ -180,19 +161,14 @@ impl AnswerSocket {
         own
     }
 
-    /// Returns whether the kernel doesn't reach a neighbor. For IPv6 an address of this host as the source of an ICMP
-    /// error proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from elsewhere.
-    fn is_dead(&self, client: IpAddr, now: Instant) -> bool {
-        let mut dead = self.dead.lock();
-        if dead.since.is_none_or(|since| since + NEIGHBORS_KEPT <= now) {
-            let table = neighbors::table().unwrap_or_else(|error| {
-                warn_unreadable(&error);
-                Table::default()
-            });
-            let neighbors = in_states(&table.states, INCOMPLETE | FAILED);
-            *dead = Dead { since: Some(now), neighbors };
-        }
-        dead.neighbors.contains(&client)
+    /// Returns the interface that the kernel sends to an address by without a router.
+    fn direct_interface(&self, address: IpAddr) -> Option<u32> {
+        let mut routes = self.routes.lock();
+        let kernel = routes.take().or_else(|| Netlink::open().ok())?;
+        let interface = direct_interface(&kernel, address).ok()?;
+        // After an error the next answer could be one to an earlier question.
+        *routes = Some(kernel);
+        interface
     }
 
     /// Bytes of the send buffer that are taken.
@@ -207,9 +183,10 @@ impl AsFd for AnswerSocket {
     }
 }
 
-/// Returns the addresses of a neighbor table whose entry is in one of the states.
-fn in_states(table: &HashMap<IpAddr, u16>, states: u16) -> HashSet<IpAddr> {
-    table.iter().filter(|(_, state)| **state & states != 0).map(|(address, _)| *address).collect()
+/// Returns whether the kernel doesn't reach a neighbor. For IPv6 an address of this host as the source of an ICMP error
+/// proves nothing: unlike with IPv4, the kernel accepts a forged packet with that source from elsewhere.
+fn is_dead(client: IpAddr) -> bool {
+    NEIGHBORS.latest().is_some_and(|table| table.has(client, INCOMPLETE | FAILED))
 }
 
 /// Returns the sender of an ICMP error, if the error says that a host can't be reached.

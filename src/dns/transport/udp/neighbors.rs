@@ -1,19 +1,20 @@
-//! The kernel's neighbor table (ARP, RFC 826, and neighbor discovery, RFC 4861), read by rtnetlink(7). No right is
-//! needed for it.
+//! The kernel's neighbor table (ARP, RFC 826, and neighbor discovery, RFC 4861).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::sync::{Arc, Once};
+use std::time::Duration;
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
-};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::netlink::{Attributes, Netlink, ip, message, u16_at, u32_at};
 
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
-/// NLM_F_REQUEST | NLM_F_DUMP
-const FLAGS: u16 = 0x1 | 0x300;
+const NLM_F_DUMP: u16 = 0x300;
 const NDA_DST: u16 = 1;
 /// An entry whose link-layer address is being looked for, for the first time or again.
 pub(super) const INCOMPLETE: u16 = 0x1;
@@ -21,122 +22,197 @@ pub(super) const INCOMPLETE: u16 = 0x1;
 pub(super) const FAILED: u16 = 0x20;
 /// The states of an entry with a link-layer address: all but these two, and none.
 pub(super) const RESOLVED: u16 = 0xde;
-/// Bytes of `struct nlmsghdr`, `struct ndmsg` and `struct rtattr`.
-const HEADER: usize = 16;
+/// Bytes of `struct ndmsg`.
 const ENTRY: usize = 12;
-const ATTRIBUTE: usize = 4;
-/// Bytes of the kernel's answer that are read at once, and in all.
-const BUFFER: usize = 32 << 10;
+/// Bytes of the kernel's answer that are read at most.
 const MAX_BYTES: usize = 1 << 20;
+/// The least pause between two readings. The kernel looks for an address for seconds before it reports an error.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+/// How many times as long as a reading the pause after it is: forged packets can cause readings. Up to Linux 6.14 a
+/// reading waits for the kernel's lock on all network configuration, and the UDP thread waits with it.
+const PAUSE_FACTOR: u32 = 50;
+
+/// The neighbor table of this process's network, for all sockets.
+pub(super) static NEIGHBORS: SharedTable = SharedTable::new();
+
+/// What was read of the neighbor table last, and when it may be read again.
+#[derive(Debug)]
+pub(super) struct SharedTable {
+    last: Mutex<Option<Arc<Table>>>,
+    /// Locked while the table is read.
+    next_reading: Mutex<Option<Instant>>,
+}
 
 /// What was read of the neighbor table.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     /// The addresses with an entry, and its state. Packets to an address in [`INCOMPLETE`] wait in the kernel.
     pub(super) states: HashMap<IpAddr, u16>,
+    /// The indexes of the interfaces with an address in [`INCOMPLETE`].
+    pub(super) waiting_interfaces: HashSet<u32>,
     /// Whether that is all: a table above [`MAX_BYTES`] is cut.
     pub(super) is_whole: bool,
+    /// When it was read.
+    pub(super) read_at: Option<Instant>,
+}
+
+impl Table {
+    /// Returns whether an address has an entry in one of the states.
+    pub(super) fn has(&self, address: IpAddr, states: u16) -> bool {
+        self.states.get(&address).is_some_and(|state| state & states != 0)
+    }
+
+    /// Returns the addresses that the kernel is looking for.
+    pub(super) fn unresolved(&self) -> HashSet<IpAddr> {
+        self.states
+            .iter()
+            .filter(|(_, state)| **state & INCOMPLETE != 0)
+            .map(|(address, _)| *address)
+            .collect()
+    }
+}
+
+impl SharedTable {
+    const fn new() -> Self {
+        Self { last: Mutex::new(None), next_reading: Mutex::new(None) }
+    }
+
+    /// Returns the table, read now if the pause since the last reading is over.
+    pub(super) fn latest(&self) -> Option<Arc<Table>> {
+        self.latest_of(read, Instant::now)
+    }
+
+    fn latest_of(
+        &self,
+        read: impl FnOnce() -> io::Result<Table>,
+        now: impl Fn() -> Instant,
+    ) -> Option<Arc<Table>> {
+        // While another thread reads the table, the last one is good enough.
+        if let Some(mut next) = self.next_reading.try_lock() {
+            let begun = now();
+            if next.is_none_or(|next| next <= begun) {
+                let table = read().unwrap_or_else(|error| {
+                    warn_unreadable(&error);
+                    Table::default()
+                });
+                *self.last.lock() = Some(Arc::new(Table { read_at: Some(begun), ..table }));
+                let end = now();
+                *next = Some(end + MIN_PAUSE.max(PAUSE_FACTOR * (end - begun)));
+            }
+        }
+        self.last.lock().clone()
+    }
+}
+
+fn warn_unreadable(error: &io::Error) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        warn!(
+            "the neighbor table can't be read; clients without a host are found only when the kernel reports them: \
+             {error}"
+        );
+    });
 }
 
 /// Reads the neighbor table.
-///
-/// # Errors
-/// If the kernel doesn't tell.
-pub(super) fn table() -> io::Result<Table> {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let kernel = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(SockProtocol::NetlinkRoute))?;
-    let mut request = Vec::with_capacity(HEADER + ENTRY);
-    // struct nlmsghdr: length, type, flags, number, sender. Then an empty struct ndmsg.
-    request.extend((HEADER as u32 + ENTRY as u32).to_ne_bytes());
-    request.extend([RTM_GETNEIGH.to_ne_bytes(), FLAGS.to_ne_bytes()].concat());
-    request.resize(HEADER + ENTRY, 0);
-    sendto(kernel.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-    let (mut states, mut buffer, mut total) = (HashMap::new(), vec![0; BUFFER], 0);
+fn read() -> io::Result<Table> {
+    let kernel = Netlink::open()?;
+    kernel.send(&message(RTM_GETNEIGH, NLM_F_DUMP, &[0; ENTRY]))?;
+    let (mut table, mut total) = (Table::default(), 0);
     while total < MAX_BYTES {
-        // The kernel writes the answer while it is read: there is nothing to wait for.
-        let length = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)?;
-        if !read_messages(&buffer[..length.min(BUFFER)], &mut states) {
-            return Ok(Table { states, is_whole: true });
+        let part = kernel.receive()?;
+        if !table.add(&part) {
+            table.is_whole = true;
+            break;
         }
-        total += length;
+        total += part.len();
     }
-    Ok(Table { states, is_whole: false })
+    Ok(table)
 }
 
-/// Collects the addresses and their states from a part of the answer. Returns whether more follows.
-fn read_messages(mut bytes: &[u8], found: &mut HashMap<IpAddr, u16>) -> bool {
-    loop {
-        let Some((length, kind)) = u32_at(bytes, 0).zip(u16_at(bytes, 4)) else { return !bytes.is_empty() };
-        let Some(message) = bytes.get(HEADER..length as usize) else { return false };
-        if kind != RTM_NEWNEIGH {
-            // NLMSG_DONE or an error.
-            return false;
-        }
-        if let Some((address, state)) = entry(message) {
+impl Table {
+    /// Adds a part of the kernel's answer. Returns whether more follows.
+    fn add(&mut self, part: &[u8]) -> bool {
+        for (kind, message) in super::netlink::messages(part) {
+            if kind != RTM_NEWNEIGH {
+                // NLMSG_DONE or an error.
+                return false;
+            }
+            let Some((interface, address, state)) = entry(message) else { continue };
             // The same address may be looked for on two links.
-            *found.entry(address).or_default() |= state;
+            *self.states.entry(address).or_default() |= state;
+            if state & INCOMPLETE != 0 {
+                self.waiting_interfaces.insert(interface);
+            }
         }
-        bytes = bytes.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
-        if bytes.is_empty() {
-            return true;
-        }
+        !part.is_empty()
     }
 }
 
 /// Reads a `struct ndmsg` and its attributes.
-fn entry(message: &[u8]) -> Option<(IpAddr, u16)> {
-    let state = u16_at(message, 8)?;
-    let mut attributes = message.get(ENTRY..)?;
-    loop {
-        let (length, kind) = (usize::from(u16_at(attributes, 0)?), u16_at(attributes, 2)?);
-        let value = attributes.get(ATTRIBUTE..length)?;
-        if kind == NDA_DST {
-            let ipv4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
-            let address = ipv4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()?;
-            return Some((address, state));
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+fn entry(message: &[u8]) -> Option<(u32, IpAddr, u16)> {
+    let (interface, state) = (u32_at(message, 4)?, u16_at(message, 8)?);
+    let (_, address) = Attributes(message.get(ENTRY..)?).find(|(kind, _)| *kind == NDA_DST)?;
+    Some((interface, ip(address)?, state))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn the_neighbor_table_of_this_machine_is_read() {
-        table().unwrap();
+        assert!(read().unwrap().is_whole);
+    }
+
+    #[test]
+    fn readings_take_no_more_than_2_percent_of_the_time() {
+        let start = Instant::now();
+        for took in [Duration::from_micros(10), Duration::from_millis(1), Duration::from_millis(30)] {
+            let (table, clock, readings) = (SharedTable::new(), Cell::new(start), Cell::new(0));
+            let read = || {
+                readings.set(readings.get() + 1);
+                clock.set(clock.get() + took);
+                Ok(Table::default())
+            };
+            // 8 sockets with 1,000 forged errors a second each.
+            while clock.get() < start + Duration::from_secs(10) {
+                for _ in 0..8 {
+                    assert!(table.latest_of(read, || clock.get()).is_some());
+                }
+                clock.set(clock.get() + Duration::from_millis(1));
+            }
+            let readings = readings.get();
+            assert!((2..=500).contains(&readings), "{readings} of {took:?}");
+            assert!(readings * took <= Duration::from_millis(200) + took, "{readings} of {took:?}");
+        }
     }
 
     #[test]
     fn each_entry_has_its_address_and_state() {
-        let entry = |state: u16, address: &[u8]| {
-            let attribute = [&8_u16.to_ne_bytes()[..], &7_u16.to_ne_bytes(), &[0; 4]].concat();
-            let length = u16::try_from(ATTRIBUTE + address.len()).unwrap();
-            let attribute = [&attribute, &length.to_ne_bytes()[..], &NDA_DST.to_ne_bytes(), address].concat();
-            let message = [&[0; 8][..], &state.to_ne_bytes(), &[0; 2], &attribute].concat();
-            let length = u32::try_from(HEADER + message.len()).unwrap();
-            [&length.to_ne_bytes()[..], &RTM_NEWNEIGH.to_ne_bytes(), &[0; 10], &message].concat()
+        let entry = |interface: u32, state: u16, address: &[u8]| {
+            let other = super::super::netlink::attribute(7, &[0; 4]);
+            let address = super::super::netlink::attribute(NDA_DST, address);
+            let fixed = [&[0; 4][..], &interface.to_ne_bytes(), &state.to_ne_bytes(), &[0; 2]].concat();
+            message(RTM_NEWNEIGH, 0, &[fixed, other, address].concat())
         };
         let ipv6 = "2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap();
         let [incomplete, reachable] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
         let bytes =
-            [entry(1, &[192, 0, 2, 1]), entry(2, &[192, 0, 2, 2]), entry(0x20, &ipv6.octets())].concat();
+            [entry(3, 1, &[192, 0, 2, 1]), entry(4, 2, &[192, 0, 2, 2]), entry(5, 0x20, &ipv6.octets())]
+                .concat();
         let read = |bytes| {
-            let mut found = HashMap::new();
-            read_messages(bytes, &mut found).then_some(found)
+            let mut table = Table::default();
+            table.add(bytes).then_some(table)
         };
         let all = HashMap::from([(incomplete, INCOMPLETE), (reachable, 2), (ipv6.into(), FAILED)]);
-        assert_eq!(read(&bytes), Some(all));
-        assert_eq!([INCOMPLETE, 2, FAILED].map(|state| state & RESOLVED != 0), [false, true, false]);
+        let table = read(&bytes).unwrap();
+        assert_eq!((&table.states, &table.waiting_interfaces), (&all, &HashSet::from([3])));
+        assert_eq!(table.unresolved(), HashSet::from([incomplete]));
+        assert!(table.has(reachable, RESOLVED) && !table.has(incomplete, RESOLVED | FAILED));
+        assert!(!table.has(ipv6.into(), RESOLVED | INCOMPLETE));
         for cut in 0..bytes.len() {
             read(&bytes[..cut]);
         }

@@ -3,12 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ipnet::IpNet;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use super::neighbors::{RESOLVED, Table};
 
 /// How long an address is limited after the kernel has reported it unreachable.
 pub(super) const REPORTED: Duration = Duration::from_secs(10);
@@ -18,9 +20,8 @@ pub(super) const UNRESOLVED: Duration = Duration::from_secs(3);
 const ANSWER_INTERVAL: Duration = Duration::from_secs(1);
 /// Limited addresses at most: as many neighbors as Linux has by default (`gc_thresh3`).
 const MAX_ADDRESSES: usize = 1024;
-/// Between two removals of what has expired, and between two looks at the neighbor table.
+/// Between two removals of what has expired.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The unreachable addresses of a listener.
 #[derive(Debug, Default)]
@@ -34,22 +35,12 @@ pub(super) struct Unreachable {
 struct Limits {
     addresses: HashMap<IpAddr, Limit>,
     next_sweep: Option<Instant>,
-    next_look: Option<Instant>,
-    /// Which addresses have hosts, while answers to addresses without one fill the send buffer.
-    neighbors: Option<Neighbors>,
-    /// When the neighbor table was last read, and which addresses the kernel was looking for.
+    /// When the neighbor table was read that was looked at last.
+    last_reading: Option<Instant>,
+    /// Which addresses have hosts, while answers to addresses without one fill the send buffer; and until when.
+    neighbors: Option<(Instant, Arc<Table>)>,
+    /// When the neighbor table was last looked at, and which addresses the kernel was looking for.
     last_look: Option<(Instant, HashSet<IpAddr>)>,
-}
-
-/// The hosts on the links.
-#[derive(Debug)]
-struct Neighbors {
-    until: Instant,
-    /// The addresses that the kernel has link-layer addresses for.
-    resolved: HashSet<IpAddr>,
-    /// The networks of the links, and when they were read.
-    nets: Vec<IpNet>,
-    nets_read: Instant,
 }
 
 #[derive(Debug)]
@@ -62,7 +53,7 @@ impl Unreachable {
     /// Limits an address for that long, or for longer if it is limited already. Has no effect while there are
     /// [`MAX_ADDRESSES`] others.
     pub(super) fn limit(&self, address: IpAddr, duration: Duration, now: Instant) {
-        let mut limits = self.limits();
+        let mut limits = self.limits.lock();
         if limits.addresses.len() >= MAX_ADDRESSES && !limits.addresses.contains_key(&address) {
             limits.addresses.retain(|_, limit| limit.until > now);
             if limits.addresses.len() >= MAX_ADDRESSES {
@@ -77,21 +68,36 @@ impl Unreachable {
 
     /// Returns whether a question from that address may be answered now. `has_room` tells whether the send buffer has
     /// room for an answer that may stay there; it is asked for limited and for unknown addresses only.
-    pub(super) fn admits(&self, address: IpAddr, now: Instant, has_room: impl FnOnce() -> bool) -> bool {
+    /// `direct_interface` returns the interface that the address is reached by without a router; it is asked for
+    /// unknown addresses only, while there is no room.
+    pub(super) fn admits(
+        &self,
+        address: IpAddr,
+        now: Instant,
+        has_room: impl FnOnce() -> bool,
+        direct_interface: impl FnOnce() -> Option<u32>,
+    ) -> bool {
         if !self.any.load(Ordering::Acquire) {
             return true;
         }
-        let mut limits = self.limits();
+        let mut limits = self.limits.lock();
         if limits.next_sweep.is_none_or(|next| next <= now) {
             limits.next_sweep = Some(now + SWEEP_INTERVAL);
             limits.addresses.retain(|_, limit| limit.until > now);
-            limits.neighbors.take_if(|neighbors| neighbors.until <= now);
+            limits.neighbors.take_if(|(until, _)| *until <= now);
             let any = !limits.addresses.is_empty() || limits.neighbors.is_some();
             self.any.store(any, Ordering::Release);
         }
-        let is_unknown = limits.neighbors.as_ref().is_some_and(|neighbors| neighbors.lack(address, now));
         let Some(limit) = limits.addresses.get_mut(&address).filter(|limit| limit.until > now) else {
-            return !is_unknown || has_room();
+            let unknown_in = |(until, table): &(Instant, Arc<Table>)| {
+                (now < *until && !table.has(address, RESOLVED)).then(|| Arc::clone(table))
+            };
+            let table = limits.neighbors.as_ref().and_then(unknown_in);
+            // The kernel is asked without the lock, which all receivers take.
+            drop(limits);
+            let Some(table) = table else { return true };
+            let is_waiting = |interface| table.waiting_interfaces.contains(&interface);
+            return has_room() || !direct_interface().is_some_and(is_waiting);
         };
         let admitted = limit.next_answer <= now && has_room();
         if admitted {
@@ -100,55 +106,31 @@ impl Unreachable {
         admitted
     }
 
-    /// Returns whether the neighbor table may be read now: it may be long.
-    pub(super) fn takes_look(&self, now: Instant) -> bool {
-        let mut limits = self.limits();
-        let due = limits.next_look.is_none_or(|next| next <= now);
-        if due {
-            limits.next_look = Some(now + LOOK_INTERVAL);
-        }
-        due
+    /// Returns whether a reading of the neighbor table is another one than at the last call.
+    pub(super) fn takes(&self, table: &Table) -> bool {
+        let mut limits = self.limits.lock();
+        let is_other = limits.last_reading != table.read_at;
+        limits.last_reading = table.read_at;
+        is_other
     }
 
     /// Limits the addresses that the kernel is looking for now, and was at the look before: a living host that is new
     /// in the neighbor table is found within moments.
     pub(super) fn limit_unresolved(&self, addresses: HashSet<IpAddr>, now: Instant) {
-        let last = self.limits().last_look.take();
+        let last = self.limits.lock().last_look.take();
         let known = last.filter(|(at, _)| *at + UNRESOLVED > now).map(|(_, known)| known).unwrap_or_default();
         for address in addresses.intersection(&known) {
             self.limit(*address, UNRESOLVED, now);
         }
-        self.limits().last_look = Some((now, addresses));
+        self.limits.lock().last_look = Some((now, addresses));
     }
 
-    /// Limits all addresses on the links that the kernel has no link-layer address for: each has an answer only while the
-    /// send buffer has room for one that may stay there. A client on the link is known, since it has asked for the
-    /// link-layer address of this host. `nets` returns the networks of the links.
-    pub(super) fn limit_unknown(
-        &self,
-        resolved: HashSet<IpAddr>,
-        nets: impl FnOnce() -> Vec<IpNet>,
-        now: Instant,
-    ) {
-        let last = self.limits().neighbors.take().filter(|last| last.nets_read + SWEEP_INTERVAL > now);
-        // The kernel may take its time to tell the networks: without the lock, which all receivers take.
-        let (nets, nets_read) = last.map_or_else(|| (nets(), now), |last| (last.nets, last.nets_read));
-        self.limits().neighbors = Some(Neighbors { until: now + UNRESOLVED, resolved, nets, nets_read });
+    /// Limits all addresses that the kernel has no link-layer address for, on the links where it is looking for some:
+    /// each has an answer only while the send buffer has room for one that may stay there. A client on the link is known,
+    /// since it has asked for the link-layer address of this host.
+    pub(super) fn limit_unknown(&self, table: Arc<Table>, now: Instant) {
+        self.limits.lock().neighbors = Some((now + UNRESOLVED, table));
         self.any.store(true, Ordering::Release);
-    }
-
-    /// A panic leaves nothing half done in it.
-    fn limits(&self) -> MutexGuard<'_, Limits> {
-        self.limits.lock()
-    }
-}
-
-impl Neighbors {
-    /// Returns whether an address is on a link, and no host is known there.
-    fn lack(&self, address: IpAddr, now: Instant) -> bool {
-        now < self.until
-            && !self.resolved.contains(&address)
-            && self.nets.iter().any(|net| net.contains(&address))
     }
 }
 
@@ -158,11 +140,19 @@ mod tests {
 
     const DEAD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
+    /// Between two looks at the neighbor table.
+    const LOOK: Duration = Duration::from_millis(20);
+
+    /// No test of limited addresses asks for a route.
+    fn known() -> Option<u32> {
+        panic!("the address is limited, or there are no unknown ones")
+    }
+
     /// Returns how many of ten questions a second are answered in each second.
     fn answered(unreachable: &Unreachable, address: IpAddr, from: Instant, seconds: u64) -> Vec<usize> {
         let second = |second| {
             let at = |tenth: u64| from + Duration::from_secs(second) + Duration::from_millis(100 * tenth);
-            (0..10).filter(|tenth| unreachable.admits(address, at(*tenth), || true)).count()
+            (0..10).filter(|tenth| unreachable.admits(address, at(*tenth), || true, known)).count()
         };
         (0..seconds).map(second).collect()
     }
@@ -183,8 +173,8 @@ mod tests {
         unreachable.limit(DEAD, REPORTED, now);
         assert_eq!(answered(&unreachable, "192.0.2.2".parse().unwrap(), now, 1), [10]);
         let later = now + 2 * ANSWER_INTERVAL;
-        assert!(!unreachable.admits(DEAD, later, || false));
-        assert!(unreachable.admits(DEAD, later, || true), "the answer that had no room isn't counted");
+        assert!(!unreachable.admits(DEAD, later, || false, known));
+        assert!(unreachable.admits(DEAD, later, || true, known), "the answer that had no room isn't counted");
     }
 
     #[test]
@@ -194,22 +184,22 @@ mod tests {
         for number in 0..5000 {
             unreachable.limit(address(number), UNRESOLVED, now);
         }
-        assert_eq!(unreachable.limits().addresses.len(), MAX_ADDRESSES);
+        assert_eq!(unreachable.limits.lock().addresses.len(), MAX_ADDRESSES);
         unreachable.limit(address(6000), REPORTED, now + UNRESOLVED);
-        assert_eq!(unreachable.limits().addresses.len(), 1);
+        assert_eq!(unreachable.limits.lock().addresses.len(), 1);
     }
 
     #[test]
     fn address_is_limited_when_two_looks_in_a_row_find_it() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let other = IpAddr::from([192, 0, 2, 2]);
-        let is_limited = |address, at| !unreachable.admits(address, at, || true);
+        let is_limited = |address, at| !unreachable.admits(address, at, || true, known);
         unreachable.limit_unresolved(HashSet::from([DEAD, other]), now);
         assert!(!is_limited(DEAD, now) && !is_limited(other, now), "it may be about to be found");
-        let next = now + LOOK_INTERVAL;
+        let next = now + LOOK;
         unreachable.limit_unresolved(HashSet::from([DEAD]), next);
         assert!(is_limited(DEAD, next) && !is_limited(other, next));
-        unreachable.limit_unresolved(HashSet::from([other]), next + LOOK_INTERVAL);
+        unreachable.limit_unresolved(HashSet::from([other]), next + LOOK);
         let later = next + 2 * UNRESOLVED;
         unreachable.limit_unresolved(HashSet::from([other]), later);
         assert!(!is_limited(other, later), "the look before was too long ago");
@@ -218,20 +208,34 @@ mod tests {
     #[test]
     fn unknown_address_on_the_link_needs_room_in_the_send_buffer() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
-        let known = IpAddr::from([192, 0, 2, 2]);
-        let behind_a_router = IpAddr::from([198, 51, 100, 1]);
-        let admits = |address, has_room, at| unreachable.admits(address, at, || has_room);
-        let nets = || vec!["192.0.2.0/24".parse().unwrap()];
-        unreachable.limit_unknown(HashSet::from([known]), nets, now);
+        let client = IpAddr::from([192, 0, 2, 2]);
+        let table = |resolved| {
+            let states = HashMap::from([(resolved, RESOLVED)]);
+            Arc::new(Table { states, waiting_interfaces: HashSet::from([3]), ..Table::default() })
+        };
+        let admits =
+            |address, has_room, interface, at| unreachable.admits(address, at, || has_room, || interface);
+        unreachable.limit_unknown(table(client), now);
         for has_room in [false, true] {
-            assert_eq!(admits(DEAD, has_room, now), has_room);
-            assert!(admits(known, has_room, now) && admits(behind_a_router, has_room, now));
+            assert_eq!(admits(DEAD, has_room, Some(3), now), has_room);
+            assert!(admits(client, has_room, Some(3), now));
+            // Behind a router, or on a link where the kernel isn't looking for an address.
+            assert!(admits(DEAD, has_room, None, now) && admits(DEAD, has_room, Some(4), now));
         }
         // It is found to have a host, or the send buffer has been empty for a while.
-        unreachable.limit_unknown(HashSet::from([DEAD]), || panic!("they were read just now"), now);
-        assert!(admits(DEAD, false, now) && !admits(known, false, now));
-        assert!(admits(known, false, now + UNRESOLVED));
+        unreachable.limit_unknown(table(DEAD), now);
+        assert!(admits(DEAD, false, Some(3), now) && !admits(client, false, Some(3), now));
+        assert!(admits(client, false, Some(3), now + UNRESOLVED));
         assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
+    }
+
+    #[test]
+    fn each_reading_of_the_neighbor_table_is_taken_once() {
+        let (unreachable, now) = (Unreachable::default(), Instant::now());
+        let reading = |at| Table { read_at: Some(at), ..Table::default() };
+        let (first, second) = (reading(now), reading(now + LOOK));
+        let taken = [&first, &first, &second, &second].map(|table| unreachable.takes(table));
+        assert_eq!(taken, [true, false, true, false]);
     }
 
     #[test]
