@@ -61,21 +61,22 @@ struct Served {
 
 impl Served {
     /// Returns the plugins that decide whether a name is looked up for a client, each with the question as the plugins
-    /// before it leave it.
+    /// before it leave it; for [`LookUp::Stored`] once more with the question as it is, if that is another one.
     fn deciding<'a>(
         &'a self,
         query: &'a Query,
         look_up: LookUp,
     ) -> impl Iterator<Item = (&'a dyn Plugin, Cow<'a, Query>)> {
-        let mut query = Cow::Borrowed(query);
-        self.block.plugins.iter().filter_map(move |plugin| {
-            if look_up != LookUp::Stored
-                && let Some(rewritten) = plugin.rewritten(&query)
-            {
-                query = Cow::Owned(rewritten);
+        let mut seen = Cow::Borrowed(query);
+        self.block.plugins.iter().flat_map(move |plugin| {
+            if let Some(rewritten) = plugin.rewritten(&seen) {
+                seen = Cow::Owned(rewritten);
             }
             let decides = look_up == LookUp::Question || plugin.decides_on_targets();
-            decides.then(|| (&**plugin, query.clone()))
+            let is_other = look_up == LookUp::Stored && *seen != *query;
+            let as_seen = decides.then(|| (&**plugin, seen.clone()));
+            let as_it_is = (decides && is_other).then_some((&**plugin, Cow::Borrowed(query)));
+            as_seen.into_iter().chain(as_it_is)
         })
     }
 }
@@ -87,7 +88,8 @@ pub enum LookUp {
     Question,
     /// What is behind the target of a link.
     Target,
-    /// What the store has under the name, which `rewrite` doesn't change.
+    /// What the store has under the name, which `rewrite` doesn't change: a client gets it where both questions are
+    /// allowed, that for the name and that which `rewrite` makes of it.
     Stored,
 }
 

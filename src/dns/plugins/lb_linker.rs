@@ -312,19 +312,16 @@ impl LbLinker {
             return Err(Denial::Name);
         }
         let query = query_for(request, name);
-        let look_up = if is_ours || is_for_every_client(query.query_type()) {
-            LookUp::Target
-        } else {
-            LookUp::Question
+        let look_up = match query.query_type() {
+            _ if is_ours => LookUp::Stored,
+            qtype if is_for_every_client(qtype) => LookUp::Target,
+            _ => LookUp::Question,
         };
         let access = request.server.access(&query, request, look_up);
-        let stored = is_ours.then(|| request.server.access(&query, request, LookUp::Stored));
-        let is_denied = access.is_denied || stored.as_ref().is_some_and(|stored| stored.is_denied);
         if let Some(repeat) = &mut reply.repeat {
             repeat.clients.extend(access.clients);
-            repeat.clients.extend(stored.into_iter().flat_map(|stored| stored.clients));
         }
-        if is_denied {
+        if access.is_denied {
             return Err(Denial::Acl);
         }
         if is_ours || access.recurses != Some(false) {

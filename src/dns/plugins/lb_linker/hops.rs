@@ -188,18 +188,20 @@ impl LbLinker {
         None
     }
 
-    /// Returns whether an `acl` denies the client a question: as `rewrite` leaves it, and for a name of ours, whose data
-    /// is the store's, also as it is.
-    fn denies(&self, request: &Request, name: &Name, qtype: RecordType, looked: &mut Looked) -> bool {
+    /// Returns whether an `acl` denies the client a question.
+    pub(super) fn denies(
+        &self,
+        request: &Request,
+        name: &Name,
+        qtype: RecordType,
+        looked: &mut Looked,
+    ) -> bool {
         let mut query = query_for(request, name);
         query.set_query_type(qtype);
-        let stored = self.place_of(request, name).map(|_| LookUp::Stored);
-        let mut is_denied = false;
-        for look_up in [LookUp::Target].into_iter().chain(stored) {
-            let access = request.server.access(&query, request, look_up);
-            looked.clients.extend(access.clients);
-            is_denied |= access.is_denied;
-        }
-        is_denied
+        let is_ours = self.place_of(request, name).is_some();
+        let look_up = if is_ours { LookUp::Stored } else { LookUp::Target };
+        let access = request.server.access(&query, request, look_up);
+        looked.clients.extend(access.clients);
+        access.is_denied
     }
 }
