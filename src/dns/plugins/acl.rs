@@ -94,9 +94,10 @@ use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::{IntCounterVec, Opts, Registry};
 
+use super::clients::is_of_client;
 use super::nets::Nets;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Purpose, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::header::Ede;
 use crate::dns::message::validity::Clients;
@@ -232,12 +233,12 @@ impl Plugin for Acl {
             counter.with_label_values(&[server, &zone.to_ascii(), ""]).inc();
         };
         // A look-up of a target is shared by clients: *lb_linker* asks for each of them, at each name of the chain.
-        let is_target = request.purpose != Purpose::Client;
-        match self.decide(name, qtype, request.client.ip()).filter(|_| !is_target) {
+        let is_of_client = is_of_client(request);
+        match self.decide(name, qtype, request.client.ip()).filter(|_| is_of_client) {
             None | Some((Action::Allow, _)) => {
                 let allowed = self.counts.allowed.with(&[server, ""]);
                 allowed.add(0, 1);
-                let clients = (!is_target).then(|| self.clients(&request.query, true));
+                let clients = is_of_client.then(|| self.clients(&request.query, true));
                 let mut reply = next.serve(request).await?;
                 if let Some(repeat) = &mut reply.repeat {
                     repeat.clients.extend(clients);
@@ -270,7 +271,9 @@ impl Plugin for Acl {
     }
 
     fn denies(&self, request: &Request, query: &Query) -> bool {
-        !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
+        // A look-up of lb-linker itself has no client that a rule could be for.
+        !request.is_own()
+            && !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
     }
 
     fn clients(&self, request: &Request, query: &Query) -> Option<Clients> {

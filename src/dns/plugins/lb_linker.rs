@@ -225,6 +225,7 @@ impl LbLinker {
             return;
         }
         let request = server.own_request(query);
+        // It is no client's: an `acl` says nothing of it, and is asked for each client that is answered.
         if server.recurses(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }

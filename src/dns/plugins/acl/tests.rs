@@ -1,4 +1,8 @@
+use hickory_proto::op::ResponseCode;
+
+use crate::dns::chain::server::Server;
 use crate::dns::plugins::tests::support::Site;
+
 const WHOAMI: &str = "NOERROR aa | | | ";
 
 async fn ask(lines: &str, client: &str, question: &str) -> String {
@@ -22,6 +26,15 @@ async fn the_first_rule_that_fits_says_what_becomes_of_a_question() {
     ] {
         assert_eq!(ask(rules, client, question).await, expected, "{client} {question}");
     }
+}
+
+#[tokio::test]
+async fn question_of_lb_linker_itself_isnt_denied() {
+    let site = Site::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
+    let question = site.request("a. HINFO").query;
+    let reply = Server::serve(&mut site.server.own_request(question)).await.unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::NoError);
+    assert_eq!(site.from("127.0.0.1").ask("a. HINFO").await, "REFUSED | | |");
 }
 
 #[tokio::test]

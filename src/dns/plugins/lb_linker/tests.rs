@@ -101,13 +101,30 @@ async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
 }
 
 #[tokio::test]
-async fn looking_ahead_is_no_failure_where_nobody_may() {
-    let site = site(&format!(
-        "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ntemplate IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
-    ));
+async fn looking_ahead_without_a_block_is_no_failure() {
+    let site = site(LINKS);
     let links = site.server.links().remove(0);
     links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
     assert_eq!(site.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn look_up_ahead_fills_the_cache_whatever_acl_allows() {
+    let site = site(&format!(
+        "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ncache\n\
+         template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
+    ));
+    let links = site.server.links().remove(0);
+    let hits = || site.metrics("coredns_cache_hits_total{");
+    links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
+    assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
+    // A client still gets what the acl allows it.
+    let denied = site.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
+    assert_eq!(denied, format!("NOERROR aa | {ALIAS} | |"));
+    assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
+    let answer = site.ask("web.default.lb.internal. A").await;
+    assert!(answer.contains("192.0.2.1"), "{answer}");
+    assert!(hits().iter().any(|line| line.ends_with(" 1")), "{:?}", hits());
 }
 
 #[tokio::test]
