@@ -17,7 +17,8 @@
 //! `linker.hsj.com/allow-from` doesn't list the namespace of the load balancer whose target it is, and where an `acl`
 //! of the server block that is for the name denies this client such a question. The answer then has the CNAME records so
 //! far, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records that name such a host are left
-//! out, and addresses that no target may have are, too.
+//! out, and addresses that no target may have are, too. Addresses beside SRV and NS records and in the hints of SVCB and
+//! HTTPS records are left out where an `acl` denies the client a question for them.
 //!
 //! It has no counterpart in CoreDNS, and stands where `k8s_external` stands in the order of plugins. Answers for its
 //! names are never kept by `cache`; what is behind them is, under its own name.
@@ -111,7 +112,7 @@ use crate::dns::message::header::Ede;
 use crate::dns::message::rrsig::type_covered;
 use crate::dns::message::validity::{Aging, Repeat, Section, Serial};
 use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, follow};
+use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, drop_hints, follow};
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::model::link::{Family, Link};
 use crate::model::target_policy::TargetPolicy;
@@ -224,8 +225,8 @@ impl LbLinker {
         if self.policy.check_name(query.name()).is_err() {
             return;
         }
-        let request = server.own_request(query);
         // It is no client's: an `acl` says nothing of it, and is asked for each client that is answered.
+        let request = server.own_request(query);
         if server.recurses(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
@@ -350,8 +351,8 @@ impl LbLinker {
         chase.bound(reply);
     }
 
-    /// Leaves out the services of a link whose host is denied, or is found through a name that is, and the addresses
-    /// of the host that the client may not ask for.
+    /// Leaves out the services of a link whose host is denied, or is found through a name that is, and the addresses of
+    /// a service's host or of a zone's name server that the client may not ask for.
     fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut looked = Looked::default();
         let denial = match self.address_types(request, &answer.hops, &mut looked) {
@@ -360,10 +361,14 @@ impl LbLinker {
                 answer.additionals.retain(|record| types.contains(&record.record_type()));
                 (answer.additionals.len() < number).then_some(Denial::Acl)
             }
-            Err(denial) => {
-                // Without a host no record is left.
+            // Without a host no service is left.
+            Err(denial) if answer.link.is_some() => {
                 zone.empty(&self.store, answer);
                 Some(denial)
+            }
+            Err(denial) => {
+                let number = answer.additionals.drain(..).count();
+                (number > 0).then_some(denial)
             }
         };
         if let Some(denial) = denial {
@@ -480,6 +485,10 @@ impl LbLinker {
         let has_denied_addresses = drop_denied(&mut followed.answers, &self.policy, allows);
         if has_denied_addresses {
             looked.denial.get_or_insert(Denial::Address);
+        }
+        let allows = |host: &Name, qtype| !self.denies(request, host, qtype, &mut looked);
+        if drop_hints(&mut followed.answers, allows) {
+            looked.denial.get_or_insert(Denial::Acl);
         }
         Ok(Findings { known, followed, looked })
     }

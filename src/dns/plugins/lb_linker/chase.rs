@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::HTTPS;
-use hickory_proto::rr::rdata::svcb::SvcParamValue;
+use hickory_proto::rr::rdata::svcb::{SvcParamKey, SvcParamValue};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use smallvec::SmallVec;
@@ -144,13 +144,51 @@ pub fn drop_denied(
         }
         !is_denied
     });
-    if !cut.is_empty() {
+    drop_signatures(answers, &cut);
+    has_addresses
+}
+
+/// Drops the address hints of SVCB and HTTPS records (RFC 9460 section 7.3) that `allows` denies: it says whether the
+/// client may ask the host of a record for addresses of a type. A signature goes with a hint of its RRset. Returns whether
+/// there were any.
+pub fn drop_hints(answers: &mut Vec<Record>, mut allows: impl FnMut(&Name, RecordType) -> bool) -> bool {
+    let mut cut: SmallVec<[(Name, RecordType); 1]> = SmallVec::new();
+    for record in &mut *answers {
+        let qtype = record.record_type();
+        let (RData::SVCB(svcb) | RData::HTTPS(HTTPS(svcb))) = &mut record.data else { continue };
+        let host = if svcb.target_name.is_root() { &record.name } else { &svcb.target_name };
+        let mut is_denied = |key: &SvcParamKey| match key {
+            SvcParamKey::Ipv4Hint => !allows(host, RecordType::A),
+            SvcParamKey::Ipv6Hint => !allows(host, RecordType::AAAA),
+            _ => false,
+        };
+        let keys = svcb.svc_params.iter().map(|(key, _)| *key);
+        let denied: SmallVec<[SvcParamKey; 2]> = keys.filter(&mut is_denied).collect();
+        if denied.is_empty() {
+            continue;
+        }
+        svcb.svc_params.retain_mut(|(key, value)| {
+            // RFC 9460 section 8: a key that is mandatory has to be there.
+            if let SvcParamValue::Mandatory(keys) = value {
+                keys.0.retain(|key| !denied.contains(key));
+                return !keys.0.is_empty();
+            }
+            !denied.contains(key)
+        });
+        cut.push((record.name.clone(), qtype));
+    }
+    drop_signatures(answers, &cut);
+    !cut.is_empty()
+}
+
+/// Drops the signatures of these RRsets.
+fn drop_signatures(answers: &mut Vec<Record>, of: &[(Name, RecordType)]) {
+    if !of.is_empty() {
         answers.retain(|record| {
             let covered = type_covered(record);
-            !cut.iter().any(|(name, qtype)| covered == Some(*qtype) && record.name == *name)
+            !of.iter().any(|(name, qtype)| covered == Some(*qtype) && record.name == *name)
         });
     }
-    has_addresses
 }
 
 fn has_denied_address(data: &RData, targets: &TargetPolicy) -> bool {
@@ -204,8 +242,8 @@ fn proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::{Message, OpCode};
-    use hickory_proto::rr::rdata::svcb::{IpHint, SVCB, SvcParamKey};
-    use hickory_proto::rr::rdata::{A, MX, NULL, SRV};
+    use hickory_proto::rr::rdata::svcb::{IpHint, Mandatory, SVCB};
+    use hickory_proto::rr::rdata::{A, AAAA, MX, NULL, SRV};
 
     use super::*;
     use crate::dns::plugins::tests::support;
@@ -397,6 +435,39 @@ mod tests {
             assert_eq!(dropped(&whole), (rest.clone(), false), "{qtype}");
             let signed = [&rest[..], &[signature("t.example.", qtype)]].concat();
             assert_eq!(dropped(&signed), (signed, false), "nothing is denied: {qtype}");
+        }
+    }
+
+    #[test]
+    fn denied_hint_goes_with_its_signature_and_mandatory_key() {
+        let v4 = SvcParamValue::Ipv4Hint(IpHint(vec![A::new(192, 0, 2, 1)]));
+        let v6 = SvcParamValue::Ipv6Hint(IpHint(vec![AAAA::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)]));
+        let (v4, v6) = ((SvcParamKey::Ipv4Hint, v4), (SvcParamKey::Ipv6Hint, v6));
+        let mandatory = |keys: &[SvcParamKey]| {
+            (SvcParamKey::Mandatory, SvcParamValue::Mandatory(Mandatory(keys.to_vec())))
+        };
+        let https = |target: &str, params: &[(SvcParamKey, SvcParamValue)]| {
+            let svcb = SVCB::new(1, name(target), params.to_vec());
+            Record::from_rdata(name("t.example."), 60, RData::HTTPS(HTTPS(svcb)))
+        };
+        // The root stands for the owner.
+        for (target, host) in [(".", "t.example."), ("u.example.", "u.example.")] {
+            let drop = |mut answers: Vec<Record>, denied: RecordType| {
+                let allows = |at: &Name, qtype| *at != name(host) || qtype != denied;
+                let has_hints = drop_hints(&mut answers, allows);
+                (answers, has_hints)
+            };
+            let keys = [SvcParamKey::Ipv4Hint, SvcParamKey::Ipv6Hint];
+            let both = https(target, &[mandatory(&keys), v4.clone(), v6.clone()]);
+            let signed = vec![both, signature("t.example.", RecordType::HTTPS)];
+            let only = |key: SvcParamKey, hint: &(SvcParamKey, SvcParamValue)| {
+                (vec![https(target, &[mandatory(&[key]), hint.clone()])], true)
+            };
+            assert_eq!(drop(signed.clone(), RecordType::A), only(SvcParamKey::Ipv6Hint, &v6), "{target}");
+            assert_eq!(drop(signed.clone(), RecordType::AAAA), only(SvcParamKey::Ipv4Hint, &v4), "{target}");
+            assert_eq!(drop(signed.clone(), RecordType::MX), (signed, false), "{target}");
+            let alone = https(target, &[mandatory(&[SvcParamKey::Ipv4Hint]), v4.clone()]);
+            assert_eq!(drop(vec![alone], RecordType::A), (vec![https(target, &[])], true), "{target}");
         }
     }
 

@@ -120,8 +120,8 @@ impl LbLinker {
         !is_denied
     }
 
-    /// Looks at the names that lead to the host of a link's SRV records. Returns for which types of addresses the
-    /// client may ask at each of them.
+    /// Looks at the names that lead to the host of a link's SRV records, or at a zone's name server. Returns for which
+    /// types of addresses the client may ask at each of them.
     ///
     /// # Errors
     /// If one of the names is denied, or no type is left.

@@ -86,18 +86,18 @@ pub struct ZoneAnswer {
     pub ede: Option<Ede>,
     /// The link whose name it is, or whose service.
     pub link: Option<Arc<Link>>,
-    /// The names that lead to the host of the SRV records in the answer, in order; the host is the last one.
+    /// The names that lead to the host of the SRV or NS records in the answer, in order; the host is the last one.
     pub hops: Vec<Hop>,
     /// What the answer rests on; nothing if it isn't to be repeated.
     pub rests_on: Option<RestsOn>,
 }
 
-/// A name on the way to the host of an SRV record.
+/// A name on the way to the host of an SRV or NS record.
 #[derive(Clone, Debug)]
 pub struct Hop {
     /// The name.
     pub name: Name,
-    /// The link whose target the name is; nothing for the own name of the link that was asked for.
+    /// The link whose target the name is; nothing for the own name of the link that was asked for, or of the zone.
     pub target_of: Option<Arc<Link>>,
 }
 
@@ -273,6 +273,7 @@ impl Zone {
                 for qtype in [RecordType::A, RecordType::AAAA] {
                     answer.additionals.extend(addresses(name_server, *ttl, ips, qtype));
                 }
+                answer.hops.push(Hop { name: name_server.clone(), target_of: None });
             }
             _ => answer.answers = self.pointers(asked, lookups, links),
         }

@@ -332,6 +332,67 @@ async fn acl_of_one_family_holds_for_addresses_beside_srv() {
 }
 
 #[tokio::test]
+async fn acl_of_one_family_holds_for_hints_of_https() {
+    let text = r#"lb.internal {
+    lb_linker
+}
+. {
+    acl www.example {
+        filter type AAAA net 10.0.0.1
+        filter type A net 10.0.0.3
+    }
+    acl own.example {
+        filter type AAAA net 10.0.0.1
+    }
+    template IN HTTPS other.example {
+        answer "{{ .Name }} 60 IN HTTPS 1 www.example. ipv4hint=192.0.2.9 ipv6hint=2001:db8::9"
+    }
+    template IN HTTPS own.example {
+        answer "{{ .Name }} 60 IN HTTPS 1 . ipv4hint=192.0.2.9 ipv6hint=2001:db8::9"
+    }
+}
+"#;
+    let site = Site::corefile(text);
+    let store = &site.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    let links = ["other", "own"].map(|host| balancer("default", host, &format!("{host}.example."), &[]));
+    store.replace(None, links.to_vec(), vec![], &Default::default());
+    store.set_synced();
+    for (client, host, v4, v6) in [
+        ("10.0.0.1", "other", true, false),
+        ("10.0.0.1", "own", true, false),
+        ("10.0.0.2", "other", true, true),
+        ("10.0.0.2", "own", true, true),
+        ("10.0.0.3", "other", false, true),
+        ("10.0.0.3", "own", true, true),
+    ] {
+        let answer = ask(&site.clone().from(client), &format!("{host}.default.lb.internal. HTTPS")).await;
+        assert_eq!(answer.contains("192.0.2.9"), v4, "{client} {answer}");
+        assert_eq!(answer.contains("2001:db8::9"), v6, "{client} {answer}");
+        assert_eq!(answer.contains("EDE 15"), !(v4 && v6), "{client} {answer}");
+    }
+}
+
+#[tokio::test]
+async fn acl_of_one_family_holds_for_addresses_beside_ns() {
+    let text = "lb.internal {\nacl {\nfilter type AAAA net 10.0.0.1\nfilter type A net 10.0.0.3\n\
+                filter type A AAAA net 10.0.0.4\n}\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n";
+    let site = Site::corefile(text);
+    site.shared.store.set_zones([&name("lb.internal.")]);
+    site.shared.store.set_synced();
+    let server = "NoError ns.dns.lb.internal.";
+    for (client, expected) in [
+        ("10.0.0.2", format!("{server} + 192.0.2.53 + 2001:db8::53")),
+        ("10.0.0.1", format!("{server} EDE 15 + 192.0.2.53")),
+        ("10.0.0.3", format!("{server} EDE 15 + 2001:db8::53")),
+        ("10.0.0.4", format!("{server} EDE 15")),
+    ] {
+        let client_site = site.clone().from(client);
+        assert_eq!(ask_service(&client_site, "lb.internal. NS").await, expected, "{client}");
+    }
+}
+
+#[tokio::test]
 async fn acl_of_a_later_name_sees_it_as_rewrite_leaves_it() {
     let text = r#"
 lb.internal {
