@@ -3,8 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::FutureExt;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::error;
 
 /// The idle items of a pool.
 #[derive(Debug)]
@@ -13,13 +16,13 @@ pub(super) struct Idle<T>(Arc<Mutex<State<T>>>);
 #[derive(Debug)]
 struct State<T> {
     items: Vec<T>,
-    /// Whether a task closes the items that are over.
-    is_swept: bool,
+    /// The task that closes the items that are over; nothing after it has closed the last one.
+    sweep: Option<AbortOnDropHandle<()>>,
 }
 
 impl<T> Default for Idle<T> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { items: Vec::new(), is_swept: false })))
+        Self(Arc::new(Mutex::new(State { items: Vec::new(), sweep: None })))
     }
 }
 
@@ -44,9 +47,13 @@ impl<T: Send + 'static> Idle<T> {
         }
         let Some(item) = item() else { return };
         state.items.push(item);
-        if !state.is_swept {
-            state.is_swept = true;
-            tokio::spawn(sweep(Arc::downgrade(&self.0), interval, is_over));
+        let ended = state.sweep.as_mut().map_or(Some(Ok(())), FutureExt::now_or_never);
+        if let Some(ended) = ended {
+            if let Err(error) = ended {
+                error!("closing idle sockets to upstreams: {error}; it starts again");
+            }
+            let task = tokio::spawn(sweep(Arc::downgrade(&self.0), interval, is_over));
+            state.sweep = Some(AbortOnDropHandle::new(task));
         }
     }
 }
@@ -63,13 +70,46 @@ async fn sweep<T>(
         let mut state = idle.lock();
         let now = Instant::now();
         let over: Vec<T> = state.items.extract_if(.., |item| is_over(item, now)).collect();
-        state.is_swept = !state.items.is_empty();
-        let is_done = !state.is_swept;
+        let is_done = state.items.is_empty();
+        if is_done {
+            // An item that comes from now on starts another task.
+            drop(state.sweep.take().map(AbortOnDropHandle::detach));
+        }
         // A look-up that needs an item doesn't wait until these are closed.
         drop(state);
         drop(over);
         if is_done {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn sweep_that_panicked_starts_again() {
+        let idle = Idle::default();
+        idle.put(2, || Some(1), INTERVAL, |_, _| panic!("on purpose"));
+        sleep(2 * INTERVAL).await;
+        idle.put(2, || Some(2), INTERVAL, |_, _| true);
+        sleep(2 * INTERVAL).await;
+        assert!(idle.items().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sweep_goes_on_while_there_are_items() {
+        let idle = Idle::default();
+        for _ in 0..2 {
+            let end = Instant::now() + 5 * INTERVAL;
+            idle.put(1, || Some(()), INTERVAL, move |(), now| now > end);
+            sleep(4 * INTERVAL).await;
+            assert_eq!(idle.items().len(), 1);
+            sleep(3 * INTERVAL).await;
+            assert!(idle.items().is_empty());
         }
     }
 }
