@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use crate::cli::flags::{ConfigError, Flags};
 use crate::dns::corefile::CorefileError;
+use crate::dns::net::{ENOUGH_FILES, max_files};
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::Site;
 use crate::dns::server::corefile_source::Origin;
@@ -174,5 +175,13 @@ fn raise_file_limit() {
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
         warn!("the limit of open files can't be raised: {error}");
+    }
+    let files = max_files();
+    if files < ENOUGH_FILES {
+        warn!(
+            "the process may open {files} files, and {ENOUGH_FILES} are needed for 500 look-ups of one client at a \
+             time: with fewer, look-ups and clients' connections are refused sooner. Raise the hard limit: \
+             `ulimit -Hn {ENOUGH_FILES}`, or LimitNOFILE={ENOUGH_FILES} in a systemd unit"
+        );
     }
 }

@@ -16,11 +16,20 @@ pub(crate) fn max_files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
 }
 
+/// The files that the process has to be able to open for 500 look-ups of one client, which is half of `max_concurrent`
+/// by default: each takes a socket, sockets for names are 30 % of the files, and a client may hold half of them.
+pub(crate) const ENOUGH_FILES: usize = 3400;
+
 /// Returns so many percent of the files that the process may have open now, at least one. Sockets to upstreams have 60 %
 /// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::tcp`]), and probes 6 % ([`crate::dns::server::probes`]); the rest is for
 /// listeners, the API server and files.
 pub(crate) fn part_of_files(percent: usize) -> usize {
-    (max_files() / 100 * percent).max(1)
+    part_of(max_files(), percent)
+}
+
+/// Returns so many percent of a number, at least one.
+pub(crate) fn part_of(number: usize, percent: usize) -> usize {
+    (number / 100 * percent).max(1)
 }
 
 /// Returns `address` as clients mean it: an IPv4 client of a socket for both families looks like

@@ -128,7 +128,7 @@ impl SocketQuota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dns::net::max_files;
+    use crate::dns::net::{ENOUGH_FILES, max_files, part_of};
     use crate::dns::upstream::group::{Forward, ForwardOptions};
 
     #[test]
@@ -140,6 +140,18 @@ mod tests {
             + budget.checks.available_permits()
             + budget.idle.available_permits();
         assert!(all <= max_files() / 100 * 60, "{all}");
+    }
+
+    #[test]
+    fn lone_client_has_500_sockets_with_enough_files() {
+        let held_by_one = |files| {
+            let names = Shares::new(part_of(files, NAMES));
+            std::iter::from_fn(|| names.take(IpAddr::from([10, 0, 0, 1]), 1)).collect::<Vec<_>>().len()
+        };
+        for files in [ENOUGH_FILES, 4096, 20_000, 524_288, 1_048_576] {
+            assert!(held_by_one(files) >= 500, "{files}");
+        }
+        assert!(held_by_one(ENOUGH_FILES - 1) < 500);
     }
 
     #[test]
