@@ -55,7 +55,7 @@ use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use hickory_server::net::xfer::Protocol;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge, Registry};
 use rand::RngExt;
 use tokio::sync::Notify;
@@ -201,11 +201,7 @@ impl LoopState {
     /// ends.
     #[must_use]
     pub fn refuses(&self, query: &Query) -> bool {
-        self.is_looping.load(Ordering::Relaxed) && !self.lock().is(query)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Probe> {
-        self.probe.lock()
+        self.is_looping.load(Ordering::Relaxed) && !self.probe.lock().is(query)
     }
 }
 
@@ -268,7 +264,7 @@ impl Detector {
     async fn probe(&self, server: &Arc<Server>) -> Fate {
         let Some(name) = random_name(&self.zone) else { return Fate::Answered };
         {
-            let mut probe = self.state.lock();
+            let mut probe = self.state.probe.lock();
             (probe.name, probe.seen) = (Some(name.clone()), 0);
         }
         let mut request = server.own_request(Query::query(name, RecordType::HINFO));
@@ -280,7 +276,7 @@ impl Detector {
             reply = timeout(ANSWER, Server::serve(&mut request)) => reply.ok().flatten(),
             () = returned => None,
         };
-        let mut probe = self.state.lock();
+        let mut probe = self.state.probe.lock();
         probe.name = None;
         if probe.seen > HARMLESS {
             return Fate::Returned;
@@ -298,7 +294,7 @@ impl Detector {
         if request.query.query_type() != RecordType::HINFO {
             return;
         }
-        let mut probe = self.state.lock();
+        let mut probe = self.state.probe.lock();
         if !probe.is(&request.query) {
             return;
         }
@@ -330,7 +326,7 @@ impl Detector {
 
     /// Has `forward` answer again, if there is a loop.
     fn end(&self, why: &str) {
-        let mut probe = self.state.lock();
+        let mut probe = self.state.probe.lock();
         probe.name = None;
         let Some(since) = probe.since.take() else { return };
         self.state.is_looping.store(false, Ordering::Relaxed);

@@ -94,7 +94,7 @@ impl<V: Clone> Bounded<V> {
 
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
-            self.change(&mut lock(shard), |shard| {
+            self.change(&mut shard.lock(), |shard| {
                 shard.values.clear();
                 shard.bytes = 0;
             });
@@ -119,7 +119,7 @@ impl<V: Clone> Bounded<V> {
     fn shard(&self, name: &[u8]) -> MutexGuard<'_, Shard<V>> {
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
         let hash = self.hasher.hash_one(name) as usize;
-        lock(&self.shards[hash % self.shards.len()])
+        self.shards[hash % self.shards.len()].lock()
     }
 }
 
@@ -129,10 +129,6 @@ impl<V> Shard<V> {
             self.bytes -= freed;
         }
     }
-}
-
-fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
-    shard.lock()
 }
 
 #[cfg(test)]
@@ -181,7 +177,7 @@ mod tests {
     #[test]
     fn it_never_holds_more_bytes_than_it_may() {
         let map = Bounded::new(10_000, 64_000);
-        let bytes = |map: &Bounded<usize>| map.shards.iter().map(|shard| lock(shard).bytes).sum::<usize>();
+        let bytes = |map: &Bounded<usize>| map.shards.iter().map(|shard| shard.lock().bytes).sum::<usize>();
         for i in 0..5000 {
             map.put(key(&format!("{i}.example."), RecordType::A), i, i % 700);
             map.put(key(&format!("{}.example.", i / 2), RecordType::A), i, 100);
@@ -191,12 +187,12 @@ mod tests {
         }
         assert!(bytes(&map) > 32_000, "{}", bytes(&map));
         let counted: usize =
-            map.shards.iter().map(|s| lock(s).values.values().map(|(_, bytes)| bytes).sum::<usize>()).sum();
+            map.shards.iter().map(|s| s.lock().values.values().map(|(_, bytes)| bytes).sum::<usize>()).sum();
         assert_eq!(counted, bytes(&map));
         // What is too much for a shard isn't taken, and pushes nothing out.
         let before = map.len();
         assert_eq!(map.put(key("big.example.", RecordType::A), 0, 1001), 0);
         assert_eq!(map.len(), before);
-        assert_eq!(map.len(), map.shards.iter().map(|shard| lock(shard).values.len()).sum::<usize>());
+        assert_eq!(map.len(), map.shards.iter().map(|shard| shard.lock().values.len()).sum::<usize>());
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long a name is known here: no question takes longer.
@@ -38,12 +38,12 @@ pub(super) struct Mark(u64);
 impl Forgotten {
     /// Returns a mark for a question that is passed on now.
     pub(super) fn mark(&self) -> Mark {
-        Mark(self.lock().next)
+        Mark(self.0.lock().next)
     }
 
     /// Takes in that a name is forgotten, or all names.
     pub(super) fn add(&self, name: Option<&[u8]>) {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         let number = inner.next;
         inner.next += 1;
         let Some(name) = name else {
@@ -64,13 +64,9 @@ impl Forgotten {
 
     /// Returns whether a name was forgotten after a question about it was passed on.
     pub(super) fn since(&self, asked: Mark, name: &[u8]) -> bool {
-        let inner = self.lock();
+        let inner = self.0.lock();
         let later = inner.names.iter().rev().take_while(|entry| entry.number >= asked.0);
         asked.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock()
     }
 }
 
@@ -101,12 +97,12 @@ mod tests {
         for i in 0..=CAPACITY {
             forgotten.add(Some(i.to_string().as_bytes()));
         }
-        assert_eq!(forgotten.lock().names.len(), CAPACITY);
+        assert_eq!(forgotten.0.lock().names.len(), CAPACITY);
         assert!(forgotten.since(before, b"a"));
         let after = forgotten.mark();
         advance(MEMORY + Duration::from_secs(1)).await;
         forgotten.add(Some(b"a"));
-        assert_eq!(forgotten.lock().names.len(), 1);
+        assert_eq!(forgotten.0.lock().names.len(), 1);
         assert!(forgotten.since(after, b"a"));
         assert!(!forgotten.since(after, b"b"));
     }

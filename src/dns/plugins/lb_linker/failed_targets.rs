@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -60,7 +60,7 @@ impl Failing {
         if !key.is_ordinary() {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = Instant::now();
         if let Some(seen) = state.failing.get_mut(key) {
             *seen = now;
@@ -78,7 +78,7 @@ impl Failing {
 
     /// Takes in that a target can be resolved.
     pub(crate) fn well(&self, key: &Key, question: &Question) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
             if let Some(unsaid) = state.say() {
@@ -89,7 +89,7 @@ impl Failing {
 
     /// Forgets a name that may be nobody's target any more.
     pub(crate) fn forget(&self, name: &[u8]) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.failing.is_empty() {
             state.failing.retain(|key, _| *key.name() != *name);
             self.count(&mut state);
@@ -98,7 +98,7 @@ impl Failing {
 
     /// Forgets all names.
     pub(crate) fn forget_all(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.failing.clear();
         self.count(&mut state);
     }
@@ -108,15 +108,11 @@ impl Failing {
             std::mem::replace(&mut state.counted, i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
         self.number.add(state.counted - before);
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
 }
 
 impl Drop for Failing {
     fn drop(&mut self) {
-        self.number.sub(self.state().counted);
+        self.number.sub(self.state.lock().counted);
     }
 }
 
@@ -159,7 +155,7 @@ mod tests {
         }
         assert_eq!(number.get(), 30);
         let lines = || {
-            let state = failing.state();
+            let state = failing.state.lock();
             (state.lines, state.unsaid)
         };
         assert_eq!(lines(), (LINES, 10));

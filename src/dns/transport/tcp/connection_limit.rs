@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{AbortHandle, AbortRegistration};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::dns::net::{part_of_files, unmapped};
@@ -97,7 +97,7 @@ impl Places {
     pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(Place, AbortRegistration)> {
         let client = unmapped(client).ip();
         let (connection, registration) = AbortHandle::new_pair();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let full = state.open >= self.max_connections;
         let refused = state.clients.get(&client).is_some_and(|has| *has >= self.max_of_a_client)
             || full && state.idle.is_empty();
@@ -145,10 +145,6 @@ impl Places {
             return Err(io::Error::other("too many answers that aren't read"));
         }
         Ok(Answer { bytes, held })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -201,7 +197,7 @@ impl Place {
     /// Says that the connection waits for its client from now on.
     pub fn rest(&mut self) {
         let places = Arc::clone(&self.places);
-        let mut state = places.lock();
+        let mut state = places.state.lock();
         self.leave_turn(&mut state);
         if self.turn == Turn::Evicted {
             return;
@@ -217,7 +213,7 @@ impl Place {
     pub fn work(&mut self) {
         if matches!(self.turn, Turn::Idle(_)) {
             let places = Arc::clone(&self.places);
-            self.leave_turn(&mut places.lock());
+            self.leave_turn(&mut places.state.lock());
         }
     }
 
@@ -237,7 +233,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let places = Arc::clone(&self.places);
-        let mut state = places.lock();
+        let mut state = places.state.lock();
         self.leave_turn(&mut state);
         if self.turn == Turn::Working {
             state.leave(self.client);
@@ -284,9 +280,9 @@ mod tests {
         all[2].work();
         drop(all.remove(2));
         drop(all.remove(0));
-        assert_eq!(places.lock().open, 3);
+        assert_eq!(places.state.lock().open, 3);
         drop(newcomer);
-        assert_eq!(places.lock().open, 2);
+        assert_eq!(places.state.lock().open, 2);
     }
 
     #[test]
@@ -311,7 +307,7 @@ mod tests {
             assert!(places.admit(mapped).is_none());
             assert!(places.admit(client(2)).is_some());
             drop(all);
-            assert!(places.lock().clients.is_empty());
+            assert!(places.state.lock().clients.is_empty());
             assert!(places.admit(client(1)).is_some());
         }
     }
