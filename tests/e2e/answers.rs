@@ -202,7 +202,7 @@ async fn other_names_are_forwarded_as_the_upstream_answers_them() {
 }
 
 #[tokio::test]
-async fn without_an_upstream_other_names_are_refused_and_targets_not_followed() {
+async fn without_an_upstream_only_links_are_answered() {
     let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
     let answer = ask_udp(fixture.linker.dns, &query("a.example.com. A")).await;
     assert_eq!(show(&answer), "Query Refused rd |  |  | ");
@@ -382,7 +382,7 @@ async fn another_upstream_is_asked_when_one_is_silent_or_fails() {
 }
 
 #[tokio::test]
-async fn a_good_answer_that_comes_late_is_better_than_an_error_at_once() {
+async fn late_good_answer_wins_over_an_early_error() {
     let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
     let slow = FaultyUpstream::late(Duration::from_millis(700), |asked, _| vec![address(asked, 9, 60)]).await;
     let upstreams = format!("{},{}", failing.address, slow.address);
@@ -439,7 +439,7 @@ async fn nothing_but_the_chain_is_taken_from_an_upstream() {
 }
 
 #[tokio::test]
-async fn a_chain_that_comes_back_into_the_zone_is_answered_from_the_zone() {
+async fn chain_back_into_the_zone_is_answered_from_the_zone() {
     let upstream = CoreDns::cloud().await;
     let fixture = with_upstream(
         &[("home", "{hostname: back.example.com}"), ("web", "{hostname: a.example.com}")],

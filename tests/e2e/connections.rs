@@ -82,7 +82,7 @@ async fn ended(stream: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn ten_thousand_idle_connections_and_a_thousand_half_questions_lock_nobody_out() {
+async fn idle_connections_and_half_questions_lock_no_client_out() {
     // Some for the tests beside this one.
     let files = files();
     let total = (MAX + MAX_OF_A_CLIENT).min(files.saturating_sub(2000));

@@ -167,7 +167,7 @@ async fn questions_by_tls_1_2_and_1_3_are_answered_and_counted() {
 }
 
 #[tokio::test]
-async fn by_tls_too_a_slow_answer_holds_up_no_other_and_goes_out_at_the_end() {
+async fn slow_answer_by_tls_delays_no_other_and_is_sent_at_the_end() {
     let certificates = Certificates::make();
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let server = Server::start(&certificates, false, Some(upstream.address));
@@ -196,7 +196,7 @@ async fn who_does_not_speak_tls_is_cut_off() {
 }
 
 #[tokio::test]
-async fn with_a_ca_for_clients_only_those_with_a_certificate_are_served() {
+async fn client_ca_serves_only_clients_with_a_certificate() {
     let certificates = Certificates::make();
     let server = Server::start(&certificates, true, None);
     let version = &rustls::version::TLS13;

@@ -74,7 +74,7 @@ fn ttl(answer: &Message) -> u32 {
 }
 
 #[tokio::test]
-async fn a_question_that_is_being_asked_isnt_asked_again_unless_do_or_cd_differ() {
+async fn equal_questions_are_asked_once_unless_do_or_cd_differ() {
     let upstream =
         FaultyUpstream::late(Duration::from_millis(300), |asked, _| vec![address(asked, 9, 60)]).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -99,7 +99,7 @@ async fn a_question_that_is_being_asked_isnt_asked_again_unless_do_or_cd_differ(
 }
 
 #[tokio::test]
-async fn answers_are_cached_with_ttls_that_count_down_and_absence_and_failure_too() {
+async fn answers_absence_and_failures_are_cached_and_ttls_count_down() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -179,7 +179,7 @@ async fn errors_without_a_question_count_without_their_records() {
 }
 
 #[tokio::test]
-async fn absence_behind_a_name_of_ours_is_never_older_than_our_own_records() {
+async fn absence_behind_a_link_is_no_older_than_the_links_records() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -200,7 +200,7 @@ async fn absence_behind_a_name_of_ours_is_never_older_than_our_own_records() {
 }
 
 #[tokio::test]
-async fn what_a_target_had_is_given_while_no_upstream_answers_and_nothing_for_a_new_target() {
+async fn old_target_is_answered_while_upstreams_are_silent() {
     let mood = Mood::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -248,7 +248,7 @@ async fn what_a_target_had_is_given_while_no_upstream_answers_and_nothing_for_a_
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_too_late_for_one_client_is_there_for_the_next() {
+async fn answer_too_late_for_one_client_is_cached_for_the_next() {
     let upstream =
         FaultyUpstream::late(Duration::from_millis(2500), |asked, _| vec![address(asked, 9, 60)]).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -309,7 +309,7 @@ async fn a_refusal_and_a_full_house_are_no_better_than_what_was_known() {
 }
 
 #[tokio::test]
-async fn while_a_target_fails_nobody_waits_for_what_was_known_and_do_makes_no_difference() {
+async fn failing_target_is_answered_from_memory_at_once() {
     let mood = Mood::default();
     let upstream = mood.upstream(0).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -378,7 +378,7 @@ async fn a_question_is_repeated_from_another_port_with_another_id() {
 }
 
 #[tokio::test]
-async fn a_cut_answer_without_an_answer_is_waited_for_by_tcp_and_is_none() {
+async fn cut_answer_without_records_is_asked_for_again_by_tcp() {
     let cut = |asked: &Message| {
         let mut cut = error(asked, ResponseCode::NoError);
         cut.metadata.truncation = true;
@@ -420,7 +420,7 @@ async fn a_target_that_is_gone_isnt_remembered_any_more() {
 }
 
 #[tokio::test]
-async fn a_chain_of_slow_answers_is_given_up_in_time_for_a_resolver_in_front() {
+async fn slow_chain_ends_in_time_for_a_resolver_in_front() {
     let upstream = FaultyUpstream::late(Duration::from_millis(1300), |asked, _| {
         let name = asked.queries[0].name().to_ascii();
         if name.starts_with("one.") {
@@ -445,7 +445,7 @@ async fn a_chain_of_slow_answers_is_given_up_in_time_for_a_resolver_in_front() {
 }
 
 #[tokio::test]
-async fn absence_that_no_soa_tells_and_addresses_that_are_no_good_are_asked_for_again_soon() {
+async fn absence_without_soa_and_denied_addresses_expire_soon() {
     for bad in [BARE, LOOPBACK] {
         let mood = Mood::default();
         let upstream = mood.upstream(60).await;
@@ -508,7 +508,7 @@ async fn with_all_upstreams_down_they_are_asked_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_health_check_is_answered_within_a_second_though_no_upstream_is() {
+async fn health_check_is_answered_while_upstreams_are_silent() {
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     // CoreDNS's forward asks this way, and takes any answer for a sign of life.
@@ -521,7 +521,7 @@ async fn a_health_check_is_answered_within_a_second_though_no_upstream_is() {
 }
 
 #[tokio::test]
-async fn do_cd_and_ad_are_passed_on_and_what_belongs_to_one_hop_is_not() {
+async fn do_cd_and_ad_are_passed_on_and_hop_options_are_not() {
     let upstream = FaultyUpstream::start(|asked, _| {
         let mut answer = address(asked, 9, 60);
         answer.metadata.authentic_data = true;
@@ -594,7 +594,7 @@ async fn a_flood_of_slow_names_is_refused_and_leaves_the_zone_alone() {
 }
 
 #[tokio::test]
-async fn a_new_target_is_looked_up_ahead_and_nothing_that_was_cached_about_it_counts() {
+async fn new_target_is_looked_up_ahead_past_the_cache() {
     let mood = Mood::default();
     let upstream = mood.upstream(60).await;
     let fixture = with_upstream(&WEB, upstream.address).await;
@@ -706,7 +706,7 @@ async fn a_popular_name_is_asked_for_before_its_answer_expires() {
 }
 
 #[tokio::test]
-async fn with_serve_stale_an_expired_answer_is_given_at_once_or_if_there_is_no_better() {
+async fn serve_stale_answers_at_once_or_after_its_timeout() {
     for how in ["immediate", "verify"] {
         let mood = Mood::default();
         let upstream = mood.upstream(60).await;
@@ -782,7 +782,7 @@ async fn an_upstream_is_asked_by_tls_if_it_proves_its_name() {
 }
 
 #[tokio::test]
-async fn behind_a_caching_coredns_a_late_target_and_a_new_one_are_seen_after_ten_and_five_seconds() {
+async fn caching_coredns_sees_late_and_new_targets_in_10_and_5_s() {
     let mood = Mood::default();
     mood.set(MISSING);
     let upstream = mood.upstream(60).await;

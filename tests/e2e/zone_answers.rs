@@ -173,7 +173,7 @@ async fn name_server(listen: &str, pod_ips: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_name_server_has_the_addresses_of_the_pod_where_all_are_listened_on() {
+async fn name_server_on_all_addresses_has_those_of_the_pod() {
     let glue = |addresses: &[&str]| {
         let record = |address: &&str| format!("ns.dns.lb.internal. 5 IN {address}");
         let records: Vec<String> = addresses.iter().map(record).collect();

@@ -150,7 +150,7 @@ fn assert_mixed(tally: &Tally, total: u64, kinds: &[&str]) {
 }
 
 #[test]
-fn a_million_mutated_packets_are_answered_by_the_rules_or_not_at_all() {
+fn mutated_packets_are_answered_by_the_rules_or_not_at_all() {
     let start = || {
         let server = Server::start();
         move |packet: &[u8], which: usize| {
@@ -165,7 +165,7 @@ fn a_million_mutated_packets_are_answered_by_the_rules_or_not_at_all() {
 }
 
 #[test]
-fn nothing_but_what_belongs_to_the_question_is_taken_from_a_mutated_reply() {
+fn only_records_of_the_question_are_taken_from_a_mutated_reply() {
     let start = || |packet: &[u8], _: usize| reply::try_reply(packet).map(str::to_owned);
     let tally = try_all(seeds::replies(), REPLIES, start);
     assert_mixed(&tally, REPLIES, &["answer", "truncated", "cut", "garbled", "foreign"]);

@@ -256,7 +256,7 @@ async fn queries_and_errors_are_logged_as_coredns_does() {
 }
 
 #[tokio::test]
-async fn in_a_log_of_json_objects_a_query_is_one_with_coredns_s_line_as_its_message() {
+async fn json_log_has_the_coredns_line_of_a_query_as_message() {
     if Which::subject() == Which::CoreDns {
         return;
     }

@@ -196,7 +196,7 @@ async fn an_import_an_environment_and_a_hosts_file_are_read_again() {
 
 /// CoreDNS begins every block anew; lb-linker keeps those that stay as they are.
 #[tokio::test]
-async fn the_cache_of_a_block_that_stays_survives_and_that_of_another_doesnt() {
+async fn reload_keeps_the_cache_of_unchanged_blocks_alone() {
     if Which::subject() == Which::CoreDns {
         return;
     }

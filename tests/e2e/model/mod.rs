@@ -56,17 +56,17 @@ const LOOK: Duration = Duration::from_millis(10);
 const REST: Duration = Duration::from_millis(30);
 
 #[tokio::test]
-async fn any_sequence_of_operations_ends_as_the_model_says_with_on_delete_delete() {
+async fn any_operations_end_as_the_model_says_with_delete() {
     run("delete", OnDelete::Delete, 1).await;
 }
 
 #[tokio::test]
-async fn any_sequence_of_operations_ends_as_the_model_says_with_on_delete_retain() {
+async fn any_operations_end_as_the_model_says_with_retain() {
     run("retain", OnDelete::Retain, 2).await;
 }
 
 #[tokio::test]
-async fn any_sequence_of_operations_ends_as_the_model_says_with_on_delete_tombstone() {
+async fn any_operations_end_as_the_model_says_with_tombstone() {
     run("tombstone", OnDelete::Tombstone, 3).await;
 }
 
