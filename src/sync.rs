@@ -7,3 +7,5 @@ pub mod external_target;
 pub mod k8s;
 pub mod source;
 pub mod source_annotation;
+#[cfg(test)]
+pub(crate) mod test_support;

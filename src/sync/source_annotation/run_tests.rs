@@ -1,56 +1,26 @@
 //! The following against an API server in this process that refuses everything.
 
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use axum::http::{Request, Response, StatusCode};
-use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::metrics::Metrics;
 use crate::store::Departed;
-use crate::sync::events::Recorder;
-use crate::sync::events::service_log::ServiceLog;
-use crate::sync::external_target::decision::OnDelete;
-use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::{IpTargets, SOURCE};
+use crate::sync::external_target::desired::SOURCE;
 use crate::sync::k8s::watch::Event;
+use crate::sync::test_support;
 
 /// Returns what following needs, with an API server that refuses everything, and how often that was asked.
 fn refused() -> (Settings, Arc<AtomicUsize>) {
-    let requests = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&requests);
-    let service = tower::service_fn(move |_: Request<Body>| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 403,
-            "reason": "Forbidden", "message": "services is forbidden: no"});
-        let mut response = Response::new(axum::body::Body::from(status.to_string()));
-        *response.status_mut() = StatusCode::FORBIDDEN;
-        std::future::ready(Ok::<_, Infallible>(response))
-    });
+    let (client, requests) = test_support::refusing(403, "Forbidden", "services is forbidden: no");
     let leadership = Leadership::always();
     let settings = Settings {
         store: Arc::new(Store::new(Departed::Kept)),
-        client: Client::new(service, "default"),
+        client,
         outage: Outage::default(),
         selection: Arc::default(),
-        policy: Policy {
-            sync: SyncMode::On,
-            on_delete: OnDelete::Delete,
-            delete_delay: Duration::ZERO,
-            finalizer: false,
-            tombstone: "deleted.lb.internal".to_owned(),
-            max_deletes: MaxDeletes::Unlimited,
-            ip_targets: IpTargets::Headless,
-            prune: false,
-            instance: None,
-        },
-        news: News {
-            metrics: Arc::new(Metrics::new().unwrap()),
-            recorder: Recorder::none(),
-            log: ServiceLog::default(),
-        },
+        policy: test_support::policy(None),
+        news: test_support::news(),
         links_listed: watch::Sender::new(Listed { term: leadership.term(), rewinds: 0 }).subscribe(),
         leadership,
     };

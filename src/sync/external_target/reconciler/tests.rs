@@ -1,42 +1,20 @@
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use axum::http::{Request, Response};
 use kube::Client;
-use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::metrics::Metrics;
 use crate::store::Departed;
 use crate::sync::election::term::TERM;
-use crate::sync::events::Recorder;
-use crate::sync::events::service_log::ServiceLog;
-use crate::sync::external_target::decision::OnDelete;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::instance::INSTANCE;
+use crate::sync::test_support;
 
-/// Returns a reconciler of which every write is denied by an admission policy, and how many there were.
-fn denied() -> (Reconciler, Arc<AtomicUsize>) {
-    let requests = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&requests);
-    let service = tower::service_fn(move |_: Request<Body>| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 422,
-            "reason": "Invalid", "message": "ValidatingAdmissionPolicy 'no' denied request: no"});
-        let mut response = Response::new(axum::body::Body::from(status.to_string()));
-        *response.status_mut() = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
-        std::future::ready(Ok::<_, Infallible>(response))
-    });
-    let client = Client::new(service, "default");
+/// Returns a reconciler with this API server.
+fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::always();
-    let news = News {
-        metrics: Arc::new(Metrics::new().unwrap()),
-        recorder: Recorder::none(),
-        log: ServiceLog::default(),
-    };
-    let settings = Settings {
+    Reconciler::new(Settings {
         store: Arc::new(Store::new(Departed::Kept)),
         keeper: Keeper::Namespace {
             client: client.clone(),
@@ -46,23 +24,19 @@ fn denied() -> (Reconciler, Arc<AtomicUsize>) {
         registry: Registry::Cluster(client),
         selection: Arc::default(),
         admission: Arc::default(),
-        policy: Policy {
-            sync: SyncMode::On,
-            on_delete: OnDelete::Delete,
-            delete_delay: Duration::ZERO,
-            finalizer: false,
-            tombstone: "deleted.lb.internal".to_owned(),
-            max_deletes: crate::sync::external_target::deletion_budget::MaxDeletes::Unlimited,
-            ip_targets: IpTargets::Headless,
-            prune: false,
-            instance: Some("own".to_owned()),
-        },
-        news,
+        policy: test_support::policy(Some("own")),
+        news: test_support::news(),
         rewinds: Rewinds::default(),
         links_listed: watch::Sender::new(Listed { term: leadership.term(), rewinds: 0 }).subscribe(),
         leadership,
-    };
-    (Reconciler::new(settings), requests)
+    })
+}
+
+/// Returns a reconciler of which every write is denied by an admission policy, and how many there were.
+fn denied() -> (Reconciler, Arc<AtomicUsize>) {
+    let (client, requests) =
+        test_support::refusing(422, "Invalid", "ValidatingAdmissionPolicy 'no' denied request: no");
+    (reconciler(client), requests)
 }
 
 /// Has the store know a load balancer, and returns its link.
