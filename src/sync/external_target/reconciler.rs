@@ -45,6 +45,7 @@ use crate::sync::election::term::unix_now;
 use crate::sync::events::link_log::{News, log_change};
 use crate::sync::external_target::write::Ended;
 pub(crate) use crate::sync::external_target::write::OUTDATED;
+use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
 use crate::sync::k8s::rewinds::{Listed, Rewinds};
@@ -191,6 +192,8 @@ pub(crate) struct Reconciler {
     adoption: AdoptionQueue,
     pub(crate) former: FormerLeaders,
     pub(crate) contradictions: Contradictions,
+    /// Services that count as gone and of which the last look has failed.
+    pub(crate) refused_looks: HashMap<ServiceKey, LastingRefusal>,
     start_check: StartCheck,
     /// Whether the last write had no answer.
     pub(crate) unanswered: bool,
@@ -222,6 +225,7 @@ impl Reconciler {
             adoption: AdoptionQueue::default(),
             former: FormerLeaders::default(),
             contradictions: Contradictions::default(),
+            refused_looks: HashMap::new(),
             start_check: StartCheck::default(),
             unanswered: false,
             settings,
@@ -236,6 +240,7 @@ impl Reconciler {
         self.rewinds = self.settings.rewinds.count();
         self.listed_in_term.clear();
         self.former.clear();
+        self.refused_looks.clear();
         self.settings.keeper.events(&self.settings.news.metrics.staleness)
     }
 
@@ -363,6 +368,7 @@ impl Reconciler {
         self.start_check.settle(&key, found.as_deref(), &self.settings.news.metrics);
         if found.as_ref().is_none_or(|link| link.outlived_since().is_none()) {
             self.contradictions.over(&key);
+            self.refused_looks.remove(&key);
         }
         let Some(link) = found else {
             self.report.forget(&key);

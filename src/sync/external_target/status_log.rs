@@ -47,6 +47,8 @@ pub(crate) struct Report {
     refusals: Refusals,
     /// What keeps Services from being looked up that count as gone.
     looks: Trouble,
+    /// Services that count as gone because they may not be looked up.
+    refused_looks: Trouble,
 }
 
 impl Report {
@@ -69,6 +71,7 @@ impl Report {
             troubles: HashMap::new(),
             refusals: Refusals::default(),
             looks: Trouble::default(),
+            refused_looks: Trouble::default(),
         }
     }
 
@@ -162,6 +165,14 @@ impl Report {
     /// Says that it can be found out again.
     pub(crate) fn confirmed(&mut self) {
         self.looks.over("Services that count as gone can be looked up again");
+    }
+
+    /// Says that what a Service has left is removed although it can't be looked up.
+    pub(crate) fn counts_as_gone(&mut self, key: &ServiceKey) {
+        self.refused_looks.remind(&format!(
+            "Service {key} counts as gone: the watch has told of its end, and for ten minutes the API server has \
+             refused every look at it, as after its namespace was deleted; what it has left is removed"
+        ));
     }
 
     /// Says that a write failed for a reason of its own; `is_new` says whether it is another one than before.

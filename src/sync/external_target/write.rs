@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 
 use super::reconciler::Reconciler;
-use super::reconciler::departure::{Departure, LATENESS, Remedy, Unconfirmed};
+use super::reconciler::departure::{Confirmed, Departure, LATENESS, Remedy, Unconfirmed};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::desired::{Stamp, written_by_us};
 use crate::sync::external_target::observed_object::Packed;
+use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 
 /// How long the watch may take to say why the API server has refused a write as outdated. It always
@@ -38,8 +39,8 @@ pub(crate) struct Written {
     write: Write,
     /// Whether the object was somebody else's before.
     adopted: bool,
-    /// Whether it was looked up that the Service is gone.
-    confirmed: bool,
+    /// How it was confirmed that the Service is gone, where the write relies on that.
+    confirmed: Option<Confirmed>,
     /// What it removes for good, as the brake counts it.
     removal: Option<String>,
     code: u16,
@@ -107,29 +108,30 @@ impl Reconciler {
         }
         self.objects.write_begins(&id);
         let keeper = self.settings.keeper.clone();
-        let departure = Departure::of(link, &write, &self.settings);
+        let is_refused = self.refused_looks.get(&key).is_some_and(LastingRefusal::is_lasting);
+        let departure = Departure::of(link, &write, &self.settings, is_refused);
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
         self.writes.spawn(async move {
             let request = async {
                 // Last of all: whatever the write has waited for, etcd may have been restored meanwhile.
-                if let Some(departure) = &departure {
-                    departure.confirm().await?;
-                }
-                Ok(keeper.write(write.clone(), &stamp).await)
+                let confirmed = match &departure {
+                    Some(departure) => Some(departure.confirm().await?),
+                    None => None,
+                };
+                Ok((confirmed, keeper.write(write.clone(), &stamp).await))
             };
             let request = AssertUnwindSafe(request).catch_unwind();
             let written = match write.is_unprotected() {
                 true => leadership.write_confirmed(term, request).await,
                 false => leadership.write(term, request).await,
             };
-            let (code, result) = match written {
+            let (confirmed, (code, result)) = match written {
                 Ok(Ok(Ok(answered))) => answered,
                 Ok(Ok(Err(why))) => return Ended::Unconfirmed { key, write, removal, why },
-                Ok(Err(_)) => (0, Err(WriteError::panicked())),
-                Err(not_leading) => (0, Err(not_leading.into())),
+                Ok(Err(_)) => (None, (0, Err(WriteError::panicked()))),
+                Err(not_leading) => (None, (0, Err(not_leading.into()))),
             };
-            let confirmed = departure.is_some();
             Ended::Written(Written { key, looked_at, write, adopted, confirmed, removal, code, result })
         });
         true
@@ -149,6 +151,8 @@ impl Reconciler {
         }
         self.in_flight.remove(key);
         self.retrying.remove(key);
+        let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
+        self.refused_looks.entry(key.clone()).or_default().note(by_authorizer);
         match why {
             Unconfirmed::Exists { version } => {
                 self.report.confirmed();
@@ -165,7 +169,7 @@ impl Reconciler {
                 self.unanswered = true;
                 self.pace.failed(key, None);
             }
-            Unconfirmed::Refused { code, message, retry_after } => {
+            Unconfirmed::Refused { code, message, retry_after, .. } => {
                 self.report.unconfirmed(code, &message);
                 self.pace.failed(key, retry_after);
             }
@@ -193,8 +197,13 @@ impl Reconciler {
         self.in_flight.remove(&key);
         self.retrying.remove(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            if confirmed {
-                self.report.confirmed();
+            match confirmed {
+                Some(Confirmed::Absent) => {
+                    self.refused_looks.remove(&key);
+                    self.report.confirmed();
+                }
+                Some(Confirmed::Refused) => self.report.counts_as_gone(&key),
+                None => {}
             }
             self.report.count(&write, code, &result, looked_at);
         }

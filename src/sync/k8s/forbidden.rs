@@ -1,5 +1,13 @@
 //! Which part of the API server has refused a request with 403: only a missing right concerns other objects too.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long an authorizer has to refuse a look at a Service, each time, before the end that the watch has told of is
+/// enough: RBAC that is being changed, or an API server that starts, has long settled then.
+const LASTING: Duration = Duration::from_secs(600);
+
 /// The part of the API server that has refused a request with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
@@ -23,6 +31,11 @@ impl Forbidden {
     pub fn of(error: &kube::Error, verb: &str, resource: &str) -> Option<Self> {
         let kube::Error::Api(status) = error else { return None };
         (status.code == 403).then(|| Self::told_by(&status.message, verb, resource))
+    }
+
+    /// Returns whether an authorizer has refused a LIST of Services.
+    pub(crate) fn lists_services(error: &kube::Error) -> bool {
+        Self::of(error, "list", "services") == Some(Self::Authorizer)
     }
 
     fn told_by(message: &str, verb: &str, resource: &str) -> Self {
@@ -95,9 +108,44 @@ fn after_quoted(text: &str) -> Option<&str> {
     None
 }
 
+/// Refusals of the same request by an authorizer, without another answer in between. After a namespace was deleted
+/// with the RoleBinding in it, they never end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LastingRefusal {
+    since: Option<Instant>,
+}
+
+impl LastingRefusal {
+    /// Takes in an answer to the request, or that there was none.
+    pub(crate) fn note(&mut self, by_authorizer: bool) {
+        self.since = by_authorizer.then(|| self.since.unwrap_or_else(Instant::now));
+    }
+
+    /// Returns whether every answer of the last ten minutes was a refusal.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= LASTING)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn refusal_lasts_after_ten_minutes_without_another_answer() {
+        let mut refusal = LastingRefusal::default();
+        assert!(!refusal.is_lasting());
+        refusal.note(true);
+        tokio::time::advance(LASTING / 2).await;
+        refusal.note(true);
+        assert!(!refusal.is_lasting());
+        tokio::time::advance(LASTING / 2).await;
+        assert!(refusal.is_lasting());
+        refusal.note(false);
+        assert!(!refusal.is_lasting());
+        refusal.note(true);
+        assert!(!refusal.is_lasting(), "it counts from the start again");
+    }
 
     const RBAC: &str = "User \"system:serviceaccount:lb-linker:lb-linker\" cannot create resource \"services\" in \
                         API group \"\" in the namespace \"external-targets\"";

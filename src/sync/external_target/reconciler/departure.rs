@@ -16,6 +16,7 @@ use crate::store::Uid;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::k8s::errors::{Outage, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
 use crate::sync::k8s::watch::{Query, find};
 use crate::sync::source::selection::{Membership, Selection};
@@ -33,6 +34,17 @@ pub(crate) struct Departure {
     key: ServiceKey,
     /// The uid of the Service that has taken its place, where the watch has told of one.
     successor: Option<Uid>,
+    /// Whether another refusal by an authorizer is as good as the answer that there is no such Service.
+    accepts_refusal: bool,
+}
+
+/// That a Service is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Confirmed {
+    /// The API server hasn't got it.
+    Absent,
+    /// The watch has told of its end, and an authorizer refuses every look.
+    Refused,
 }
 
 /// Why a write isn't made that only a Service that is gone justifies.
@@ -43,13 +55,13 @@ pub(crate) enum Unconfirmed {
     /// There was no answer, which has been logged.
     Unanswered,
     /// The API server has refused the look, with this HTTP code.
-    Refused { code: u16, message: String, retry_after: Option<Duration> },
+    Refused { code: u16, by_authorizer: bool, message: String, retry_after: Option<Duration> },
 }
 
 impl Departure {
     /// Returns what is to be confirmed before a write of a link; nothing where the write relies on no Service's end, and
-    /// where there is no cluster.
-    pub(crate) fn of(link: &Link, write: &Write, settings: &Settings) -> Option<Self> {
+    /// where there is no cluster. `is_refused` says that an authorizer has refused every look for ten minutes.
+    pub(crate) fn of(link: &Link, write: &Write, settings: &Settings, is_refused: bool) -> Option<Self> {
         let Registry::Cluster(client) = &settings.registry else { return None };
         let relies = link.outlived_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
         // A Service that can't be read counts as it was, though it exists.
@@ -63,11 +75,12 @@ impl Departure {
             selection: Arc::clone(&settings.selection),
             key: link.key.clone(),
             successor,
+            accepts_refusal: is_refused && is_end_told(link),
         })
     }
 
     /// Looks the Service up, by a list with the right that the watch needs, too.
-    pub(crate) async fn confirm(&self) -> Result<(), Unconfirmed> {
+    pub(crate) async fn confirm(&self) -> Result<Confirmed, Unconfirmed> {
         let (namespace, name) = self.key.parts();
         let mut query = Query::named(namespace, name);
         query.fields.push_str(&format!(",spec.type={LOAD_BALANCER}"));
@@ -79,10 +92,14 @@ impl Departure {
             }
             Err(error @ kube::Error::Api(_)) => {
                 self.outage.over();
+                let by_authorizer = Forbidden::lists_services(&error);
+                if by_authorizer && self.accepts_refusal {
+                    return Ok(Confirmed::Refused);
+                }
                 let message =
                     explain(&error, &format!("list Service {} by its name", self.key), WatchTrouble::READING);
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
-                Err(Unconfirmed::Refused { code, message, retry_after: retry_after(&error) })
+                Err(Unconfirmed::Refused { code, by_authorizer, message, retry_after: retry_after(&error) })
             }
             Err(error) => {
                 self.outage.report(&root_cause(&error));
@@ -92,17 +109,23 @@ impl Departure {
     }
 
     /// Judges by the metadata of the load balancer that the API server has, if it has one.
-    fn judge(&self, found: Option<ObjectMeta>) -> Result<(), Unconfirmed> {
-        let Some(metadata) = found else { return Ok(()) };
+    fn judge(&self, found: Option<ObjectMeta>) -> Result<Confirmed, Unconfirmed> {
+        let Some(metadata) = found else { return Ok(Confirmed::Absent) };
         let spec = Spec { type_: Some(LOAD_BALANCER.to_owned()), ..Spec::default() };
         let service = Service { metadata, spec, ..Service::default() };
         let is_successor = self.successor.as_ref().is_some_and(|uid| *uid == *service.uid());
         // What opts out, isn't selected any more or is being deleted is no link of ours.
         if self.selection.membership(&service) != Membership::Selected || is_successor {
-            return Ok(());
+            return Ok(Confirmed::Absent);
         }
         Err(Unconfirmed::Exists { version: service.metadata.resource_version.unwrap_or_default() })
     }
+}
+
+/// Returns whether a watch of this process, or a list, has told of the end of a link's Service. A uid never comes back
+/// but after etcd was restored.
+pub(crate) fn is_end_told(link: &Link) -> bool {
+    link.is_gone() && !link.was_never_seen()
 }
 
 /// Services that the API server has and that count as gone.
@@ -169,6 +192,7 @@ mod tests {
             selection: Arc::new(Selection { labels, ..Selection::default() }),
             key: ServiceKey::new("shop", "web"),
             successor: successor.map(Into::into),
+            accepts_refusal: false,
         }
     }
 
@@ -180,7 +204,7 @@ mod tests {
             metadata[*field] = value.clone();
         }
         match departure(successor).judge(Some(serde_json::from_value(metadata).unwrap())) {
-            Ok(()) => true,
+            Ok(_) => true,
             Err(Unconfirmed::Exists { version }) => {
                 assert_eq!(version, "7");
                 false

@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kube::Client;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
@@ -140,4 +141,78 @@ async fn panic_about_one_link_stops_no_other() {
     assert!(reconciler.pace.rests(&key), "the next try comes later");
     let failed = reconciler.settings.news.metrics.render(&reconciler.settings.store).unwrap();
     assert!(failed.contains(r#"lb_linker_reconciles_total{result="failed"}"#), "{failed}");
+}
+
+/// The message of RBAC about a look without the right to it.
+const NO_RIGHT: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
+                        group \"\" in the namespace \"shop\"";
+
+/// Returns a reconciler that may look up no Service, and the names of the objects that it has deleted.
+fn without_right_to_look(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<String>>>) {
+    let deleted = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&deleted);
+    let client = test_support::client(move |request| {
+        if request.method() == "DELETE" {
+            log.lock().push(request.uri().path().to_owned());
+            return test_support::status(200, "", "");
+        }
+        test_support::status(403, "Forbidden", message)
+    });
+    (reconciler(client), deleted)
+}
+
+/// Does what is due for so many seconds.
+async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
+    let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
+    while tokio::time::Instant::now() < end {
+        reconciler.work();
+        tokio::select! {
+            Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
+            key = reconciler.pace.due() => reconciler.queue(&key),
+            () = tokio::time::sleep_until(end) => break,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_told_by_the_watch_needs_no_right_to_look() {
+    for (is_told, message, is_deleted) in [
+        (true, NO_RIGHT, true),
+        (false, NO_RIGHT, false),
+        (true, "services is forbidden: a policy says no", false),
+    ] {
+        let (mut reconciler, deleted) = without_right_to_look(message);
+        reconciler.settings.policy.prune = true;
+        let object = external_target(&reconciler, "1");
+        let store = Arc::clone(&reconciler.settings.store);
+        let key = ServiceKey::new("shop", "web");
+        store.delete(&key, "web", None);
+        if !is_told {
+            // As another process has left it.
+            store.forget(&key);
+        }
+        reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
+        reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+        reconciler.adopt_departed(false);
+        reconciler.queue_all();
+        run_for(&mut reconciler, 599).await;
+        assert!(deleted.lock().is_empty(), "too soon: {message}");
+        run_for(&mut reconciler, 3600).await;
+        assert_eq!(!deleted.lock().is_empty(), is_deleted, "told {is_told}: {message}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn restore_makes_a_refused_look_begin_anew() {
+    let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
+    let object = external_target(&reconciler, "1");
+    reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    run_for(&mut reconciler, 500).await;
+    assert!(!reconciler.refused_looks.is_empty());
+    drop(reconciler.begin_term());
+    assert!(reconciler.refused_looks.is_empty());
+    assert!(deleted.lock().is_empty());
 }

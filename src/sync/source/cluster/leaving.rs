@@ -11,10 +11,12 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::time::{Instant as Due, sleep_until};
+use tracing::warn;
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::k8s::errors::{Outage, Trouble, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{Query, find};
 use crate::sync::source::selection::{Membership, Selection};
@@ -41,6 +43,7 @@ struct Asked {
     due: Option<Due>,
     pauses: Pauses,
     trouble: Trouble,
+    refusal: LastingRefusal,
 }
 
 /// What a LIST has come to: the number of the [`Asked`], what was looked up, and the answer.
@@ -91,8 +94,9 @@ impl Leaving {
         let (key, due) = (deleted.key.clone(), Due::now());
         self.numbers += 1;
         self.waiting.insert((due, key.clone()));
-        let (pauses, trouble) = (Pauses::new(RETRY), Trouble::default());
-        self.asked.insert(key, Asked { deleted, number: self.numbers, due: Some(due), pauses, trouble });
+        let (pauses, trouble, refusal) = (Pauses::new(RETRY), Trouble::default(), LastingRefusal::default());
+        let asked = Asked { deleted, number: self.numbers, due: Some(due), pauses, trouble, refusal };
+        self.asked.insert(key, asked);
         self.ask_next();
     }
 
@@ -151,8 +155,22 @@ impl Leaving {
                 return Some((deleted, membership));
             }
             // Another event has come since the LIST was sent.
-            Ok(_) => Duration::ZERO,
+            Ok(_) => {
+                asked.refusal.note(false);
+                Duration::ZERO
+            }
             Err(error) => {
+                asked.refusal.note(Forbidden::lists_services(&error));
+                if asked.refusal.is_lasting() {
+                    // With its namespace the right to list there is gone, too.
+                    warn!(
+                        "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
+                         refused every look at it",
+                        deleted.key
+                    );
+                    self.asked.remove(&deleted.key);
+                    return Some((deleted, Membership::Gone));
+                }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
                     asked.trouble.report(status.code, &explain(&error, &doing, WatchTrouble::READING));
@@ -260,7 +278,7 @@ mod tests {
     type Requests = Arc<Mutex<Vec<String>>>;
 
     /// Returns what asks an API server in this process. It answers per namespace: it has no Services in "open", forbids
-    /// "closed", is too busy for "busy", and says nothing about any other.
+    /// "closed", has revoked the right to list "revoked", is too busy for "busy", and says nothing about any other.
     fn leaving(delay: u64) -> (Leaving, Requests) {
         let requests = Requests::default();
         let log = Arc::clone(&requests);
@@ -277,6 +295,12 @@ mod tests {
                 let (code, body) = match namespace.as_str() {
                     "open" => (200, json!({"metadata": {"resourceVersion": "1"}, "items": []})),
                     "closed" => status(403, json!({})),
+                    "revoked" => {
+                        let (code, mut status) = status(403, json!({}));
+                        status["message"] = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \
+                            \"services\" in API group \"\" in the namespace \"revoked\"".into();
+                        (code, status)
+                    }
                     "busy" => status(429, json!({"retryAfterSeconds": 100})),
                     _ => std::future::pending().await,
                 };
@@ -325,6 +349,17 @@ mod tests {
         assert!(leaving.waiting.is_empty());
         assert_eq!(answers(&mut leaving, 300).await, []);
         assert_eq!(requests.lock().len(), before, "they aren't asked for any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lookup_without_the_right_to_it_ends_after_ten_minutes() {
+        let (mut leaving, _) = leaving(0);
+        let (web, denied) = (deleted("revoked", "web", "u"), deleted("closed", "web", "u"));
+        leaving.ask(web.clone());
+        leaving.ask(denied);
+        assert_eq!(answers(&mut leaving, 599).await, []);
+        assert_eq!(answers(&mut leaving, 62).await, [(web, Membership::Gone)]);
+        assert_eq!(answers(&mut leaving, 3600).await, [], "another 403 says nothing about rights");
     }
 
     #[tokio::test(start_paused = true)]
