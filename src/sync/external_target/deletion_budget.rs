@@ -69,8 +69,29 @@ impl Removals {
         }
     }
 
-    /// Asks for the removal of this object, while `present` external targets are there. It counts at
-    /// once, and once.
+    /// Returns whether this object may be removed now, while `present` external targets are there. Nothing is counted.
+    ///
+    /// # Errors
+    /// How long it has to wait; `None`: for ever.
+    pub fn allows(
+        &mut self,
+        max: MaxDeletes,
+        object: &str,
+        present: usize,
+        now: Instant,
+    ) -> Result<(), Option<Duration>> {
+        self.expire(now);
+        if self.counted.contains(object) {
+            return Ok(());
+        }
+        let limit = limit(max, (present + self.made.len()).saturating_sub(self.under_way.len()));
+        if self.made.len() < limit {
+            return Ok(());
+        }
+        Err(self.made.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
+    }
+
+    /// Does what [`Removals::allows`] does for a removal that is made at once: it counts, and counts once.
     ///
     /// # Errors
     /// How long it has to wait; `None`: for ever.
@@ -81,18 +102,10 @@ impl Removals {
         present: usize,
         now: Instant,
     ) -> Result<(), Option<Duration>> {
-        self.expire(now);
-        if self.counted.contains(object) {
-            self.under_way.insert(object.to_owned());
-            return Ok(());
-        }
-        let limit = limit(max, (present + self.made.len()).saturating_sub(self.under_way.len()));
-        if self.made.len() < limit {
-            self.count(object, now);
-            self.under_way.insert(object.to_owned());
-            return Ok(());
-        }
-        Err(self.made.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
+        self.allows(max, object, present, now)?;
+        self.count(object, now);
+        self.under_way.insert(object.to_owned());
+        Ok(())
     }
 
     /// Takes over what has become of a removal; `refused` says that the object is still there for
@@ -224,7 +237,8 @@ mod tests {
         let max = MaxDeletes::Number(2);
         assert_eq!(removals.ask(max, "a", 5, now), Ok(()));
         removals.answered("a", true);
-        assert_eq!(removals.ask(max, "b", 5, now), Ok(()));
+        assert_eq!(removals.allows(max, "b", 5, now), Ok(()));
+        assert_eq!(removals.ask(max, "b", 5, now), Ok(()), "the question alone counts nothing");
         removals.answered("b", false);
         removals.seen("b", now);
         removals.seen("theirs", now);

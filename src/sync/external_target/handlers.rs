@@ -68,7 +68,7 @@ impl Reconciler {
             self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
         };
         if id.kind == Kind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
-            self.removals.seen(&removal_of(&id.name, uid), Instant::now());
+            self.removals.lock().seen(&removal_of(&id.name, uid), Instant::now());
         }
     }
 

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -187,7 +188,8 @@ pub(crate) struct Reconciler {
     pub(crate) outdated: HashMap<ObjectId, (Option<String>, Instant)>,
     pub(crate) report: Report,
     pub(crate) closed: Closed,
-    pub(crate) removals: Removals,
+    /// A write counts here just before it is sent.
+    pub(crate) removals: Arc<Mutex<Removals>>,
     pub(crate) orphans: Orphans,
     adoption: AdoptionQueue,
     pub(crate) former: FormerLeaders,
@@ -220,7 +222,7 @@ impl Reconciler {
             outdated: HashMap::new(),
             report,
             closed: Closed::default(),
-            removals: Removals::default(),
+            removals: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
             former: FormerLeaders::default(),
@@ -280,7 +282,7 @@ impl Reconciler {
         };
         let waiting = links.into_iter().filter(goes).count();
         let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
-        self.removals.start(max, waiting, present, Instant::now());
+        self.removals.lock().start(max, waiting, present, Instant::now());
     }
 
     /// Looks at every link, and at those that were forgotten while nobody listened.

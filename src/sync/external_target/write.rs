@@ -12,7 +12,7 @@ use super::reconciler::departure::{Confirmed, Departure, LATENESS, Remedy, Uncon
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
-use crate::sync::external_target::decision::Write;
+use crate::sync::external_target::decision::{Policy, SyncMode, Write};
 use crate::sync::external_target::desired::{Stamp, written_by_us};
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::forbidden::LastingRefusal;
@@ -27,8 +27,17 @@ pub(crate) const OUTDATED: Duration = Duration::from_secs(60);
 pub(crate) enum Ended {
     /// The write was made, or tried.
     Written(Written),
-    /// It wasn't tried, because the Service may not be gone.
-    Unconfirmed { key: ServiceKey, write: Write, removal: Option<String>, why: Unconfirmed },
+    /// It wasn't tried.
+    Dropped { key: ServiceKey, write: Write, why: Dropped },
+}
+
+/// Why a write that was decided on isn't tried.
+#[derive(Debug)]
+pub(crate) enum Dropped {
+    /// The Service may not be gone.
+    Unconfirmed(Unconfirmed),
+    /// Other removals have used up `--max-deletes` since; the next may be made after this time, or never.
+    Held(Option<Duration>),
 }
 
 /// A write that has ended.
@@ -56,18 +65,24 @@ impl Reconciler {
         (id.kind == Kind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 
-    /// Returns whether a removal may be made now; else the link waits for its turn.
+    /// Returns whether a removal may be made now; else the link waits for its turn. With [`SyncMode::Plan`] the removal
+    /// counts as made.
     pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
-        let (max, now) = (self.settings.policy.max_deletes, Instant::now());
-        match self.removals.ask(max, object, self.objects.number_of_links(), now) {
-            Ok(()) => true,
-            Err(pause) => {
-                self.report.held(link, max, pause);
-                if let Some(pause) = pause {
-                    self.pace.wait(link.key.clone(), pause);
-                }
-                false
-            }
+        let Policy { max_deletes: max, sync, .. } = self.settings.policy;
+        let (present, now) = (self.objects.number_of_links(), Instant::now());
+        let answer = match sync {
+            SyncMode::Plan => self.removals.lock().ask(max, object, present, now),
+            // It counts when it is really made: first it is looked up whether the Service is gone.
+            SyncMode::On | SyncMode::Off => self.removals.lock().allows(max, object, present, now),
+        };
+        answer.inspect_err(|pause| self.hold(link, *pause)).is_ok()
+    }
+
+    /// Has a link wait for its turn to be removed; without a pause for ever.
+    fn hold(&mut self, link: &Link, pause: Option<Duration>) {
+        self.report.held(link, self.settings.policy.max_deletes, pause);
+        if let Some(pause) = pause {
+            self.pace.wait(link.key.clone(), pause);
         }
     }
 
@@ -98,7 +113,6 @@ impl Reconciler {
         if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
-        self.report.not_held(&key);
         let is_strange =
             |before: &Packed| before.labelled_for().is_none() && !written_by_us(before.unpack().meta());
         let adopted = self.objects.get(&id).is_some_and(is_strange);
@@ -112,13 +126,18 @@ impl Reconciler {
         let departure = Departure::of(link, &write, &self.settings, is_refused);
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
+        let (removals, max) = (Arc::clone(&self.removals), self.settings.policy.max_deletes);
+        let present = self.objects.number_of_links();
         self.writes.spawn(async move {
             let request = async {
                 // Last of all: whatever the write has waited for, etcd may have been restored meanwhile.
                 let confirmed = match &departure {
-                    Some(departure) => Some(departure.confirm().await?),
+                    Some(departure) => Some(departure.confirm().await.map_err(Dropped::Unconfirmed)?),
                     None => None,
                 };
+                if let Some(object) = &removal {
+                    removals.lock().ask(max, object, present, Instant::now()).map_err(Dropped::Held)?;
+                }
                 Ok((confirmed, keeper.write(write.clone(), &stamp).await))
             };
             let request = AssertUnwindSafe(request).catch_unwind();
@@ -128,7 +147,7 @@ impl Reconciler {
             };
             let (confirmed, (code, result)) = match written {
                 Ok(Ok(Ok(answered))) => answered,
-                Ok(Ok(Err(why))) => return Ended::Unconfirmed { key, write, removal, why },
+                Ok(Ok(Err(why))) => return Ended::Dropped { key, write, why },
                 Ok(Err(_)) => (None, (0, Err(WriteError::panicked()))),
                 Err(not_leading) => (None, (0, Err(not_leading.into()))),
             };
@@ -140,17 +159,33 @@ impl Reconciler {
     pub(crate) fn ended(&mut self, ended: Ended) {
         match ended {
             Ended::Written(written) => self.written(written),
-            Ended::Unconfirmed { key, write, removal, why } => self.unconfirmed(&key, &write, removal, why),
+            Ended::Dropped { key, write, why } => self.dropped(&key, &write, why),
         }
     }
 
-    /// Takes over that a write wasn't made, because it isn't known that the Service is gone.
-    fn unconfirmed(&mut self, key: &ServiceKey, write: &Write, removal: Option<String>, why: Unconfirmed) {
-        if let Some(object) = &removal {
-            self.removals.answered(object, true);
-        }
+    /// Takes over that a write wasn't made.
+    fn dropped(&mut self, key: &ServiceKey, write: &Write, why: Dropped) {
         self.in_flight.remove(key);
         self.retrying.remove(key);
+        match why {
+            Dropped::Unconfirmed(why) => self.unconfirmed(key, why),
+            Dropped::Held(pause) => {
+                if let Some(link) = self.settings.store.get(key) {
+                    self.hold(&link, pause);
+                }
+            }
+        }
+        self.objects.write_ended(&write.id());
+        // What has been heard meanwhile may have made it another decision.
+        if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
+            self.pace.succeeded(key);
+            self.queue(key);
+        }
+    }
+
+    /// Takes over that it isn't known whether a Service is gone.
+    fn unconfirmed(&mut self, key: &ServiceKey, why: Unconfirmed) {
+        self.report.not_held(key);
         let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
         self.refused_looks.entry(key.clone()).or_default().note(by_authorizer);
         match why {
@@ -174,12 +209,6 @@ impl Reconciler {
                 self.pace.failed(key, retry_after);
             }
         }
-        self.objects.write_ended(&write.id());
-        // What has been heard meanwhile may have made it another decision.
-        if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
-            self.pace.succeeded(key);
-            self.queue(key);
-        }
     }
 
     fn version_of(&self, id: &ObjectId) -> Option<String> {
@@ -188,10 +217,11 @@ impl Reconciler {
 
     pub(crate) fn written(&mut self, written: Written) {
         let Written { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
+        self.report.not_held(&key);
         if let Some(object) = &removal {
             // Without an answer it may well be gone.
             let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
-            self.removals.answered(object, refused);
+            self.removals.lock().answered(object, refused);
         }
         let id = write.id();
         self.in_flight.remove(&key);

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::store::Departed;
 use crate::sync::election::term::TERM;
+use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::instance::INSTANCE;
@@ -54,9 +55,14 @@ fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
     store.get(&service.key()).unwrap()
 }
 
-/// Has the store know a load balancer, and returns its external target as the API server keeps it, with this term.
+/// Does what [`external_target_of`] does with the load balancer `web`.
 fn external_target(reconciler: &Reconciler, term: &str) -> Object {
-    let link = load_balancer(reconciler, "web");
+    external_target_of(reconciler, "web", term)
+}
+
+/// Has the store know a load balancer, and returns its external target as the API server keeps it, with this term.
+fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object {
+    let link = load_balancer(reconciler, name);
     let mut made: Object =
         Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless).service.unwrap().into();
     Stamp { instance: Some("own".to_owned()), term: Some(1) }.put_on(&mut made);
@@ -215,4 +221,40 @@ async fn restore_makes_a_refused_look_begin_anew() {
     drop(reconciler.begin_term());
     assert!(reconciler.refused_looks.is_empty());
     assert!(deleted.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_look_takes_no_place_of_max_deletes() {
+    let deleted = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&deleted);
+    let client = test_support::client(move |request| {
+        let uri = request.uri().to_string();
+        if request.method() == "DELETE" {
+            log.lock().push(uri);
+            return test_support::status(200, "", "");
+        }
+        if uri.contains("metadata.name%3Dapi") {
+            return test_support::status(500, "InternalError", "no");
+        }
+        (200, json!({"metadata": {"resourceVersion": "9"}, "items": []}))
+    });
+    let mut reconciler = reconciler(client);
+    reconciler.settings.policy.max_deletes = MaxDeletes::Number(1);
+    let objects: Vec<Packed> = ["api", "web"]
+        .map(|name| {
+            let object = Packed::of(&external_target_of(&reconciler, name, "1"));
+            reconciler.settings.store.delete(&ServiceKey::new("shop", name), name, None);
+            object
+        })
+        .into();
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, objects));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    // The one whose look fails comes first.
+    for name in ["api", "web"] {
+        reconciler.queue(&ServiceKey::new("shop", name));
+    }
+    run_for(&mut reconciler, 60).await;
+    assert!(deleted.lock().iter().all(|uri| uri.contains("web")) && deleted.lock().len() == 1, "{deleted:?}");
+    // Now that a removal has been made, another one waits.
+    assert!(reconciler.removals.lock().allows(MaxDeletes::Number(1), "another", 1, Instant::now()).is_err());
 }
