@@ -26,7 +26,8 @@ use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
 use crate::sync::k8s::client::{Connection, connect};
 use crate::sync::k8s::errors::Outage;
-use crate::sync::k8s::rewinds::{Listed, Rewinds};
+use crate::sync::k8s::listed::{LinkLists, Listed};
+use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::source::cluster::ClusterSource;
 use crate::sync::source::manifests;
 use crate::sync::source::manifests::ManifestSource;
@@ -135,7 +136,8 @@ impl Source {
         // Manifests have no terms: what was read first counts.
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
-        let listed = watch::Sender::new(Listed { term, rewinds: rewinds.count() });
+        let listed = Listed { term, rewinds: rewinds.count() };
+        let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
         if let Some(keeper) = self.keeper() {
             let settings = reconciler::Settings {
                 store: Arc::clone(store),
@@ -174,6 +176,7 @@ impl Source {
                         news: news.clone(),
                         leadership: leadership.clone(),
                         links_listed: listed.subscribe(),
+                        rewinds: rewinds.clone(),
                     };
                     let until = stop.clone();
                     let name = "the following by annotation";

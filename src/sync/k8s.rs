@@ -5,6 +5,7 @@ pub mod deserialize_guard;
 pub mod errors;
 pub mod forbidden;
 pub mod instance;
+pub mod listed;
 pub mod object;
 pub(crate) mod refusals;
 pub mod rewinds;

@@ -32,8 +32,9 @@ use super::external_target::decision::{Policy, SyncMode};
 use super::external_target::desired::{Precondition, SOURCE};
 use super::external_target::reconciler::FAREWELL;
 use super::k8s::errors::{Complaints, Outage};
+use super::k8s::listed::{LinkLists, Listed};
 use super::k8s::refusals::Refusals;
-use super::k8s::rewinds::Listed;
+use super::k8s::rewinds::Rewinds;
 use super::k8s::service::Service;
 use super::k8s::watch::{Item, list_watch};
 use super::source::cluster::in_namespace;
@@ -69,8 +70,10 @@ pub struct Settings {
     pub news: News,
     /// Whether it may write.
     pub leadership: Leadership,
-    /// The last term in which all load balancers have been listed.
-    pub links_listed: watch::Receiver<Listed>,
+    /// Which lists of load balancers are complete.
+    pub links_listed: watch::Receiver<LinkLists>,
+    /// How often etcd was restored.
+    pub rewinds: Rewinds,
 }
 
 /// Runs until `stop`. Only who leads has anything to do here.
@@ -84,9 +87,13 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     loop {
-        let term = leadership.current_term();
-        if term == Some(links_listed.borrow_and_update().term) && settings.store.is_synced() {
-            memory = lead(&settings, &mut feed, memory, term.unwrap_or_default(), &stop).await?;
+        let lists = |term| Listed { term, rewinds: settings.rewinds.count() };
+        let lists = leadership.current_term().map(lists);
+        let is_settled = |lists: &Listed| links_listed.borrow_and_update().is_settled(*lists);
+        if let Some(lists) = lists.filter(is_settled)
+            && settings.store.is_synced()
+        {
+            memory = lead(&settings, &mut feed, memory, lists, &stop).await?;
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -101,24 +108,28 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     }
 }
 
-/// Keeps the followers in step for as long as a term lasts.
+/// Keeps the followers in step for as long as a term lasts and etcd isn't restored: then everything is listed anew.
 async fn lead(
     settings: &Settings,
     feed: &mut broadcast::Receiver<Change>,
     memory: Memory,
-    term: u64,
+    lists: Listed,
     stop: &CancellationToken,
 ) -> Result<Memory, SyncError> {
     let mut leadership = settings.leadership.clone();
-    let mut following = Following::new(settings.clone(), memory, term);
+    let mut links_listed = settings.links_listed.clone();
+    let rewinds = settings.rewinds.clone();
+    let mut following = Following::new(settings.clone(), memory, lists);
     let mut events: SelectAll<Events> = (0..following.followers.number_of_scopes())
         .map(|number| following.watch(number, Duration::ZERO))
         .collect();
-    while leadership.current_term() == Some(term) && !stop.is_cancelled() {
+    while following.is_current() && !stop.is_cancelled() {
         following.work();
         tokio::select! {
             () = stop.cancelled() => {}
             () = leadership.changed() => {}
+            () = rewinds.beyond(lists.rewinds) => {}
+            Ok(()) = links_listed.changed() => following.queue_all(),
             change = feed.recv() => match change {
                 Ok(change) => following.link_changed(&change),
                 Err(RecvError::Lagged(_)) => following.look_again(),
@@ -157,7 +168,8 @@ struct Memory {
 struct Following {
     settings: Settings,
     memory: Memory,
-    term: u64,
+    /// What the lists are good for that writes rest on.
+    lists: Listed,
     followers: Followers,
     /// What ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
@@ -183,13 +195,13 @@ struct Following {
 type Events = futures::stream::BoxStream<'static, (usize, Item<Service>)>;
 
 impl Following {
-    fn new(settings: Settings, memory: Memory, term: u64) -> Self {
+    fn new(settings: Settings, memory: Memory, lists: Listed) -> Self {
         Self {
             followers: Followers::new(&settings.selection, &settings.outage),
             watches: HashMap::new(),
             settings,
             memory,
-            term,
+            lists,
             queue: BTreeSet::new(),
             in_flight: HashMap::new(),
             writes: JoinSet::new(),
@@ -202,6 +214,12 @@ impl Following {
             resolved: HashSet::new(),
             unknown: HashMap::new(),
         }
+    }
+
+    /// Returns whether the term lasts, and etcd hasn't been restored since it was listed what is known.
+    fn is_current(&self) -> bool {
+        let Listed { term, rewinds } = self.lists;
+        self.settings.leadership.current_term() == Some(term) && self.settings.rewinds.count() == rewinds
     }
 
     /// Begins to list and watch a scope after a pause; what was followed there before isn't any more.
@@ -230,6 +248,9 @@ impl Following {
         for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
             match heard {
                 Heard::Answer => self.open(&Place::Everywhere),
+                Heard::Rewound(what) if self.is_current() => self.settings.rewinds.note(&what),
+                // Another watch has noticed it, or this replica leads no more.
+                Heard::Rewound(_) => {}
                 Heard::Used => anew = Some(Duration::ZERO),
                 Heard::Forbidden => anew = Some(FORBIDDEN),
                 Heard::Follower(key) => self.queue(&key),
@@ -299,7 +320,7 @@ impl Following {
     /// Looks at queued followers and starts writes, as many as may be under way; none before all
     /// followers are known.
     fn work(&mut self) {
-        while self.followers.is_listed() && self.writes.len() < MAX_WRITES {
+        while self.is_current() && self.followers.is_listed() && self.writes.len() < MAX_WRITES {
             let Some(key) = self.queue.pop_first().or_else(|| self.places.next_probe()) else { break };
             // When a write ends, its follower is looked at again anyway.
             if !self.in_flight.contains_key(&key) && !self.pace.rests(&key) {
@@ -328,6 +349,10 @@ impl Following {
     fn follow(&mut self, follower: Follower) {
         let (key, source) = (&follower.key, &follower.source);
         self.pace.stop_waiting(key);
+        // All are looked at again when the load balancers of that namespace have been listed.
+        if !self.settings.links_listed.borrow().covers(source.namespace(), self.lists) {
+            return;
+        }
         let store = &self.settings.store;
         let (link, gone) = (store.get(source), self.memory.departed.get(source));
         if gone.is_some() || store.knows(source) {

@@ -107,7 +107,9 @@ async fn restored_load_balancer_keeps_its_external_target() {
     let meddler = move |line: &str| {
         let is_list_of_one = line.contains("limit=1&") || line.contains("limit=1 ");
         let asks_newest = is_list_of_one && !line.contains("metadata.name");
-        if asks_newest && is_restored.load(Ordering::SeqCst) {
+        // The following by annotation would notice it, too.
+        let may_tell = asks_newest || line.contains("spec.type%3DExternalName");
+        if may_tell && is_restored.load(Ordering::SeqCst) {
             Meddling::Answer(503, "ServiceUnavailable")
         } else {
             Meddling::Pass
@@ -168,6 +170,53 @@ async fn restored_load_balancer_keeps_its_external_target() {
         cluster.get_service(TARGETS, "api-default-ext").await.is_none().then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn forbidden_namespace_holds_up_its_own_writes_alone() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    let closed = cluster.create_namespace("closed").await;
+    let in_closed = async |cluster: &Cluster, host| {
+        cluster.set_ingress(&closed, "web", &[Ingress::Hostname(host)]).await;
+    };
+    cluster.create_load_balancer("default", "web").await;
+    point(&cluster, "web", "old.example.com").await;
+    cluster.create_load_balancer(&closed, "web").await;
+    in_closed(&cluster, "old.example.com").await;
+    let is_closed = Arc::new(AtomicBool::new(false));
+    let (closes, path) = (Arc::clone(&is_closed), format!("GET /api/v1/namespaces/{closed}/services"));
+    let meddler = move |line: &str| match closes.load(Ordering::SeqCst) && line.starts_with(&path) {
+        true => Meddling::Answer(403, "Forbidden"),
+        false => Meddling::Pass,
+    };
+    let api = MeddledApi::start(&plane, Arc::new(meddler)).await;
+    let namespaces = format!("default,{closed}");
+    let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", TARGETS, "--upstream", "none"];
+    let rest = ["--watch-namespaces", &namespaces, "--leader-election", "off"];
+    let linker = Linker::start(args.into_iter().chain(rest));
+    let waiting = format!("web-{closed}-ext");
+    for name in ["web-default-ext", &waiting] {
+        external_target(&cluster, TARGETS, name, "old.example.com").await;
+    }
+    plane.back_up();
+    let cluster = plane.cluster().await;
+    for number in 0..50 {
+        point(&cluster, "web", &format!("new-{number}.example.com")).await;
+    }
+    external_target(&cluster, TARGETS, "web-default-ext", "new-49.example.com").await;
+
+    is_closed.store(true, Ordering::SeqCst);
+    plane.restore();
+    let cluster = plane.cluster().await;
+    in_closed(&cluster, "newest.example.com").await;
+    linker.line(&format!("nothing is written for links of namespace {closed}")).await;
+    point(&cluster, "web", "newest.example.com").await;
+    external_target(&cluster, TARGETS, "web-default-ext", "newest.example.com").await;
+    external_target(&cluster, TARGETS, &waiting, "old.example.com").await;
+    is_closed.store(false, Ordering::SeqCst);
+    external_target(&cluster, TARGETS, &waiting, "newest.example.com").await;
 }
 
 /// What lb-linker has asked for: lists that were streamed, pages and watches of Services, without its failures.

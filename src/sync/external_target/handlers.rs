@@ -30,6 +30,8 @@ impl Reconciler {
     pub(crate) fn observe(&mut self, event: ObjectEvent) {
         match event {
             ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
+            // Another watch may have noticed it a moment before.
+            ObjectEvent::Rewound(_) if self.rewinds != self.settings.rewinds.count() => {}
             ObjectEvent::Rewound(kind) => {
                 self.settings.rewinds.note(&format!("{kind}s in the target namespace"));
             }

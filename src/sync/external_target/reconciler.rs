@@ -48,13 +48,14 @@ use crate::sync::external_target::write::Ended;
 pub(crate) use crate::sync::external_target::write::OUTDATED;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::instance::other_instance;
+use crate::sync::k8s::listed::{LinkLists, Listed};
 use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
-use crate::sync::k8s::rewinds::{Listed, Rewinds};
+use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::Service;
 use crate::sync::source::cluster::until;
 use crate::sync::source::selection::Selection;
 use adoption::AdoptionQueue;
-use departure::Contradictions;
+use departure::{Contradictions, is_end_told};
 use former::FormerLeaders;
 use start_check::StartCheck;
 
@@ -89,8 +90,8 @@ pub struct Settings {
     pub leadership: Leadership,
     /// How often etcd was restored.
     pub rewinds: Rewinds,
-    /// In which term, and after how many rewinds, all load balancers have been listed last.
-    pub links_listed: watch::Receiver<Listed>,
+    /// Which lists of load balancers are complete.
+    pub links_listed: watch::Receiver<LinkLists>,
 }
 
 /// Runs until `stop`; then lets the writes under way end.
@@ -168,7 +169,7 @@ pub(crate) struct Reconciler {
     /// heard before may have been changed by another leader since.
     pub(crate) term: u64,
     /// How often etcd was restored before those lists began.
-    rewinds: u64,
+    pub(crate) rewinds: u64,
     pub(crate) listed_in_term: HashSet<Kind>,
     queue: VecDeque<ServiceKey>,
     /// Links whose last write has failed: they are looked at when no others are queued.
@@ -247,12 +248,33 @@ impl Reconciler {
     }
 
     /// Returns whether writes may be made: by the leader, once everything has been listed in its term, and since etcd
-    /// was restored.
+    /// was restored. A list of load balancers that has failed holds up the links of its namespace alone.
     pub(crate) fn may_write(&self) -> bool {
         self.settings.leadership.current_term() == Some(self.term)
             && self.listed_in_term.len() == self.listed.len()
             && self.rewinds == self.settings.rewinds.count()
-            && *self.settings.links_listed.borrow() == Listed { term: self.term, rewinds: self.rewinds }
+            && self.settings.links_listed.borrow().is_settled(self.lists())
+    }
+
+    /// Returns what lists have to be good for that writes rest on.
+    fn lists(&self) -> Listed {
+        Listed { term: self.term, rewinds: self.rewinds }
+    }
+
+    /// Returns whether the load balancers of a namespace have been listed in this term, and since etcd was restored.
+    pub(crate) fn are_links_listed(&self, namespace: &str) -> bool {
+        self.settings.links_listed.borrow().covers(namespace, self.lists())
+    }
+
+    /// Returns whether writes may be made for a link.
+    fn may_write_for(&self, link: &Link) -> bool {
+        let namespace = link.key.namespace();
+        // The end of a Service is no less true in another term, and before such a write the Service is looked up.
+        let is_gone = || {
+            let listed = self.settings.links_listed.borrow().of(namespace);
+            is_end_told(link) && listed.is_none_or(|listed| listed.rewinds == self.rewinds)
+        };
+        self.may_write() && (self.are_links_listed(namespace) || is_gone())
     }
 
     /// Makes the writes that were due when somebody else led, or nobody.
@@ -464,8 +486,8 @@ impl Reconciler {
                 }
                 Reconciled::Waiting
             }
-            // Whoever leads does it. All links are looked at again when this one does.
-            Step::Write(_) if !self.may_write() => Reconciled::Waiting,
+            // The leader does it. All links are looked at again when this replica leads and has listed them.
+            Step::Write(_) if !self.may_write_for(&link) => Reconciled::Waiting,
             Step::Forget => {
                 if let Some(change) = self.settings.store.forget(&key) {
                     log_change(&self.settings.news, &change);
@@ -506,7 +528,7 @@ impl Reconciler {
         step: &Step,
     ) -> (Option<Write>, Option<Write>) {
         let policy = &self.settings.policy;
-        if *step != Step::Done || policy.sync != SyncMode::On || !self.may_write() {
+        if *step != Step::Done || policy.sync != SyncMode::On || !self.may_write_for(link) {
             return (None, None);
         }
         (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))

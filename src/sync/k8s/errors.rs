@@ -247,6 +247,9 @@ impl Outage {
     }
 }
 
+/// What is added to an HTTP code where something waits: that is said at once, though the same code was said just before.
+const WAITING: u16 = 1000;
+
 /// Trouble with one watch.
 #[derive(Debug)]
 pub struct WatchTrouble {
@@ -254,6 +257,8 @@ pub struct WatchTrouble {
     own: Trouble,
     what: String,
     hint: &'static str,
+    /// What waits for the next list, where something does.
+    waiting: Option<String>,
 }
 
 impl WatchTrouble {
@@ -263,13 +268,18 @@ impl WatchTrouble {
     /// Returns a watch of `what` without trouble; `hint` says what to do about a missing right.
     #[must_use]
     pub fn new(outage: Outage, what: String, hint: &'static str) -> Self {
-        Self { outage, own: Trouble::default(), what, hint }
+        Self { outage, own: Trouble::default(), what, hint, waiting: None }
     }
 
     /// Returns what is watched, as the log names it.
     #[must_use]
     pub fn what(&self) -> &str {
         &self.what
+    }
+
+    /// Takes in what waits for the next list, and why, in half a sentence; nothing where nothing does.
+    pub fn set_waiting(&mut self, waiting: Option<String>) {
+        self.waiting = waiting;
     }
 
     /// Returns the event, or logs what is wrong with the watch.
@@ -289,7 +299,13 @@ impl WatchTrouble {
                     (error, 0) => self.outage.report(&root_cause(error)),
                     (_, code) => {
                         self.outage.over();
-                        self.own.report(code, &explain_watch(&error, &self.what, self.hint));
+                        let sentence = explain_watch(&error, &self.what, self.hint);
+                        match &self.waiting {
+                            Some(waiting) => {
+                                self.own.report(code + WAITING, &format!("{sentence}; {waiting}"))
+                            }
+                            None => self.own.report(code, &sentence),
+                        }
                     }
                 }
                 None

@@ -48,12 +48,3 @@ impl Rewinds {
         let _ = self.0.subscribe().wait_for(|now| *now != count).await;
     }
 }
-
-/// Up to when something has been listed completely: in this term, and after so many rewinds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
-    /// The term in which the list began.
-    pub term: u64,
-    /// [`Rewinds::count`] when the list began.
-    pub rewinds: u64,
-}

@@ -29,7 +29,8 @@ use crate::sync::external_target::deletion_budget::{Doubt, SECOND_LOOK};
 use crate::sync::external_target::left_out::keep_unlisted;
 use crate::sync::k8s::deserialize_guard::Guarded;
 use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
-use crate::sync::k8s::rewinds::{Listed, Rewinds};
+use crate::sync::k8s::listed::{LinkLists, Listed};
+use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{Event, Item, Query, list_watch};
 use leaving::{Deleted, Leaving};
@@ -62,8 +63,8 @@ pub struct ClusterSource {
     pub leadership: Leadership,
     /// How often etcd was restored.
     pub rewinds: Rewinds,
-    /// In which term, and after how many rewinds, everything has been listed last.
-    pub listed: tokio::sync::watch::Sender<Listed>,
+    /// Which lists are complete.
+    pub listed: tokio::sync::watch::Sender<LinkLists>,
     /// The Services whose target depends on another Service.
     pub own_targets: Arc<Mutex<OwnTargets>>,
 }
@@ -78,7 +79,9 @@ struct Scope {
     list: List,
     /// Whether a list is coming in.
     listing: bool,
+    /// Whether a list is complete since the term began, and since etcd was restored; or the last one has failed.
     listed: bool,
+    failed: bool,
     /// Whether another watch has noticed since the last complete list that etcd was restored.
     rewound: bool,
     /// The version of the last list, or of what came after it: a term begins with a watch that knows neither.
@@ -102,6 +105,7 @@ impl Scope {
             list: List::default(),
             listing: false,
             listed: false,
+            failed: false,
             rewound: false,
             newest: None,
             trouble,
@@ -110,9 +114,22 @@ impl Scope {
         }
     }
 
-    /// Whether a list has come and no other one is coming in.
+    /// Whether a list has come, or can't be had now, and no other one is coming in.
     fn is_settled(&self) -> bool {
-        self.listed && !self.listing
+        (self.listed || self.failed) && !self.listing
+    }
+
+    /// Takes in that a new list is due, before which nothing is written for these Services, and why.
+    fn expire(&mut self, why: &str) {
+        (self.listed, self.failed) = (false, false);
+        let links = match &self.namespace {
+            Some(namespace) => format!("links of namespace {namespace}"),
+            None => "any link".to_owned(),
+        };
+        self.trouble.set_waiting(Some(format!(
+            "before that list is complete nothing is written for {links}: what is known of the Services is from before \
+             {why}"
+        )));
     }
 }
 
@@ -153,9 +170,11 @@ impl ClusterSource {
                 biased;
                 () = self.beyond(lists) => {
                     let before = std::mem::replace(&mut lists, self.lists());
+                    let is_rewound = lists.rewinds != before.rewinds;
+                    let why = if is_rewound { "etcd was restored" } else { "this replica began to lead" };
                     for (number, scope) in scopes.iter_mut().enumerate() {
-                        scope.listed = false;
-                        scope.rewound |= lists.rewinds != before.rewinds;
+                        scope.expire(why);
+                        scope.rewound |= is_rewound;
                         events.push(self.follow(number, scope));
                     }
                     continue;
@@ -184,6 +203,10 @@ impl ClusterSource {
             let Some(event) = scope.trouble.unless_failed(event) else {
                 // A list that has failed begins anew.
                 scope.listing = false;
+                scope.failed = true;
+                if !scope.listed {
+                    self.note_list(scope, lists, false);
+                }
                 continue;
             };
             if !matches!(event, Event::ListBegins) {
@@ -197,14 +220,14 @@ impl ClusterSource {
                 }
                 Event::Listed(object) => scope.list.add(&self, object, &mut heard.complaints),
                 Event::ListEnds { version, rewound } => {
-                    scope.listed = true;
-                    scope.listing = false;
+                    (scope.listed, scope.listing, scope.failed) = (true, false, false);
+                    scope.trouble.set_waiting(None);
                     names_settled(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
                     // Another watch may have noticed it first.
                     let was_noticed = std::mem::take(&mut scope.rewound);
                     let rewound = rewound || was_noticed || version < scope.newest && version.is_some();
-                    if rewound && !was_noticed {
+                    if rewound && !was_noticed && self.rewinds.count() == lists.rewinds {
                         // Before the links change: no write is based on this list and an older one of external targets.
                         self.rewinds.note(scope.trouble.what());
                     }
@@ -218,11 +241,9 @@ impl ClusterSource {
                         changes.extend(self.reconsider(&mut heard.complaints));
                     }
                     heard.complaints.retain(|key| self.store.get(key).is_some());
+                    self.note_list(&scopes[number], lists, true);
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
-                    if complete {
-                        self.listed.send_replace(lists);
-                    }
                 }
                 Event::Applied(object) => {
                     scope.newest = scope.newest.max(version_of(&object));
@@ -239,6 +260,11 @@ impl ClusterSource {
     /// Returns what lists that begin now are good for.
     fn lists(&self) -> Listed {
         Listed { term: self.leadership.term(), rewinds: self.rewinds.count() }
+    }
+
+    /// Tells that a list is complete, or has failed.
+    fn note_list(&self, scope: &Scope, lists: Listed, is_complete: bool) {
+        self.listed.send_if_modified(|all| all.note(scope.namespace.as_deref(), lists, is_complete));
     }
 
     /// Waits until new lists are due, after these.

@@ -33,6 +33,8 @@ pub(super) enum Heard {
     Malformed { key: ServiceKey, uid: Box<str>, why: String },
     /// A Service follows nothing, or not what it followed before.
     NoFollower(ServiceKey),
+    /// The list of these objects is older than what was heard before: etcd was restored.
+    Rewound(String),
     /// The API server answers.
     Answer,
     /// The annotation is used where only metadata were listed: the Services there have to be listed in full.
@@ -271,7 +273,11 @@ impl Followers {
                     None => drop(scope.unreadable.insert(key)),
                 }
             }
-            Event::ListEnds { .. } => {
+            // Everything is listed anew, so this list isn't needed.
+            Event::ListEnds { rewound: true, .. } => {
+                heard.push(Heard::Rewound(scope.trouble.what().to_owned()));
+            }
+            Event::ListEnds { rewound: false, .. } => {
                 scope.listed = true;
                 let (list, unreadable) =
                     (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));

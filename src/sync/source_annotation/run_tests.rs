@@ -1,5 +1,6 @@
 //! The following against an API server in this process that refuses everything.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
@@ -13,7 +14,13 @@ use crate::sync::test_support;
 /// Returns what following needs, with an API server that refuses everything, and how often that was asked.
 fn refused() -> (Settings, Arc<AtomicUsize>) {
     let (client, requests) = test_support::refusing(403, "Forbidden", "services is forbidden: no");
+    (settings(client), requests)
+}
+
+/// Returns what following needs, with this API server.
+fn settings(client: Client) -> Settings {
     let leadership = Leadership::always();
+    let lists = LinkLists::new(&BTreeSet::new(), Listed { term: leadership.term(), rewinds: 0 });
     let settings = Settings {
         store: Arc::new(Store::new(Departed::Kept)),
         client,
@@ -21,11 +28,43 @@ fn refused() -> (Settings, Arc<AtomicUsize>) {
         selection: Arc::default(),
         policy: test_support::policy(None),
         news: test_support::news(),
-        links_listed: watch::Sender::new(Listed { term: leadership.term(), rewinds: 0 }).subscribe(),
+        links_listed: watch::Sender::new(lists).subscribe(),
+        rewinds: Rewinds::default(),
         leadership,
     };
     settings.store.set_synced();
-    (settings, requests)
+    settings
+}
+
+/// Has the store know a load balancer.
+fn load_balancer(settings: &Settings, namespace: &str) {
+    let web = service(json!({
+        "metadata": {"namespace": namespace, "name": "web", "uid": "web"},
+        "spec": {"type": "LoadBalancer"},
+        "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
+    }));
+    settings.store.apply(web.observe(&Arc::default(), &settings.store).0);
+}
+
+/// Returns a Service of a namespace that follows another one.
+fn follower(namespace: &str, name: &str, source: &str) -> Value {
+    json!({
+        "metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "5",
+            "annotations": {SOURCE: source}},
+        "spec": {"type": "ExternalName", "externalName": "old.example"},
+    })
+}
+
+/// Has the following hear a complete list of a scope, which shows that the annotation is used there.
+fn list(following: &mut Following, number: usize, followers: &[Value]) {
+    for _ in 0..2 {
+        following.heed(number, Ok(Event::ListBegins));
+        for follower in followers {
+            let object = serde_json::from_str(&follower.to_string()).unwrap();
+            following.heed(number, Ok(Event::Listed(object)));
+        }
+        following.heed(number, Ok(Event::ListEnds { version: None, rewound: false }));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -50,27 +89,10 @@ fn service(value: Value) -> Service {
 #[tokio::test(start_paused = true)]
 async fn panic_about_one_service_stops_no_other() {
     let (settings, requests) = refused();
-    let web = service(json!({
-        "metadata": {"namespace": "shop", "name": "web", "uid": "web"},
-        "spec": {"type": "LoadBalancer"},
-        "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
-    }));
-    settings.store.apply(web.observe(&Arc::default(), &settings.store).0);
-    let term = settings.leadership.term();
-    let mut following = Following::new(settings, Memory::default(), term);
-    // The first list, of metadata, shows that the annotation is used.
-    for _ in 0..2 {
-        following.heed(0, Ok(Event::ListBegins));
-        for name in ["before", "defect", "zafter"] {
-            let object = json!({
-                "metadata": {"namespace": "shop", "name": name, "uid": name, "annotations": {SOURCE: "web"}},
-                "spec": {"type": "ExternalName", "externalName": "old.example"},
-            });
-            let object = serde_json::from_str(&object.to_string()).unwrap();
-            following.heed(0, Ok(Event::Listed(object)));
-        }
-        following.heed(0, Ok(Event::ListEnds { version: None, rewound: false }));
-    }
+    load_balancer(&settings, "shop");
+    let lists = Listed { term: settings.leadership.term(), rewinds: 0 };
+    let mut following = Following::new(settings, Memory::default(), lists);
+    list(&mut following, 0, &["before", "defect", "zafter"].map(|name| follower("shop", name, "web")));
     let key = ServiceKey::new("shop", "defect");
     crate::sync::external_target::reconciler::defect::choose(key.clone());
     following.work();
@@ -80,4 +102,76 @@ async fn panic_about_one_service_stops_no_other() {
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(following.pace.rests(&key), "the next try comes later");
+}
+
+/// Returns a following of two namespaces, `a` and `b`, with a load balancer in each.
+fn following_two() -> Following {
+    let (mut settings, _) = refused();
+    let namespaces: BTreeSet<String> = ["a", "b"].map(ToOwned::to_owned).into();
+    settings.selection = Arc::new(Selection { namespaces, ..Selection::default() });
+    load_balancer(&settings, "a");
+    load_balancer(&settings, "b");
+    let lists = Listed { term: settings.leadership.term(), rewinds: 0 };
+    Following::new(settings, Memory::default(), lists)
+}
+
+#[tokio::test(start_paused = true)]
+async fn followers_wait_for_the_list_of_their_load_balancer() {
+    let mut following = following_two();
+    let (namespaces, now) = (&following.settings.selection.namespaces, following.lists);
+    let mut lists = LinkLists::new(namespaces, now);
+    lists.note(Some("b"), Listed { term: now.term + 1, rewinds: 0 }, true);
+    lists.note(Some("b"), now, false);
+    let links_listed = watch::Sender::new(lists.clone());
+    following.settings.links_listed = links_listed.subscribe();
+    list(&mut following, 0, &[follower("a", "db", "web")]);
+    list(&mut following, 1, &[follower("b", "db", "web")]);
+    following.work();
+    assert_eq!(following.in_flight.keys().collect::<Vec<_>>(), [&ServiceKey::new("a", "db")]);
+    lists.note(Some("b"), now, true);
+    links_listed.send_replace(lists);
+    following.queue_all();
+    following.work();
+    assert_eq!(following.writes.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_to_followers_listed_before_a_restore() {
+    for by_own_watch in [true, false] {
+        let mut following = following_two();
+        list(&mut following, 0, &[follower("a", "db", "web")]);
+        list(&mut following, 1, &[]);
+        if by_own_watch {
+            following.heed(1, Ok(Event::ListEnds { version: Some(3), rewound: true }));
+        } else {
+            following.settings.rewinds.note("load balancers");
+        }
+        assert_eq!(following.settings.rewinds.count(), 1);
+        following.work();
+        assert!(following.writes.is_empty() && !following.is_current());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn followers_are_listed_anew_after_a_restore() {
+    let (mut settings, requests) = refused();
+    let at = |rewinds| LinkLists::new(&BTreeSet::new(), Listed { term: settings.leadership.term(), rewinds });
+    let (restored, links_listed) = (at(1), watch::Sender::new(at(0)));
+    settings.links_listed = links_listed.subscribe();
+    let rewinds = settings.rewinds.clone();
+    let asked = async |span| {
+        tokio::time::sleep(Duration::from_secs(span)).await;
+        requests.swap(0, Ordering::Relaxed)
+    };
+    let test = async {
+        assert!(asked(90).await > 0);
+        rewinds.note("load balancers");
+        assert_eq!(asked(1200).await, 0, "the load balancers haven't been listed since");
+        links_listed.send_replace(restored);
+        assert!(asked(10).await > 0);
+    };
+    tokio::select! {
+        _ = run(settings, CancellationToken::new()) => unreachable!(),
+        () = test => {}
+    }
 }

@@ -48,7 +48,7 @@ impl Following {
         }
         self.in_flight.insert(key.clone(), false);
         let (client, outage) = (self.settings.client.clone(), self.settings.outage.clone());
-        let (leadership, term) = (self.settings.leadership.clone(), self.term);
+        let (leadership, term) = (self.settings.leadership.clone(), self.lists.term);
         self.writes.spawn(async move {
             let Precondition { uid, resource_version } = &follower.version;
             let patch = Patch::Merge(json!({

@@ -92,7 +92,9 @@ impl Reconciler {
         let owner = self.objects.owner_of(packed);
         self.settings.leadership.see(term);
         let unwanted = |key: ServiceKey| {
-            self.settings.selection.watches(key.namespace()) && !self.settings.store.knows(&key)
+            self.settings.selection.watches(key.namespace())
+                && self.are_links_listed(key.namespace())
+                && !self.settings.store.knows(&key)
         };
         if is_new
             && term < self.term

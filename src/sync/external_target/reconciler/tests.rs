@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kube::Client;
@@ -12,6 +13,11 @@ use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::test_support;
+
+/// Returns complete lists of all namespaces.
+fn lists(term: u64, rewinds: u64) -> LinkLists {
+    LinkLists::new(&BTreeSet::new(), Listed { term, rewinds })
+}
 
 /// Returns a reconciler with this API server.
 fn reconciler(client: Client) -> Reconciler {
@@ -29,7 +35,7 @@ fn reconciler(client: Client) -> Reconciler {
         policy: test_support::policy(Some("own")),
         news: test_support::news(),
         rewinds: Rewinds::default(),
-        links_listed: watch::Sender::new(Listed { term: leadership.term(), rewinds: 0 }).subscribe(),
+        links_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         leadership,
     })
 }
@@ -99,31 +105,31 @@ async fn denied_annotation_is_written_ever_more_seldom() {
 async fn nothing_is_written_after_a_rewind_before_new_lists() {
     let (mut reconciler, _) = denied();
     let object = external_target(&reconciler, "no number");
-    let lists = |reconciler: &mut Reconciler| {
+    let list = |reconciler: &mut Reconciler| {
         reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
         reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
     };
     let term = reconciler.term;
-    let links_listed = watch::Sender::new(Listed { term, rewinds: 0 });
+    let links_listed = watch::Sender::new(lists(term, 0));
     reconciler.settings.links_listed = links_listed.subscribe();
-    lists(&mut reconciler);
+    list(&mut reconciler);
     assert!(reconciler.may_write());
     // The watch of external targets notices it.
     reconciler.observe(ObjectEvent::Rewound(Kind::Service));
     assert!(!reconciler.may_write());
     drop(reconciler.begin_term());
-    lists(&mut reconciler);
+    list(&mut reconciler);
     assert!(!reconciler.may_write(), "the load balancers haven't been listed since");
-    links_listed.send_replace(Listed { term, rewinds: 1 });
+    links_listed.send_replace(lists(term, 1));
     assert!(reconciler.may_write());
     // The watch of load balancers notices it.
     reconciler.settings.rewinds.note("load balancers");
-    links_listed.send_replace(Listed { term, rewinds: 2 });
+    links_listed.send_replace(lists(term, 2));
     assert!(!reconciler.may_write(), "the external targets haven't been listed since");
     drop(reconciler.begin_term());
     reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
     assert!(!reconciler.may_write());
-    lists(&mut reconciler);
+    list(&mut reconciler);
     assert!(reconciler.may_write());
 }
 
@@ -257,4 +263,55 @@ async fn failed_look_takes_no_place_of_max_deletes() {
     assert!(deleted.lock().iter().all(|uri| uri.contains("web")) && deleted.lock().len() == 1, "{deleted:?}");
     // Now that a removal has been made, another one waits.
     assert!(reconciler.removals.lock().allows(MaxDeletes::Number(1), "another", 1, Instant::now()).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_that_isnt_listed_waits_alone() {
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&sent);
+    let client = test_support::client(move |request| {
+        log.lock().push(request.method().to_string());
+        match request.method().as_str() {
+            "GET" => (200, json!({"metadata": {"resourceVersion": "9"}, "items": []})),
+            _ => test_support::status(422, "Invalid", "no"),
+        }
+    });
+    let mut reconciler = reconciler(client);
+    let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
+    let namespaces = ["shop", "open"].map(ToOwned::to_owned).into();
+    let mut all = LinkLists::new(&namespaces, Listed { term, rewinds: 0 });
+    let (now, before) = (Listed { term, rewinds: 0 }, Listed { term: term - 1, rewinds: 0 });
+    let links_listed = watch::Sender::new(all.clone());
+    reconciler.settings.links_listed = links_listed.subscribe();
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, Vec::new()));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    assert!(reconciler.may_write_for(&link));
+    // Another term, in which the list of its namespace has failed.
+    all.note(Some("shop"), before, true);
+    all.note(Some("shop"), now, false);
+    links_listed.send_replace(all.clone());
+    assert!(reconciler.may_write() && !reconciler.may_write_for(&link));
+    let elsewhere = Link::new(ServiceKey::new("open", "web"), "u");
+    assert!(reconciler.may_write_for(&elsewhere));
+    reconciler.queue_all();
+    run_for(&mut reconciler, 60).await;
+    assert!(sent.lock().is_empty(), "{sent:?}");
+    // The end of a Service that the watch has told of is looked up before each write.
+    let gone = Link { state: State::Gone(Instant::now().into()), ..Link::clone(&link) };
+    assert!(reconciler.may_write_for(&gone));
+    let never_seen = Link { created: crate::model::link::NEVER, ..gone.clone() };
+    assert!(!reconciler.may_write_for(&never_seen));
+    // Not so after a restore: the Service may be there again.
+    reconciler.rewinds = 1;
+    reconciler.settings.rewinds.note("EndpointSlices");
+    all.note(Some("open"), reconciler.lists(), true);
+    all.note(Some("shop"), reconciler.lists(), false);
+    links_listed.send_replace(all.clone());
+    assert!(reconciler.may_write_for(&elsewhere) && !reconciler.may_write_for(&gone));
+    all.note(Some("shop"), reconciler.lists(), true);
+    links_listed.send_replace(all);
+    assert!(reconciler.may_write_for(&link) && reconciler.may_write_for(&gone));
+    reconciler.queue_all();
+    run_for(&mut reconciler, 1).await;
+    assert_eq!(sent.lock().first().map(String::as_str), Some("POST"));
 }

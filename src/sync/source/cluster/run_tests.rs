@@ -186,3 +186,47 @@ async fn serial_advances_when_another_watch_notices_a_restore() {
     assert_ne!(host(&store), target);
     assert!(store.serial() > serial, "{}", store.serial());
 }
+
+#[tokio::test(start_paused = true)]
+async fn forbidden_namespace_holds_up_its_own_links_alone() {
+    let is_forbidden = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let forbids = Arc::clone(&is_forbidden);
+    let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
+        let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+        let refuses = path.contains("/b/") && forbids.load(std::sync::atomic::Ordering::Relaxed);
+        let namespace = if path.contains("/b/") { "b/web" } else { "a/web" };
+        let lines = if query.contains("sendInitialEvents=true") { vec![added(namespace), list_ends()] } else { vec![] };
+        let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
+        let status = crate::sync::test_support::status(403, "Forbidden", "services is forbidden: no");
+        let (code, body) = if refuses {
+            (status.0, Body::from(status.1.to_string()))
+        } else {
+            (200, Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending())))
+        };
+        std::future::ready(Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap()))
+    });
+    let namespaces: std::collections::BTreeSet<String> = ["a", "b"].map(ToOwned::to_owned).into();
+    let mut source = source(Vec::new());
+    source.client = Client::new(service, "default");
+    source.selection = Arc::new(Selection { namespaces: namespaces.clone(), ..Selection::default() });
+    let term = source.leadership.term();
+    let at = |rewinds| Listed { term, rewinds };
+    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, Listed::default()));
+    let (listed, rewinds, first, second) = (source.listed.subscribe(), source.rewinds.clone(), at(0), at(1));
+    let restored = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(["a", "b"].iter().all(|namespace| listed.borrow().covers(namespace, first)));
+        is_forbidden.store(true, std::sync::atomic::Ordering::Relaxed);
+        rewinds.note("EndpointSlices in namespace external-targets");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(listed.borrow().is_settled(second));
+        assert!(listed.borrow().covers("a", second) && !listed.borrow().covers("b", second));
+        is_forbidden.store(false, std::sync::atomic::Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(listed.borrow().covers("b", second));
+    };
+    tokio::select! {
+        _ = source.run() => unreachable!(),
+        () = restored => {}
+    }
+}
