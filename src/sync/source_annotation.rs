@@ -243,7 +243,7 @@ impl Following {
 
     /// Takes over what a watch says. Returns whether it has to begin anew, and after how long.
     fn heed(&mut self, number: usize, event: Item<Service>) -> Option<Duration> {
-        let was_listed = self.followers.is_listed();
+        let was_listed = self.followers.is_listed(number);
         let mut anew = None;
         for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
             match heard {
@@ -264,9 +264,8 @@ impl Following {
                 }
             }
         }
-        if !was_listed && self.followers.is_listed() {
-            self.old_news = self.followers.keys().cloned().collect();
-            self.queue_all();
+        if !was_listed && self.followers.is_listed(number) {
+            self.old_news.extend(self.followers.within(number).cloned());
         }
         anew
     }
@@ -317,10 +316,9 @@ impl Following {
 
     // === what is done ===
 
-    /// Looks at queued followers and starts writes, as many as may be under way; none before all
-    /// followers are known.
+    /// Looks at queued followers and starts writes, as many as may be under way.
     fn work(&mut self) {
-        while self.is_current() && self.followers.is_listed() && self.writes.len() < MAX_WRITES {
+        while self.is_current() && self.writes.len() < MAX_WRITES {
             let Some(key) = self.queue.pop_first().or_else(|| self.places.next_probe()) else { break };
             // When a write ends, its follower is looked at again anyway.
             if !self.in_flight.contains_key(&key) && !self.pace.rests(&key) {

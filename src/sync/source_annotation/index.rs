@@ -135,8 +135,6 @@ impl Scope {
             );
         }
         self.forbidden = Some((since, true));
-        // What is followed elsewhere doesn't wait for it.
-        self.listed = true;
         vec![Heard::Forbidden]
     }
 
@@ -204,9 +202,15 @@ impl Followers {
         within.query(*unused)
     }
 
-    /// Returns whether a complete list has come from everywhere.
-    pub(super) fn is_listed(&self) -> bool {
-        self.scopes.iter().all(|scope| scope.listed)
+    /// Returns whether a complete list of a scope has come.
+    pub(super) fn is_listed(&self, number: usize) -> bool {
+        self.scopes[number].listed
+    }
+
+    /// Returns the followers in a scope.
+    pub(super) fn within(&self, number: usize) -> impl Iterator<Item = &ServiceKey> {
+        let within = &self.scopes[number].within;
+        self.known.keys().filter(|key| within.contains(key))
     }
 
     pub(super) fn get(&self, key: &ServiceKey) -> Option<&Follower> {
@@ -385,12 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn followers_are_listed_when_every_namespace_has_sent_its_list() {
+    fn followers_are_listed_when_their_namespace_has_sent_its_list() {
         let mut followers = followers(&["a", "b"]);
         list(&mut followers, 1, vec![]);
-        assert!(!followers.is_listed());
+        assert!(!followers.is_listed(0) && followers.is_listed(1));
         list(&mut followers, 0, vec![service("db", "web")]);
-        assert!(followers.is_listed());
+        assert!(followers.is_listed(0));
+        assert_eq!((followers.within(0).count(), followers.within(1).count()), (1, 0));
         assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1);
     }
 
@@ -458,7 +463,7 @@ mod tests {
         assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
         assert_eq!(heed(1, ends()), [Heard::Answer]);
         assert_eq!(heed(1, forbidden()), [], "it counts from the start again");
-        assert!(followers.is_listed());
+        assert!(followers.is_listed(0));
         followers.scopes[1].unused = false;
         tokio::time::advance(STARTUP).await;
         assert_eq!(

@@ -175,3 +175,12 @@ async fn followers_are_listed_anew_after_a_restore() {
         () = test => {}
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn followers_dont_wait_for_the_list_of_another_namespace() {
+    let mut following = following_two();
+    list(&mut following, 0, &[follower("a", "db", "web")]);
+    assert!(!following.followers.is_listed(1));
+    following.work();
+    assert_eq!(following.writes.len(), 1);
+}
