@@ -82,12 +82,13 @@ pub(super) struct Progress {
     last_sign: Instant,
     /// How long it may be silent after that.
     silence: Duration,
-    /// When the watch began, and whether it has sent something that was new.
+    /// When the watch began.
     began: Option<Instant>,
-    progressed: bool,
+    /// Watches that ended within [`SHORT`], one after the other, whether they had sent something or not.
+    short: u32,
     /// Requests that failed, one after the other.
     failures: u32,
-    /// Short watches and lists that had to be repeated, until a watch has lasted.
+    /// Lists that had to be repeated, until a watch has lasted.
     restarts: u32,
     /// Whether a request has failed since the last sign of life: the API server may have been away while etcd was
     /// restored, and then a watch that goes on after a version of the future stays silent.
@@ -103,7 +104,7 @@ impl Progress {
             last_sign: now,
             silence: SILENCE,
             began: None,
-            progressed: false,
+            short: 0,
             failures: 0,
             restarts: 0,
             may_be_restored: false,
@@ -142,7 +143,7 @@ impl Progress {
             Input::ListFailed(410) => self.list_again(),
             Input::ListFailed(_) => Step::List(self.failed()),
             Input::WatchBegan => {
-                (self.began, self.progressed) = (Some(now), false);
+                self.began = Some(now);
                 Step::Continue
             }
             Input::Event { version, .. } | Input::Bookmark(version) if self.rewinds(version) => {
@@ -155,7 +156,6 @@ impl Progress {
                     Change::Modified => self.objects,
                     Change::Deleted => self.objects.saturating_sub(1),
                 };
-                self.progressed = true;
                 self.silence = SILENCE;
                 self.sign(version, now);
                 Step::Continue
@@ -175,21 +175,15 @@ impl Progress {
                 Step::Watch(0)
             }
             Input::WatchFailed(_) => {
-                self.settle(now);
+                let short = self.settle(now);
                 // The API server may come back with an earlier state: silence is suspicious again.
                 self.silence = SILENCE;
                 self.may_be_restored = true;
-                let pause = self.failed();
+                let pause = self.failed().max(short);
                 self.watch(pause, now)
             }
             Input::WatchEnded => {
-                let is_short = self.began.is_none_or(|began| now.duration_since(began) < SHORT);
-                self.settle(now);
-                let pause = match (is_short, self.progressed) {
-                    (false, _) => 0,
-                    (true, true) => 1,
-                    (true, false) => self.restarted(),
-                };
+                let pause = self.settle(now);
                 self.watch(pause, now)
             }
             Input::Silence => Step::List(0),
@@ -235,11 +229,16 @@ impl Progress {
         self.restarts
     }
 
-    /// Takes over that the watch is over: where it has lasted, all is well.
-    fn settle(&mut self, now: Instant) {
-        if self.began.take().is_some_and(|began| now.duration_since(began) >= SETTLED) {
+    /// Takes over that the watch is over: where it has lasted, all is well. Returns how many have been short, one after
+    /// the other, up to this one.
+    fn settle(&mut self, now: Instant) -> u32 {
+        let Some(began) = self.began.take() else { return self.short };
+        let lasted = now.duration_since(began);
+        self.short = if lasted < SHORT { self.short.saturating_add(1) } else { 0 };
+        if lasted >= SETTLED {
             (self.failures, self.restarts) = (0, 0);
         }
+        self.short
     }
 }
 
@@ -291,9 +290,17 @@ mod tests {
     fn short_watches_are_paced_ever_more_seldom() {
         let short = |pause| (10, Input::WatchEnded, Step::Watch(pause));
         run(&[LISTED, BEGAN, short(1), BEGAN, short(2), BEGAN, short(3)]);
-        // One that has sent something is paced, too, but not ever more seldom.
+        // An event or a bookmark makes no difference, and neither does the way in which it ends.
         let event = (10, modified("101"), Step::Continue);
-        run(&[LISTED, BEGAN, event, short(1), BEGAN, (10, modified("102"), Step::Continue), short(1)]);
+        let bookmark = (10, Input::Bookmark("101"), Step::Continue);
+        let broken = |pause| (10, Input::WatchFailed(0), Step::AskNewest(pause));
+        let newest = (0, Input::Newest("101"), Step::Watch(0));
+        run(&[LISTED, BEGAN, event, short(1), BEGAN, bookmark, short(2), BEGAN, event, broken(3), newest]);
+        let mut steps = vec![LISTED];
+        (1..=9).for_each(|pause| steps.extend([BEGAN, event, broken(pause), newest]));
+        // A proxy that ends each watch after a second or more delays nothing.
+        steps.extend([BEGAN, event, (1000, Input::WatchEnded, Step::Watch(0)), BEGAN, event, short(1)]);
+        run(&steps);
         let long = (30_000, Input::WatchEnded, Step::Watch(0));
         run(&[LISTED, BEGAN, short(1), BEGAN, long, BEGAN, short(1)]);
     }
@@ -327,7 +334,7 @@ mod tests {
             failed(3),
             BEGAN,
             (0, Input::Bookmark("100"), Step::Continue),
-            failed(1),
+            (1000, Input::WatchFailed(0), Step::AskNewest(1)),
         ]);
         let (progress, now) = run(&[LISTED, failed(1), (149_990, Input::WatchFailed(503), Step::List(2))]);
         assert!(progress.deadline() <= now, "after so long only a list says how things are");
