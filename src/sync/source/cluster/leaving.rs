@@ -297,8 +297,10 @@ mod tests {
                     "closed" => status(403, json!({})),
                     "revoked" => {
                         let (code, mut status) = status(403, json!({}));
-                        status["message"] = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \
-                            \"services\" in API group \"\" in the namespace \"revoked\"".into();
+                        status["message"] =
+                            "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \
+                            \"services\" in API group \"\" in the namespace \"revoked\""
+                                .into();
                         (code, status)
                     }
                     "busy" => status(429, json!({"retryAfterSeconds": 100})),

@@ -192,10 +192,15 @@ async fn forbidden_namespace_holds_up_its_own_links_alone() {
     let is_forbidden = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let forbids = Arc::clone(&is_forbidden);
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
-        let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+        let (path, query) =
+            (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
         let refuses = path.contains("/b/") && forbids.load(std::sync::atomic::Ordering::Relaxed);
         let namespace = if path.contains("/b/") { "b/web" } else { "a/web" };
-        let lines = if query.contains("sendInitialEvents=true") { vec![added(namespace), list_ends()] } else { vec![] };
+        let lines = if query.contains("sendInitialEvents=true") {
+            vec![added(namespace), list_ends()]
+        } else {
+            vec![]
+        };
         let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
         let status = crate::sync::test_support::status(403, "Forbidden", "services is forbidden: no");
         let (code, body) = if refuses {
