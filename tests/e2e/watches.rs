@@ -219,6 +219,39 @@ async fn forbidden_namespace_holds_up_its_own_writes_alone() {
     external_target(&cluster, TARGETS, &waiting, "newest.example.com").await;
 }
 
+#[tokio::test]
+async fn stale_cache_of_the_api_server_removes_nothing() {
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("default", "web").await;
+    point(&cluster, "web", "old.example.com").await;
+    let linker = start(&plane, &["--delete-delay", "20s", "--leader-election", "off"]);
+    external_target(&cluster, TARGETS, "web-default-ext", "old.example.com").await;
+    plane.back_up();
+    let cluster = plane.cluster().await;
+    let before = cluster.get_service(TARGETS, "web-default-ext").await.unwrap().metadata.uid;
+    // The cache is far in the future of the backup.
+    cluster.create_load_balancer("default", "late").await;
+    for number in 0..100 {
+        point(&cluster, "late", &format!("late-{number}.example.com")).await;
+    }
+    cluster.delete_service("default", "web").await;
+    linker.line("link default/web: old.example.com → gone").await;
+    plane.restore_etcd();
+    // The API server says that there is no such Service, and etcd doesn't know the version in which that is so.
+    linker.line("Too large resource version").await;
+    let kept = cluster.get_service(TARGETS, "web-default-ext").await;
+    assert!(kept.is_some_and(|kept| kept.metadata.uid == before), "{:#?}", linker.log());
+
+    plane.stop_apiserver();
+    plane.start_apiserver();
+    let cluster = plane.cluster().await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
+    let kept = cluster.get_service(TARGETS, "web-default-ext").await;
+    assert!(kept.is_some_and(|kept| kept.metadata.uid == before), "{:#?}", linker.log());
+}
+
 /// What lb-linker has asked for: lists that were streamed, pages and watches of Services, without its failures.
 async fn lists(plane: &ControlPlane) -> (usize, usize) {
     let by_linker = |user: &str| user == "system:serviceaccount:lb-linker:lb-linker";

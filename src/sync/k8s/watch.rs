@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::api::{ListParams, WatchParams};
+use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::{Request, Status};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -141,8 +141,11 @@ impl Query {
     }
 
     fn list_request(&self, request: &Request, limit: u32, token: Option<&str>) -> kube::Result<HttpRequest> {
-        let params = self.list(limit, token);
-        let request = if self.metadata_only { request.list_metadata(&params) } else { request.list(&params) };
+        self.request_of(request, &self.list(limit, token))
+    }
+
+    fn request_of(&self, request: &Request, params: &ListParams) -> kube::Result<HttpRequest> {
+        let request = if self.metadata_only { request.list_metadata(params) } else { request.list(params) };
         request.map_err(kube::Error::BuildRequest)
     }
 
@@ -251,10 +254,46 @@ pub(crate) async fn find<K>(client: Client, query: &Query) -> kube::Result<Optio
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
+    Ok(find_at::<K>(client, query, None).await?.0)
+}
+
+/// Does what [`find`] does, but believes etcd alone that there is no such object.
+///
+/// An API server answers from its watch cache once that has reached etcd's revision. After etcd was restored to an
+/// earlier state, the cache of an API server that wasn't restarted is ahead of it and counts as fresh. A list of one
+/// name in exactly one version is always read from etcd, which refuses a version that it hasn't reached (504).
+///
+/// # Errors
+/// As of [`find`], and if etcd hasn't reached the version of the first answer.
+pub(crate) async fn find_in_etcd<K>(client: Client, query: &Query) -> kube::Result<Option<Guarded<K>>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    match find_at(client.clone(), query, None).await? {
+        (None, Some(version)) => Ok(find_at(client, query, Some(&version)).await?.0),
+        (found, _) => Ok(found),
+    }
+}
+
+/// Finds the object of a query, as it is now or was in a version. Returns also the version of the answer, if it has one.
+async fn find_at<K>(
+    client: Client,
+    query: &Query,
+    version: Option<&str>,
+) -> kube::Result<(Option<Guarded<K>>, Option<String>)>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
     let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
-    let request = query.list_request(&request, 1, None);
-    match read_one::<K>(client, request).await {
-        Ok((page, _)) => Ok(page.items.into_iter().next()),
+    let mut params = query.list(1, None);
+    if let Some(version) = version {
+        params = params.at(version).matching(VersionMatch::Exact);
+    }
+    match read_one::<K>(client, query.request_of(&request, &params)).await {
+        Ok((page, _)) => {
+            let version = page.metadata.resource_version.filter(|version| !version.is_empty());
+            Ok((page.items.into_iter().next(), version))
+        }
         Err(PageError::Kube(error)) => Err(error),
         Err(PageError::TooLarge) => Err(broken("the object is too large")),
     }

@@ -258,10 +258,19 @@ impl ControlPlane {
     /// When it can't be started.
     pub fn restore(&self) {
         self.stop_apiserver();
+        self.restore_etcd();
+        self.start_apiserver();
+    }
+
+    /// Does the same with etcd alone: the API server runs on, with its watch cache of the state before. Blocking.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn restore_etcd(&self) {
         self.stop_etcd();
         fs::remove_dir_all(self.file("etcd")).expect("etcd's data can be removed");
         copy_directory(&self.file("backup"), &self.file("etcd")).expect("the data can be copied");
-        self.start_again();
+        self.start_etcd().unwrap_or_else(|error| panic!("{error}"));
     }
 
     fn stop_etcd(&self) {

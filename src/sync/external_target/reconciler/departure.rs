@@ -18,7 +18,7 @@ use crate::sync::external_target::left_out::Registry;
 use crate::sync::k8s::errors::{Outage, WatchTrouble, explain, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
-use crate::sync::k8s::watch::{Query, find};
+use crate::sync::k8s::watch::{Query, find_in_etcd};
 use crate::sync::source::selection::{Membership, Selection};
 
 /// How long the watch of load balancers may take to tell of a Service that the API server has.
@@ -85,7 +85,7 @@ impl Departure {
         let mut query = Query::named(namespace, name);
         query.fields.push_str(&format!(",spec.type={LOAD_BALANCER}"));
         query.metadata_only = true;
-        match find::<Service>(self.client.clone(), &query).await {
+        match find_in_etcd::<Service>(self.client.clone(), &query).await {
             Ok(found) => {
                 self.outage.over();
                 self.judge(found.map(|found| found.meta().clone()))

@@ -1,5 +1,5 @@
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kube::Client;
 use parking_lot::Mutex;
@@ -314,4 +314,33 @@ async fn namespace_that_isnt_listed_waits_alone() {
     reconciler.queue_all();
     run_for(&mut reconciler, 1).await;
     assert_eq!(sent.lock().first().map(String::as_str), Some("POST"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_cache_of_an_api_server_removes_nothing() {
+    let (is_stale, deleted) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
+    let (stale, log) = (Arc::clone(&is_stale), Arc::clone(&deleted));
+    let client = test_support::client(move |request| {
+        let uri = request.uri().to_string();
+        if request.method() == "DELETE" {
+            log.lock().push(uri);
+            return test_support::status(200, "", "");
+        }
+        // The cache is ahead of etcd, which was restored and which a list in one version asks.
+        if uri.contains("resourceVersion=900&resourceVersionMatch=Exact") && stale.load(Ordering::Relaxed) {
+            return test_support::status(504, "Timeout", "Too large resource version: 900, current: 500");
+        }
+        (200, json!({"metadata": {"resourceVersion": "900"}, "items": []}))
+    });
+    let mut reconciler = reconciler(client);
+    let object = external_target(&reconciler, "1");
+    reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
+    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.queue_all();
+    run_for(&mut reconciler, 3600).await;
+    assert!(deleted.lock().is_empty(), "{deleted:?}");
+    is_stale.store(false, Ordering::Relaxed);
+    run_for(&mut reconciler, 60).await;
+    assert_eq!(deleted.lock().len(), 1);
 }
