@@ -335,7 +335,7 @@ async fn a_lone_client_reaches_500_look_ups_and_keeps_them() {
                 }
             }
             while let Ok(answer) = timeout(Duration::from_millis(200), client.receive()).await {
-                assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
+                assert_eq!(answer.metadata.response_code, ResponseCode::Refused, "{answer:?}");
                 refused.insert(usize::from(answer.metadata.id));
             }
         }

@@ -30,6 +30,17 @@ pub struct Linker {
     ready: SocketAddr,
 }
 
+/// A failed test shows how the log ends.
+impl Drop for Linker {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let log = self.log();
+            eprintln!("the log of lb-linker at {}:", self.dns);
+            log.iter().skip(log.len().saturating_sub(30)).for_each(|line| eprintln!("    {line}"));
+        }
+    }
+}
+
 /// Runs lb-linker with these arguments until it ends by itself.
 pub fn run_to_end<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     run_to_end_with(&[], args)
