@@ -12,9 +12,11 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
-use lb_linker::app::{RunError, SetDebug, run};
+use lb_linker::app::error::RunError;
+use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
+use lb_linker::dns::server::instance::SetDebug;
 use lb_linker::takeover::takeover;
 use tikv_jemallocator::Jemalloc;
 
@@ -129,7 +131,7 @@ async fn start(flags: Flags) -> ExitCode {
 async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
     let findings = match check(flags, ask_cluster).await {
         Ok(findings) => findings,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(&error.into()),
     };
     let mut out = std::io::stdout().lock();
     for line in &findings.lines {
@@ -156,7 +158,7 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
     let outcome = match takeover(flags, dry_run, progress).await {
         Ok(outcome) => outcome,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(&error.into()),
     };
     let mut out = std::io::stdout().lock();
     for line in &outcome.lines {

@@ -10,3 +10,4 @@ pub mod names;
 pub mod rejection;
 pub mod service_key;
 pub mod target_policy;
+pub mod uid;

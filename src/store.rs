@@ -9,7 +9,6 @@ pub mod names;
 mod ports;
 mod reverse_index;
 mod table;
-mod uid;
 mod update;
 
 use std::collections::HashSet;
@@ -27,13 +26,13 @@ use tokio::sync::{broadcast, watch};
 use crate::model::link::{Asked, Change, Link, Observed, State, Target, Wishes};
 use crate::model::link::{NEVER, Outdated, UNKNOWN};
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+pub(crate) use crate::model::uid::uuid;
 use index::Index;
 pub use index::{Found, Names};
 use names::allocator::Allotment;
 pub(crate) use ports::Ports;
 use table::{Keyed, Table};
-pub use uid::Uid;
-pub(crate) use uid::uuid;
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
 /// looks at every link, so a larger number saves work and nothing else.
@@ -648,6 +647,15 @@ impl Store {
     #[must_use]
     pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
         self.index.find(name, origin)
+    }
+
+    /// Returns the link that has an absolute DNS name.
+    #[must_use]
+    pub fn link_of_host(&self, host: &Name) -> Option<Arc<Link>> {
+        match self.find_host(host) {
+            Found::Link(link) => Some(link),
+            Found::EmptyNonTerminal | Found::Nothing => None,
+        }
     }
 
     /// Looks up an absolute DNS name; outside the zones there is nothing.

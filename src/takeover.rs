@@ -10,21 +10,21 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::{Client, ResourceExt};
 
-use crate::app::RunError;
 use crate::cli::flags::Flags;
 use crate::model::excerpt::examples;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::desired::MANAGED_BY;
 use crate::sync::external_target::orphans::{orphan_of, removal_command};
-use crate::sync::k8s::client::{Connection, connect};
+use crate::sync::k8s::client::{ClientError, Connection, connect};
 use crate::sync::k8s::deserialize_guard::Guarded;
 use crate::sync::k8s::errors::explain;
+use crate::sync::k8s::errors::{ListError, in_place, is_another, places};
 use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{Query, list_pages};
 use crate::sync::source::selection::Selection;
-use crate::takeover::finalizers::{Bound, ListError, bound, free, in_place, is_another, places};
+use crate::takeover::finalizers::{Bound, bound, free};
 
 /// Patches under way at once: each is a connection.
 const AT_ONCE: usize = 8;
@@ -52,7 +52,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// If there is no client of the cluster.
-pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, RunError> {
+pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, ClientError> {
     let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     progress(&format!("API server {server}"));
     let selection = flags.selection();
@@ -311,7 +311,7 @@ fn orphan_lines(namespace: &str, orphans: &BTreeMap<String, ServiceKey>) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::takeover::*;
 
     #[test]
     fn the_table_is_as_wide_as_its_longest_name() {

@@ -6,8 +6,8 @@ use std::thread::Builder;
 use tokio::runtime::{self, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::RunError;
 use super::sync_tasks::Source;
+use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 
 /// A thread with a runtime of its own. A change goes through a dozen tasks: on one thread they hand over to each other

@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
-use super::RunError;
+use crate::app::error::RunError;
+use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -17,7 +18,6 @@ use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Candidacy, Election, Leadership};
 use crate::sync::events::link_log::News;
-use crate::sync::events::service_log::ServiceLog;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Keeper;
 use crate::sync::external_target::decision::SyncMode;
@@ -28,9 +28,9 @@ use crate::sync::k8s::client::{Connection, connect};
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::listed::{LinkLists, Listed};
 use crate::sync::k8s::rewinds::Rewinds;
+use crate::sync::k8s::service_log::ServiceLog;
 use crate::sync::source::cluster::ClusterSource;
-use crate::sync::source::manifests;
-use crate::sync::source::manifests::ManifestSource;
+use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
@@ -46,14 +46,14 @@ impl Source {
         if let Some(manifests) = &flags.manifests {
             // Whoever starts lb-linker is there to read it; later a broken file keeps what it had.
             let checked = manifests::check(manifests, &flags.selection(), &flags.admission())
-                .map_err(|source| RunError::Directory { flag: "manifests", source })?;
+                .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
-                return Err(RunError::Manifest(error));
+                return Err(InputError::Manifest(error).into());
             }
             let open = |path| {
                 OutputDirectory::open(path)
                     .map(Keeper::Directory)
-                    .map_err(|source| RunError::Directory { flag: "output", source })
+                    .map_err(|source| InputError::Directory { flag: "output", source })
             };
             return Ok(Self::Manifests { keeper: flags.output.clone().map(open).transpose()? });
         }

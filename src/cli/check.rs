@@ -6,7 +6,7 @@ mod permissions;
 
 use std::sync::Arc;
 
-use crate::app::RunError;
+use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::setup::Site;
@@ -32,7 +32,7 @@ pub struct Findings {
 ///
 /// # Errors
 /// If the flags can't be used at all.
-pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunError> {
+pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputError> {
     flags.validate()?;
     flags.upstreams()?;
     let (flags, corefile, doubts) = &check_corefile(flags)?;
@@ -47,7 +47,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
     findings.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
         let checked = manifests::check(directory, &flags.selection(), &flags.admission())
-            .map_err(|source| RunError::Directory { flag: "manifests", source })?;
+            .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         findings.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         findings.lines.extend(checked.notices);
         findings.input.extend(checked.errors);
@@ -78,9 +78,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, RunErro
 
 /// Builds what the Corefile asks for, and throws it away. Returns the flags with the zones that it has, and the
 /// Corefile with everything imported and all variables replaced, and what in it may be a mistake.
-fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), RunError> {
+fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), InputError> {
     let mut flags = flags.clone();
-    let corefile = Origin::of(&flags).read()?;
+    let corefile = Origin::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
     flags.set_zones(&corefile.link_zones()?)?;
     let site = Site::silent(Arc::new(Store::new(Departed::Dropped).with_zones(&flags.zones)))?;
     let configuration = corefile.configure(&site)?;

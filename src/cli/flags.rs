@@ -16,6 +16,7 @@ use crate::cli::policy_flags::AdmissionFlags;
 use crate::cli::selector::selector;
 use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::query_log::LineFormat;
 use crate::model::hostname::host_text;
 use crate::model::hostname_policy::Admission;
 use crate::model::names;
@@ -34,6 +35,15 @@ pub enum LogFormat {
     Text,
     /// One JSON object an event.
     Json,
+}
+
+impl From<LogFormat> for LineFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
 }
 
 /// Which load balancers are followed without a word of theirs.

@@ -3,4 +3,5 @@
 pub mod handler;
 pub mod metrics;
 pub mod plugin;
+pub(crate) mod request;
 pub mod server;

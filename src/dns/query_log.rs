@@ -15,7 +15,6 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
-use crate::cli::flags::LogFormat;
 use crate::metrics::{Family, Metrics, registered};
 
 /// Lines that wait to be written. What comes while they are so many is dropped.
@@ -26,6 +25,15 @@ const BATCH: usize = 64 << 10;
 const QUIET: Duration = Duration::from_secs(60);
 /// How long the end waits for the last lines to be written.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineFormat {
+    /// As text.
+    Text,
+    /// As one JSON object.
+    Json,
+}
 
 /// Where such lines go. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -65,7 +73,7 @@ pub type Part = (&'static str, Value);
 #[derive(Debug)]
 struct Shared {
     sender: SyncSender<Entry>,
-    format: LogFormat,
+    format: LineFormat,
     dropped: Arc<Dropped>,
     /// When it was last said that lines are lost.
     said: Mutex<Option<Instant>>,
@@ -121,7 +129,7 @@ impl Lines {
     ///
     /// # Errors
     /// Only if two metrics had one name.
-    pub fn new(format: LogFormat, metrics: &Metrics) -> Result<(Self, Queue), prometheus::Error> {
+    pub fn new(format: LineFormat, metrics: &Metrics) -> Result<(Self, Queue), prometheus::Error> {
         let (sender, receiver) = sync_channel(CAPACITY);
         let dropped = metrics.family()?;
         let (said, closed) = Default::default();
@@ -138,8 +146,8 @@ impl Lines {
             line = line.replace('\n', "\\n").replace('\r', "\\r");
         }
         match self.0.format {
-            LogFormat::Text => line.push('\n'),
-            LogFormat::Json => line = object(name, &line, parts()),
+            LineFormat::Text => line.push('\n'),
+            LineFormat::Json => line = object(name, &line, parts()),
         }
         let is_closed = self.0.closed.load(Ordering::SeqCst);
         if is_closed || self.0.sender.try_send(Entry::Line(line)).is_err() {
@@ -249,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    fn lines(format: LogFormat) -> (Lines, Queue, Arc<Dropped>) {
+    fn lines(format: LineFormat) -> (Lines, Queue, Arc<Dropped>) {
         let metrics = Metrics::new().unwrap();
         let (lines, queue) = Lines::new(format, &metrics).unwrap();
         (lines, queue, metrics.family().unwrap())
@@ -285,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_waits_at_the_end_is_written_in_order() {
-        let (lines, queue, dropped) = lines(LogFormat::Text);
+        let (lines, queue, dropped) = lines(LineFormat::Text);
         let (gate, written, key) = gate();
         let writer = queue.write_to(gate).unwrap();
         write(&lines, "first");
@@ -303,7 +311,7 @@ mod tests {
 
     #[test]
     fn blocked_output_delays_no_line_and_counts_lost_ones() {
-        let (lines, queue, dropped) = lines(LogFormat::Text);
+        let (lines, queue, dropped) = lines(LineFormat::Text);
         let (gate, written, key) = gate();
         let writer = queue.write_to(gate).unwrap();
         write(&lines, "taken");
@@ -326,7 +334,7 @@ mod tests {
                 Ok(())
             }
         }
-        let (lines, queue, dropped) = lines(LogFormat::Text);
+        let (lines, queue, dropped) = lines(LineFormat::Text);
         let writer = queue.write_to(Closed).unwrap();
         write(&lines, "one");
         write(&lines, "two");
@@ -336,14 +344,14 @@ mod tests {
 
     #[test]
     fn a_line_is_one_whatever_is_in_it() {
-        let (lines, queue, _) = lines(LogFormat::Text);
+        let (lines, queue, _) = lines(LineFormat::Text);
         write(&lines, "one\r\n[INFO] two");
         assert_eq!(queue.take(), ["[INFO] one\\r\\n[INFO] two"]);
     }
 
     #[test]
     fn as_json_a_line_is_an_object_with_its_parts() {
-        let (lines, queue, _) = lines(LogFormat::Json);
+        let (lines, queue, _) = lines(LineFormat::Json);
         lines.write(Level::Warning, "a \"line\"", || vec![("id", 7.into()), ("name", "a.".into())]);
         let [line] = &queue.take()[..] else { panic!() };
         let object: Value = serde_json::from_str(line).unwrap();

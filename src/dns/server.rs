@@ -2,8 +2,9 @@
 
 pub mod config;
 pub(crate) mod corefile_source;
+pub mod error;
 pub(crate) mod http;
-pub(crate) mod instance;
+pub mod instance;
 pub mod invalidation;
 pub(crate) mod ns_addresses;
 pub mod probes;

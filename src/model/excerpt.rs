@@ -1,7 +1,8 @@
 //! Text from outside (annotations, statuses, answers of the API server) as the log, Events and errors show it: a
 //! bounded piece of it, without characters that would end a line or hide what follows.
 
-use std::fmt::{self, Write};
+use std::fmt;
+use std::fmt::Write;
 
 /// The most bytes of a value that are shown. A DNS name has up to 253, and hardly ever that many.
 const VALUE: usize = 100;
@@ -70,6 +71,9 @@ pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     }
     text
 }
+
+/// Services that are named in the log, and orphans at a time: what one screen holds.
+pub(crate) const MAX_LINES: usize = 20;
 
 #[cfg(test)]
 mod tests {

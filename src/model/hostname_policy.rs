@@ -9,7 +9,6 @@ use crate::model::hostname::host_text;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::sync::k8s::service::Service;
 
 /// The annotation with further DNS names, on a load balancer; on an external target the names that
 /// its link has.
@@ -30,21 +29,25 @@ pub struct Admission {
 // === impl Admission ===
 
 impl Admission {
-    /// Returns the DNS names that a Service asks for and may have, each once, in its order.
+    /// Returns the DNS names that a Service asks for and may have, each once, in its order. `annotation` returns the
+    /// value of an annotation of the Service.
     #[must_use]
-    pub fn hostnames(&self, service: &Service) -> (Vec<Box<str>>, Vec<Unusable>) {
-        let key = service.key();
+    pub fn hostnames<'a>(
+        &self,
+        key: &ServiceKey,
+        annotation: impl Fn(&str) -> Option<&'a str>,
+    ) -> (Vec<Box<str>>, Vec<Unusable>) {
         let (mut granted, mut unusable): (Vec<Box<str>>, Vec<Unusable>) = Default::default();
         let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
-        for annotation in annotations {
-            let Some(text) = service.annotation(annotation) else { continue };
+        for name in annotations {
+            let Some(text) = annotation(name) else { continue };
             let Entries { counted, ignored } = Entries::of(text);
             let mut complaint =
-                Unusable::new(Subject::Hostname, format!("the DNS name in annotation {annotation}"));
+                Unusable::new(Subject::Hostname, format!("the DNS name in annotation {name}"));
             complaint.ignore(ignored, Entries::LIMIT);
             for name in counted {
                 let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-                if granted.iter().any(|known| **known == *lower) || self.is_own(&key, &lower) {
+                if granted.iter().any(|known| **known == *lower) || self.is_own(key, &lower) {
                     continue;
                 }
                 let outcome = if granted.len() < ENTRIES {
@@ -144,10 +147,8 @@ mod tests {
 
     use super::*;
 
-    fn asked(admission: &Admission, annotations: serde_json::Value) -> (Vec<Box<str>>, Vec<Unusable>) {
-        let service =
-            json!({"metadata": {"namespace": "default", "name": "web", "annotations": annotations}});
-        admission.hostnames(&serde_json::from_value(service).unwrap())
+    fn asked(admission: &Admission, annotations: &serde_json::Value) -> (Vec<Box<str>>, Vec<Unusable>) {
+        admission.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str())
     }
 
     fn admission() -> Admission {
@@ -159,13 +160,13 @@ mod tests {
     fn names_below_the_own_namespace_are_granted_each_once() {
         let text = "Shop.default.lb.internal., *.shop.default.lb.internal,,shop.default.lb.internal, \
                     a.b.default.other.example";
-        let (names, unusable) = asked(&admission(), json!({HOSTNAME: text}));
+        let (names, unusable) = asked(&admission(), &json!({HOSTNAME: text}));
         let expected =
             ["shop.default.lb.internal", "*.shop.default.lb.internal", "a.b.default.other.example"];
         assert_eq!(names, expected.map(Box::from));
         assert_eq!(unusable, []);
         let own = "web.default.lb.internal,web-default.other.example";
-        assert_eq!(asked(&admission(), json!({HOSTNAME: own})), (vec![], vec![]), "it has them anyway");
+        assert_eq!(asked(&admission(), &json!({HOSTNAME: own})), (vec![], vec![]), "it has them anyway");
     }
 
     #[test]
@@ -185,12 +186,12 @@ mod tests {
             ("a..default.lb.internal", "not a DNS name"),
             ("sh op.default.lb.internal", "not a DNS name"),
         ] {
-            let (names, unusable) = asked(&admission(), json!({HOSTNAME: name}));
+            let (names, unusable) = asked(&admission(), &json!({HOSTNAME: name}));
             assert!(names.is_empty(), "{name}");
             assert!(unusable[0].to_string().contains(why), "{name}: {}", unusable[0]);
         }
         let long = format!("{}.default.lb.internal", "x".repeat(64));
-        assert_eq!(asked(&admission(), json!({HOSTNAME: long})).1.len(), 1);
+        assert_eq!(asked(&admission(), &json!({HOSTNAME: long})).1.len(), 1);
     }
 
     #[test]
@@ -198,7 +199,7 @@ mod tests {
         for namespaces in ["default", "*"] {
             let admission = Admission { hostname_namespaces: [namespaces.to_owned()].into(), ..admission() };
             let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";
-            let (names, unusable) = asked(&admission, json!({HOSTNAME: text}));
+            let (names, unusable) = asked(&admission, &json!({HOSTNAME: text}));
             assert_eq!(names.len(), 3, "{names:?}");
             let complaint = unusable[0].to_string();
             assert!(complaint.contains("\"dns.lb.internal\""), "{complaint}");
@@ -211,16 +212,16 @@ mod tests {
     fn annotations_of_others_count_where_they_are_named() {
         let theirs = "external-dns.alpha.kubernetes.io/hostname";
         let annotations = json!({theirs: "b.default.lb.internal", HOSTNAME: "a.default.lb.internal"});
-        assert_eq!(asked(&admission(), annotations.clone()).0.len(), 1);
+        assert_eq!(asked(&admission(), &annotations).0.len(), 1);
         let admission = Admission { hostname_annotations: vec![theirs.to_owned()], ..admission() };
-        let (names, _) = asked(&admission, annotations);
+        let (names, _) = asked(&admission, &annotations);
         assert_eq!(names, ["a.default.lb.internal", "b.default.lb.internal"].map(Box::from));
     }
 
     #[test]
     fn the_first_100_names_count_and_the_rest_is_one_complaint() {
         let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
-        let (granted, unusable) = asked(&admission(), json!({HOSTNAME: names.join(",")}));
+        let (granted, unusable) = asked(&admission(), &json!({HOSTNAME: names.join(",")}));
         assert_eq!(granted, names[..100].iter().map(|name| Box::from(&**name)).collect::<Vec<Box<str>>>());
         let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
         assert!(
@@ -230,7 +231,7 @@ mod tests {
         let theirs = "coredns.io/hostname";
         let admission = Admission { hostname_annotations: vec![theirs.to_owned()], ..admission() };
         let both = json!({HOSTNAME: names[..100].join(","), theirs: names[50..103].join(",")});
-        let (granted, unusable) = asked(&admission, both);
+        let (granted, unusable) = asked(&admission, &both);
         assert_eq!((granted.len(), unusable.len()), (100, 1));
         assert!(unusable[0].to_string().contains("a Service may have 100 names at most"), "{}", unusable[0]);
     }
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn thousands_of_invalid_names_are_one_short_complaint() {
         let names: Vec<String> = (0..14_000).map(|i| format!("{i}\u{1b}[2J.example\n")).collect();
-        let (granted, unusable) = asked(&admission(), json!({HOSTNAME: names.join(",")}));
+        let (granted, unusable) = asked(&admission(), &json!({HOSTNAME: names.join(",")}));
         let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
         let text = complaint.to_string();
         assert!(granted.is_empty() && text.len() < 1024, "{text}");

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::model::hostname::Host;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::Uid;
+use crate::model::uid::Uid;
 
 /// The rank of a link whose Service was never seen: the last.
 pub(crate) const NEVER: i64 = i64::MAX;

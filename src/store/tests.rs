@@ -5,9 +5,10 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use super::*;
 use crate::model::hostname::Host;
 use crate::model::link::{Ingress, Port};
+use crate::model::target_policy::TargetPolicy;
+use crate::store::*;
 
 fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
     Observed {
@@ -731,5 +732,46 @@ fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
         if let Found::Link(shown) = find(&store, &[key.name(), "z"]) {
             assert!(Arc::ptr_eq(&shown, &loser), "a label of {length} bytes");
         }
+    }
+}
+
+#[test]
+fn target_in_our_zone_is_allowed_if_its_link_allows_it() {
+    let policy =
+        TargetPolicy { zones: vec![Name::from_ascii("lb.internal.").unwrap()], ..Default::default() };
+    let store = Store::new(Departed::Kept).with_zones(&policy.zones);
+    for (namespace, name, allowed) in [
+        ("default", "own", ""),
+        ("other", "closed", "third"),
+        ("other", "open", "default"),
+        ("other", "all", "*"),
+    ] {
+        let allow_from = allowed.split(',').filter(|word| !word.is_empty()).map(Box::from).collect();
+        let hostnames = [Box::from(format!("{name}-extra.lb.internal"))].into();
+        let wishes = Wishes { allow_from, hostnames, ..Wishes::default() };
+        store.apply(Observed { wishes, ..seen(namespace, name, "u", &["lb.example."]) });
+    }
+    for (name, why) in [
+        ("own.default.lb.internal", ""),
+        ("own-default.lb.internal", ""),
+        ("own-extra.lb.internal", ""),
+        ("OPEN.other.lb.internal", ""),
+        ("open-other.lb.internal", ""),
+        ("open-extra.lb.internal", ""),
+        ("all.other.lb.internal", ""),
+        ("closed.other.lb.internal", "belongs to Service other/closed"),
+        ("closed-extra.lb.internal", "allow-from doesn't list namespace default"),
+        // No link has the name: only one of this namespace can ever have it.
+        ("later.default.lb.internal", ""),
+        ("a.later.Default.LB.internal", ""),
+        ("later.other.lb.internal", "belongs to no Service, and isn't below default.lb.internal"),
+        ("later-default.lb.internal", "belongs to no Service"),
+        ("default.lb.internal", "belongs to no Service"),
+        ("lb.internal", "belongs to no Service"),
+    ] {
+        let host = Name::from_ascii(format!("{name}.")).unwrap();
+        let checked = policy.check_host("default", &host, |host| store.link_of_host(host));
+        let found = checked.err().map_or_else(String::new, |refusal| refusal.to_string());
+        assert!(if why.is_empty() { found.is_empty() } else { found.contains(why) }, "{name}: {found}");
     }
 }

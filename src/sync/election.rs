@@ -26,8 +26,8 @@ use tracing::{info, warn};
 
 use super::controller::backoff::Pauses;
 use super::controller::supervisor::SyncError;
-use super::external_target::desired::FIELD_MANAGER;
 use super::k8s::errors::{Outage, Trouble, explain, retry_after, root_cause};
+use super::k8s::labels::FIELD_MANAGER;
 use crate::metrics::Metrics;
 use clock::{BootInstant, Clock};
 use elector::{Elector, News, Pod, Step, Timing};

@@ -7,7 +7,6 @@ mod aggregator;
 pub mod link_log;
 mod publisher;
 mod refused;
-pub(crate) mod service_log;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

@@ -2,12 +2,15 @@
 
 pub mod client;
 pub mod deserialize_guard;
+pub(crate) mod endpoint_slice;
 pub mod errors;
 pub mod forbidden;
 pub mod instance;
+pub(crate) mod labels;
 pub mod listed;
 pub mod object;
 pub(crate) mod refusals;
 pub mod rewinds;
 pub mod service;
+pub(crate) mod service_log;
 pub mod watch;

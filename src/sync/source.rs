@@ -4,4 +4,5 @@ pub mod cluster;
 pub mod file_watcher;
 pub mod manifests;
 pub(crate) mod own_targets;
+pub(crate) mod relist_guard;
 pub mod selection;

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use crate::metrics::Metrics;
 use crate::sync::events::Recorder;
 use crate::sync::events::link_log::News;
-use crate::sync::events::service_log::ServiceLog;
 use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
+use crate::sync::k8s::service_log::ServiceLog;
 
 /// Returns a client of an API server that answers each request with this HTTP code and JSON.
 pub(crate) fn client(answer: impl Fn(&Request<Sent>) -> (u16, Value) + Send + Sync + 'static) -> Client {

@@ -13,20 +13,18 @@ use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::model::excerpt::examples;
+use crate::model::excerpt::{MAX_LINES, examples};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::external_target::desired::FIELD_MANAGER;
 use crate::sync::k8s::deserialize_guard::Guarded;
-use crate::sync::k8s::errors::{Outage, explain, root_cause};
+use crate::sync::k8s::errors::{ListError, Outage, in_place, places, root_cause};
+use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Query, list_pages};
 use crate::sync::source::selection::Selection;
 
-/// Services that are named in the log, and orphans at a time: what one screen holds.
-pub(crate) const MAX_LINES: usize = 20;
 /// The first and the longest pause before the Services are listed again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// How long it waits for the lists that DNS waits for: all Services are twice as many.
@@ -86,56 +84,6 @@ pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectM
     let mut patch = removal();
     patch["metadata"]["uid"] = bound.uid.as_str().into();
     api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
-}
-
-/// Returns whether the Service of that name has another uid: a field that can't be changed.
-#[must_use]
-pub fn is_another(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
-}
-
-/// A list that failed.
-#[derive(Debug, thiserror::Error)]
-#[error("can't list {what}: {source}")]
-pub struct ListError {
-    /// What was listed.
-    pub what: String,
-    /// Why it failed.
-    pub source: Box<kube::Error>,
-}
-
-impl ListError {
-    /// Returns the HTTP code; 0 if there was no answer.
-    #[must_use]
-    pub fn code(&self) -> u16 {
-        match &*self.source {
-            kube::Error::Api(status) => status.code,
-            _ => 0,
-        }
-    }
-
-    /// Returns one sentence; `right` names what grants a right that is missing.
-    #[must_use]
-    pub fn explain(&self, right: &str) -> String {
-        explain(&self.source, &format!("list {}", self.what), right)
-    }
-}
-
-/// Returns the places where load balancers are looked for: these namespaces, or all (`None`).
-pub fn places(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
-    let everywhere = namespaces.is_empty().then_some(None);
-    everywhere.into_iter().chain(namespaces.iter().map(|namespace| Some(&**namespace)))
-}
-
-/// Returns "… in namespace shop" or "… in all namespaces".
-#[must_use]
-pub fn in_place(what: &str, place: Option<&str>) -> String {
-    match place {
-        Some(namespace) => format!("{what} in namespace {namespace}"),
-        None => format!("{what} in all namespaces"),
-    }
 }
 
 /// Lists the Services with the finalizer in these namespaces, or in all; `looked_at` is told page by

@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::Service;
 use kube::api::{DeleteParams, PostParams};
 use lb_linker::model::names::{earlier_external_target, external_target};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::takeover::finalizers::{Bound, free, is_another};
+use lb_linker::sync::k8s::errors::is_another;
+use lb_linker::takeover::finalizers::{Bound, free};
 use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use lb_linker::dns::chain::plugin::Reply as Answer;
 use lb_linker::dns::message::encode::encode;
 use lb_linker::dns::message::header::{Reply, reply_to};
+use lb_linker::dns::message::reply::Reply as Answer;
 use lb_linker::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, follow};
 use lb_linker::dns::plugins::lb_linker::zone::TTL;
 use lb_linker::model::target_policy::TargetPolicy;

@@ -11,8 +11,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::Findings;
-use crate::sync::external_target::desired::MANAGED_BY;
 use crate::sync::k8s::instance::{OtherOwner, instance_of};
+use crate::sync::k8s::labels::MANAGED_BY;
 
 /// How long the API server may take for all pages of both lists.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -2,7 +2,7 @@ use std::io::Write;
 
 use clap::Parser;
 
-use super::*;
+use crate::cli::flags::*;
 
 #[derive(Parser)]
 struct Cli {

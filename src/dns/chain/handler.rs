@@ -14,10 +14,11 @@ use hickory_server::server::Request as Message;
 use tracing::{debug, error};
 
 use super::metrics::Report;
-use super::plugin::{Purpose, Reply, Request};
+use super::request::{Purpose, Request};
 use super::server::Server;
 use crate::dns::message::encode::encode;
 use crate::dns::message::header::{MAX_UDP, Screened, format_error, screen, server_failure};
+use crate::dns::message::reply::Reply;
 use crate::dns::net::unmapped;
 use crate::dns::response_cache::wire_response::Packet;
 use crate::metrics::Metrics;
@@ -148,7 +149,7 @@ fn response_edns(asked: &Edns, reply: &Reply) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(MAX_UDP);
     edns.set_dnssec_ok(asked.flags().dnssec_ok);
-    let told = reply.options.iter().cloned().chain(reply.ede.map(crate::dns::message::header::Ede::option));
+    let told = reply.options.iter().cloned().chain(reply.ede.map(crate::dns::message::ede::Ede::option));
     for option in told {
         edns.options_mut().insert(option);
     }

@@ -13,9 +13,11 @@ use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
 use smallvec::SmallVec;
 
-use super::plugin::{Reply, Request};
+use super::request::Request;
 use crate::dns::message::encode::wire_length;
 use crate::dns::message::presentation::rcode_text;
+use crate::dns::message::reply::Reply;
+use crate::dns::message::validity::Charge;
 use crate::metrics::sharded::{Spread, counted, desc, family, labelled};
 use crate::metrics::{Family, registered};
 
@@ -162,15 +164,6 @@ pub struct Tally {
 }
 
 type Response = (ResponseCode, &'static str);
-
-/// What a question adds to a tally, but for how long it took.
-#[derive(Clone, Debug)]
-pub struct Charge {
-    /// The counters of the tally.
-    pub counters: Arc<Spread>,
-    /// Which of them, and how much.
-    pub adds: Vec<(usize, u64)>,
-}
 
 impl Tally {
     /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again;

@@ -10,9 +10,11 @@ use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
 use super::metrics::{Report, Tally};
-use super::plugin::{Failure, Next, OWN, Outcome, Plugin, Purpose, Reply, Request};
+use super::plugin::{Failure, Next, Outcome, Plugin};
+use super::request::{OWN, Purpose, Request};
 use crate::dns::message::header::MAX_UDP;
 use crate::dns::message::query::wire_name;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
 use crate::dns::plugins::lb_linker::LbLinker;
 

@@ -6,8 +6,8 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::{CorefileError, Word};
+use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::presentation::parse_name;
-use crate::dns::plugins::lb_linker::zone::reverse_origins;
 
 /// How a block is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,8 +9,8 @@ use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
 use super::header::{HEADER, MIN_UDP};
-use crate::dns::chain::plugin::Reply;
 use crate::dns::message::presentation::names::same_spelling;
+use crate::dns::message::reply::Reply;
 
 /// The farthest place that a name can point at (RFC 1035 section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;

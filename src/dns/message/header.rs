@@ -2,7 +2,6 @@
 //! reply belongs to a question of ours.
 
 use hickory_proto::op::{Message, ResponseCode};
-use hickory_proto::rr::rdata::opt::EdnsOption;
 
 use super::decode::decode;
 
@@ -20,52 +19,6 @@ pub const MAX_UDP: u16 = 1232;
 const OPT: [u8; 2] = 41_u16.to_be_bytes();
 /// Bytes of that record without options.
 pub(crate) const OPT_LENGTH: usize = 11;
-
-/// An Extended DNS Error (RFC 8914).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ede {
-    /// The INFO-CODE.
-    pub code: u16,
-    /// The EXTRA-TEXT.
-    pub text: &'static str,
-}
-
-impl Ede {
-    /// The links aren't known yet.
-    pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
-    /// The target's name can't be resolved because no upstream answers.
-    pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
-    /// The look-up of the target has failed: an upstream or a plugin has answered so.
-    pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
-    /// The bound on questions to the upstream is reached.
-    pub const BUSY: Self = Self { code: 0, text: "too many questions are under way" };
-    /// The bound on sockets to upstreams is reached.
-    pub const NO_SOCKET: Self = Self { code: 0, text: "no socket to an upstream is free" };
-    /// The answer is an older one (RFC 8914 section 4.4).
-    pub const STALE: Self =
-        Self { code: 3, text: "the target can't be resolved now: this is what was known last" };
-    /// The target's addresses aren't followed (RFC 8914 section 4.18).
-    pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
-    /// A name that the chain leads to, or a name in a record, is denied (RFC 8914 section 4.16).
-    pub const BLOCKED: Self = Self { code: 15, text: "the target leads to a name that is denied" };
-    /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
-    pub const PROHIBITED: Self =
-        Self { code: 18, text: "names outside the zones aren't resolved for this client" };
-    /// A CNAME leads back to itself.
-    pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
-
-    /// Returns the EDNS option.
-    #[must_use]
-    pub fn option(self) -> EdnsOption {
-        extended_error(self.code, self.text)
-    }
-}
-
-/// Returns the option of an Extended DNS Error (RFC 8914 section 2).
-pub(crate) fn extended_error(code: u16, text: &str) -> EdnsOption {
-    const EDE: u16 = 15;
-    EdnsOption::Unknown(EDE, [&code.to_be_bytes(), text.as_bytes()].concat())
-}
 
 /// What to do with a datagram or a TCP message before anything else looks at it.
 #[derive(Debug, PartialEq, Eq)]
@@ -272,6 +225,7 @@ mod tests {
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::*;
+    use crate::dns::message::ede::Ede;
 
     fn query(name: &str) -> Vec<u8> {
         let mut message = Message::query();

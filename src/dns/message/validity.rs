@@ -5,12 +5,12 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::dns::chain::metrics::Charge;
-use crate::dns::plugins::cache::store::Kept;
 use crate::metrics::sharded::Spread;
 use crate::model::link::{Family, Link};
 use crate::store::{Names, Store};
@@ -40,6 +40,24 @@ pub struct Repeat {
     pub counts: Vec<Arc<Spread>>,
     /// The family of addresses that was asked for: that somebody does is noted.
     pub family: Option<Family>,
+}
+
+/// How often an entry of a cache was given, without a long gap, and when last.
+#[derive(Debug)]
+pub struct CacheEntryUse {
+    stored: Instant,
+    hits: AtomicU32,
+    /// In milliseconds after `stored`.
+    last_hit: AtomicU64,
+}
+
+/// An entry of a cache that is given again without a look into the cache, as long as it is there.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    used: Weak<CacheEntryUse>,
+    until: Instant,
+    /// The longest gap between two times at which a popular entry is given; `None` where hits aren't counted.
+    within: Option<Duration>,
 }
 
 /// A section of an answer.
@@ -86,6 +104,67 @@ pub struct Clients(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 impl fmt::Debug for Clients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Clients")
+    }
+}
+
+impl CacheEntryUse {
+    /// Returns the count of an entry that is stored now; `hits` are taken over from the entry before it.
+    #[must_use]
+    pub fn new(stored: Instant, hits: u32) -> Self {
+        Self { stored, hits: AtomicU32::new(hits), last_hit: AtomicU64::new(0) }
+    }
+
+    /// Returns how often the entry was given.
+    #[must_use]
+    pub fn hits(&self) -> u32 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    /// Counts that the entry was given so many times up to `now`, and returns how often it was in all. A gap longer
+    /// than `within` starts the count anew.
+    pub fn note(&self, times: u32, within: Duration, now: Instant) -> u32 {
+        let at = u64::try_from(now.duration_since(self.stored).as_millis()).unwrap_or(u64::MAX);
+        let gap = at.saturating_sub(self.last_hit.swap(at, Ordering::Relaxed));
+        if u128::from(gap) > within.as_millis() {
+            self.hits.store(times, Ordering::Relaxed);
+            times
+        } else {
+            self.hits.fetch_add(times, Ordering::Relaxed).saturating_add(times)
+        }
+    }
+}
+
+impl Kept {
+    /// Returns an entry with this count that may be given again until then. `within` is the longest gap between two
+    /// times at which a popular entry is given; `None` where hits aren't counted.
+    #[must_use]
+    pub fn new(used: &Arc<CacheEntryUse>, until: Instant, within: Option<Duration>) -> Self {
+        Self { used: Arc::downgrade(used), until, within }
+    }
+
+    /// Returns until when it may be given again.
+    #[must_use]
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Returns whether the cache has it still. Nothing else holds on to an entry for longer than a moment.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.used.strong_count() > 0
+    }
+
+    /// Returns whether its hits are counted.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.within.is_some()
+    }
+
+    /// Takes in that it was given again so many times, the last of them now.
+    pub fn note(&self, times: u32, now: Instant) {
+        if let (Some(within), Some(used)) = (self.within, self.used.upgrade()) {
+            used.note(times, within, now);
+        }
     }
 }
 
@@ -166,4 +245,13 @@ impl Repeat {
         self.links.iter().any(|link| link.is_outdated())
             || !self.names.as_ref().is_none_or(Names::are_the_same)
     }
+}
+
+/// What a question adds to a tally, but for how long it took.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// The counters of the tally.
+    pub counters: Arc<Spread>,
+    /// Which of them, and how much.
+    pub adds: Vec<(usize, u64)>,
 }

@@ -35,7 +35,8 @@ use hickory_proto::rr::rdata::HINFO;
 use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "any";

@@ -162,8 +162,10 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
+use crate::dns::message::reply::Reply;
 use crate::dns::plugins::cache::entry::Kind;
 use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness};
 use invalidated::Forgotten;

@@ -52,7 +52,8 @@ use rand::seq::SliceRandom;
 
 use super::nsid::hostname;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "chaos";

@@ -74,9 +74,11 @@ use tracing::warn;
 
 use super::nets::{Nets, net};
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Purpose, Reply, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
 use crate::metrics::{Family, registered};
 

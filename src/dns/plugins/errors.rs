@@ -76,7 +76,8 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::{MAX_REGEX, fault};
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::message::presentation::{lower_name_text, rcode_name, type_text};

@@ -201,11 +201,13 @@ use tokio::time::timeout;
 
 use super::r#loop::LoopState;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Purpose, Reply, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::corefile::CorefileError;
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::query::is_transfer;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
 use crate::dns::upstream::bootstrap::{To, known, resolve};
 use crate::dns::upstream::flights::Flights;

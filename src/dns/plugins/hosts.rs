@@ -105,7 +105,8 @@ use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::message::zone_set::Origins;

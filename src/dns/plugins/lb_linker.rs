@@ -105,10 +105,12 @@ use tokio::time::Instant;
 
 use super::clients::{self, Prohibited};
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS, Server};
 use crate::dns::corefile::CorefileError;
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
 use crate::dns::message::validity::{Aging, Repeat, Section, Serial};
 use crate::dns::message::zone_set::Origins;
@@ -118,8 +120,9 @@ use crate::model::link::{Family, Link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 use hops::{Denial, Denials, Looked};
-pub use options::{LinkZone, link_zones};
 use target_resolver::{Known, PATIENCE, Views, Wanted, query_for};
+
+pub use options::{LinkZone, link_zones};
 
 const NAME: &str = "lb_linker";
 

@@ -92,9 +92,11 @@ use ipnet::IpNet;
 use rand::seq::SliceRandom;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::{CorefileError, Line, Word};
 use crate::dns::message::query::is_transfer;
+use crate::dns::message::reply::Reply;
 use weights::Weights;
 
 const NAME: &str = "loadbalance";

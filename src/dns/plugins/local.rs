@@ -53,8 +53,10 @@ use prometheus::{IntCounter, Registry};
 use tracing::debug;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
 use crate::metrics::{Family, registered};
 

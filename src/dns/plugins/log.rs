@@ -94,10 +94,12 @@ use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::message::presentation::lower_name_text;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
 use crate::dns::query_log::{Level, Lines};
 use class::Class;

@@ -64,7 +64,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::CorefileError;
 use crate::metrics::{Family, registered};
@@ -349,9 +350,10 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::JoinHandle;
 
+    use super::super::r#loop::*;
     use super::super::tests::support::Site;
-    use super::*;
-    use crate::dns::chain::plugin::{Failure, Purpose};
+    use crate::dns::chain::plugin::Failure;
+    use crate::dns::chain::request::Purpose;
     use crate::dns::chain::server;
 
     /// What the upstreams of a block do with a probe.

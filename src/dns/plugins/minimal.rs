@@ -28,8 +28,10 @@ use async_trait::async_trait;
 
 use super::response_type::Says;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
+use crate::dns::message::reply::Reply;
 
 const NAME: &str = "minimal";
 

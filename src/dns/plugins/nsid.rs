@@ -39,7 +39,8 @@ use async_trait::async_trait;
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption, NSIDPayload};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "nsid";

@@ -53,7 +53,8 @@ use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 
 use super::setup::{HttpKind, Setup};
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "prometheus";

@@ -3,8 +3,9 @@
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::request::Request;
 use crate::dns::message::query::is_transfer;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::{Validity, now};
 
 /// What an answer says.

@@ -161,7 +161,8 @@ use hickory_proto::op::Query;
 use self::response::Undo;
 use self::rule::Rule;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "rewrite";

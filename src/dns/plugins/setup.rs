@@ -1,11 +1,10 @@
 //! From the lines of a Corefile to plugins: what all of them need for that.
 
-use std::fmt;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use futures::future::BoxFuture;
 use hickory_proto::rr::Name;
@@ -14,13 +13,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::lb_linker::LbLinker;
 use super::r#loop::LoopState;
-use crate::cli::flags::LogFormat;
 use crate::dns::chain::plugin::Plugin;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Line, Place, Word};
 use crate::dns::message::zone_set::Origins;
+use crate::dns::query_log::LineFormat;
 use crate::dns::query_log::{Lines, Queue};
+use crate::dns::transport::tcp::Timeouts;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::Memories;
 use crate::metrics::{Family, Metrics};
@@ -97,19 +97,6 @@ pub struct Draft {
 /// block is behind.
 pub type Task = Box<dyn FnOnce(Arc<Server>, CancellationToken) -> BoxFuture<'static, ()> + Send>;
 
-/// How long clients may take, and how much they may ask; `None` is the default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts {
-    /// To send a question that has begun.
-    pub read: Option<Duration>,
-    /// To take an answer.
-    pub write: Option<Duration>,
-    /// Between questions.
-    pub idle: Option<Duration>,
-    /// Questions of one connection; `u64::MAX` is as many as it likes.
-    pub queries: Option<u64>,
-}
-
 /// Something that is served by HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpEndpoint {
@@ -152,7 +139,7 @@ impl Site {
     ///
     /// # Errors
     /// Only if two metrics had one name.
-    pub fn new(store: Arc<Store>, format: LogFormat) -> Result<(Self, Queue), prometheus::Error> {
+    pub fn new(store: Arc<Store>, format: LineFormat) -> Result<(Self, Queue), prometheus::Error> {
         let metrics = Arc::new(Metrics::new()?);
         let (lines, queue) = Lines::new(format, &metrics)?;
         Ok((
@@ -174,7 +161,7 @@ impl Site {
     /// # Errors
     /// Only if two metrics had one name.
     pub fn silent(store: Arc<Store>) -> Result<Self, prometheus::Error> {
-        Self::new(store, LogFormat::Text).map(|(site, _)| site)
+        Self::new(store, LineFormat::Text).map(|(site, _)| site)
     }
 }
 

@@ -69,9 +69,10 @@
 
 use std::time::Duration;
 
-use super::setup::{Setup, Timeouts};
+use super::setup::Setup;
 use crate::dns::corefile::arguments::go_duration;
 use crate::dns::corefile::{CorefileError, Word};
+use crate::dns::transport::tcp::Timeouts;
 
 const NAME: &str = "timeouts";
 const OPTIONS: [&str; 4] = ["read", "write", "idle", "maxtcpqueries"];

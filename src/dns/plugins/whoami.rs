@@ -37,7 +37,8 @@ use hickory_proto::rr::{Name, RData, Record};
 use hickory_server::net::xfer::Protocol;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "whoami";

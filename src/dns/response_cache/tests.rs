@@ -13,10 +13,10 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tokio::time::advance;
 
-use super::*;
 use crate::dns::chain::handler::Handler;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support;
+use crate::dns::response_cache::*;
 use crate::dns::server::config::first_handler;
 use crate::model::link::{Ingress, Observed, Wishes};
 use crate::model::service_key::ServiceKey;

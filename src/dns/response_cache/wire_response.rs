@@ -9,10 +9,10 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use rand::{Rng, RngExt};
 use tokio::time::Instant;
 
-use crate::dns::chain::plugin::Reply;
 use crate::dns::message::encode::{Layout, Place};
 use crate::dns::message::header::HEADER;
 use crate::dns::message::presentation::names::same_spelling;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Repeat, Section};
 use crate::store::Store;
 

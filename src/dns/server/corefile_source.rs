@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::cli::flags::Flags;
 use crate::dns::corefile::{Block, CorefileError, Place, Sources, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::Site;
@@ -35,12 +34,9 @@ pub(crate) fn at(place: &Place) -> String {
 }
 
 impl Origin {
-    /// Returns where these flags have it from.
-    pub(crate) fn of(flags: &Flags) -> Self {
-        match &flags.corefile {
-            Some(path) => Self::File(path.clone()),
-            None => Self::BuiltIn(flags.built_in_corefile()),
-        }
+    /// Returns this file, or the text of the built-in Corefile where there is none.
+    pub(crate) fn new(path: Option<PathBuf>, built_in: impl FnOnce() -> String) -> Self {
+        path.map_or_else(|| Self::BuiltIn(built_in()), Self::File)
     }
 
     /// Reads it, and what it imports.

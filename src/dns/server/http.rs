@@ -20,8 +20,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
 use super::sockets::{Holders, open_http};
-use crate::app::RunError;
 use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
+use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
 use crate::metrics::{Family, Metrics};
@@ -109,7 +109,7 @@ fn paths(endpoints: &[HttpEndpoint], place: At) -> Vec<&'static str> {
 }
 
 impl Http {
-    pub(crate) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, RunError> {
+    pub(crate) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, ServerError> {
         Ok(Self {
             metrics: Arc::clone(&site.metrics),
             store: Arc::clone(&site.store),
@@ -121,7 +121,7 @@ impl Http {
     }
 
     /// Opens the ports that aren't open yet.
-    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<Opened>, RunError> {
+    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<Opened>, ServerError> {
         let mut opened: Vec<Opened> = Vec::new();
         for endpoint in endpoints {
             let place = At::of(endpoint);

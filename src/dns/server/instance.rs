@@ -1,11 +1,10 @@
 //! What a configuration asks for, served; and the next one put in its place between two questions.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
@@ -15,12 +14,12 @@ use tracing::{info, warn};
 
 use super::http::Http;
 use super::sockets::{Holders, Socket, open};
-use crate::app::{RunError, SetDebug};
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::metrics::Report;
 use crate::dns::chain::server::{Block, Server};
 use crate::dns::plugins::setup::{Draft, HttpEndpoint, HttpKind, Reload, Site, Task};
 use crate::dns::server::config::{Configuration, Identity, ListenAt, Listener};
+use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::transport::tcp::Terms;
 use crate::dns::transport::tcp::connection_limit::Places;
@@ -85,7 +84,7 @@ struct LiveBlock {
 
 impl Serving {
     /// Returns one that serves nothing yet.
-    pub(crate) fn new(site: Site, set_debug: SetDebug) -> Result<Self, RunError> {
+    pub(crate) fn new(site: Site, set_debug: SetDebug) -> Result<Self, ServerError> {
         let report = site.metrics.family::<Report>()?;
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
@@ -120,7 +119,7 @@ impl Serving {
     ///
     /// # Errors
     /// If a port can't be had; then everything is as before.
-    pub(crate) fn apply(&mut self, mut configuration: Configuration) -> Result<Applied, RunError> {
+    pub(crate) fn apply(&mut self, mut configuration: Configuration) -> Result<Applied, ServerError> {
         let endpoints: Vec<HttpEndpoint> =
             configuration.blocks.iter().flat_map(|built| built.draft.endpoints.clone()).collect();
         // Everything that can fail comes first.
@@ -173,7 +172,7 @@ impl Serving {
     }
 
     /// Opens the sockets of the listeners that aren't there yet.
-    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, Socket)>, RunError> {
+    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, Socket)>, ServerError> {
         let mut fresh = Vec::new();
         for (number, listener) in wanted.iter().enumerate() {
             if !self.listeners.iter().any(|live| live.at == listener.at) {
@@ -186,7 +185,7 @@ impl Serving {
 
     /// Opens the sockets of a listener. At its port there may be another one still that isn't wanted any more: by
     /// another address, or by TLS.
-    fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<Socket, RunError> {
+    fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<Socket, ServerError> {
         let port = listener.at.address.port();
         let is_leaving = |live: &&Live| !wanted.iter().any(|listener| listener.at == live.at);
         let share = |share| {
@@ -348,6 +347,9 @@ fn ended(how: Result<io::Result<()>, JoinError>) -> String {
         Err(panic) => panic.to_string(),
     }
 }
+
+/// Switches the log of DNS to `debug`, or back: the plugin of that name asks for it.
+pub type SetDebug = Box<dyn Fn(bool) + Send + Sync>;
 
 #[cfg(test)]
 mod tests;

@@ -16,12 +16,12 @@ use tracing::{error, info};
 
 use super::corefile_source::{Corefile, Origin};
 use super::instance::Serving;
-use crate::app::{RunError, SetDebug};
-use crate::cli::flags::{ConfigError, Flags};
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::{Reload, Site};
 use crate::dns::server::config::Configuration;
+use crate::dns::server::error::ServerError;
+use crate::dns::server::instance::SetDebug;
 use crate::metrics::Family;
 
 struct ReloadMetrics {
@@ -49,7 +49,7 @@ impl Family for ReloadMetrics {
 pub(crate) struct Reloader {
     pub(crate) serving: Serving,
     origin: Origin,
-    flags: Flags,
+    check_zones: CheckZones,
     zones: watch::Sender<Vec<LinkZone>>,
     site: Site,
     metrics: Arc<ReloadMetrics>,
@@ -58,15 +58,18 @@ pub(crate) struct Reloader {
     asked: Signal,
 }
 
+/// Returns what is wrong with the zones of links' names, beside the flags.
+pub(crate) type CheckZones = Arc<dyn Fn(&[LinkZone]) -> Result<(), String> + Send + Sync>;
+
 /// Why a Corefile doesn't come in force.
 #[derive(Debug, thiserror::Error)]
 enum ReloadError {
     #[error(transparent)]
     Corefile(#[from] CorefileError),
+    #[error("{0}")]
+    Zones(String),
     #[error(transparent)]
-    Flags(#[from] ConfigError),
-    #[error(transparent)]
-    Run(#[from] RunError),
+    Run(#[from] ServerError),
     #[error("reading it panicked: {0}")]
     Panic(#[from] tokio::task::JoinError),
 }
@@ -86,18 +89,18 @@ impl Reloader {
     pub(crate) fn start(
         origin: Origin,
         corefile: Corefile,
-        flags: Flags,
+        check_zones: CheckZones,
         zones: Vec<LinkZone>,
         site: Site,
         set_debug: SetDebug,
-    ) -> Result<Self, RunError> {
-        let asked = signal(SignalKind::user_defined1()).map_err(RunError::Signal)?;
+    ) -> Result<Self, ServerError> {
+        let asked = signal(SignalKind::user_defined1()).map_err(ServerError::Signal)?;
         let metrics = site.metrics.family()?;
         let mut serving = Serving::new(site.clone(), set_debug)?;
         let hash = hash(&corefile);
         serving.apply(corefile.configure(&site)?)?;
         let zones = watch::Sender::new(zones);
-        Ok(Self { serving, origin, flags, zones, site, metrics, last: Ok(hash), asked })
+        Ok(Self { serving, origin, check_zones, zones, site, metrics, last: Ok(hash), asked })
     }
 
     /// Returns the zones with links' names, now and later.
@@ -109,13 +112,13 @@ impl Reloader {
     ///
     /// # Errors
     /// If a listener dies.
-    pub(crate) async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
+    pub(crate) async fn run(mut self, stop: &CancellationToken) -> Result<(), ServerError> {
         let outcome = loop {
             let pause = self.serving.reload.map_or(Duration::MAX, pause);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break Ok(()),
-                (address, why) = self.serving.dead() => break Err(RunError::Dead { address, why }),
+                (address, why) = self.serving.dead() => break Err(ServerError::Dead { address, why }),
                 Some(()) = self.asked.recv() => {
                     self.reload(true, stop).await;
                     self.serving.restart();
@@ -174,7 +177,8 @@ impl Reloader {
     /// Reads and builds it; without the latter if nobody has asked and it is the same as before, and so are the
     /// files that it names.
     async fn load(&self, asked: bool) -> Result<Loaded, ReloadError> {
-        let (origin, mut flags, site) = (self.origin.clone(), self.flags.clone(), self.site.clone());
+        let (origin, check_zones, site) =
+            (self.origin.clone(), Arc::clone(&self.check_zones), self.site.clone());
         let known = self.last.as_ref().ok().cloned();
         let files = self.serving.files();
         // It may take its time: files, and big ones.
@@ -186,7 +190,7 @@ impl Reloader {
                 return Ok(Loaded { hash, zones: Vec::new(), configuration: None });
             }
             let zones = corefile.link_zones()?;
-            flags.set_zones(&zones)?;
+            check_zones(&zones).map_err(ReloadError::Zones)?;
             Ok(Loaded { hash, zones, configuration: Some(corefile.configure(&site)?) })
         })
         .await?

@@ -8,9 +8,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpListener;
 
 use super::corefile_source::at;
-use crate::app::RunError;
 use crate::dns::corefile::{Place, Scheme};
 use crate::dns::server::config::ListenAt;
+use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
@@ -53,10 +53,11 @@ impl Holders {
 
 /// Opens the same port for UDP and TCP, or for TLS; port 0 is any that is free. `beside` listeners of ours that are
 /// about to end, if there are any at that port.
-pub(crate) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Socket, RunError> {
+pub(crate) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Socket, ServerError> {
     let ListenAt { scheme, address } = listen;
-    let failed =
-        |address, transport| move |source| RunError::Listen { place: at(place), address, transport, source };
+    let failed = |address, transport| {
+        move |source| ServerError::Listen { place: at(place), address, transport, source }
+    };
     if scheme == Scheme::Tls || address.port() != 0 {
         // TCP first: it tells whether another program has the port.
         let tcp = tcp::bind(address, beside).map_err(failed(address, "TCP"))?;
@@ -97,8 +98,8 @@ pub(crate) fn open_http(
     address: SocketAddr,
     place: &Place,
     beside: bool,
-) -> Result<(SocketAddr, TcpListener), RunError> {
-    let failed = |source| RunError::Listen { place: at(place), address, transport: "TCP", source };
+) -> Result<(SocketAddr, TcpListener), ServerError> {
+    let failed = |source| ServerError::Listen { place: at(place), address, transport: "TCP", source };
     let listener = tcp::bind(address, beside).map_err(failed)?;
     Ok((listener.local_addr().map_err(failed)?, listener))
 }

@@ -6,13 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-
-/// The client that the look-ups count for that lb-linker makes by itself. No packet has this source address.
-pub(crate) const OURSELVES: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// A number of things that all clients share.
 #[derive(Debug)]

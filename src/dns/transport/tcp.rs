@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use connection::Connection;
+use connection_limit::Places;
 use futures::future::Abortable;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
@@ -22,9 +24,6 @@ use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{REST, bind_with, is_fatal, is_shortage};
-use crate::dns::plugins::setup::Timeouts;
-use connection::Connection;
-use connection_limit::Places;
 
 /// Connections that the kernel holds for us until they are accepted.
 const BACKLOG: i32 = 1024;
@@ -165,4 +164,17 @@ async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, connection: Conn
     if let Err(error) = outcome {
         debug!("TCP: connection of {client}: {error}");
     }
+}
+
+/// How long clients may take, and how much they may ask; `None` is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// To send a question that has begun.
+    pub read: Option<Duration>,
+    /// To take an answer.
+    pub write: Option<Duration>,
+    /// Between questions.
+    pub idle: Option<Duration>,
+    /// Questions of one connection; `u64::MAX` is as many as it likes.
+    pub queries: Option<u64>,
 }

@@ -17,8 +17,8 @@ use super::exchange::{Endpoint, TlsClient, Transport};
 use super::group::{Forward, ForwardOptions, Purpose};
 use super::policy::Policy;
 use super::socket_budget::SocketBudget;
+use crate::dns::chain::request::OURSELVES;
 use crate::dns::message::query::Question;
-use crate::dns::transport::client_quota::OURSELVES;
 
 /// The first pause between two tries, and the last.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));

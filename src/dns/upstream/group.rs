@@ -348,8 +348,8 @@ mod tests {
     use tokio::net::UdpSocket;
 
     use super::*;
+    use crate::dns::chain::request::OURSELVES;
     use crate::dns::message::query::Question;
-    use crate::dns::transport::client_quota::OURSELVES;
 
     #[tokio::test(start_paused = true)]
     async fn the_next_upstream_is_asked_half_a_second_after_a_silent_one() {

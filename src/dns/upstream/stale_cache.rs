@@ -9,8 +9,8 @@ use hickory_proto::rr::RecordType;
 use tokio::time::Instant;
 
 use super::sharded_cache::Bounded;
-use crate::dns::chain::plugin::Reply;
 use crate::dns::message::query::{Key, Question};
+use crate::dns::message::reply::Reply;
 
 /// How long an answer is remembered.
 const DAY: Duration = Duration::from_secs(24 * 3600);

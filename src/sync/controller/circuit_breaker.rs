@@ -9,18 +9,17 @@ use tokio::time::Instant;
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
-use crate::sync::external_target::decision::Write;
 use crate::sync::k8s::object::Kind;
 
 /// The first and the longest pause before one of them asks again.
 const ASK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// Which writes go together: by verb and kind, and of load balancers by namespace.
-type Sort = (&'static str, Kind, Option<Arc<str>>);
+/// Writes that the API server refuses together: by verb and kind, and of load balancers by namespace.
+pub(crate) type WriteClass = (&'static str, Kind, Option<Arc<str>>);
 
 /// The sorts of writes that are refused, and the links that wait with one.
 #[derive(Debug, Default)]
-pub(crate) struct Closed(HashMap<Sort, Door>);
+pub(crate) struct Closed(HashMap<WriteClass, Door>);
 
 #[derive(Debug)]
 struct Door {
@@ -34,8 +33,8 @@ struct Door {
 
 impl Closed {
     /// Returns whether a link has to wait with a write; it is told when its turn comes.
-    pub(crate) fn holds(&mut self, key: &ServiceKey, write: &Write) -> bool {
-        let Some(door) = self.0.get_mut(&sort(write)) else { return false };
+    pub(crate) fn holds(&mut self, key: &ServiceKey, class: &WriteClass) -> bool {
+        let Some(door) = self.0.get_mut(class) else { return false };
         if door.asking.as_ref() == Some(key) {
             return false;
         }
@@ -44,8 +43,8 @@ impl Closed {
     }
 
     /// Takes over that a link's write was refused for a reason that all of its sort have.
-    pub(crate) fn refused(&mut self, key: &ServiceKey, write: &Write, at_least: Option<Duration>) {
-        let door = self.0.entry(sort(write)).or_insert_with(|| Door {
+    pub(crate) fn refused(&mut self, key: &ServiceKey, class: &WriteClass, at_least: Option<Duration>) {
+        let door = self.0.entry(class.clone()).or_insert_with(|| Door {
             pauses: Pauses::new(ASK),
             due: Instant::now(),
             asking: None,
@@ -58,8 +57,8 @@ impl Closed {
     }
 
     /// Takes over that a write wasn't refused for such a reason. Returns the links that have waited.
-    pub(crate) fn opened(&mut self, write: &Write) -> VecDeque<ServiceKey> {
-        self.0.remove(&sort(write)).map(|door| door.waiting).unwrap_or_default()
+    pub(crate) fn opened(&mut self, class: &WriteClass) -> VecDeque<ServiceKey> {
+        self.0.remove(class).map(|door| door.waiting).unwrap_or_default()
     }
 
     /// Returns when somebody's turn comes.
@@ -87,14 +86,6 @@ impl Door {
     }
 }
 
-fn sort(write: &Write) -> Sort {
-    let namespace = match write {
-        Write::Finalizer { service, .. } => Some(service.namespace().into()),
-        _ => None,
-    };
-    (write.verb(), write.id().kind, namespace)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,8 +94,8 @@ mod tests {
         ServiceKey::new("default", name)
     }
 
-    fn finalizer(namespace: &str) -> Write {
-        Write::Finalizer { service: ServiceKey::new(namespace, "web"), uid: "u".into(), add: true }
+    fn finalizer(namespace: &str) -> WriteClass {
+        ("patch", Kind::LoadBalancer, Some(namespace.into()))
     }
 
     #[tokio::test(start_paused = true)]

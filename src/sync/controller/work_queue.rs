@@ -11,7 +11,7 @@ use tokio_util::time::{DelayQueue, delay_queue};
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Pauses;
-use crate::sync::source::cluster::until;
+use crate::sync::k8s::watch::until;
 
 /// The first and the longest pause after a failed write of a link.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use tracing::{debug, info, warn};
 
-use super::service_log::ServiceLog;
 use super::{Reason, Recorder};
 use crate::metrics::Metrics;
 use crate::model::excerpt::examples;
 use crate::model::link::{Change, Link, State};
 use crate::store::Store;
+use crate::sync::k8s::service_log::ServiceLog;
 
 /// Where what happens to links is told, beside the log.
 #[derive(Clone)]

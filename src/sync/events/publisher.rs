@@ -22,9 +22,9 @@ use crate::metrics::Metrics;
 use crate::model::excerpt::sentence;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::external_target::desired::FIELD_MANAGER;
 use crate::sync::k8s::errors::{Outage, explain, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::labels::FIELD_MANAGER;
 
 /// Who says it. Kubernetes wants a qualified name here.
 const CONTROLLER: &str = "lb-linker";

@@ -13,20 +13,22 @@ use serde_json::{Value, json};
 use tower::timeout::error::Elapsed;
 
 use super::decision::Write;
-use super::desired::{FIELD_MANAGER, Stamp, merge_patch};
+use super::desired::{Stamp, merge_patch};
 use super::observed_object::Packed;
 use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::sentence;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::NotLeading;
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
+use crate::sync::k8s::errors::is_another;
 use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
-use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
+use crate::sync::k8s::labels::FIELD_MANAGER;
+use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Event, Events, Query, list_watch};
-use crate::sync::source::cluster::{key_of, readable};
-use crate::takeover::finalizers::is_another;
+use crate::sync::k8s::watch::{key_of, readable};
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
 /// doesn't exist.

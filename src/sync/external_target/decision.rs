@@ -6,15 +6,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::deletion_budget::MaxDeletes;
 use super::desired::{
-    Desired, HEADLESS, IPV4, IPV6, IpTargets, MANAGED_BY, Precondition, SOURCE, labelled_for,
-    service_differs, slice_differs, slice_name, stepping_stone, written_by_us,
+    Desired, HEADLESS, IPV4, IPV6, IpTargets, Precondition, labelled_for, service_differs, slice_differs,
+    slice_name, stepping_stone, written_by_us,
 };
 use crate::model::excerpt::{sentence, value};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
+use crate::sync::controller::circuit_breaker::WriteClass;
 use crate::sync::election::term::{TERM, Written};
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::instance::{INSTANCE, instance_of, other_instance};
-use crate::sync::k8s::object::{EndpointSlice, Kind, Object, ObjectId};
+use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
+use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
 /// One write to the target namespace.
@@ -75,6 +78,16 @@ impl Write {
             Self::Change { .. } | Self::Annotate { .. } | Self::Finalizer { .. } => "patch",
             Self::Delete { .. } => "delete",
         }
+    }
+
+    /// Returns the class of writes that it belongs to.
+    #[must_use]
+    pub(crate) fn class(&self) -> WriteClass {
+        let namespace = match self {
+            Self::Finalizer { service, .. } => Some(service.namespace().into()),
+            _ => None,
+        };
+        (self.verb(), self.id().kind, namespace)
     }
 
     /// Returns whether nothing but the lease protects a write: it names no version of an object, or takes the object

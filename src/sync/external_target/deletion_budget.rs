@@ -1,26 +1,13 @@
 //! What keeps a mistake, of the API server or of a person, from removing everything at once.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::model::service_key::ServiceKey;
+use crate::sync::source::relist_guard::{ALWAYS, unsuspicious};
 
 /// The time in which removals are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// So many may always go: a small cluster is allowed to become empty.
-const ALWAYS: usize = 10;
-/// Beyond that, one of so many: 20 %.
-const SHARE: usize = 5;
-/// How much later a second list has to agree with a first one that isn't believed.
-pub const SECOND_LOOK: Duration = Duration::from_secs(30);
-
-/// Returns how many of `number` may disappear at once without suspicion.
-#[must_use]
-pub fn unsuspicious(number: usize) -> usize {
-    ALWAYS.max(number / SHARE)
-}
-
 /// How many external targets may be removed in ten minutes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MaxDeletes {
@@ -147,45 +134,6 @@ fn limit(max: MaxDeletes, number: usize) -> usize {
     }
 }
 
-/// Load balancers that are missing from lists that aren't believed at once.
-#[derive(Debug, Default)]
-pub struct Doubt {
-    /// Since when each has been missing.
-    missing: HashMap<ServiceKey, Instant>,
-    /// When how many were believed to be gone without another look.
-    believed: VecDeque<(Instant, usize)>,
-}
-
-// === impl Doubt ===
-
-impl Doubt {
-    /// Returns which of the load balancers that are `missing` from a complete list of some namespaces
-    /// are kept for now: all of them, where they are too many of the `known` in all namespaces, but
-    /// for those that have been missing from another list, [`SECOND_LOOK`] ago or longer. `listed`
-    /// says which namespaces the list is of.
-    pub fn keeps(
-        &mut self,
-        known: usize,
-        missing: &HashSet<ServiceKey>,
-        listed: impl Fn(&ServiceKey) -> bool,
-        now: Instant,
-    ) -> HashSet<ServiceKey> {
-        self.missing.retain(|key, _| !listed(key) || missing.contains(key));
-        self.believed.retain(|(at, _)| now.duration_since(*at) < SECOND_LOOK);
-        let recently: usize = self.believed.iter().map(|(_, number)| number).sum();
-        if missing.len() + recently <= unsuspicious(known + recently) {
-            self.missing.retain(|key, _| !missing.contains(key));
-            self.believed.push_back((now, missing.len()));
-            return HashSet::new();
-        }
-        let mut since = |key: &ServiceKey| *self.missing.entry(key.clone()).or_insert(now);
-        let kept: HashSet<ServiceKey> =
-            missing.iter().filter(|key| now.duration_since(since(key)) < SECOND_LOOK).cloned().collect();
-        self.missing.retain(|key, _| !missing.contains(key) || kept.contains(key));
-        kept
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,41 +208,5 @@ mod tests {
             assert_eq!(removals.ask(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
             assert!(removals.ask(max, "a", 30, later).is_ok(), "{max} {waiting}");
         }
-    }
-
-    fn keys(numbers: impl Iterator<Item = usize>) -> HashSet<ServiceKey> {
-        numbers.map(|i| ServiceKey::new(&format!("n{}", i % 5), &i.to_string())).collect()
-    }
-
-    #[test]
-    fn missing_is_believed_when_a_list_30_seconds_later_agrees() {
-        let mut doubt = Doubt::default();
-        let start = Instant::now();
-        let mut kept = |missing: std::ops::Range<usize>, seconds| {
-            doubt.keeps(100, &keys(missing), |_| true, start + Duration::from_secs(seconds)).len()
-        };
-        assert_eq!(kept(0..20, 0), 0);
-        assert_eq!(kept(0..21, 100), 21);
-        assert_eq!(kept(0..21, 129), 21, "too soon");
-        assert_eq!(kept(0..31, 130), 10, "these were there the last time");
-        assert_eq!(kept(21..31, 131), 0, "few enough");
-
-        assert_eq!(kept(0..100, 200), 100);
-        assert_eq!(kept(0..0, 210), 0, "all is there again");
-        assert_eq!(kept(0..100, 240), 100, "the doubt before is over");
-    }
-
-    #[test]
-    fn lists_of_single_namespaces_are_judged_together() {
-        let mut doubt = Doubt::default();
-        let now = Instant::now();
-        let kept: Vec<usize> = (0..5)
-            .map(|namespace: usize| {
-                let missing = keys((0..40).filter(|i| i % 5 == namespace));
-                let listed = |key: &ServiceKey| *key.namespace() == *format!("n{namespace}");
-                doubt.keeps(40, &missing, listed, now).len()
-            })
-            .collect();
-        assert_eq!(kept, [0, 8, 8, 8, 8], "no more than ten at once");
     }
 }

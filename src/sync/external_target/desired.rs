@@ -12,27 +12,14 @@ use crate::model::hostname_policy::HOSTNAME;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
+use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointSlice};
 use crate::sync::k8s::instance::INSTANCE;
-use crate::sync::k8s::object::{Conditions, Endpoint, EndpointSlice, Object};
+use crate::sync::k8s::labels::{
+    FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID, SLICE_MANAGED_BY,
+};
+use crate::sync::k8s::object::Object;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec, host_name};
 
-/// The field manager of every write.
-pub const FIELD_MANAGER: &str = "lb-linker";
-/// The label that says who keeps an object, and our value of it (the earlier operator's, whose
-/// objects are taken over in place).
-pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-operator");
-/// The label that holds the name of the link's Service.
-pub const ORIGINAL_NAME: &str = "original-service-name";
-/// The label that holds the namespace of the link's Service.
-pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
-/// The annotation by which an ExternalName Service, whatever its name, follows a link.
-pub const SOURCE: &str = "linker.hsj.com/source";
-/// The annotation that holds the uid of the link's Service.
-pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
-/// The label that ties an EndpointSlice to its Service.
-pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
-pub(crate) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
 /// `spec.type` and `spec.clusterIP` of a headless Service.
 pub(crate) const HEADLESS: (&str, &str) = ("ClusterIP", "None");
 

@@ -15,10 +15,11 @@ use crate::store::{LastTarget, WrittenFor};
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::desired::{SERVICE_UID, points_at, stepping_stone, written_by_us};
+use crate::sync::external_target::desired::{points_at, stepping_stone, written_by_us};
 use crate::sync::external_target::object_cache::{Objects, external_target};
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::external_target::orphans::orphan_of;
+use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::service::Service;
 

@@ -13,24 +13,17 @@ use super::decision::{OnDelete, Policy, Step, Write};
 use super::desired::IpTargets;
 use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
-use crate::store::{Store, Uid};
+use crate::model::uid::Uid;
 use crate::sync::k8s::deserialize_guard::Guarded;
+use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{Query, list_pages};
 use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::{MANAGED, Selection};
-use crate::takeover::finalizers::{ListError, in_place};
 
 /// How much longer than `--delete-delay` an external target stays whose Service is gone with most others at a start.
 pub const GRACE: Duration = Duration::from_secs(600);
-
-/// Returns whether so many external targets would go that it may be a mistake: more than half of those that are
-/// there, and more than one.
-#[must_use]
-pub fn are_most(going: usize, present: usize) -> bool {
-    going > 1 && going > present / 2
-}
 
 /// A flag that leaves Services out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -239,18 +232,6 @@ async fn list(
         .map_err(|source| ListError { what: in_place("load balancers", namespace), source: Box::new(source) })
 }
 
-/// Keeps the recorded targets of all Services that the first complete list lacks, if they are most of those with an
-/// external target: before DNS answers from that list, and until it is known whether the Services exist.
-pub(crate) fn keep_unlisted(store: &Store) {
-    let recorded = store.recorded();
-    if are_most(recorded.unlisted.len(), recorded.listed + recorded.unlisted.len()) {
-        for (key, last) in recorded.unlisted {
-            // Subscribers of the store's feed learn of it there.
-            let _ = store.keep_left_out(&key, last.uid(), last.target, last.hostnames.into_vec());
-        }
-    }
-}
-
 /// Returns whether a living Service with this target has an external target.
 #[must_use]
 pub fn is_shown(target: &Target, how: IpTargets) -> bool {
@@ -288,18 +269,6 @@ mod tests {
     use crate::sync::external_target::deletion_budget::MaxDeletes;
     use crate::sync::external_target::desired::Precondition;
     use crate::sync::k8s::object::{Kind, ObjectId};
-
-    #[test]
-    fn most_are_more_than_half_and_more_than_one() {
-        for (present, first_most) in
-            [(1, None), (2, Some(2)), (3, Some(2)), (4, Some(3)), (5, Some(3)), (30, Some(16))]
-        {
-            let found = (0..=present).find(|going| are_most(*going, present));
-            assert_eq!(found, first_most, "of {present}");
-            assert!(found.is_none_or(|first| (first..=present).all(|going| are_most(going, present))));
-        }
-        assert!(!are_most(0, 0));
-    }
 
     fn existing(services: &[serde_json::Value], wanted: &[&str]) -> Existing {
         let page = services

@@ -304,8 +304,8 @@ fn is_newer(known: &Packed, other: &Packed) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::external_target::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
-    use crate::sync::k8s::object::EndpointSlice;
+    use crate::sync::k8s::endpoint_slice::EndpointSlice;
+    use crate::sync::k8s::labels::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
     use crate::sync::k8s::service::Service;
 
     fn object(name: &str, uid: &str, version: u64, service: &str) -> Object {

@@ -6,14 +6,14 @@ mod write;
 
 use std::borrow::Cow;
 
-use super::desired::{
-    FIELD_MANAGER, HEADLESS, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID,
-    SLICE_MANAGED_BY, labels_for,
-};
+use super::desired::{HEADLESS, labels_for};
 use crate::model::hostname_policy::HOSTNAME;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::k8s::instance::INSTANCE;
+use crate::sync::k8s::labels::{
+    FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID, SLICE_MANAGED_BY,
+};
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::service::EXTERNAL_NAME;
 use read::Unpacker;

@@ -11,10 +11,10 @@ use tracing::warn;
 use super::backend::Keeper;
 use super::desired::{labelled_for, written_by_us};
 use crate::metrics::Metrics;
+use crate::model::excerpt::MAX_LINES;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
-use crate::takeover::finalizers::MAX_LINES;
 
 /// How long a screen of lines has to last: somebody may make many orphans, one by one.
 const QUIET: Duration = Duration::from_secs(60);
@@ -116,7 +116,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::sync::external_target::desired::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
+    use crate::sync::k8s::labels::{MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE};
 
     fn key(i: usize) -> ServiceKey {
         ServiceKey::new("shop", &format!("svc-{i}"))

@@ -11,9 +11,11 @@ use tracing::warn;
 
 use super::backend::{ObjectEvent, WriteError};
 use super::decision::Write;
-use super::desired::{FIELD_MANAGER, labelled_for};
+use super::desired::labelled_for;
 use super::observed_object::Packed;
-use crate::sync::k8s::object::{EndpointSlice, Kind, Object};
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
+use crate::sync::k8s::labels::FIELD_MANAGER;
+use crate::sync::k8s::object::{Kind, Object};
 use crate::sync::k8s::service::Service;
 use crate::sync::source::file_watcher::{DirectoryError, changes};
 

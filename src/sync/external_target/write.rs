@@ -101,7 +101,7 @@ impl Reconciler {
             self.pace.wait(key, pause);
             return false;
         }
-        if self.closed.holds(&key, &write) {
+        if self.closed.holds(&key, &write.class()) {
             return false;
         }
         if let Some(term) = self.higher_term(&id) {
@@ -244,7 +244,7 @@ impl Reconciler {
             )
         };
         if !result.as_ref().is_err_and(says_nothing) {
-            for waiting in self.closed.opened(&write) {
+            for waiting in self.closed.opened(&write.class()) {
                 self.queue(&waiting);
             }
         }
@@ -300,7 +300,7 @@ impl Reconciler {
             Err(WriteError::Everywhere { code, message, retry_after }) => {
                 self.report.trouble(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
-                    self.closed.refused(&key, &write, retry_after);
+                    self.closed.refused(&key, &write.class(), retry_after);
                 } else {
                     // Others may fare better: it may be a webhook that has trouble with this one.
                     self.pace.failed(&key, retry_after);

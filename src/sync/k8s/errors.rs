@@ -1,6 +1,6 @@
 //! Says what is wrong between lb-linker and the API server: in one sentence, and not in a flood.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::object::Kind;
 use super::watch::{Event, Item, WatchError};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
-use crate::sync::events::service_log::ServiceLog;
+use crate::sync::k8s::service_log::ServiceLog;
 
 /// How long the same trouble stays unmentioned after it was logged.
 const QUIET: Duration = Duration::from_secs(60);
@@ -311,6 +311,56 @@ impl WatchTrouble {
                 None
             }
         }
+    }
+}
+
+/// Returns whether the Service of that name has another uid: a field that can't be changed.
+#[must_use]
+pub fn is_another(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
+}
+
+/// A list that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("can't list {what}: {source}")]
+pub struct ListError {
+    /// What was listed.
+    pub what: String,
+    /// Why it failed.
+    pub source: Box<kube::Error>,
+}
+
+impl ListError {
+    /// Returns the HTTP code; 0 if there was no answer.
+    #[must_use]
+    pub fn code(&self) -> u16 {
+        match &*self.source {
+            kube::Error::Api(status) => status.code,
+            _ => 0,
+        }
+    }
+
+    /// Returns one sentence; `right` names what grants a right that is missing.
+    #[must_use]
+    pub fn explain(&self, right: &str) -> String {
+        explain(&self.source, &format!("list {}", self.what), right)
+    }
+}
+
+/// Returns the places where load balancers are looked for: these namespaces, or all (`None`).
+pub fn places(namespaces: &BTreeSet<String>) -> impl Iterator<Item = Option<&str>> {
+    let everywhere = namespaces.is_empty().then_some(None);
+    everywhere.into_iter().chain(namespaces.iter().map(|namespace| Some(&**namespace)))
+}
+
+/// Returns "… in namespace shop" or "… in all namespaces".
+#[must_use]
+pub fn in_place(what: &str, place: Option<&str>) -> String {
+    match place {
+        Some(namespace) => format!("{what} in namespace {namespace}"),
+        None => format!("{what} in all namespaces"),
     }
 }
 

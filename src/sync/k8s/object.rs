@@ -1,130 +1,13 @@
 //! The objects that lb-linker keeps in the target namespace: Services and EndpointSlices, with just
 //! the fields that it reads and writes.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::service::{Service, null_is_default, slim_metadata};
-use crate::model::link::{Port, empty_is_none, null_is_tcp, tcp};
-
-/// An EndpointSlice (discovery.k8s.io/v1).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EndpointSlice {
-    /// `discovery.k8s.io/v1`.
-    #[serde(skip_deserializing)]
-    pub api_version: SliceApiVersion,
-    /// `EndpointSlice`.
-    #[serde(skip_deserializing)]
-    pub kind: SliceKind,
-    /// The fields of `metadata` that lb-linker needs.
-    #[serde(default, deserialize_with = "slim_metadata")]
-    pub metadata: ObjectMeta,
-    /// `IPv4` or `IPv6`; can't be changed.
-    #[serde(default, deserialize_with = "null_is_default")]
-    pub address_type: String,
-    /// `endpoints`.
-    #[serde(default, deserialize_with = "null_is_default")]
-    pub endpoints: Vec<Endpoint>,
-    /// `ports`.
-    #[serde(default, deserialize_with = "null_is_default")]
-    pub ports: Vec<EndpointPort>,
-}
-
-/// One port of an EndpointSlice. The API requires no field of it, and checks the number of none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EndpointPort {
-    /// `name`; an empty one is none.
-    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// `TCP`, `UDP` or `SCTP`; `TCP` where it is missing.
-    #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
-    pub protocol: String,
-    /// The number; without one it is all ports.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub port: Option<i32>,
-    /// `appProtocol`; an empty one is none.
-    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
-    pub app_protocol: Option<String>,
-}
-
-impl From<&Port> for EndpointPort {
-    fn from(port: &Port) -> Self {
-        let Port { name, protocol, port, app_protocol } = port.clone();
-        Self { name, protocol, port: Some(port.into()), app_protocol }
-    }
-}
-
-/// One endpoint of an EndpointSlice.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Endpoint {
-    /// `addresses`; one, as Kubernetes recommends.
-    #[serde(default, deserialize_with = "null_is_default")]
-    pub addresses: Vec<String>,
-    /// `conditions`.
-    #[serde(default, deserialize_with = "null_is_default")]
-    pub conditions: Conditions,
-}
-
-/// `conditions` of an endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conditions {
-    /// `ready`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ready: Option<bool>,
-}
-
-/// The `apiVersion` of an EndpointSlice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub enum SliceApiVersion {
-    /// The only one.
-    #[default]
-    #[serde(rename = "discovery.k8s.io/v1")]
-    V1,
-}
-
-/// The `kind` of an EndpointSlice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub enum SliceKind {
-    /// The only one.
-    #[default]
-    EndpointSlice,
-}
-
-impl Resource for EndpointSlice {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "EndpointSlice".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "discovery.k8s.io".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "endpointslices".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+use super::service::Service;
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
 
 /// What the keys of lb-linker's annotations begin with.
 const OUR_PREFIX: &str = "linker.hsj.com/";

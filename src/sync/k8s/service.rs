@@ -190,7 +190,7 @@ impl Service {
                 None
             }
         });
-        let (hostnames, refused_names) = admission.hostnames(self);
+        let (hostnames, refused_names) = admission.hostnames(&self.key(), |name| self.annotation(name));
         unusable.extend(refused_names);
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
@@ -244,7 +244,9 @@ fn usable(
     for entry in entries.iter().take(MAX_INGRESS) {
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
-                targets.check_host(namespace, &host, store).map_err(|refusal| refusal.to_string())?;
+                targets
+                    .check_host(namespace, &host, |host| store.link_of_host(host))
+                    .map_err(|refusal| refusal.to_string())?;
                 Ok(Host::from(&host))
             });
             match checked {

@@ -5,9 +5,6 @@
 //! called gone in answer to the request. A watch that has died in silence, as after etcd was restored to an earlier
 //! revision, it doesn't notice. Here a watch has to prove that it lives: see `progress`.
 
-mod progress;
-mod wire;
-
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -17,15 +14,20 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::{Request, Status};
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::Guarded;
 use super::errors::retry_after;
 use crate::metrics::staleness::Sign;
+use crate::model::service_key::ServiceKey;
+use crate::sync::k8s::errors::Complaints;
 use progress::{Change, Input, Progress, Step, number};
 use wire::{Page, PageError, PageSize, Sent};
+
+mod progress;
+mod wire;
 
 /// Seconds after which the API server ends a watch.
 const WATCH_SECONDS: u32 = 50;
@@ -692,6 +694,31 @@ fn code(error: &kube::Error) -> u16 {
 
 fn broken(what: &'static str) -> kube::Error {
     kube::Error::ReadEvents(io::Error::new(io::ErrorKind::UnexpectedEof, what))
+}
+
+/// Returns how a watch of a namespace, or of all, is called in the metrics.
+pub(crate) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
+    namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
+}
+
+/// Waits until a moment; without one, for ever.
+pub(crate) async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns the object, or reports it: one that can't be read must not stop the others.
+pub(crate) fn readable<K: Resource>(object: Guarded<K>, complaints: &mut Complaints) -> Option<K> {
+    let key = key_of(&object);
+    let complain =
+        |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
+    object.0.map_err(complain).ok()
+}
+
+pub(crate) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {
+    ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 
 #[cfg(test)]

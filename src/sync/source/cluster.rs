@@ -10,7 +10,8 @@ use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::{Client, Resource, ResourceExt};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::broadcast::{self, error::TryRecvError};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -25,14 +26,13 @@ use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{News, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
-use crate::sync::external_target::deletion_budget::{Doubt, SECOND_LOOK};
-use crate::sync::external_target::left_out::keep_unlisted;
 use crate::sync::k8s::deserialize_guard::Guarded;
 use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
 use crate::sync::k8s::listed::{LinkLists, Listed};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
-use crate::sync::k8s::watch::{Event, Item, Query, list_watch};
+use crate::sync::k8s::watch::{Event, Item, Query, in_namespace, key_of, list_watch, readable, until};
+use crate::sync::source::relist_guard::{Doubt, SECOND_LOOK, keep_unlisted};
 use leaving::{Deleted, Leaving};
 
 /// How long links wait for it to be known who holds which name.
@@ -556,32 +556,11 @@ impl List {
     }
 }
 
-/// Returns how a watch of a namespace, or of all, is called in the metrics.
-pub(crate) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
-    namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
-}
-
-/// Waits until a moment; without one, for ever.
-pub(crate) async fn until(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Waits, for a while, until it is known who holds which name: a name must not go to somebody else
 /// because Services were listed sooner than external targets.
 pub(crate) async fn names_settled(store: &Store) {
     // Where the API server answers the one list and not the other, DNS does without.
     let _ = tokio::time::timeout(HOLDERS_PATIENCE, store.holders_known()).await;
-}
-
-/// Returns the object, or reports it: one that can't be read must not stop the others.
-pub(crate) fn readable<K: Resource>(object: Guarded<K>, complaints: &mut Complaints) -> Option<K> {
-    let key = key_of(&object);
-    let complain =
-        |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
-    object.0.map_err(complain).ok()
 }
 
 /// Returns what the store needs to know of a Service, reports what of it can't be served or isn't
@@ -605,10 +584,6 @@ fn joined<'a>(complaints: impl IntoIterator<Item = &'a Unusable>) -> String {
 /// Returns the resourceVersion of an object, if it is a number.
 fn version_of(object: &Guarded<Service>) -> Option<u64> {
     object.resource_version().and_then(|version| version.parse().ok())
-}
-
-pub(crate) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {
-    ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 
 #[cfg(test)]

@@ -29,9 +29,9 @@ use crate::model::service_key::ServiceKey;
 use crate::store::{Departed, Store};
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::events::link_log::{News, log_changes, log_first_list};
-use crate::sync::external_target::left_out::keep_unlisted;
 use crate::sync::k8s::errors::{Complaints, located};
 use crate::sync::k8s::service::Service;
+use crate::sync::source::relist_guard::keep_unlisted;
 use strings::{Document, Misread};
 
 /// The endings of file names that are read.

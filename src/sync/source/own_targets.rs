@@ -237,7 +237,8 @@ pub(crate) fn own_hosts(service: &Service, admission: &Admission) -> Vec<Name> {
 }
 
 fn look(key: &ServiceKey, hosts: &[Name], admission: &Admission, store: &Store) -> Looked {
-    let refusal = |host| admission.targets.check_host(key.namespace(), host, store).err();
+    let refusal =
+        |host| admission.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err();
     let link = |host| match store.find_host(host) {
         Found::Link(link) => Some(link.key.clone()),
         Found::EmptyNonTerminal | Found::Nothing => None,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kube::core::{Selector, SelectorExt};
 
-use crate::sync::external_target::desired::MANAGED_BY;
+use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::Service;
 
 /// The annotation by which a Service opts in (`"true"`) or out (`"false"`).

@@ -6,7 +6,8 @@ use crate::model::link::{Link, Target, Wishes};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::{OnDelete, Policy};
-use crate::sync::external_target::desired::{Precondition, SOURCE, labelled_for};
+use crate::sync::external_target::desired::{Precondition, labelled_for};
+use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 
 /// An ExternalName Service that follows a link.

@@ -10,11 +10,10 @@ use tracing::info;
 
 use super::decision::Follower;
 use crate::model::service_key::ServiceKey;
-use crate::sync::external_target::desired::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
+use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
-use crate::sync::k8s::watch::{Event, Item, Query};
-use crate::sync::source::cluster::{key_of, readable};
+use crate::sync::k8s::watch::{Event, Item, Query, key_of, readable};
 use crate::sync::source::selection::Selection;
 
 /// What grants the right to list.

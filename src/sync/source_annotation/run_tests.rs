@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::store::Departed;
-use crate::sync::external_target::desired::SOURCE;
+use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
 use crate::sync::test_support;
 

@@ -1,6 +1,6 @@
 use std::io;
 
-use super::*;
+use crate::dns::corefile::parser::*;
 
 /// Parses with these files beside the Corefile, and the variable `A`.
 fn parse_with(text: &str, files: &[(&str, &str)]) -> Result<String, String> {

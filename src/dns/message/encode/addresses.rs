@@ -5,9 +5,9 @@ use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::{Name, RData, Record};
 
 use super::{FIXED, Layout, Place};
-use crate::dns::chain::plugin::Reply;
 use crate::dns::message::header::{HEADER, MIN_UDP, QUESTION_NAME};
 use crate::dns::message::presentation::names::same_spelling;
+use crate::dns::message::reply::Reply;
 use crate::model::names;
 
 /// Returns whether all records of a response are addresses of this name.

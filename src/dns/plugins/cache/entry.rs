@@ -1,7 +1,7 @@
 //! One cached answer: what it says, how long it may be kept, how often it was asked for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hickory_proto::op::{Message, ResponseCode};
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::store::{Prefetch, Worth};
 use crate::dns::message::rrsig::Validity;
+use crate::dns::message::validity::CacheEntryUse;
 use crate::dns::plugins::lb_linker::chase::MAX_ALIASES;
 
 /// What an answer says.
@@ -119,10 +120,8 @@ pub(crate) struct Item {
     pub(crate) stored: Instant,
     /// The last answer that said something, where this one only seems to.
     last_good: Option<Arc<Self>>,
-    /// How often it was given, without a long gap.
-    hits: AtomicU32,
-    /// When last, in milliseconds after `stored`.
-    last_hit: AtomicU64,
+    /// How often it is given.
+    pub(crate) used: Arc<CacheEntryUse>,
     /// Whether it is being asked for again.
     refreshing: AtomicBool,
     /// From when on it may be asked for again, in milliseconds after `stored`.
@@ -132,14 +131,14 @@ pub(crate) struct Item {
 impl Item {
     /// Returns an item that is stored now; `hits` is how popular the one before it was.
     pub(crate) fn new(worth: Worth, message: Arc<Message>, hits: u32, last_good: Option<Arc<Self>>) -> Self {
+        let stored = Instant::now();
         Self {
             kind: worth.kind,
             message,
             ttl: worth.ttl,
-            stored: Instant::now(),
+            stored,
             last_good,
-            hits: AtomicU32::new(hits),
-            last_hit: AtomicU64::new(0),
+            used: Arc::new(CacheEntryUse::new(stored, hits)),
             refreshing: AtomicBool::new(false),
             retry: AtomicU64::new(0),
         }
@@ -147,7 +146,7 @@ impl Item {
 
     /// Returns how popular the answer is that comes next: as this one, if that is asked for already.
     pub(crate) fn heritage(&self) -> u32 {
-        if self.refreshing.load(Ordering::Relaxed) { self.hits.load(Ordering::Relaxed) } else { 0 }
+        if self.refreshing.load(Ordering::Relaxed) { self.used.hits() } else { 0 }
     }
 
     /// Returns whether it has what was asked for.
@@ -163,20 +162,8 @@ impl Item {
     /// Counts that it is given with `left` seconds to live, and returns whether it should be asked for
     /// again.
     pub(crate) fn is_due(&self, prefetch: &Prefetch, left: u32, now: Instant) -> bool {
-        let hits = self.note(1, prefetch.within, now);
+        let hits = self.used.note(1, prefetch.within, now);
         hits >= prefetch.amount && left <= self.threshold(prefetch)
-    }
-
-    /// Counts that it was given so many times up to now, and returns how often it was in all.
-    pub(crate) fn note(&self, times: u32, within: Duration, now: Instant) -> u32 {
-        let at = self.millis(now);
-        let gap = at.saturating_sub(self.last_hit.swap(at, Ordering::Relaxed));
-        if u128::from(gap) > within.as_millis() {
-            self.hits.store(times, Ordering::Relaxed);
-            times
-        } else {
-            self.hits.fetch_add(times, Ordering::Relaxed).saturating_add(times)
-        }
     }
 
     /// Returns for how long it is neither expired nor to be asked for again, however popular it is.

@@ -7,9 +7,10 @@ use hickory_proto::rr::{Name, Record};
 use tokio::time::Instant;
 
 use super::NAME;
-use crate::dns::chain::plugin::{Purpose, Reply, Request};
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::Server;
 use crate::dns::message::query::{Key, Question};
+use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Repeat;
 use crate::dns::plugins::cache::entry::Kind;
 use crate::dns::plugins::cache::store::Found;

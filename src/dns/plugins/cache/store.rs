@@ -1,15 +1,16 @@
 //! What the plugin `cache` keeps: the answers of what is behind it, as long as they may be, with CoreDNS's bounds.
 
 use std::mem::take;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use tokio::time::Instant;
 
-use crate::dns::chain::plugin::Reply;
 use crate::dns::message::query::Key;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::now;
+use crate::dns::message::validity::Kept;
 use crate::dns::plugins::cache::entry::Item;
 use crate::dns::plugins::cache::entry::Kind;
 use crate::dns::plugins::cache::entry::weight;
@@ -118,15 +119,6 @@ pub struct Found {
     /// From when on and from what its TTL runs down, if it does.
     aging: Option<(Instant, u32)>,
     /// The longest gap between two times at which a popular answer is given, if that counts.
-    within: Option<Duration>,
-}
-
-/// A cached answer that is given again without a look into the cache, as long as it is there.
-#[derive(Clone, Debug)]
-pub struct Kept {
-    item: Weak<Item>,
-    until: Instant,
-    /// Whether it counts how often it is given, and up to which gap.
     within: Option<Duration>,
 }
 
@@ -382,8 +374,7 @@ impl Found {
         const OFTEN: Duration = Duration::from_secs(2);
         let is_countable = self.within.is_none_or(|within| within >= OFTEN);
         let may_be = self.freshness == Freshness::Fresh && self.kind != Kind::Silence && is_countable;
-        let item = Arc::downgrade(&self.item);
-        may_be.then_some(Kept { item, until: self.until, within: self.within })
+        may_be.then(|| Kept::new(&self.item.used, self.until, self.within))
     }
 
     /// Returns from when on and from how many seconds the TTL of its records runs down; nothing if it stays.
@@ -397,33 +388,6 @@ impl Found {
     pub fn begin_refresh(&self) -> Option<Refresh> {
         let pause = self.recheck;
         self.item.begin_refresh().then(|| Refresh { item: Arc::clone(&self.item), pause })
-    }
-}
-
-impl Kept {
-    /// Returns until when it may be given again.
-    #[must_use]
-    pub fn until(&self) -> Instant {
-        self.until
-    }
-
-    /// Returns whether the cache has it still. Nobody holds on to an answer that the cache has dropped, but for a moment.
-    #[must_use]
-    pub fn is_there(&self) -> bool {
-        self.item.strong_count() > 0
-    }
-
-    /// Returns whether it counts how often it is given.
-    #[must_use]
-    pub fn is_counted(&self) -> bool {
-        self.within.is_some()
-    }
-
-    /// Takes in that it was given again so many times, the last of them now: what is popular is asked for ahead.
-    pub fn note(&self, times: u32, now: Instant) {
-        if let (Some(within), Some(item)) = (self.within, self.item.upgrade()) {
-            item.note(times, within, now);
-        }
     }
 }
 

@@ -11,11 +11,12 @@ use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
-use super::*;
-use crate::dns::chain::plugin::{Failure, Purpose};
+use crate::dns::chain::plugin::Failure;
+use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::{Block, Server};
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::query::wire_name;
+use crate::dns::plugins::cache::*;
 use crate::dns::plugins::tests::support::{Site, record, show};
 
 /// What answers behind the cache.

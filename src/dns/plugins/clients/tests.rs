@@ -4,7 +4,7 @@ use hickory_proto::rr::Name;
 
 use super::LOG_PAUSE;
 use crate::dns::chain::server::Server;
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
 use crate::dns::plugins::tests::support::{Site, link};
 
 const ANSWER: &str = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";

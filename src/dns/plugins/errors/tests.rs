@@ -1,4 +1,4 @@
-use super::*;
+use crate::dns::plugins::errors::*;
 use crate::dns::plugins::tests::support::Site;
 
 /// What fails here: there is nothing behind `errors`.

@@ -12,9 +12,9 @@ use tokio::time::{Duration, Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Asked, Upstreams};
+use crate::dns::chain::request::OURSELVES;
 use crate::dns::message::query::{Key, Question};
 use crate::dns::plugins::tests::support::Site;
-use crate::dns::transport::client_quota::OURSELVES;
 use crate::dns::upstream::exchange::{Endpoint, Transport};
 use crate::dns::upstream::group::ForwardOptions;
 use crate::dns::upstream::policy::Policy;
@@ -167,7 +167,7 @@ async fn answers_come_back_with_their_flags_and_the_clients_spelling() {
 async fn upper_rcode_bits_and_ede_need_edns() {
     let upstream = Fake::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::BADCOOKIE);
-        answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::message::header::Ede::STALE.option());
+        answer.edns.as_mut().unwrap().options_mut().insert(crate::dns::message::ede::Ede::STALE.option());
         Some(answer)
     })
     .await;
@@ -176,7 +176,7 @@ async fn upper_rcode_bits_and_ede_need_edns() {
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     let reply = site.edns(1232).reply("a.example. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::BADCOOKIE);
-    assert_eq!(reply.options, [crate::dns::message::header::Ede::STALE.option()]);
+    assert_eq!(reply.options, [crate::dns::message::ede::Ede::STALE.option()]);
 }
 
 #[tokio::test]

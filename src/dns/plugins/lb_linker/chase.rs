@@ -9,10 +9,9 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::HTTPS;
 use hickory_proto::rr::rdata::svcb::{SvcParamKey, SvcParamValue};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-
 use smallvec::SmallVec;
 
-use crate::dns::chain::plugin::Reply;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
 use crate::dns::plugins::cache::entry::plain_ttl;
 use crate::model::target_policy::TargetPolicy;

@@ -6,9 +6,10 @@ use prometheus::Registry;
 use smallvec::SmallVec;
 
 use super::{LbLinker, query_for};
-use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::LookUp;
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
+use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
 use crate::dns::plugins::lb_linker::zone::{Hop, RestsOn, Zone};
 use crate::metrics::Family;

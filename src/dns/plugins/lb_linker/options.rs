@@ -7,8 +7,9 @@ use ipnet::IpNet;
 
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
+use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions, reverse_origins};
+use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
 use crate::model::hostname::host_text;
 use crate::model::names;
 

@@ -11,11 +11,12 @@ use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
 use tokio::time::{Instant, timeout_at};
 
-use crate::dns::chain::plugin::{Purpose, Reply, Request};
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::Server;
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::query::{Key, Question};
+use crate::dns::message::reply::Reply;
 use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, follow};
 use crate::dns::plugins::lb_linker::failed_targets::Failing;
 use crate::dns::upstream::singleflight::{Flight, Flights};

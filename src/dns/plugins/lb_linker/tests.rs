@@ -11,8 +11,8 @@ use tokio::net::UdpSocket;
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::dns::chain::plugin::Request;
-use crate::dns::message::header::Ede;
+use crate::dns::chain::request::Request;
+use crate::dns::message::ede::Ede;
 use crate::dns::plugins::tests::support::{Site, link, show};
 use crate::model::link::Observed;
 use crate::model::service_key::ServiceKey;

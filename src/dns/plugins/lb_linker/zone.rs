@@ -18,16 +18,17 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{CNAME, NS, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-use crate::dns::message::header::Ede;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::zone_set::absolute;
 use crate::model::link::{Link, Target};
 use crate::model::names;
 use crate::store::Store;
 use dependencies::Lookups;
-pub use dependencies::RestsOn;
 use link_names::Forward;
 use records::{addresses, pointers, record};
 use reverse::Reverse;
+
+pub use dependencies::RestsOn;
 
 /// Seconds that caches keep our records, and (RFC 2308) the absence of one.
 pub const TTL: u32 = 5;
@@ -176,9 +177,9 @@ impl Zone {
             Names::OfLinks(forward) => forward,
             Names::OfAddresses(reverse) => reverse.first(),
         };
-        reverse::split(net)
+        crate::dns::message::arpa::split(net)
             .map(|net| Self {
-                origin: reverse::arpa(net),
+                origin: crate::dns::message::arpa::arpa(net),
                 names: Names::OfAddresses(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
             })
@@ -329,12 +330,6 @@ impl Zone {
             SOA::new(name_server.clone(), hostmaster.clone(), store.serial(), refresh, retry, expire, *ttl);
         record(owner, *ttl, RData::SOA(soa))
     }
-}
-
-/// Returns the origins of the reverse zones that a network consists of: several, where its prefix ends in the
-/// middle of a label.
-pub fn reverse_origins(net: ipnet::IpNet) -> impl Iterator<Item = Name> {
-    reverse::split(net).map(reverse::arpa)
 }
 
 /// Puts zones in the order in which a name is looked for: one that lies in another comes before it.

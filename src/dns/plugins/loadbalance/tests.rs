@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use hickory_proto::rr::rdata::{CNAME, MX, TXT};
 use hickory_proto::rr::{Name, RData};
 
-use super::*;
+use crate::dns::plugins::loadbalance::*;
 use crate::dns::plugins::tests::support::Site;
 
 fn record(text: &str) -> Record {

@@ -1,6 +1,7 @@
 //! Which class an answer is of, as in CoreDNS's package `response`.
 
-use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::request::Request;
+use crate::dns::message::reply::Reply;
 use crate::dns::plugins::response_type::Says;
 
 /// What an answer says.

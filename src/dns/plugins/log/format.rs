@@ -9,10 +9,11 @@ use hickory_proto::op::Edns;
 use hickory_server::net::xfer::Protocol;
 use serde_json::Value;
 
-use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::request::Request;
 use crate::dns::message::encode::{OPT, encode, wire_length};
 use crate::dns::message::header::MIN_UDP;
 use crate::dns::message::presentation::{class_text, rcode_name, type_text};
+use crate::dns::message::reply::Reply;
 use crate::dns::query_log::Part;
 
 const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \

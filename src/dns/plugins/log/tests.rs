@@ -5,7 +5,7 @@ use hickory_proto::rr::{Name, RData, Record};
 use hickory_server::net::xfer::Protocol;
 use serde_json::json;
 
-use super::*;
+use crate::dns::plugins::log::*;
 use crate::dns::plugins::tests::support::Site;
 
 /// A client of CoreDNS's own example, and an answer without delay.

@@ -7,7 +7,8 @@ use tracing::error;
 use super::name_matcher::Matching;
 use super::names::renamed;
 use super::response::Open;
-use crate::dns::chain::plugin::{Failure, Request};
+use crate::dns::chain::plugin::Failure;
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::name_text;
 

@@ -12,8 +12,10 @@ use super::name_matcher::Renaming;
 use super::names::renamed;
 use super::rcode::Recode;
 use super::ttl::Range;
-use crate::dns::chain::plugin::{Failure, Outcome, Reply, Request};
+use crate::dns::chain::plugin::{Failure, Outcome};
+use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::{name_text, rcode_text};
+use crate::dns::message::reply::Reply;
 
 /// What is done to an answer.
 #[derive(Clone, Debug)]

@@ -10,7 +10,8 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{Block, Server};
 use crate::dns::plugins::tests::support::{Site, record};
 

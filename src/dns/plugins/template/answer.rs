@@ -12,9 +12,11 @@ use regex::Regex;
 use super::NAME;
 use super::record;
 use super::text::{Data, Message, Question, Template};
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin, Reply, Request};
+use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::{class_name, name_text, type_name};
+use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
 use crate::metrics::{Family, registered};
 

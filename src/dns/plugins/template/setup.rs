@@ -9,7 +9,6 @@ use super::answer::{Answer, Templates};
 use super::text;
 use crate::dns::corefile::arguments::{MAX_REGEX, fault, zones_or_all};
 use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::message::header;
 use crate::dns::message::presentation::{parse_class, parse_rcode, parse_type};
 use crate::dns::plugins::setup::Setup;
 
@@ -97,5 +96,5 @@ fn extended_error(option: &Line) -> Result<EdnsOption, CorefileError> {
         }
     };
     let number = code.parse("the number of an extended error, from 0 to 65535")?;
-    Ok(header::extended_error(number, reason))
+    Ok(crate::dns::message::ede::extended_error(number, reason))
 }

@@ -13,13 +13,14 @@ use hickory_server::net::xfer::Protocol;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::flags::LogFormat;
-use crate::dns::chain::plugin::{Reply, Request};
+use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::Sources;
 use crate::dns::message::presentation::rcode_text;
+use crate::dns::message::reply::Reply;
 use crate::dns::plugins::setup;
 use crate::dns::plugins::setup::Task;
+use crate::dns::query_log::LineFormat;
 use crate::dns::query_log::Queue;
 use crate::dns::server::config::{Configuration, configure};
 use crate::model::hostname::Host;
@@ -65,7 +66,7 @@ pub(crate) struct Site {
 
 fn shared() -> (setup::Site, Queue) {
     let (mut shared, queue) =
-        setup::Site::new(Arc::new(Store::new(Departed::Kept)), LogFormat::Text).unwrap();
+        setup::Site::new(Arc::new(Store::new(Departed::Kept)), LineFormat::Text).unwrap();
     shared.own_addresses = |_| vec![[192, 0, 2, 53].into()];
     (shared, queue)
 }

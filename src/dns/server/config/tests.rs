@@ -1,4 +1,4 @@
-use super::*;
+use crate::dns::server::config::*;
 use crate::store::{Departed, Store};
 
 fn configured(text: &str) -> Result<Configuration, String> {

@@ -9,9 +9,9 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use super::*;
 use crate::dns::corefile::Sources;
 use crate::dns::server::config::configure;
+use crate::dns::server::instance::*;
 use crate::held_port::HeldPort;
 use crate::store::{Departed, Store};
 

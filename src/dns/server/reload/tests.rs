@@ -2,7 +2,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::*;
+use crate::dns::server::reload::*;
 use crate::store::{Departed, Store};
 
 const WHOAMI: &str = ".:0 {\nbind 127.0.0.1\nwhoami\n}\n";
@@ -14,9 +14,8 @@ fn start(text: &str) -> (Reloader, TempDir) {
     let origin = Origin::File(path);
     let text = origin.read().unwrap();
     let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
-    let flags = <Flags as clap::Args>::augment_args(clap::Command::new("test")).get_matches_from(["test"]);
-    let flags = <Flags as clap::FromArgMatches>::from_arg_matches(&flags).unwrap();
-    (Reloader::start(origin, text, flags, Vec::new(), site, Box::new(|_| {})).unwrap(), directory)
+    let check_zones: CheckZones = Arc::new(|_| Ok(()));
+    (Reloader::start(origin, text, check_zones, Vec::new(), site, Box::new(|_| {})).unwrap(), directory)
 }
 
 fn corefile(directory: &TempDir) -> std::path::PathBuf {

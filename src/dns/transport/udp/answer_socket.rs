@@ -9,10 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::libc::{self, c_int as Int};
-use nix::sys::socket::sockopt::SetStruct;
-use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, setsockopt, sockopt,
-};
+use nix::sys::socket::sockopt::{self, SetStruct};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, setsockopt};
 use nix::{setsockopt_impl, sockopt_impl};
 use parking_lot::Mutex;
 use socket2::Socket;

@@ -8,10 +8,10 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::*;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, Observed};
 use crate::store::{Departed, Store};
 

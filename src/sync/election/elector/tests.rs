@@ -1,7 +1,7 @@
 use serde_json::json;
 
-use super::*;
 use crate::sync::election::clock::by_hand;
+use crate::sync::election::elector::*;
 use crate::sync::election::term::TERM;
 
 const ME: &str = "me_1";

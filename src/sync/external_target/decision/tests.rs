@@ -4,12 +4,13 @@ use hickory_proto::rr::Name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::model::hostname::Host;
 use crate::model::link::{Port, State, Target};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
-use crate::sync::external_target::desired::{ORIGINAL_NAME, Stamp, merge_patch};
+use crate::sync::external_target::decision::*;
+use crate::sync::external_target::desired::{Stamp, merge_patch};
+use crate::sync::k8s::labels::ORIGINAL_NAME;
 
 const DELAY: Duration = Duration::from_secs(600);
 

@@ -12,7 +12,7 @@ use super::{
     NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
 use crate::model::link::Port;
-use crate::sync::k8s::object::{Conditions, Endpoint, EndpointPort, EndpointSlice};
+use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Service, Spec, Status};
 
 /// Reads what a [`Packer`](super::write::Packer) has written. What isn't there is read as nothing.

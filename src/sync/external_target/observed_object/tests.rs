@@ -7,10 +7,10 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
-use super::*;
 use crate::model::link::Port;
 use crate::sync::external_target::desired::labelled_for;
-use crate::sync::k8s::object::{Conditions, Endpoint, EndpointPort, EndpointSlice};
+use crate::sync::external_target::observed_object::*;
+use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Service, Spec, Status};
 
 /// Objects of all sorts, ours and those of strangers.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::model::link::Port;
 use crate::store::uuid;
-use crate::sync::k8s::object::{EndpointPort, EndpointSlice};
+use crate::sync::k8s::endpoint_slice::{EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{Service, Spec};
 
 /// Writes what an [`Unpacker`](super::read::Unpacker) reads.

@@ -12,7 +12,7 @@ use kube::{Client, Resource};
 use super::Settings;
 use crate::model::link::{Link, State};
 use crate::model::service_key::ServiceKey;
-use crate::store::Uid;
+use crate::model::uid::Uid;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::k8s::errors::{Outage, WatchTrouble, explain, retry_after, root_cause};

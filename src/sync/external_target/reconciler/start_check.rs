@@ -13,19 +13,20 @@ use super::{Reconciler, Settings};
 use crate::metrics::Metrics;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
-use crate::store::{Store, Uid};
+use crate::model::uid::Uid;
+use crate::store::Store;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::{SERVICE_UID, written_by_us};
-use crate::sync::external_target::left_out::{
-    Existing, Flag, LookUpError, Registry, Verdict, are_most, is_shown,
-};
+use crate::sync::external_target::desired::written_by_us;
+use crate::sync::external_target::left_out::{Existing, Flag, LookUpError, Registry, Verdict, is_shown};
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::errors::{Outage, root_cause};
+use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::{Kind, Object};
+use crate::sync::source::relist_guard::are_most;
 use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before Services are looked up again.

@@ -6,8 +6,8 @@ use axum::http::{Response, StatusCode};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::sync::k8s::service::Service;
+use crate::sync::k8s::watch::*;
 
 /// What an API server answers: a status and lines, after which it ends or stays silent.
 struct Answer {

@@ -7,12 +7,12 @@ use axum::http::Response;
 use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::metrics::Metrics;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Departed;
 use crate::sync::events::Recorder;
-use crate::sync::events::service_log::ServiceLog;
+use crate::sync::k8s::service_log::ServiceLog;
+use crate::sync::source::cluster::*;
 
 /// Answers each streamed list with the next of these lines, and what else is asked with silence.
 fn source(lists: Vec<Vec<Value>>) -> ClusterSource {

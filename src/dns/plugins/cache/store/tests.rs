@@ -3,8 +3,8 @@ use hickory_proto::rr::rdata::NULL;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
 
-use super::*;
 use crate::dns::message::query::Question;
+use crate::dns::plugins::cache::store::*;
 use crate::dns::plugins::tests::support::record;
 
 fn name(text: &str) -> Name {

@@ -1,8 +1,9 @@
 //! The target policy at each name of a chain.
 
 use super::name;
-use crate::dns::chain::plugin::{Purpose, Reply};
+use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::Server;
+use crate::dns::message::reply::Reply;
 use crate::dns::plugins::tests::support::{Site, link};
 use crate::model::link::{Observed, Port, Wishes};
 use crate::model::service_key::ServiceKey;

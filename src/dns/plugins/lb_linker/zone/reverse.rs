@@ -5,6 +5,7 @@ use ipnet::IpNet;
 
 use super::Node;
 use super::link_names::Forward;
+use crate::dns::message::arpa::{arpa, is_address};
 use crate::store::Store;
 
 /// Which names stand in a reverse zone.
@@ -43,30 +44,4 @@ impl Reverse {
         let links = store.links_at(net.addr());
         if links.is_empty() { Node::Nothing } else { Node::Pointers(links) }
     }
-}
-
-/// Returns the networks that a network consists of, each of which is a whole reverse zone.
-pub(super) fn split(net: IpNet) -> impl Iterator<Item = IpNet> {
-    let length = net.prefix_len().next_multiple_of(label_bits(net));
-    // It is neither shorter than the network's own nor longer than an address.
-    net.trunc().subnets(length).into_iter().flatten()
-}
-
-/// Returns the name that stands for a network whose prefix ends where a label does.
-pub(super) fn arpa(net: IpNet) -> Name {
-    let labels = net.prefix_len() / label_bits(net);
-    // Below `in-addr.arpa` and `ip6.arpa`.
-    Name::from(net.addr()).trim_to(2 + usize::from(labels))
-}
-
-/// How many bits of an address one label stands for: an octet, or a hexadecimal digit.
-fn label_bits(net: IpNet) -> u8 {
-    match net {
-        IpNet::V4(_) => 8,
-        IpNet::V6(_) => 4,
-    }
-}
-
-fn is_address(net: IpNet) -> bool {
-    net.prefix_len() == net.max_prefix_len()
 }

@@ -3,7 +3,7 @@ mod services;
 
 use std::net::IpAddr;
 
-use super::*;
+use crate::dns::plugins::lb_linker::zone::*;
 use crate::model::hostname::Host;
 use crate::model::link::{Ingress, Observed, Port, Wishes};
 use crate::model::service_key::ServiceKey;

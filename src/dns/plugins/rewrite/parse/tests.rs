@@ -1,4 +1,4 @@
-use super::*;
+use crate::dns::plugins::rewrite::parse::*;
 use crate::dns::plugins::tests::support::Site;
 
 #[test]

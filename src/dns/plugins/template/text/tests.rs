@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use super::*;
+use crate::dns::plugins::template::text::*;
 
 fn data() -> Data {
     let group = [("0", "ip-10-0a.example."), ("1", "10"), ("2", "0a"), ("a", "10"), ("b", "0a"), ("e", "")];

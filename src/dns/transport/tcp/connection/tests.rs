@@ -6,11 +6,11 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 
-use super::*;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::response_cache::key::Key;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::tcp::connection::*;
 use crate::dns::transport::tcp::connection_limit::Places;
 use crate::store::{Departed, Store};
 

@@ -1,5 +1,4 @@
-//! What the log says of single Services: a bounded number of lines, so that one that changes again and again, or very
-//! many of one namespace, leave room for the rest.
+//! Log lines about single Services: at most 10 in ten minutes for a Service and 200 for a namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use crate::model::service_key::ServiceKey;
 
 /// How many lines there may be about one Service, and about all Services of a namespace, in [`SPAN`].
 const LINES: (usize, usize) = (10, 200);
+
 const SPAN: Duration = Duration::from_secs(600);
 
 /// The lines about Services. All clones share one limit.

@@ -1,0 +1,62 @@
+//! Why lb-linker doesn't run.
+
+use std::io;
+
+use crate::cli::error::InputError;
+use crate::cli::flags::ConfigError;
+use crate::dns::corefile::CorefileError;
+use crate::dns::server::error::ServerError;
+use crate::sync::k8s::client::ClientError;
+
+/// Why lb-linker doesn't run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The flags, or the files that they name, can't be used.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// DNS isn't served.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// There is no thread for the lines of `log` and `errors`.
+    #[error("there is no thread for the query log: {0}")]
+    Lines(io::Error),
+    /// There is no thread for sync.
+    #[error("there is no thread for the work with load balancers: {0}")]
+    Thread(io::Error),
+}
+
+impl RunError {
+    /// Returns whether what the user wrote is at fault, rather than what happened later.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        match self {
+            Self::Input(error) => error.is_input(),
+            Self::Server(error) => error.is_input(),
+            Self::Lines(_) | Self::Thread(_) => false,
+        }
+    }
+}
+
+impl From<ConfigError> for RunError {
+    fn from(error: ConfigError) -> Self {
+        Self::Input(error.into())
+    }
+}
+
+impl From<ClientError> for RunError {
+    fn from(error: ClientError) -> Self {
+        Self::Input(error.into())
+    }
+}
+
+impl From<CorefileError> for RunError {
+    fn from(error: CorefileError) -> Self {
+        Self::Input(error.into())
+    }
+}
+
+impl From<prometheus::Error> for RunError {
+    fn from(error: prometheus::Error) -> Self {
+        Self::Input(error.into())
+    }
+}

@@ -1,0 +1,26 @@
+//! Labels and annotations of the objects that lb-linker writes, and its field manager.
+
+/// The field manager of every write.
+pub const FIELD_MANAGER: &str = "lb-linker";
+
+/// The label that says who keeps an object, and our value of it (the earlier operator's, whose
+/// objects are taken over in place).
+pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-operator");
+
+/// The label that holds the name of the link's Service.
+pub const ORIGINAL_NAME: &str = "original-service-name";
+
+/// The label that holds the namespace of the link's Service.
+pub const ORIGINAL_NAMESPACE: &str = "original-service-namespace";
+
+/// The annotation by which an ExternalName Service, whatever its name, follows a link.
+pub const SOURCE: &str = "linker.hsj.com/source";
+
+/// The annotation that holds the uid of the link's Service.
+pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
+
+/// The label that ties an EndpointSlice to its Service.
+pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// The label that tells Kubernetes' own controllers to leave an EndpointSlice alone.
+pub(crate) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "lb-linker");
