@@ -18,8 +18,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tokio::time::Instant;
 
-use super::chain::metrics::duration;
-use crate::metrics::sharded::{Cells, Spread};
+use crate::metrics::sharded::{Cells, Spread, duration};
 use key::Key;
 use wire_response::Packet;
 

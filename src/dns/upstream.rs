@@ -3,6 +3,8 @@
 pub(crate) mod alarms;
 pub(crate) mod attempts;
 pub(crate) mod bootstrap;
+pub(crate) mod config;
+pub(crate) mod endpoint;
 pub(crate) mod error;
 pub(crate) mod exchange;
 pub(crate) mod few;

@@ -40,9 +40,7 @@ const FOLDERS: [&str; 24] = [
 
 /// Uses that point the wrong way, as `file -> folder`. Entries are only ever removed.
 const WRONG_ARROWS: &[&str] = &[
-    "dns/chain/server.rs -> dns/plugins",
     "dns/plugins.rs -> app",
-    "dns/response_cache.rs -> dns/chain",
     "metrics.rs -> store",
 ];
 
@@ -50,7 +48,7 @@ const WRONG_ARROWS: &[&str] = &[
 const FOREIGN_IN_MODEL: &[&str] = &["model/allowance.rs -> tokio"];
 
 /// The number of files in the largest circle of imports. It only ever becomes smaller, down to 3.
-const LARGEST_CIRCLE: usize = 26;
+const LARGEST_CIRCLE: usize = 5;
 
 /// Returns the folder of a file: the longest one that its path begins with.
 fn folder(file: &str) -> &str {

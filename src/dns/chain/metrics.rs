@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
@@ -13,27 +13,24 @@ use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
 use smallvec::SmallVec;
 
-use super::request::Request;
-use crate::dns::message::encode::wire_length;
 use crate::dns::message::presentation::rcode_text;
-use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Charge;
-use crate::metrics::sharded::{Spread, counted, desc, family, labelled};
+use crate::metrics::sharded::{
+    DURATION_COUNTERS, DURATIONS, Spread, counted, desc, duration, family, labelled,
+};
 use crate::metrics::{Family, registered};
 
-/// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
-pub(crate) const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 /// The buckets of sizes, in bytes, but for the last one, which is for all that is longer.
 const SIZES: [u32; 14] = [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
 /// Where the counters of a tally stand. Of a histogram: its buckets, the one without a bound, and the sum.
-const REQUESTS: usize = 0;
+/// The durations come first: [`duration`] counts from there.
+const REQUESTS: usize = DURATION_COUNTERS;
 const WITH_DO: usize = REQUESTS + 4 * (TYPES.len() + 1);
 const REQUEST_SIZES: usize = WITH_DO + 1;
 const RESPONSE_SIZES: usize = REQUEST_SIZES + 2 * HISTOGRAM_OF_SIZES;
 const HISTOGRAM_OF_SIZES: usize = SIZES.len() + 2;
-const DURATION: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
-const RESPONSES: usize = DURATION + DURATIONS.2 + 2;
+const RESPONSES: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
 const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
 
 /// CoreDNS knows these.
@@ -165,23 +162,46 @@ pub struct Tally {
 
 type Response = (ResponseCode, &'static str);
 
+/// What is counted of a question and its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted {
+    /// How the question came.
+    pub protocol: Protocol,
+    /// Whether the client's address is an IPv6 one.
+    pub is_ipv6: bool,
+    /// The type of the question.
+    pub qtype: RecordType,
+    /// Whether the client wants DNSSEC records.
+    pub dnssec_ok: bool,
+    /// Bytes of the question.
+    pub request_size: usize,
+    /// Bytes of the answer.
+    pub response_size: usize,
+    /// The answer's code.
+    pub rcode: ResponseCode,
+    /// The plugin that the answer is of.
+    pub plugin: &'static str,
+    /// Whether the answer may be given again.
+    pub is_reusable: bool,
+}
+
 impl Tally {
     /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again;
-    /// nothing if the answer isn't one to be given again, or has a code that nobody has seen.
-    pub fn count(&self, request: &Request, reply: &Reply, since: Instant) -> Option<Charge> {
-        let by_tcp = usize::from(request.protocol != Protocol::Udp);
-        let by_ipv6 = usize::from(request.client.is_ipv6());
-        let qtype = TYPES.iter().position(|known| *known == request.query.query_type());
+    /// nothing if the answer isn't one to be given again, or too many pairs of code and plugin are counted already.
+    pub fn count(&self, counted: &Counted, since: Instant) -> Option<Charge> {
+        let by_tcp = usize::from(counted.protocol != Protocol::Udp);
+        let by_ipv6 = usize::from(counted.is_ipv6);
+        let qtype = TYPES.iter().position(|known| *known == counted.qtype);
         let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());
-        let response = self.response((reply.metadata.response_code, reply.plugin));
+        let response = self.response((counted.rcode, counted.plugin));
         let mut adds = SmallVec::<[_; 7]>::new();
         adds.push((REQUESTS + place, 1));
-        if request.dnssec_ok() {
+        if counted.dnssec_ok {
             adds.push((WITH_DO, 1));
         }
         adds.extend(response.map(|place| (RESPONSES + place, 1)));
         for (histogram, size) in
-            [(REQUEST_SIZES, request.length()), (RESPONSE_SIZES, wire_length(reply, &request.query))]
+            [(REQUEST_SIZES, counted.request_size), (RESPONSE_SIZES, counted.response_size)]
         {
             let start = histogram + by_tcp * HISTOGRAM_OF_SIZES;
             let bucket = SIZES.partition_point(|bound| (*bound as usize) < size);
@@ -192,7 +212,7 @@ impl Tally {
         for (place, number) in adds.iter().chain(&duration) {
             self.counters.add(*place, *number);
         }
-        if response.is_none() || reply.repeat.is_none() {
+        if response.is_none() || !counted.is_reusable {
             return None;
         }
         Some(Charge { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
@@ -216,16 +236,6 @@ impl Tally {
         *others.entry(response).or_default() += 1;
         None
     }
-}
-
-/// Returns what a question that took so long adds to a tally.
-#[must_use]
-pub fn duration(took: Duration) -> [(usize, u64); 2] {
-    /// In nanoseconds.
-    const FIRST: u64 = 250_000;
-    let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-    let bucket = (0..DURATIONS.2).position(|bucket| nanos <= FIRST << bucket).unwrap_or(DURATIONS.2);
-    [(DURATION + bucket, 1), (DURATION + DURATIONS.2 + 1, nanos)]
 }
 
 impl Collector for Tallies {
@@ -312,7 +322,7 @@ impl Tally {
     fn durations(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
         let (first, factor, number) = DURATIONS;
         let bounds = prometheus::exponential_buckets(first, factor, number).unwrap_or_default();
-        self.histogram(desc, &[], &bounds, &sums[DURATION..RESPONSES], 1e-9).into_iter().collect()
+        self.histogram(desc, &[], &bounds, &sums[..DURATION_COUNTERS], 1e-9).into_iter().collect()
     }
 
     /// `sums` are those of the buckets, of the one without a bound, and that of what was observed, in `unit`.

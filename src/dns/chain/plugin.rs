@@ -1,5 +1,6 @@
 //! What a plugin is: it gets a request, and answers it or has the next one answer it.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::dns::message::validity::Clients;
 
 /// A plugin of a server block. All requests go through the same one at once.
 #[async_trait]
-pub trait Plugin: fmt::Debug + Send + Sync {
+pub trait Plugin: Any + fmt::Debug + Send + Sync {
     /// Returns its name in a Corefile.
     fn name(&self) -> &'static str;
 
@@ -171,7 +172,7 @@ impl<'a> Next<'a> {
     /// Returns whether a name lies in a zone of links that this block answers for.
     #[must_use]
     pub fn has_links_at(&self, name: &Name) -> bool {
-        self.block.links.as_ref().is_some_and(|links| links.holds(name))
+        self.block.link_zones.hold(name)
     }
 
     /// Returns the same for a task of its own.

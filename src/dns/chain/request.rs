@@ -8,7 +8,7 @@ use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
 use hickory_server::net::xfer::Protocol;
 
-use crate::dns::chain::metrics::Tally;
+use crate::dns::chain::metrics::{Counted, Tally};
 use crate::dns::chain::server::Server;
 use crate::dns::message::encode::{OPT, wire_length};
 use crate::dns::message::header::MIN_UDP;
@@ -84,6 +84,22 @@ impl Request {
     /// Returns whether it is one of [`Server::own_request`]: no client asks from port 0, for it couldn't be answered.
     pub(crate) fn is_own(&self) -> bool {
         self.client == OWN
+    }
+
+    /// Returns what is counted of it and its answer.
+    #[must_use]
+    pub fn counted(&self, reply: &Reply) -> Counted {
+        Counted {
+            protocol: self.protocol,
+            is_ipv6: self.client.is_ipv6(),
+            qtype: self.query.query_type(),
+            dnssec_ok: self.dnssec_ok(),
+            request_size: self.length(),
+            response_size: wire_length(reply, &self.query),
+            rcode: reply.metadata.response_code,
+            plugin: reply.plugin,
+            is_reusable: reply.repeat.is_some(),
+        }
     }
 
     /// Returns an answer without records, of a plugin.

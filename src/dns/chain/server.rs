@@ -16,7 +16,7 @@ use crate::dns::message::header::MAX_UDP;
 use crate::dns::message::query::wire_name;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
-use crate::dns::plugins::lb_linker::LbLinker;
+use crate::dns::message::zone_set::Origins;
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUPS: usize = 8;
@@ -102,8 +102,8 @@ pub struct Block {
     pub zones: Vec<Name>,
     /// The plugins, in their order.
     pub plugins: Vec<Arc<dyn Plugin>>,
-    /// The one among them that answers for links.
-    pub links: Option<Arc<LbLinker>>,
+    /// The zones with links' names that one of them answers for.
+    pub link_zones: Origins,
     /// Whether a panic ends the process: it has `debug`.
     pub debug: bool,
 }
@@ -268,33 +268,20 @@ impl Server {
         plugins.filter_map(|(plugin, query)| plugin.clients(request, &query)).collect()
     }
 
-    /// Returns what answers for links, each once.
-    #[must_use]
-    pub fn links(&self) -> Vec<Arc<LbLinker>> {
-        let mut all: Vec<Arc<LbLinker>> = Vec::new();
-        for links in self.blocks().filter_map(|(_, block)| block.links.as_ref()) {
-            if !all.iter().any(|known| Arc::ptr_eq(known, links)) {
-                all.push(Arc::clone(links));
-            }
-        }
-        all
+    /// Returns the plugins of all blocks.
+    pub fn plugins(&self) -> impl Iterator<Item = &Arc<dyn Plugin>> {
+        self.blocks().flat_map(|(_, block)| &block.plugins)
     }
 
     /// Returns whether a name lies in a zone of links.
     #[must_use]
     pub fn is_ours(&self, name: &Name) -> bool {
-        self.links_of(name).is_some()
-    }
-
-    /// Returns what answers for links in whose zones a name lies.
-    #[must_use]
-    pub fn links_of(&self, name: &Name) -> Option<&Arc<LbLinker>> {
-        self.blocks().filter_map(|(_, block)| block.links.as_ref()).find(|links| links.holds(name))
+        self.blocks().any(|(_, block)| block.link_zones.hold(name))
     }
 
     /// Forgets what is known from others about a name, or about all.
     pub fn forget(&self, name: Option<&[u8]>) {
-        for plugin in self.blocks().flat_map(|(_, block)| &block.plugins) {
+        for plugin in self.plugins() {
             plugin.forget(name);
         }
     }
@@ -324,7 +311,7 @@ impl Server {
     fn refuse(&self, request: &Request, rcode: ResponseCode) -> Reply {
         let mut reply = request.reply("");
         reply.metadata.response_code = rcode;
-        self.dropped.count(request, &reply, Instant::now());
+        self.dropped.count(&request.counted(&reply), Instant::now());
         reply
     }
 }

@@ -95,6 +95,7 @@ mod tests {
     use super::super::tests::support::Site;
     use super::*;
     use crate::dns::chain::server::{Block, Server};
+    use crate::dns::message::zone_set::Origins;
 
     /// Rewrites the question, and answers after a while.
     #[derive(Debug)]
@@ -120,7 +121,8 @@ mod tests {
         let (zone, block) = site.server.blocks().next().unwrap();
         let mut plugins = block.plugins.clone();
         plugins.push(Arc::new(Slow(slow)));
-        let block = Block { plugins, zones: block.zones.clone(), links: None, debug: false };
+        let block =
+            Block { plugins, zones: block.zones.clone(), link_zones: Origins::default(), debug: false };
         let report = site.shared.metrics.family().unwrap();
         let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], report);
         let mut request = site.request("example.org. A");

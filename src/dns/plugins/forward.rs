@@ -210,8 +210,10 @@ use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
 use crate::dns::upstream::bootstrap::{To, known, resolve};
+use crate::dns::upstream::config::Purpose as Asked;
+use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::flights::Flights;
-use crate::dns::upstream::group::{Forward as Upstreams, ForwardError, Purpose as Asked};
+use crate::dns::upstream::group::Forward as Upstreams;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use options::{Parsed, parse};
 

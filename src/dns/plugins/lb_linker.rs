@@ -94,6 +94,7 @@ mod target_resolver;
 mod tests;
 pub mod zone;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -156,7 +157,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         targets: Views::new(Arc::clone(&site.memories), &site.metrics),
         stale_answers: site.metrics.stale_answers.clone(),
     });
-    setup.draft.links = Some(Arc::clone(&plugin));
+    setup.draft.link_zones = Origins::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
     setup.draft.plugins.push(plugin);
     Ok(())
 }
@@ -216,10 +217,19 @@ impl Plugin for LbLinker {
 }
 
 impl LbLinker {
-    /// Returns whether a name is in one of its zones.
+    /// Returns the plugins of this kind that a server has, each once.
     #[must_use]
-    pub fn holds(&self, name: &Name) -> bool {
-        self.zones.iter().any(|zone| zone.origin().zone_of(name))
+    pub fn all_of(server: &Server) -> Vec<Arc<Self>> {
+        let mut all: Vec<Arc<Self>> = Vec::new();
+        for plugin in server.plugins() {
+            let plugin: Arc<dyn Any + Send + Sync> = Arc::<dyn Plugin>::clone(plugin);
+            if let Ok(plugin) = plugin.downcast::<Self>()
+                && !all.iter().any(|known| Arc::ptr_eq(known, &plugin))
+            {
+                all.push(plugin);
+            }
+        }
+        all
     }
 
     /// Looks up a link's new target that clients will ask for.

@@ -350,11 +350,12 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::JoinHandle;
 
-    use super::super::r#loop::*;
     use super::super::tests::support::Site;
+    use super::*;
     use crate::dns::chain::plugin::Failure;
     use crate::dns::chain::request::Purpose;
     use crate::dns::chain::server;
+    use crate::dns::message::zone_set::Origins;
 
     /// What the upstreams of a block do with a probe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -419,7 +420,12 @@ mod tests {
         let upstreams = Arc::new(Upstreams { mood: Mutex::new(mood), probes: AtomicU32::new(0), state });
         let plugin = Arc::clone(&draft.plugins[0]);
         let plugins = vec![Arc::clone(&plugin), Arc::clone(&upstreams) as Arc<dyn Plugin>];
-        let block = server::Block { plugins, zones: vec![Name::root()], links: None, debug: false };
+        let block = server::Block {
+            plugins,
+            zones: vec![Name::root()],
+            link_zones: Origins::default(),
+            debug: false,
+        };
         let report = site.shared.metrics.family().unwrap();
         let server = Arc::new(Server::new(String::new(), &[(Name::root(), Arc::new(block))], report));
         site.request.server = Arc::clone(&server);

@@ -92,7 +92,7 @@ impl Plugin for Prometheus {
         let mut outcome = next.serve(request).await;
         match &mut outcome {
             Ok(reply) => {
-                let charge = request.tally.count(request, reply, since);
+                let charge = request.tally.count(&request.counted(reply), since);
                 match (&mut reply.repeat, charge) {
                     (Some(repeat), Some(charge)) => repeat.charges.push(charge),
                     (repeat, _) => *repeat = None,
@@ -105,7 +105,7 @@ impl Plugin for Prometheus {
                 } else {
                     reply.metadata.response_code = ResponseCode::NoError;
                 }
-                request.tally.count(request, &reply, since);
+                request.tally.count(&request.counted(&reply), since);
             }
         }
         outcome

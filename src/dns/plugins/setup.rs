@@ -11,15 +11,13 @@ use hickory_proto::rr::Name;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::lb_linker::LbLinker;
 use super::r#loop::LoopState;
 use crate::dns::chain::plugin::Plugin;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Line, Place, Word};
 use crate::dns::message::zone_set::Origins;
-use crate::dns::query_log::LineFormat;
-use crate::dns::query_log::{Lines, Queue};
+use crate::dns::query_log::{LineFormat, Lines, Queue};
 use crate::dns::transport::tcp::Timeouts;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::Memories;
@@ -65,8 +63,8 @@ pub struct Setup<'a> {
 pub struct Draft {
     /// The plugins that answer, in order.
     pub plugins: Vec<Arc<dyn Plugin>>,
-    /// The one that answers for links.
-    pub links: Option<Arc<LbLinker>>,
+    /// The zones with links' names.
+    pub link_zones: Origins,
     /// The directory of relative paths; empty for the working directory.
     pub root: PathBuf,
     /// What it is bound to, instead of all addresses.

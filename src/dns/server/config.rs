@@ -11,8 +11,9 @@ use hickory_proto::rr::Name;
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::metrics::Report;
 use crate::dns::chain::server::{Block, Server};
-use crate::dns::corefile;
-use crate::dns::corefile::{Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse};
+use crate::dns::corefile::{
+    self, Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse,
+};
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
 use crate::dns::plugins::setup::{Draft, Site};
@@ -123,8 +124,12 @@ pub fn arrange(file: &Path, parsed: &[corefile::Block], site: &Site) -> Result<C
             }
         }
         let identity = Identity::new(&zones, &block.lines, &draft);
-        let block =
-            Block { zones, plugins: draft.plugins.clone(), links: draft.links.clone(), debug: draft.debug };
+        let block = Block {
+            zones,
+            plugins: draft.plugins.clone(),
+            link_zones: draft.link_zones.clone(),
+            debug: draft.debug,
+        };
         blocks.push(Built { block: Arc::new(block), identity, draft });
     }
     if blocks.is_empty() {

@@ -79,7 +79,7 @@ fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
     let mut look_ups = Vec::new();
     // Our own names are nobody else's to know.
     for server in servers.iter().filter(|server| !server.is_ours(&name)) {
-        for links in server.links() {
+        for links in LbLinker::all_of(server) {
             let queries = qtypes.iter().map(|qtype| Query::query(name.clone(), *qtype));
             look_ups.extend(queries.map(|query| (Arc::clone(server), Arc::clone(&links), query)));
         }

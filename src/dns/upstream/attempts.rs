@@ -180,8 +180,8 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::dns::upstream::exchange::{Endpoint, Transport};
-    use crate::dns::upstream::group::ForwardOptions;
+    use crate::dns::upstream::config::ForwardOptions;
+    use crate::dns::upstream::endpoint::{Endpoint, Transport};
 
     fn rounds(upstreams: u16, attempts: usize) -> Rounds {
         let upstream = |port| {

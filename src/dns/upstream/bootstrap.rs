@@ -13,8 +13,9 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::exchange::{Endpoint, TlsClient, Transport};
-use super::group::{Forward, ForwardOptions, Purpose};
+use super::config::{ForwardOptions, Purpose};
+use super::endpoint::{Endpoint, TlsClient, Transport};
+use super::group::Forward;
 use super::policy::Policy;
 use super::socket_budget::SocketBudget;
 use crate::dns::chain::request::OURSELVES;

@@ -1,14 +1,13 @@
 //! What has gone wrong between us and an upstream, in CoreDNS's words.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{fmt, io};
 
 use nix::errno::Errno;
 use parking_lot::Mutex;
-
 use tokio::time::Instant;
 
 use super::socket_budget::NoSocket;
@@ -129,6 +128,45 @@ impl fmt::Display for Trouble {
             (None, _) => self.error.fmt(f),
         }
     }
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForwardError {
+    /// No upstream has answered in time, or none can be reached: the last trouble there was.
+    #[error("{0}")]
+    NoAnswer(Arc<str>),
+    /// None has answered so far: the look-up goes on.
+    #[error("no upstream has answered yet")]
+    Late,
+    /// Too many questions are under way. The text begins as CoreDNS's.
+    #[error("concurrent queries exceeded maximum {maximum}{}", share(*own))]
+    Busy {
+        /// The bound for all clients.
+        maximum: usize,
+        /// Questions of this client among them.
+        own: usize,
+    },
+    /// No upstream was asked, because the bound on sockets is reached.
+    #[error(
+        "no socket to an upstream is free for this client (all sockets to upstreams: 60 % of RLIMIT_NOFILE)"
+    )]
+    NoSocket,
+}
+
+impl ForwardError {
+    /// Returns that there is no answer, and why.
+    pub(crate) fn none(why: impl Into<Arc<str>>) -> Self {
+        Self::NoAnswer(why.into())
+    }
+}
+
+/// Returns what is added where a client has its share.
+pub(crate) fn share(own: usize) -> String {
+    if own == 0 {
+        return String::new();
+    }
+    format!("; this client holds {own}, the most that one client may hold now")
 }
 
 #[cfg(test)]

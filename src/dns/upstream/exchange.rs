@@ -1,6 +1,5 @@
 //! One question to one upstream, by UDP, TCP or TLS.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,12 +10,10 @@ use std::time::Duration;
 
 use futures::future::select_ok;
 use hickory_proto::op::{Message, ResponseCode};
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 use tracing::debug;
 
@@ -28,6 +25,7 @@ use super::stream_pool::{Connection, Stream};
 use super::udp_pool::Socket;
 use crate::dns::message::header::{Reply, reply_to};
 use crate::dns::message::query::Key;
+use crate::dns::upstream::endpoint::Transport;
 
 /// How long an upstream may be silent before it is checked whether it lives. By then no other one has been
 /// asked: who waits for its answer drops the question to this one.
@@ -38,50 +36,6 @@ const REPEAT: Duration = Duration::from_millis(500);
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a connection that was idle may be silent before a new one is tried: its other end may be gone.
 const POOLED_PATIENCE: Duration = Duration::from_millis(300);
-
-/// Where an upstream is, and how it is spoken to.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    /// Address and port.
-    pub address: SocketAddr,
-    /// By which transport.
-    pub transport: Transport,
-}
-
-/// How an upstream is spoken to.
-#[derive(Clone, Debug)]
-pub enum Transport {
-    /// By UDP, and by TCP where an answer doesn't fit.
-    Udp,
-    /// By TCP alone.
-    Tcp,
-    /// By TLS alone.
-    Tls(TlsClient),
-}
-
-/// How an upstream is spoken to by TLS.
-#[derive(Clone)]
-pub struct TlsClient {
-    /// How to connect.
-    pub connector: TlsConnector,
-    /// The name that its certificate must bear.
-    pub name: ServerName<'static>,
-}
-
-impl fmt::Debug for TlsClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsClient").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.transport {
-            Transport::Tls(client) => write!(f, "tls://{} ({})", self.address, client.name.to_str()),
-            Transport::Udp | Transport::Tcp => self.address.fmt(f),
-        }
-    }
-}
 
 /// When a question is asked.
 #[derive(Clone, Copy, Debug)]
@@ -433,7 +387,8 @@ mod tests {
     use super::*;
     use crate::dns::message::header::HEADER;
     use crate::dns::message::query::Question;
-    use crate::dns::upstream::group::ForwardOptions;
+    use crate::dns::upstream::config::ForwardOptions;
+    use crate::dns::upstream::endpoint::Endpoint;
 
     #[tokio::test(start_paused = true)]
     async fn question_is_repeated_though_its_kept_socket_has_failed() {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use hickory_proto::op::Message;
 
-use super::group::{Forward, ForwardError, Purpose};
+use super::config::Purpose;
+use super::error::ForwardError;
+use super::group::Forward;
 use crate::dns::message::query::Key;
 use crate::dns::upstream::singleflight;
 
@@ -79,8 +81,8 @@ mod tests {
 
     use super::*;
     use crate::dns::message::query::Question;
-    use crate::dns::upstream::exchange::{Endpoint, Transport};
-    use crate::dns::upstream::group::ForwardOptions;
+    use crate::dns::upstream::config::ForwardOptions;
+    use crate::dns::upstream::endpoint::{Endpoint, Transport};
 
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 

@@ -16,73 +16,18 @@ use tokio::time::{Instant, sleep_until};
 use crate::dns::message::query::Key;
 use crate::dns::transport::client_quota::{Share, Shares};
 use crate::dns::upstream::attempts::{Rounds, Waiting};
-use crate::dns::upstream::exchange::Endpoint;
+use crate::dns::upstream::config::{ForwardOptions, Purpose};
+use crate::dns::upstream::endpoint::Endpoint;
+use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::exchange::{SILENCE, Times, exchange};
 use crate::dns::upstream::few::Few;
-use crate::dns::upstream::health::HealthCheck;
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::metrics::Bound;
-use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::Policy;
 use crate::dns::upstream::refusals::Refusals;
-use crate::dns::upstream::socket_budget::SocketBudget;
-use crate::dns::upstream::stream_pool::Keep;
 
 /// How long upstreams are tried for one question, as by CoreDNS. Who asked may give up earlier.
 const DEADLINE: Duration = Duration::from_secs(5);
-
-/// How upstreams are asked.
-#[derive(Clone, Debug)]
-pub struct ForwardOptions {
-    /// In which order.
-    pub policy: Policy,
-    /// Failed health checks in a row after which an upstream counts as down; 0 for never.
-    pub max_fails: u32,
-    /// How an upstream that has failed is checked.
-    pub health_check: HealthCheck,
-    /// How long connections are kept, and how many.
-    pub keep: Keep,
-    /// How long an upstream may take to answer.
-    pub read_timeout: Duration,
-    /// How many attempts may fail for one question; `None` for two with each upstream.
-    pub max_attempts: Option<usize>,
-    /// Questions of a kind that may be under way at once; a client may hold at most half of the places that other
-    /// clients don't hold. Each costs a socket for every time that it is sent.
-    pub max_concurrent: usize,
-    /// The sockets that all upstreams of the process may have.
-    pub sockets: Arc<SocketBudget>,
-    /// Whether nobody is asked while all upstreams are down.
-    pub fail_fast: bool,
-    /// The codes that have a client's question go to the next upstream.
-    pub failover: Vec<ResponseCode>,
-    /// Whether clients' questions by TCP are asked by UDP first, too.
-    pub prefer_udp: bool,
-    /// The address that they are asked from.
-    pub source: Option<IpAddr>,
-    /// Where all that is counted.
-    pub metrics: Option<Arc<ForwardMetrics>>,
-}
-
-impl Default for ForwardOptions {
-    /// CoreDNS's defaults, and the bound of its own Corefile.
-    fn default() -> Self {
-        Self {
-            policy: Policy::Random,
-            max_fails: 2,
-            health_check: HealthCheck::default(),
-            keep: Keep::default(),
-            read_timeout: Duration::from_secs(2),
-            max_attempts: None,
-            max_concurrent: 1000,
-            sockets: Arc::default(),
-            fail_fast: false,
-            failover: Vec::new(),
-            prefer_udp: false,
-            source: None,
-            metrics: None,
-        }
-    }
-}
 
 /// The upstream resolvers of a line.
 #[derive(Debug)]
@@ -101,56 +46,6 @@ pub struct Forward {
 
 /// Upstreams as they are asked, one after the other.
 type Order = SmallVec<[Arc<Upstream>; 2]>;
-
-/// What an answer is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Purpose {
-    /// A client's question.
-    Forward,
-    /// The same, by a client that has asked by TCP.
-    ForwardByTcp,
-    /// The target of a link.
-    Chase,
-}
-
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ForwardError {
-    /// No upstream has answered in time, or none can be reached: the last trouble there was.
-    #[error("{0}")]
-    NoAnswer(Arc<str>),
-    /// None has answered so far: the look-up goes on.
-    #[error("no upstream has answered yet")]
-    Late,
-    /// Too many questions are under way. The text begins as CoreDNS's.
-    #[error("concurrent queries exceeded maximum {maximum}{}", share(*own))]
-    Busy {
-        /// The bound for all clients.
-        maximum: usize,
-        /// Questions of this client among them.
-        own: usize,
-    },
-    /// No upstream was asked, because the bound on sockets is reached.
-    #[error(
-        "no socket to an upstream is free for this client (all sockets to upstreams: 60 % of RLIMIT_NOFILE)"
-    )]
-    NoSocket,
-}
-
-/// Returns what is added where a client has its share.
-fn share(own: usize) -> String {
-    if own == 0 {
-        return String::new();
-    }
-    format!("; this client holds {own}, the most that one client may hold now")
-}
-
-impl ForwardError {
-    /// Returns that there is no answer, and why.
-    pub(crate) fn none(why: impl Into<Arc<str>>) -> Self {
-        Self::NoAnswer(why.into())
-    }
-}
 
 impl Forward {
     /// Returns a client of these upstreams.
@@ -343,7 +238,7 @@ fn worth(answer: &Message) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use crate::dns::upstream::exchange::Transport;
+    use crate::dns::upstream::endpoint::Transport;
     use hickory_proto::rr::{Name, RecordType};
     use tokio::net::UdpSocket;
 

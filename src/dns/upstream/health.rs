@@ -5,44 +5,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::rr::RecordType;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::alarms::Alarms;
+use super::config::ForwardOptions;
+use super::endpoint::Endpoint;
 use super::error::Trouble;
-use super::exchange::{Endpoint, ping};
-use super::group::ForwardOptions;
+use super::exchange::ping;
 use super::metrics::Counters;
 use super::socket_budget::SocketBudget;
 use super::stream_pool::Pool;
 use super::udp_pool::Sockets;
 use crate::dns::message::query::Question;
+use crate::dns::upstream::config::HealthCheck;
 
 /// How long a health check may take.
 const CHECK: Duration = Duration::from_secs(1);
 /// The shortest pause between two health checks: with none at all, CoreDNS does nothing else.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
-
-/// How upstreams are checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HealthCheck {
-    /// The pause between two health checks.
-    pub pause: Duration,
-    /// RD of the question.
-    pub recursion_desired: bool,
-    /// The name whose name servers are asked for.
-    pub domain: Name,
-}
-
-impl Default for HealthCheck {
-    /// As CoreDNS.
-    fn default() -> Self {
-        Self { pause: Duration::from_millis(500), recursion_desired: true, domain: Name::root() }
-    }
-}
 
 /// One upstream.
 #[derive(Debug)]

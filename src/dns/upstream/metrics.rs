@@ -8,8 +8,8 @@ use std::time::Duration;
 use hickory_proto::op::ResponseCode;
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
-use crate::dns::chain::metrics::DURATIONS;
 use crate::dns::message::presentation::rcode_name;
+use crate::metrics::sharded::DURATIONS;
 use crate::metrics::{Family, registered};
 
 /// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.

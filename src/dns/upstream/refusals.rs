@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::group::{ForwardError, Purpose};
+use super::config::Purpose;
+use super::error::ForwardError;
 
 /// The shortest time between two lines.
 const QUIET: Duration = Duration::from_secs(60);

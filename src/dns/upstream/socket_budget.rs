@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::group::Purpose;
+use super::config::Purpose;
 use crate::dns::net::part_of_files;
 use crate::dns::transport::client_quota::{Share, Shares};
 
@@ -129,7 +129,8 @@ impl SocketQuota {
 mod tests {
     use super::*;
     use crate::dns::net::{ENOUGH_FILES, max_files, part_of};
-    use crate::dns::upstream::group::{Forward, ForwardOptions};
+    use crate::dns::upstream::config::ForwardOptions;
+    use crate::dns::upstream::group::Forward;
 
     #[test]
     fn all_parts_together_are_60_percent_of_the_file_limit() {

@@ -14,6 +14,7 @@ use tokio_util::either::Either;
 
 use super::idle::Idle;
 use super::socket_budget::{SocketBudget, SocketPermit};
+use crate::dns::upstream::config::Keep;
 
 /// Between two looks for idle connections that are to be closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -53,26 +54,6 @@ impl Connection {
     }
 }
 
-/// How long connections are kept, and how many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
-    /// How long one is kept that isn't used.
-    pub idle: Duration,
-    /// How long one is kept at all.
-    pub age: Option<Duration>,
-    /// How many are kept that aren't used.
-    pub number: usize,
-    /// How many UDP sockets are, for a moment.
-    pub sockets: usize,
-}
-
-impl Default for Keep {
-    /// As CoreDNS, but bounded: more than these are needed at once only in a storm.
-    fn default() -> Self {
-        Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
-    }
-}
-
 /// The idle connections.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -80,13 +61,6 @@ pub(crate) struct Pool {
     idle: Idle<(Instant, Connection)>,
     keep: Keep,
     budget: Arc<SocketBudget>,
-}
-
-impl Keep {
-    /// Returns whether a connection that is idle since then may be used again.
-    fn holds(&self, since: Instant, connection: &Connection) -> bool {
-        since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)
-    }
 }
 
 impl Pool {

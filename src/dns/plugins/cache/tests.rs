@@ -16,6 +16,7 @@ use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::{Block, Server};
 use crate::dns::message::ede::Ede;
 use crate::dns::message::query::wire_name;
+use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::cache::*;
 use crate::dns::plugins::tests::support::{Site, record, show};
 
@@ -95,7 +96,8 @@ impl Bench {
         let (zone, block) = site.server.blocks().next().unwrap();
         let mut plugins: Vec<Arc<dyn Plugin>> = block.plugins.clone();
         *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
-        let block = Block { zones: block.zones.clone(), plugins, links: None, debug: false };
+        let block =
+            Block { zones: block.zones.clone(), plugins, link_zones: Origins::default(), debug: false };
         let report = site.shared.metrics.family().unwrap();
         site.server =
             Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));

@@ -19,11 +19,9 @@ use crate::dns::message::zone_set::Origins;
 use crate::dns::net::max_files;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::{Speaking, To};
-use crate::dns::upstream::group::ForwardOptions;
-use crate::dns::upstream::health::HealthCheck;
+use crate::dns::upstream::config::{ForwardOptions, HealthCheck, Keep};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::Policy;
-use crate::dns::upstream::stream_pool::Keep;
 use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
 
 /// Upstreams that a line may have, as in CoreDNS.

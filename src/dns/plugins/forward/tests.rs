@@ -15,8 +15,8 @@ use super::{Asked, Upstreams};
 use crate::dns::chain::request::OURSELVES;
 use crate::dns::message::query::{Key, Question};
 use crate::dns::plugins::tests::support::Site;
-use crate::dns::upstream::exchange::{Endpoint, Transport};
-use crate::dns::upstream::group::ForwardOptions;
+use crate::dns::upstream::config::ForwardOptions;
+use crate::dns::upstream::endpoint::{Endpoint, Transport};
 use crate::dns::upstream::policy::Policy;
 use crate::held_port::HeldPort;
 

@@ -1,6 +1,8 @@
 //! Which names a chain may lead to, for one client: the target policy, the links' `allow-from`, and the `acl` of the
 //! block that the name is for. The same rules hold for each name of a chain, whichever answer it is from.
 
+use std::any::Any;
+
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::Registry;
 use smallvec::SmallVec;
@@ -105,7 +107,11 @@ impl Looked {
 impl LbLinker {
     /// Returns the zone of this listener that a name is in, and the name relative to it. One of its own comes first.
     pub(super) fn place_of<'a>(&'a self, request: &'a Request, name: &Name) -> Option<(&'a Zone, Vec<u8>)> {
-        self.zone_of(name).or_else(|| request.server.links_of(name)?.zone_of(name))
+        let other = || {
+            let plugins = request.server.plugins().map(|plugin| -> &dyn Any { &**plugin });
+            plugins.filter_map(<dyn Any>::downcast_ref::<Self>).find_map(|plugin| plugin.zone_of(name))
+        };
+        self.zone_of(name).or_else(other)
     }
 
     /// Looks at a name outside our zones that a chain leads to; returns whether it may.

@@ -13,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
+use crate::dns::plugins::lb_linker::LbLinker;
 use crate::dns::plugins::tests::support::{Site, link, show};
 use crate::model::link::Observed;
 use crate::model::service_key::ServiceKey;
@@ -103,7 +104,7 @@ async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
 #[tokio::test]
 async fn looking_ahead_without_a_block_is_no_failure() {
     let site = site(LINKS);
-    let links = site.server.links().remove(0);
+    let links = LbLinker::all_of(&site.server).remove(0);
     links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
     assert_eq!(site.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
 }
@@ -114,7 +115,7 @@ async fn look_up_ahead_fills_the_cache_whatever_acl_allows() {
         "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ncache\n\
          template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
     ));
-    let links = site.server.links().remove(0);
+    let links = LbLinker::all_of(&site.server).remove(0);
     let hits = || site.metrics("coredns_cache_hits_total{");
     links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());

@@ -13,6 +13,7 @@ use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{Block, Server};
+use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::tests::support::{Site, record};
 
 /// What answers behind the rules.
@@ -74,7 +75,7 @@ fn site(rules: &str, behind: Behind) -> Site {
     let mut site = Site::block(rules);
     let (zone, block) = site.server.blocks().next().unwrap();
     let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
-    let block = Block { zones: vec![zone.clone()], plugins, links: None, debug: false };
+    let block = Block { zones: vec![zone.clone()], plugins, link_zones: Origins::default(), debug: false };
     let report = site.shared.metrics.family().unwrap();
     site.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
     site.request.server = Arc::clone(&site.server);
