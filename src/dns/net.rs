@@ -8,6 +8,17 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
+/// How a client asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// By UDP.
+    Udp,
+    /// By TCP (RFC 7766).
+    Tcp,
+    /// By TLS (RFC 7858).
+    Tls,
+}
+
 /// How long a listener rests when there are no files or memory for more.
 pub(crate) const REST: Duration = Duration::from_millis(100);
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::Name;
-use hickory_server::net::xfer::Protocol;
 use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::message::header::MAX_UDP;
+use lb_linker::dns::net::Protocol;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::model::hostname::Host;
@@ -46,7 +46,7 @@ impl Server {
         } else {
             check(message, answer.as_ref().map(|answer| &*answer.bytes), protocol)
         };
-        outcome.map_err(|rule| format!("{rule}\nby {protocol} from {client}: {message:02x?}\n{answer:02x?}"))
+        outcome.map_err(|rule| format!("{rule}\nby {protocol:?} from {client}: {message:02x?}\n{answer:02x?}"))
     }
 }
 

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use futures::FutureExt;
 use hickory_proto::op::Edns;
 use hickory_proto::rr::Name;
-use hickory_server::net::xfer::Protocol;
+use hickory_server::net::xfer;
 use hickory_server::server::Request as Message;
 use tracing::{debug, error};
 
@@ -19,7 +19,7 @@ use super::server::Server;
 use crate::dns::message::encode::encode;
 use crate::dns::message::header::{MAX_UDP, Screened, format_error, screen, server_failure};
 use crate::dns::message::reply::Reply;
-use crate::dns::net::unmapped;
+use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::Packet;
 use crate::metrics::Metrics;
 
@@ -123,7 +123,8 @@ fn decode(
     (client, local): (SocketAddr, SocketAddr),
     protocol: Protocol,
 ) -> Option<Request> {
-    let decoded = Message::from_bytes(message.to_vec(), client, protocol);
+    let by = if protocol == Protocol::Udp { xfer::Protocol::Udp } else { xfer::Protocol::Tcp };
+    let decoded = Message::from_bytes(message.to_vec(), client, by);
     let decoded =
         decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
     let [query] = decoded.queries.queries() else { return None };

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
-use hickory_server::net::xfer::Protocol;
 use parking_lot::{Mutex, RwLock};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
@@ -15,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::validity::Charge;
+use crate::dns::net::Protocol;
 use crate::metrics::sharded::{
     DURATION_COUNTERS, DURATIONS, Spread, counted, desc, duration, family, labelled,
 };

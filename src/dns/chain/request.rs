@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
-use hickory_server::net::xfer::Protocol;
 
 use crate::dns::chain::metrics::{Counted, Tally};
 use crate::dns::chain::server::Server;
@@ -14,6 +13,7 @@ use crate::dns::message::encode::{OPT, wire_length};
 use crate::dns::message::header::MIN_UDP;
 use crate::dns::message::query::{Question, room};
 use crate::dns::message::reply::Reply;
+use crate::dns::net::Protocol;
 
 /// Where requests of our own seem to come from.
 pub(crate) const OWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);

@@ -221,7 +221,7 @@ impl Server {
             zone: Name::root(),
             client: OWN,
             local: OWN,
-            protocol: hickory_server::net::xfer::Protocol::Tcp,
+            protocol: crate::dns::net::Protocol::Tcp,
             size: 0,
             metadata,
             query,

@@ -154,7 +154,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hickory_server::net::xfer::Protocol;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -166,6 +165,7 @@ use crate::dns::chain::plugin::{Next, Outcome, Plugin};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
+use crate::dns::net::Protocol;
 use crate::dns::plugins::cache::entry::Kind;
 use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness};
 use invalidated::Forgotten;

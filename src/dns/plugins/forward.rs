@@ -196,7 +196,6 @@ use async_trait::async_trait;
 use hickory_proto::op::{Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{Name, RecordType};
-use hickory_server::net::xfer::Protocol;
 use tokio::time::timeout;
 
 use super::r#loop::LoopState;
@@ -209,6 +208,7 @@ use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
+use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{To, known, resolve};
 use crate::dns::upstream::config::Purpose as Asked;
 use crate::dns::upstream::error::ForwardError;

@@ -54,7 +54,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
-use hickory_server::net::xfer::Protocol;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge, Registry};
 use rand::RngExt;
@@ -68,6 +67,7 @@ use crate::dns::chain::plugin::{Next, Outcome, Plugin};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::CorefileError;
+use crate::dns::net::Protocol;
 use crate::metrics::{Family, registered};
 
 const NAME: &str = "loop";

@@ -34,12 +34,12 @@ use std::net::IpAddr;
 use async_trait::async_trait;
 use hickory_proto::rr::rdata::SRV;
 use hickory_proto::rr::{Name, RData, Record};
-use hickory_server::net::xfer::Protocol;
 
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
+use crate::dns::net::Protocol;
 
 const NAME: &str = "whoami";
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::{Name, RecordType};
-use hickory_server::net::xfer::Protocol;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tokio::time::advance;
 
 use crate::dns::chain::handler::Handler;
+use crate::dns::net::Protocol;
 use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support;
 use crate::dns::response_cache::*;
@@ -308,7 +308,7 @@ async fn what_is_given_again_is_counted_as_what_the_full_handler_says() {
                 }
                 pages.push(served.counted());
             }
-            assert_eq!(pages[0], pages[1], "{name} {qtype} {protocol}");
+            assert_eq!(pages[0], pages[1], "{name} {qtype} {protocol:?}");
         }
     }
 }

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use hickory_proto::op::{Edns, Message, MessageType, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use hickory_server::net::xfer::Protocol;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Asked, Upstreams};
 use crate::dns::chain::request::OURSELVES;
 use crate::dns::message::query::{Key, Question};
+use crate::dns::net::Protocol;
 use crate::dns::plugins::tests::support::Site;
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::{Endpoint, Transport};
@@ -280,7 +280,7 @@ async fn the_transport_is_the_clients_or_the_one_that_is_wanted() {
         let mut site = Site::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
         site.request.protocol = protocol;
         assert!(site.ask("x. A").await.starts_with("NOERROR"));
-        assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol}");
+        assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol:?}");
     }
 }
 

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use hickory_proto::op::Edns;
-use hickory_server::net::xfer::Protocol;
 use serde_json::Value;
 
 use crate::dns::chain::request::Request;
@@ -14,6 +13,7 @@ use crate::dns::message::encode::{OPT, encode, wire_length};
 use crate::dns::message::header::MIN_UDP;
 use crate::dns::message::presentation::{class_text, rcode_name, type_text};
 use crate::dns::message::reply::Reply;
+use crate::dns::net::Protocol;
 use crate::dns::query_log::Part;
 
 const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \

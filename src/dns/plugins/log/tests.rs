@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record};
-use hickory_server::net::xfer::Protocol;
 use serde_json::json;
 
+use crate::dns::net::Protocol;
 use crate::dns::plugins::log::*;
 use crate::dns::plugins::tests::support::Site;
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use hickory_server::net::xfer::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
@@ -22,7 +21,7 @@ use super::framing::{Input, Output};
 use super::thread_cache::{Desk, with_desk};
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::header::server_failure;
-use crate::dns::net::unmapped;
+use crate::dns::net::{Protocol, unmapped};
 
 /// Questions of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more than
 /// one). What else would have to wait fails at once, so that nothing that we know is held up.

@@ -9,7 +9,6 @@ use std::task::Poll;
 use futures::future::Either;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use hickory_server::net::xfer::Protocol;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::yield_now;
 
@@ -17,7 +16,7 @@ use super::answer_socket::AnswerSocket;
 use super::batch::{Answer, SIZE, send_all};
 use super::{Asking, Keep, Peer, Question};
 use crate::dns::chain::handler::Handler;
-use crate::dns::net::unmapped;
+use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::Shares;
 use crate::metrics::Dropped;
 

@@ -11,7 +11,6 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use futures::FutureExt;
-use hickory_server::net::xfer::Protocol;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 use tokio::time::Instant;
@@ -21,7 +20,7 @@ use super::answer_socket::AnswerSocket;
 use super::batch::{self, Batch, send_all};
 use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
 use crate::dns::chain::handler::{Answer, Handler};
-use crate::dns::net::{REST, is_fatal, is_shortage, unmapped};
+use crate::dns::net::{Protocol, REST, is_fatal, is_shortage, unmapped};
 use crate::dns::response_cache::{Miss, Packets, Room};
 use crate::metrics::Dropped;
 
