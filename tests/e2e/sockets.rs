@@ -13,7 +13,7 @@ use crate::harness::dns::{query, send_udp, show};
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn listening_on(address: &str, directory: &tempfile::TempDir) -> Linker {
     let args = ["--listen", address, "--upstream", "none", "--manifests", directory.path().to_str().unwrap()];

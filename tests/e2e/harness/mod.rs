@@ -25,7 +25,7 @@ use cluster::Cluster;
 use control_plane::ControlPlane;
 
 /// How long a test waits for what has to happen: far longer than it takes, so that only a defect gets there.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// How long between two looks at what can only be looked at.
 const LOOK: Duration = Duration::from_millis(10);
 
