@@ -4,6 +4,7 @@
 //! that fails is started again, and only a dead DNS listener ends the process.
 
 pub mod error;
+mod sync_metrics;
 mod sync_runtime;
 mod sync_tasks;
 mod zone_updates;
@@ -28,6 +29,7 @@ use crate::dns::server::reload::{CheckZones, Reloader};
 use crate::model::hostname::host_text;
 use crate::store::{Departed, Store};
 use error::RunError;
+use sync_metrics::SyncMetrics;
 use sync_runtime::SyncThread;
 use sync_tasks::Source;
 use zone_updates::Syncing;
@@ -50,7 +52,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let (mut site, queue) = Site::new(Arc::clone(&store), flags.log_format.into())?;
     site.targets = Arc::new(flags.admission().targets);
     site.own_addresses = crate::dns::server::ns_addresses::of_this_server;
-    let metrics = Arc::clone(&site.metrics);
+    let metrics = SyncMetrics::register(&site.metrics)?;
     // To the last: it ends when this function does.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
     let checked = flags.clone();

@@ -5,6 +5,7 @@
 //! wait for a writer that changes another name; writers take turns.
 
 mod index;
+pub mod metrics;
 pub mod names;
 mod ports;
 mod reverse_index;
@@ -23,8 +24,7 @@ use ipnet::IpNet;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
-use crate::model::link::{Asked, Change, Link, Observed, State, Target, Wishes};
-use crate::model::link::{NEVER, Outdated, UNKNOWN};
+use crate::model::link::{Asked, Change, Link, NEVER, Observed, Outdated, State, Target, UNKNOWN, Wishes};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 pub(crate) use crate::model::uid::uuid;

@@ -10,9 +10,9 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use crate::app::error::RunError;
+use crate::app::sync_metrics::SyncMetrics;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
-use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
@@ -92,25 +92,26 @@ impl Source {
         tasks: &mut JoinSet<()>,
         flags: &Flags,
         leadership: &Leadership,
-        metrics: &Arc<Metrics>,
+        metrics: &SyncMetrics,
         end: &End,
     ) -> Recorder {
         let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
         if flags.sync_mode() != SyncMode::On {
             return Recorder::none();
         }
-        let recorder = Recorder::new(metrics.events_dropped.clone(), leadership.clone());
+        let recorder = Recorder::new(metrics.events.dropped.clone(), leadership.clone());
         let sender = events::Sender {
             client: client.clone(),
             outage: outage.clone(),
             recorder: recorder.clone(),
             instance: flags.identity(),
-            metrics: Arc::clone(metrics),
+            metrics: Arc::clone(&metrics.api),
         };
         let written = end.written.clone();
-        let sending = supervise("the sending of Events", written.clone(), Arc::clone(metrics), move || {
-            sender.clone().run(written.clone())
-        });
+        let sending =
+            supervise("the sending of Events", written.clone(), Arc::clone(&metrics.supervisor), move || {
+                sender.clone().run(written.clone())
+            });
         tasks.spawn(end.senders.track_future(sending));
         recorder
     }
@@ -122,7 +123,7 @@ impl Source {
         tasks: &mut JoinSet<()>,
         flags: &Flags,
         store: &Arc<Store>,
-        metrics: &Arc<Metrics>,
+        metrics: &SyncMetrics,
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
@@ -132,7 +133,7 @@ impl Source {
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
         tasks.spawn(end.follow(stop.clone()));
-        let news = News { metrics: Arc::clone(metrics), recorder, log: ServiceLog::default() };
+        let news = News { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
         // Manifests have no terms: what was read first counts.
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
@@ -147,14 +148,18 @@ impl Source {
                 admission: Arc::clone(&admission),
                 policy: flags.policy(),
                 news: news.clone(),
+                metrics: Arc::clone(&metrics.reconciler),
+                api: Arc::clone(&metrics.api),
+                staleness: (*metrics.staleness).clone(),
                 leadership: leadership.clone(),
                 rewinds: rewinds.clone(),
                 links_listed: listed.subscribe(),
             };
             let reconciler_stop = stop.clone();
-            let reconciler = supervise("the reconciler", stop.clone(), Arc::clone(metrics), move || {
-                reconciler::run(settings.clone(), reconciler_stop.clone())
-            });
+            let reconciler =
+                supervise("the reconciler", stop.clone(), Arc::clone(&metrics.supervisor), move || {
+                    reconciler::run(settings.clone(), reconciler_stop.clone())
+                });
             tasks.spawn(writers.track_future(reconciler));
         } else {
             // Nothing is kept, so no external target has a holder to wait for.
@@ -163,7 +168,7 @@ impl Source {
         // With --max-deletes the user has said that external targets may go.
         let keeps_unlisted =
             self.keeper().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
-        let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
+        let store = Arc::clone(store);
         match self {
             Self::Cluster { client, outage, .. } => {
                 if flags.sync_mode() != SyncMode::Off {
@@ -174,15 +179,18 @@ impl Source {
                         selection: Arc::clone(&selection),
                         policy: flags.policy(),
                         news: news.clone(),
+                        api: Arc::clone(&metrics.api),
+                        staleness: (*metrics.staleness).clone(),
                         leadership: leadership.clone(),
                         links_listed: listed.subscribe(),
                         rewinds: rewinds.clone(),
                     };
                     let until = stop.clone();
                     let name = "the following by annotation";
-                    let following = supervise(name, stop.clone(), Arc::clone(&metrics), move || {
-                        source_annotation::run(settings.clone(), until.clone())
-                    });
+                    let following =
+                        supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
+                            source_annotation::run(settings.clone(), until.clone())
+                        });
                     tasks.spawn(writers.track_future(following));
                 }
                 // Whoever only answers DNS has nothing to do with finalizers.
@@ -191,7 +199,7 @@ impl Source {
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
                     let (store, is_ours) = (Arc::clone(&store), flags.finalizer);
                     let name = "the search for finalizers";
-                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics), move || {
+                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
                         let selection = Arc::clone(&selection);
                         let look = finalizers::look(
                             client.clone(),
@@ -213,15 +221,20 @@ impl Source {
                     delete_delay: flags.policy().delete_delay,
                     store,
                     news,
+                    metrics: Arc::clone(&metrics.watch),
+                    staleness: (*metrics.staleness).clone(),
                     leadership,
                     rewinds,
                     listed,
                     own_targets: Arc::default(),
                 };
                 let until = stop.clone();
-                tasks.spawn(supervise("the watch of load balancers", stop.clone(), metrics, move || {
-                    until_stopped(until.clone(), source.clone().run())
-                }));
+                tasks.spawn(supervise(
+                    "the watch of load balancers",
+                    stop.clone(),
+                    Arc::clone(&metrics.supervisor),
+                    move || until_stopped(until.clone(), source.clone().run()),
+                ));
             }
             Self::Manifests { .. } => {
                 let directory = flags.manifests.clone().unwrap_or_default();
@@ -235,9 +248,12 @@ impl Source {
                     keeps_unlisted,
                 };
                 let until = stop.clone();
-                tasks.spawn(supervise("the reading of manifests", stop.clone(), metrics, move || {
-                    until_stopped(until.clone(), source.clone().run())
-                }));
+                tasks.spawn(supervise(
+                    "the reading of manifests",
+                    stop.clone(),
+                    Arc::clone(&metrics.supervisor),
+                    move || until_stopped(until.clone(), source.clone().run()),
+                ));
             }
         }
     }
@@ -245,19 +261,28 @@ impl Source {
 
 impl Source {
     /// Starts the election, if there is one. The lease is given back at the end of `end`.
-    fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &Arc<Metrics>, end: &End) -> Leadership {
+    fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &SyncMetrics, end: &End) -> Leadership {
         let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
             let writes = self.keeper().is_some() && flags.sync_mode() == SyncMode::On;
-            metrics.leader.set(i64::from(writes));
+            metrics.election.leader.set(i64::from(writes));
             let in_cluster = writes && matches!(self, Self::Cluster { .. });
             return if in_cluster { Leadership::without_election(unix_now()) } else { Leadership::always() };
         };
-        let election = Election::new(client.clone(), outage.clone(), Arc::clone(metrics), candidacy.clone());
+        let election = Election::new(
+            client.clone(),
+            outage.clone(),
+            Arc::clone(&metrics.election),
+            Arc::clone(&metrics.api),
+            candidacy.clone(),
+        );
         let leadership = election.leadership();
         let release = end.told.clone();
-        tasks.spawn(supervise("the leader election", release.clone(), Arc::clone(metrics), move || {
-            election.clone().run(release.clone())
-        }));
+        tasks.spawn(supervise(
+            "the leader election",
+            release.clone(),
+            Arc::clone(&metrics.supervisor),
+            move || election.clone().run(release.clone()),
+        ));
         leadership
     }
 }

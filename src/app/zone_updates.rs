@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::names_of;
+use super::sync_metrics::SyncMetrics;
 use super::sync_tasks::Source;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::metrics::Metrics;
 use crate::store::Store;
 
 /// The pause before another try where the source can't be opened again.
@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(super) struct Syncing {
     pub(super) flags: Flags,
     pub(super) store: Arc<Store>,
-    pub(super) metrics: Arc<Metrics>,
+    pub(super) metrics: SyncMetrics,
     /// The zones with links' names; another Corefile may have others.
     pub(super) zones: watch::Receiver<Vec<LinkZone>>,
 }

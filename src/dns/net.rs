@@ -2,6 +2,7 @@
 
 pub mod interfaces;
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -17,6 +18,16 @@ pub enum Protocol {
     Tcp,
     /// By TLS (RFC 7858).
     Tls,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+        })
+    }
 }
 
 /// How long a listener rests when there are no files or memory for more.

@@ -1,6 +1,7 @@
 //! How messages come in: UDP, TCP and TLS.
 
 pub(crate) mod client_quota;
+pub mod metrics;
 pub mod tcp;
 pub mod tls;
 pub mod udp;

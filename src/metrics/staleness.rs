@@ -5,7 +5,11 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts, Registry};
+
+use super::{Family, registered};
 
 /// When a watch has heard something last: an event, a bookmark or a complete list.
 #[derive(Debug)]
@@ -22,28 +26,36 @@ impl Sign {
     }
 }
 
-/// The metric `lb_linker_watch_staleness_seconds`, by watch.
-#[derive(Debug)]
+/// The metric `lb_linker_watch_staleness_seconds`, by watch. Cheap to clone.
+#[derive(Clone, Debug)]
 pub struct Staleness {
     gauge: GaugeVec,
-    watches: Mutex<BTreeMap<String, Weak<Sign>>>,
+    watches: Arc<Mutex<BTreeMap<String, Weak<Sign>>>>,
 }
 
-impl Staleness {
-    /// Returns the metric, registered, without a watch.
-    ///
-    /// # Errors
-    /// Only if there is one of that name already.
-    pub(super) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+impl Family for Staleness {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let opts = Opts::new(
             "lb_linker_watch_staleness_seconds",
             "Seconds since the last event, bookmark or complete list of a watch.",
         );
-        let gauge = GaugeVec::new(opts, &["watch"])?;
-        registry.register(Box::new(gauge.clone()))?;
-        Ok(Self { gauge, watches: Mutex::default() })
+        let staleness = Self { gauge: GaugeVec::new(opts, &["watch"])?, watches: Arc::default() };
+        registered(registry, Ok(staleness))
+    }
+}
+
+impl Collector for Staleness {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
     }
 
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.show();
+        self.gauge.collect()
+    }
+}
+
+impl Staleness {
     /// Returns where the watch of this name notes what it hears. Its age counts from now, or goes on where the watch
     /// takes the place of another one of its name; it is shown as long as anything keeps what is returned.
     pub fn watch(&self, name: &str) -> Arc<Sign> {
@@ -57,7 +69,7 @@ impl Staleness {
     }
 
     /// Sets the metric to the ages of this moment.
-    pub(super) fn show(&self) {
+    fn show(&self) {
         let mut watches = self.watches.lock();
         watches.retain(|name, sign| {
             let sign = sign.upgrade();
@@ -73,17 +85,12 @@ impl Staleness {
 
 #[cfg(test)]
 mod tests {
-    use prometheus::core::Collector;
-
     use super::*;
 
     #[test]
     fn the_age_of_each_watch_is_shown_while_it_lasts() {
         let staleness = Staleness::register(&Registry::new()).unwrap();
-        let shown = || {
-            staleness.show();
-            staleness.gauge.collect().iter().map(|family| family.get_metric().len()).sum::<usize>()
-        };
+        let shown = || staleness.collect().iter().map(|family| family.get_metric().len()).sum::<usize>();
         assert_eq!(shown(), 0);
         let (one, two) = (staleness.watch("one"), staleness.watch("two"));
         assert!(Arc::ptr_eq(&one, &staleness.watch("one")));

@@ -19,6 +19,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1;
 use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use prometheus::{IntGauge, Registry};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,8 @@ use super::controller::backoff::Pauses;
 use super::controller::supervisor::SyncError;
 use super::k8s::errors::{Outage, Trouble, explain, retry_after, root_cause};
 use super::k8s::labels::FIELD_MANAGER;
-use crate::metrics::Metrics;
+use crate::metrics::{Family, registered};
+use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};
 use elector::{Elector, News, Pod, Step, Timing};
 use fence::Fence;
@@ -54,12 +56,27 @@ pub struct Candidacy {
     pub pod: Option<String>,
 }
 
+/// What is counted of the election.
+#[derive(Debug)]
+pub struct ElectionMetrics {
+    /// 1 while this process may write external targets.
+    pub leader: IntGauge,
+}
+
+impl Family for ElectionMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let leader = IntGauge::new("lb_linker_leader", "1 while this instance leads: it alone writes.");
+        Ok(Self { leader: registered(registry, leader)? })
+    }
+}
+
 /// The part of one process in an election.
 #[derive(Clone)]
 pub struct Election {
     client: Client,
     outage: Outage,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ElectionMetrics>,
+    api: Arc<ApiMetrics>,
     candidacy: Candidacy,
     /// The identity and a random end: two processes are never the same holder.
     holder: String,
@@ -73,12 +90,18 @@ pub struct Election {
 impl Election {
     /// Returns the part of this process in an election, in which it doesn't lead yet.
     #[must_use]
-    pub fn new(client: Client, outage: Outage, metrics: Arc<Metrics>, candidacy: Candidacy) -> Self {
+    pub fn new(
+        client: Client,
+        outage: Outage,
+        metrics: Arc<ElectionMetrics>,
+        api: Arc<ApiMetrics>,
+        candidacy: Candidacy,
+    ) -> Self {
         let holder = format!("{}_{:08x}", candidacy.identity, rand::random::<u32>());
         let standing = watch::Sender::new(Standing::default());
         let settled = watch::Sender::new(false);
         let (fence, clock) = (Arc::default(), clock::now as Clock);
-        Self { client, outage, metrics, candidacy, holder, standing, settled, fence, clock }
+        Self { client, outage, metrics, api, candidacy, holder, standing, settled, fence, clock }
     }
 
     /// Returns what writers ask whether they may.
@@ -307,8 +330,7 @@ impl<'a> Talk<'a> {
             Ok(_) => 200,
             Err(failure) => failure.code(),
         };
-        let labels = [verb, "Lease", &code.to_string()];
-        self.election.metrics.api_writes.with_label_values(&labels).inc();
+        self.election.api.wrote(verb, "Lease", code);
     }
 
     /// Empties the Lease, so that another one takes over at once.

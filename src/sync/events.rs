@@ -5,6 +5,7 @@
 
 mod aggregator;
 pub mod link_log;
+pub mod metrics;
 mod publisher;
 mod refused;
 
@@ -17,11 +18,10 @@ use parking_lot::Mutex;
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 
-pub use publisher::Sender;
-
 use super::election::Leadership;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
+pub use publisher::Sender;
 
 /// How many Events may wait to be sent: what many changes at once cost in memory, and no more. Those of one namespace
 /// have half of what the others leave.
@@ -137,6 +137,11 @@ impl Recorder {
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
         let waiting = Mutex::new(Waits::default());
         Self(Some(Arc::new(Queue { waiting, news: Notify::new(), dropped, leadership })))
+    }
+
+    #[cfg(test)]
+    fn dropped(&self) -> IntCounter {
+        self.0.as_ref().map(|queue| queue.dropped.clone()).unwrap()
     }
 
     /// Returns a recorder that records nothing: there is no cluster, or it isn't to be written to.

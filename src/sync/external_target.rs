@@ -6,6 +6,7 @@ pub mod deletion_budget;
 pub mod desired;
 pub(crate) mod handlers;
 pub mod left_out;
+pub mod metrics;
 pub mod object_cache;
 pub mod observed_object;
 pub mod orphans;

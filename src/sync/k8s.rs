@@ -8,6 +8,7 @@ pub mod forbidden;
 pub mod instance;
 pub(crate) mod labels;
 pub mod listed;
+pub mod metrics;
 pub mod object;
 pub(crate) mod refusals;
 pub mod rewinds;

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod file_watcher;
 pub mod manifests;
+pub mod metrics;
 pub(crate) mod own_targets;
 pub(crate) mod relist_guard;
 pub mod selection;

@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 use futures::stream::{AbortHandle, SelectAll, abortable};
 use futures::{FutureExt, StreamExt};
 use kube::Client;
-use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
@@ -40,9 +39,11 @@ use super::k8s::rewinds::Rewinds;
 use super::k8s::service::Service;
 use super::k8s::watch::{Item, in_namespace, list_watch};
 use super::source::selection::Selection;
+use crate::metrics::staleness::Staleness;
 use crate::model::link::Change;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
+use crate::sync::k8s::metrics::ApiMetrics;
 use decision::{Follower, Wish};
 use deleted_links::Departed;
 use index::{FORBIDDEN, Followers, Heard};
@@ -69,6 +70,10 @@ pub struct Settings {
     pub policy: Policy,
     /// Where what happens is told.
     pub news: News,
+    /// What is counted of its writes.
+    pub api: Arc<ApiMetrics>,
+    /// How old what its watches have heard is.
+    pub staleness: Staleness,
     /// Whether it may write.
     pub leadership: Leadership,
     /// Which lists of load balancers are complete.
@@ -226,11 +231,11 @@ impl Following {
     /// Begins to list and watch a scope after a pause; what was followed there before isn't any more.
     fn watch(&mut self, number: usize, pause: Duration) -> Events {
         let query = self.followers.query(number);
-        let (client, metrics) = (self.settings.client.clone(), Arc::clone(&self.settings.news.metrics));
+        let (client, staleness) = (self.settings.client.clone(), self.settings.staleness.clone());
         let events = async move {
             tokio::time::sleep(pause).await;
             // Meanwhile there is no watch that could be too old.
-            let sign = metrics.staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
+            let sign = staleness.watch(&in_namespace("sources", query.namespace.as_deref()));
             list_watch::<Service>(client, query, sign)
         };
         let (events, end) = abortable(events.flatten_stream().map(move |event| (number, event)));

@@ -11,7 +11,7 @@ use kube::Client;
 use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
-use crate::metrics::Metrics;
+use crate::metrics::{Family, Metrics};
 use crate::sync::events::Recorder;
 use crate::sync::events::link_log::News;
 use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
@@ -63,11 +63,12 @@ pub(crate) fn policy(instance: Option<&str>) -> Policy {
     }
 }
 
+/// Returns metrics of their own.
+pub(crate) fn metrics<F: Family>() -> Arc<F> {
+    Metrics::new().unwrap().family().unwrap()
+}
+
 /// Returns metrics, and a recorder that drops all Events.
 pub(crate) fn news() -> News {
-    News {
-        metrics: Arc::new(Metrics::new().unwrap()),
-        recorder: Recorder::none(),
-        log: ServiceLog::default(),
-    }
+    News { metrics: metrics(), recorder: Recorder::none(), log: ServiceLog::default() }
 }

@@ -102,6 +102,8 @@ impl Reader<'_> {
     fn path(&mut self, path: &[String]) {
         let Some(first) = path.first() else { return };
         let absolute: Module = match first.as_str() {
+            // `pub(crate)` in a macro.
+            "crate" if path.len() == 1 => return,
             "crate" | "lb_linker" => path[1..].to_vec(),
             "self" => [&self.module, &path[1..]].concat(),
             "super" => {

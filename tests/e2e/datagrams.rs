@@ -29,7 +29,6 @@ const LARGE: u16 = 1452;
 /// A server for UDP on every address. It ends when this is dropped.
 struct Served {
     handler: Arc<Handler>,
-    store: Arc<Store>,
     port: u16,
     _stop: DropGuard,
 }
@@ -56,7 +55,7 @@ impl Served {
         let port = sockets[0].local_addr().unwrap().port();
         let stop = CancellationToken::new();
         tokio::spawn(udp::serve(sockets, Arc::clone(&handler), stop.clone()));
-        Self { handler, store, port, _stop: stop.drop_guard() }
+        Self { handler, port, _stop: stop.drop_guard() }
     }
 
     fn near(&self) -> SocketAddrV4 {
@@ -65,7 +64,7 @@ impl Served {
 
     /// How many questions had no answer for a reason.
     fn dropped(&self, reason: &str) -> f64 {
-        let page = self.handler.metrics.render(&self.store).unwrap();
+        let page = self.handler.metrics.render().unwrap();
         let name = format!("lb_linker_dns_udp_dropped_total{{reason=\"{reason}\"}} ");
         page.lines().find_map(|line| line.strip_prefix(&*name)?.parse().ok()).unwrap()
     }

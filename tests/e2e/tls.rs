@@ -65,7 +65,6 @@ struct Server {
     stop: CancellationToken,
     serving: JoinSet<std::io::Result<()>>,
     metrics: Arc<Metrics>,
-    store: Arc<Store>,
 }
 
 impl Server {
@@ -81,7 +80,7 @@ impl Server {
         let forward = upstream.map(|address| format!(". {{\nforward . {address}\n}}\n")).unwrap_or_default();
         let handler =
             first_handler(&format!("lb.internal {{\nprometheus\nlb_linker\n}}\n{forward}"), &site).unwrap();
-        let places = Arc::new(Places::new(Arc::clone(&metrics)));
+        let places = Arc::new(Places::new(metrics.family().unwrap()));
         let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
@@ -89,7 +88,7 @@ impl Server {
         let terms = Terms { tls: Some(config.into()), limits: Limits::default() };
         let terms = Arc::new(ArcSwap::from_pointee(terms));
         serving.spawn(tcp::serve(listener, terms, places, handler, stop.clone()));
-        Self { address, stop, serving, metrics, store }
+        Self { address, stop, serving, metrics }
     }
 
     async fn stop(mut self) {
@@ -160,7 +159,7 @@ async fn questions_by_tls_1_2_and_1_3_are_answered_and_counted() {
             assert!(show(&answer).starts_with("Server Failure"), "{}", show(&answer));
         }
     }
-    let page = server.metrics.render(&server.store).unwrap();
+    let page = server.metrics.render().unwrap();
     let mut counted = page.lines().filter(|line| line.starts_with("coredns_dns_responses_total"));
     assert!(counted.next().is_some_and(|line| line.contains("server=\"dns://:53\"") && line.ends_with(" 4")));
     server.stop().await;

@@ -46,7 +46,7 @@ impl Server {
         } else {
             check(message, answer.as_ref().map(|answer| &*answer.bytes), protocol)
         };
-        outcome.map_err(|rule| format!("{rule}\nby {protocol:?} from {client}: {message:02x?}\n{answer:02x?}"))
+        outcome.map_err(|rule| format!("{rule}\nby {protocol} from {client}: {message:02x?}\n{answer:02x?}"))
     }
 }
 

@@ -101,7 +101,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
-use prometheus::IntCounter;
+use prometheus::{IntCounter, IntGauge, Registry};
 use tokio::time::Instant;
 
 use super::clients::{self, Prohibited};
@@ -117,6 +117,7 @@ use crate::dns::message::validity::{Aging, Repeat, Section, Serial};
 use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, drop_hints, follow};
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
+use crate::metrics::{self, registered};
 use crate::model::link::{Family, Link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
@@ -141,11 +142,38 @@ pub struct LbLinker {
     stale_answers: IntCounter,
 }
 
+/// What is counted of targets' look-ups.
+#[derive(Debug)]
+struct LbLinkerMetrics {
+    /// Targets, by name and type, whose last look-up has failed.
+    targets_failing: IntGauge,
+    /// Answers of earlier times that were given because no upstream answered.
+    stale_answers: IntCounter,
+}
+
+impl metrics::Family for LbLinkerMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let failing = IntGauge::new(
+            "lb_linker_dns_targets_failing",
+            "Targets, by name and type, that can't be resolved: their last look-up has failed.",
+        );
+        let stale = IntCounter::new(
+            "lb_linker_dns_stale_answers_total",
+            "Last known addresses that were given because no upstream answered.",
+        );
+        Ok(Self {
+            targets_failing: registered(registry, failing)?,
+            stale_answers: registered(registry, stale)?,
+        })
+    }
+}
+
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = options::parse(setup.only_line()?, setup.zones)?;
     let mut zones = options.zones(|| (setup.site.own_addresses)(&setup.draft.bind))?;
     closest_first(&mut zones);
     let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
+    let metrics = setup.metrics::<LbLinkerMetrics>()?;
     let site = setup.site;
     let plugin = Arc::new(LbLinker {
         zones: zones.into(),
@@ -154,8 +182,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         policy: Arc::clone(&site.targets),
         denials,
         prohibited,
-        targets: Views::new(Arc::clone(&site.memories), &site.metrics),
-        stale_answers: site.metrics.stale_answers.clone(),
+        targets: Views::new(Arc::clone(&site.memories), metrics.targets_failing.clone()),
+        stale_answers: metrics.stale_answers.clone(),
     });
     setup.draft.link_zones = Origins::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
     setup.draft.plugins.push(plugin);

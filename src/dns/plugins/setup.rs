@@ -24,6 +24,7 @@ use crate::dns::upstream::stale_cache::Memories;
 use crate::metrics::{Family, Metrics};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
+use crate::store::metrics::LinkMetrics;
 
 /// What all blocks share.
 #[derive(Clone, Debug)]
@@ -139,6 +140,7 @@ impl Site {
     /// Only if two metrics had one name.
     pub fn new(store: Arc<Store>, format: LineFormat) -> Result<(Self, Queue), prometheus::Error> {
         let metrics = Arc::new(Metrics::new()?);
+        metrics.register(LinkMetrics::new(Arc::clone(&store))?)?;
         let (lines, queue) = Lines::new(format, &metrics)?;
         Ok((
             Self {

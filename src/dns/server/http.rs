@@ -25,7 +25,6 @@ use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
 use crate::metrics::{Family, Metrics};
-use crate::store::Store;
 
 /// How often `/health` is asked by ourselves, and how long it may take; as with CoreDNS.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -34,7 +33,6 @@ const CHECK_PATIENCE: Duration = Duration::from_secs(3);
 /// What is served by HTTP.
 pub(crate) struct Http {
     metrics: Arc<Metrics>,
-    store: Arc<Store>,
     servers: watch::Receiver<Servers>,
     checks: Arc<HealthMetrics>,
     live: Vec<Live>,
@@ -112,7 +110,6 @@ impl Http {
     pub(crate) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, ServerError> {
         Ok(Self {
             metrics: Arc::clone(&site.metrics),
-            store: Arc::clone(&site.store),
             servers,
             checks: site.metrics.family()?,
             live: Vec::new(),
@@ -181,7 +178,7 @@ impl Http {
             let found = served.borrow().contains(&request.uri().path());
             async move { if found { next.run(request).await } else { StatusCode::NOT_FOUND.into_response() } }
         };
-        probes::metrics(Arc::clone(&self.metrics), Arc::clone(&self.store))
+        probes::metrics(Arc::clone(&self.metrics))
             .merge(probes::health())
             .merge(probes::ready(self.servers.clone()))
             .layer(from_fn(only_served))

@@ -21,9 +21,9 @@ use crate::dns::plugins::setup::{Draft, HttpEndpoint, HttpKind, Reload, Site, Ta
 use crate::dns::server::config::{Configuration, Identity, ListenAt, Listener};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
-use crate::dns::transport::tcp::Terms;
 use crate::dns::transport::tcp::connection_limit::Places;
-use crate::dns::transport::{tcp, udp};
+use crate::dns::transport::tcp::{self, Terms};
+use crate::dns::transport::udp;
 
 /// What is served.
 pub(crate) struct Serving {
@@ -89,7 +89,7 @@ impl Serving {
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
             report,
-            places: Arc::new(Places::new(Arc::clone(&site.metrics))),
+            places: Arc::new(Places::new(site.metrics.family()?)),
             listeners: Vec::new(),
             blocks: Vec::new(),
             http: Http::new(&site, servers.subscribe())?,

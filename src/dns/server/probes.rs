@@ -24,7 +24,6 @@ use super::invalidation::Servers;
 use crate::dns::chain::server::Server;
 use crate::dns::net::{REST, is_fatal, is_shortage, part_of_files};
 use crate::metrics::Metrics;
-use crate::store::Store;
 
 /// The media type of Prometheus's text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -74,9 +73,9 @@ fn not_ready(servers: &[Arc<Server>]) -> String {
 }
 
 /// Returns `/metrics`.
-pub fn metrics(metrics: Arc<Metrics>, store: Arc<Store>) -> Router {
+pub fn metrics(metrics: Arc<Metrics>) -> Router {
     let answer = move || {
-        let page = metrics.render(&store);
+        let page = metrics.render();
         async move {
             match page {
                 Ok(page) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], page).into_response(),

@@ -11,14 +11,13 @@ mod tests;
 mod unreachable;
 mod worker;
 
-use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 use futures::future::BoxFuture;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -33,6 +32,7 @@ use super::client_quota::Shares;
 use crate::dns::chain::handler::{Answer, Handler};
 use crate::dns::net::bind_with;
 use crate::dns::response_cache::wire_response::Packet;
+use crate::dns::transport::metrics::TransportMetrics;
 use answer_socket::AnswerSocket;
 use slow_path::Full;
 use unreachable::Unreachable;
@@ -113,6 +113,7 @@ async fn serve_with(
     shares: Arc<Shares>,
     stop: CancellationToken,
 ) -> io::Result<()> {
+    let metrics = handler.metrics.family::<TransportMetrics>().map_err(io::Error::other)?;
     let mut workers = Workers { sockets: Vec::new(), stop: Arc::default() };
     // Of all of them: while one goes on at the port, so do the others, for the kernel chooses among them.
     let pending = Arc::default();
@@ -123,8 +124,7 @@ async fn serve_with(
     for socket in sockets {
         let socket = Arc::new(socket);
         workers.sockets.push(Arc::clone(&socket));
-        let metrics = Arc::clone(&handler.metrics);
-        let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), metrics));
+        let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), Arc::clone(&metrics)));
         let (questions, asked) = mpsc::channel(QUEUE);
         let (keep, kept) = sync_channel(KEPT);
         let full = Full {

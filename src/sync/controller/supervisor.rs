@@ -4,11 +4,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prometheus::{IntCounterVec, Opts, Registry};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::backoff::Pauses;
-use crate::metrics::Metrics;
+use crate::metrics::{Family, registered};
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -27,12 +28,27 @@ pub enum SyncError {
     Panic(#[from] tokio::task::JoinError),
 }
 
+/// What is counted of sync tasks.
+#[derive(Debug)]
+pub struct SupervisorMetrics {
+    /// Sync tasks that ended and were started again, by `task`.
+    restarts: IntCounterVec,
+}
+
+impl Family for SupervisorMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let opts =
+            Opts::new("lb_linker_sync_restarts_total", "Sync tasks that ended and were started again.");
+        Ok(Self { restarts: registered(registry, IntCounterVec::new(opts, &["task"]))? })
+    }
+}
+
 /// Runs a sync task and starts it again, after a growing pause, whenever it fails or panics: DNS
 /// goes on meanwhile. Returns when the task ends without an error, or at `stop`.
 pub async fn supervise<F>(
     name: &'static str,
     stop: CancellationToken,
-    metrics: Arc<Metrics>,
+    metrics: Arc<SupervisorMetrics>,
     mut task: impl FnMut() -> F,
 ) where
     F: Future<Output = Result<(), SyncError>> + Send + 'static,
@@ -50,7 +66,7 @@ pub async fn supervise<F>(
             pauses = Pauses::new(RESTART);
         }
         let pause = pauses.next();
-        metrics.sync_restarts.with_label_values(&[name]).inc();
+        metrics.restarts.with_label_values(&[name]).inc();
         error!("{name} stopped: {failure}; it starts again in {pause:.1?}, DNS goes on meanwhile");
         tokio::select! {
             () = stop.cancelled() => return,

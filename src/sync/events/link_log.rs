@@ -5,17 +5,17 @@ use std::sync::Arc;
 use tracing::{debug, info, warn};
 
 use super::{Reason, Recorder};
-use crate::metrics::Metrics;
 use crate::model::excerpt::examples;
 use crate::model::link::{Change, Link, State};
 use crate::store::Store;
+use crate::sync::events::metrics::EventMetrics;
 use crate::sync::k8s::service_log::ServiceLog;
 
 /// Where what happens to links is told, beside the log.
 #[derive(Clone)]
 pub struct News {
     /// What is counted.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<EventMetrics>,
     /// What is recorded as a Kubernetes Event.
     pub recorder: Recorder,
     /// What the log says of what Services ask for.

@@ -18,13 +18,13 @@ use tracing::{debug, warn};
 use super::aggregator::{Limit, Memory, Quota, Todo};
 use super::refused::Namespaces;
 use super::{Happening, Queue, Recorder, Regarding, Waiting};
-use crate::metrics::Metrics;
 use crate::model::excerpt::sentence;
 use crate::sync::controller::backoff::Pauses;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::errors::{Outage, explain, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
+use crate::sync::k8s::metrics::ApiMetrics;
 
 /// Who says it. Kubernetes wants a qualified name here.
 const CONTROLLER: &str = "lb-linker";
@@ -51,7 +51,7 @@ pub struct Sender {
     /// Which replica this is.
     pub instance: String,
     /// What is counted.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ApiMetrics>,
 }
 
 /// What has become of a request.
@@ -193,7 +193,7 @@ impl Sender {
             Err(kube::Error::Api(status)) => status.code,
             Err(_) => 0,
         };
-        self.metrics.api_writes.with_label_values(&[verb, "Event", &code.to_string()]).inc();
+        self.metrics.wrote(verb, "Event", code);
         let Err(error) = sent else {
             self.outage.over();
             known.namespaces.taken(namespace);
@@ -322,8 +322,12 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::super::Reason;
+    use prometheus::IntCounter;
+
     use super::*;
+    use crate::metrics::Metrics;
     use crate::sync::election::Leadership;
+    use crate::sync::events::metrics::EventMetrics;
 
     /// What the API server does to a request. A real one can't be made to do most of it.
     #[derive(Clone, Copy)]
@@ -341,9 +345,9 @@ mod tests {
 
     /// Runs a sender against an API server that answers so, and then always that all is well. Returns
     /// the recorder, what was asked, and how many Events were dropped.
-    fn sender(answers: &[Answer]) -> (Recorder, Requests, Arc<Metrics>, impl Drop + use<>) {
+    fn sender(answers: &[Answer]) -> (Recorder, Requests, IntCounter, impl Drop + use<>) {
         let (sender, requests) = idle_sender(answers, Leadership::always());
-        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(sender.run(CancellationToken::new()));
         (recorder, requests, metrics, tasks)
@@ -374,14 +378,14 @@ mod tests {
                 Ok(Response::builder().status(code).body(body).unwrap())
             }
         });
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let recorder = Recorder::new(metrics.events_dropped.clone(), leadership);
+        let metrics = Metrics::new().unwrap();
+        let recorder = Recorder::new(metrics.family::<EventMetrics>().unwrap().dropped.clone(), leadership);
         let sender = Sender {
             client: Client::new(service, "default"),
             outage: Outage::default(),
             recorder,
             instance: "x".repeat(200),
-            metrics,
+            metrics: metrics.family().unwrap(),
         };
         (sender, requests)
     }
@@ -409,7 +413,7 @@ mod tests {
         assert_eq!(asked, ["first", "first", "first", "second"]);
         assert!(start.elapsed() >= Duration::from_secs(3), "1 s, then 2 s at least");
         assert!(start.elapsed() <= RETRY.1 * 2);
-        assert_eq!(metrics.events_dropped.get(), 1);
+        assert_eq!(metrics.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -421,7 +425,7 @@ mod tests {
         for note in ["first", "first", "second"] {
             assert_eq!(requests.recv().await.unwrap().1, note);
         }
-        assert_eq!(metrics.events_dropped.get(), 0);
+        assert_eq!(metrics.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -442,7 +446,7 @@ mod tests {
         let start = Instant::now();
         assert_eq!(requests.recv().await.unwrap().1, "busy");
         assert!(start.elapsed() >= RETRY.0);
-        assert_eq!(metrics.events_dropped.get(), 2);
+        assert_eq!(metrics.get(), 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -459,19 +463,19 @@ mod tests {
         record(&recorder, "elsewhere");
         assert_eq!(asked().await, (true, "0".to_owned()));
         assert_eq!(asked().await, (false, "elsewhere".to_owned()));
-        assert_eq!(metrics.events_dropped.get(), 10);
+        assert_eq!(metrics.get(), 10);
         sleep(Duration::from_secs(3)).await;
         for note in ["later", "last"] {
             record_in("refusing", &recorder, note);
             assert_eq!(asked().await, (true, note.to_owned()));
         }
-        assert_eq!(metrics.events_dropped.get(), 10);
+        assert_eq!(metrics.get(), 10);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_tenant_with_1000_services_delays_no_other_event() {
         let (sender, mut requests) = idle_sender(&[], Leadership::always());
-        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         for note in 0..3 {
             for service in 0..1000 {
                 let name = format!("svc-{service}").into();
@@ -479,7 +483,7 @@ mod tests {
                 recorder.record(regarding, Reason::HostnameRefused, &note.to_string());
             }
         }
-        assert_eq!(metrics.events_dropped.get(), 2000);
+        assert_eq!(metrics.get(), 2000);
         record(&recorder, "other");
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(sender.run(CancellationToken::new()));
@@ -499,14 +503,14 @@ mod tests {
         for note in ["denied", "second", "third"] {
             assert_eq!(requests.recv().await.unwrap().1, note);
         }
-        assert_eq!(metrics.events_dropped.get(), 1);
+        assert_eq!(metrics.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_event_is_sent_in_its_own_term_or_dropped() {
         let (leadership, lead) = Leadership::by_hand();
         let (sender, mut requests) = idle_sender(&[], leadership);
-        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         lead(Some(1));
         for note in ["a", "b", "c"] {
             record(&recorder, note);
@@ -515,7 +519,7 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(sender.run(CancellationToken::new()));
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(metrics.events_dropped.get(), 3);
+        assert_eq!(metrics.get(), 3);
         lead(Some(2));
         record(&recorder, "a");
         assert_eq!(requests.recv().await.unwrap().1, "a");
@@ -525,13 +529,13 @@ mod tests {
         record(&recorder, "a");
         assert_eq!(requests.recv().await.unwrap().1, "a");
         assert!(requests.try_recv().is_err(), "nothing else was sent");
-        assert_eq!(metrics.events_dropped.get(), 3);
+        assert_eq!(metrics.get(), 3);
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_events_are_sent_at_the_end_and_late_ones_counted() {
         let (sender, mut requests) = idle_sender(&[], Leadership::always());
-        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let stop = CancellationToken::new();
         stop.cancel();
         for i in 0..10 {
@@ -539,17 +543,17 @@ mod tests {
         }
         sender.run(stop.clone()).await.unwrap();
         assert_eq!(std::iter::from_fn(|| requests.try_recv().ok()).count(), 10);
-        assert_eq!(metrics.events_dropped.get(), 0);
+        assert_eq!(metrics.get(), 0);
 
         let (sender, _requests) = idle_sender(&[CREATED, Answer::Never], Leadership::always());
-        let (recorder, metrics) = (sender.recorder.clone(), Arc::clone(&sender.metrics));
+        let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         for i in 0..10 {
             record(&recorder, &i.to_string());
         }
         let start = Instant::now();
         sender.run(stop).await.unwrap();
         assert_eq!(start.elapsed(), FAREWELL);
-        assert_eq!(metrics.events_dropped.get(), 9, "the one under way, too");
+        assert_eq!(metrics.get(), 9, "the one under way, too");
     }
 
     #[tokio::test(start_paused = true)]

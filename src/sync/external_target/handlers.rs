@@ -206,7 +206,7 @@ impl Reconciler {
     pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
         self.queue_concerned(id);
         change(&mut self.objects);
-        self.settings.news.metrics.set_objects_of_others(self.objects.number_of_others());
+        self.settings.metrics.set_objects_of_others(self.objects.number_of_others());
         self.tell_holder(id, self.objects.get(id).map(Packed::unpack).as_ref());
         self.queue_concerned(id);
     }

@@ -10,9 +10,9 @@ use tracing::warn;
 
 use super::backend::Keeper;
 use super::desired::{labelled_for, written_by_us};
-use crate::metrics::Metrics;
 use crate::model::excerpt::MAX_LINES;
 use crate::model::service_key::ServiceKey;
+use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
 
@@ -39,7 +39,7 @@ pub fn removal_command(namespace: &str, objects: &[&str]) -> String {
 
 /// The orphans that there are, and what of them the log has said.
 pub(crate) struct Orphans {
-    metrics: Arc<Metrics>,
+    metrics: Arc<ReconcilerMetrics>,
     known: BTreeMap<ServiceKey, Vec<String>>,
     news: Vec<(ServiceKey, String)>,
     /// Since when how many lines were said.
@@ -48,7 +48,7 @@ pub(crate) struct Orphans {
 
 impl Orphans {
     /// Returns that there are none.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(metrics: Arc<ReconcilerMetrics>) -> Self {
         metrics.orphans.set(0);
         Self { metrics, known: BTreeMap::new(), news: Vec::new(), said: (Instant::now(), 0) }
     }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn orphan_is_said_once_and_of_many_one_screen() {
-        let mut orphans = Orphans::new(Arc::new(Metrics::new().unwrap()));
+        let mut orphans = Orphans::new(crate::metrics::Metrics::new().unwrap().family().unwrap());
         let now = Instant::now();
         assert_eq!(said(&mut orphans, now), (0, 0));
         for _ in 0..2 {

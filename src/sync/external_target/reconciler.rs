@@ -33,7 +33,7 @@ use super::object_cache::{Objects, object_ids};
 use super::observed_object::Packed;
 use super::orphans::Orphans;
 use super::status_log::Report;
-use crate::metrics::Reconciled;
+use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::Admission;
 use crate::model::link::{Link, State};
 use crate::model::service_key::ServiceKey;
@@ -44,12 +44,14 @@ use crate::sync::controller::work_queue::Pace;
 use crate::sync::election::Leadership;
 use crate::sync::election::term::unix_now;
 use crate::sync::events::link_log::{News, log_change};
+use crate::sync::external_target::metrics::{Reconciled, ReconcilerMetrics};
 use crate::sync::external_target::write::Ended;
 pub(crate) use crate::sync::external_target::write::OUTDATED;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::k8s::listed::{LinkLists, Listed};
+use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::Service;
@@ -87,6 +89,12 @@ pub struct Settings {
     pub policy: Policy,
     /// Where what happens is told.
     pub news: News,
+    /// What is counted of its work.
+    pub metrics: Arc<ReconcilerMetrics>,
+    /// What is counted of its writes.
+    pub api: Arc<ApiMetrics>,
+    /// How old what its watches have heard is.
+    pub staleness: Staleness,
     /// Whether it may write.
     pub leadership: Leadership,
     /// How often etcd was restored.
@@ -104,7 +112,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
     if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
         return Ok(());
     }
-    let mut events = settings.keeper.events(&settings.news.metrics.staleness);
+    let mut events = settings.keeper.events(&settings.staleness);
     let (leadership, rewinds) = (settings.leadership.clone(), settings.rewinds.clone());
     let mut standing = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
@@ -205,8 +213,8 @@ pub(crate) struct Reconciler {
 
 impl Reconciler {
     fn new(settings: Settings) -> Self {
-        let report = Report::new(settings.keeper.clone(), settings.news.clone());
-        let orphans = Orphans::new(Arc::clone(&settings.news.metrics));
+        let report = Report::new(&settings);
+        let orphans = Orphans::new(Arc::clone(&settings.metrics));
         Self {
             objects: Objects::new(settings.policy.instance.clone()),
             listed: HashSet::new(),
@@ -245,7 +253,7 @@ impl Reconciler {
         self.listed_in_term.clear();
         self.former.clear();
         self.refused_looks.clear();
-        self.settings.keeper.events(&self.settings.news.metrics.staleness)
+        self.settings.keeper.events(&self.settings.staleness)
     }
 
     /// Returns whether writes may be made: by the leader, once everything has been listed in its term, and since etcd
@@ -378,7 +386,7 @@ impl Reconciler {
             self.reconcile(key.clone());
         }));
         if looked.is_err() {
-            self.settings.news.metrics.reconciled(Reconciled::Failed, now);
+            self.settings.metrics.reconciled(Reconciled::Failed, now);
             let pause = self.pace.failed(&key, None);
             error!(
                 "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
@@ -390,7 +398,7 @@ impl Reconciler {
         self.pace.stop_waiting(&key);
         let (now, is_news) = (Instant::now(), !self.old_news.remove(&key));
         let found = self.settings.store.get(&key);
-        self.start_check.settle(&key, found.as_deref(), &self.settings.news.metrics);
+        self.start_check.settle(&key, found.as_deref(), &self.settings.metrics);
         if found.as_ref().is_none_or(|link| link.outlived_since().is_none()) {
             self.contradictions.over(&key);
             self.refused_looks.remove(&key);
@@ -408,7 +416,7 @@ impl Reconciler {
         self.note_orphans(&key);
         if link.is_left_out() {
             self.follow_recorded(&link);
-            return self.settings.news.metrics.reconciled(Reconciled::Waiting, now);
+            return self.settings.metrics.reconciled(Reconciled::Waiting, now);
         }
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
@@ -515,7 +523,7 @@ impl Reconciler {
                 Reconciled::Waiting
             }
         };
-        self.settings.news.metrics.reconciled(result, now);
+        self.settings.metrics.reconciled(result, now);
     }
 }
 

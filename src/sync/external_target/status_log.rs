@@ -1,6 +1,7 @@
 //! What the reconciler says to people, in the log and in metrics: each thing once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
@@ -8,7 +9,6 @@ use tracing::{debug, info, warn};
 use super::backend::{Keeper, WriteError};
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
-use crate::metrics::Reconciled;
 use crate::model::excerpt::examples;
 use crate::model::link::{Change, Link, Target};
 use crate::model::names;
@@ -16,8 +16,11 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::News;
+use crate::sync::external_target::metrics::{Reconciled, ReconcilerMetrics};
+use crate::sync::external_target::reconciler::Settings;
 use crate::sync::k8s::errors::Trouble;
 use crate::sync::k8s::instance::OtherOwner;
+use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::object::{Kind, Object, ObjectId};
 use crate::sync::k8s::refusals::Refusals;
 use crate::sync::k8s::service::{FINALIZER, Service};
@@ -26,6 +29,8 @@ use crate::sync::k8s::service::{FINALIZER, Service};
 pub(crate) struct Report {
     keeper: Keeper,
     news: News,
+    metrics: Arc<ReconcilerMetrics>,
+    api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
     /// Links whose external target would be removed if there hadn't been so many before.
     held: HashSet<ServiceKey>,
@@ -53,12 +58,15 @@ pub(crate) struct Report {
 
 impl Report {
     /// Returns a report in which nothing has been said.
-    pub(crate) fn new(keeper: Keeper, news: News) -> Self {
-        news.metrics.conflicts.set(0);
-        news.metrics.deletes_held.set(0);
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let Settings { keeper, news, metrics, api, .. } = settings.clone();
+        metrics.conflicts.set(0);
+        metrics.deletes_held.set(0);
         Self {
             keeper,
             news,
+            metrics,
+            api,
             conflicts: BTreeMap::new(),
             held: HashSet::new(),
             holding: Trouble::default(),
@@ -96,10 +104,9 @@ impl Report {
             Err(WriteError::Conflict | WriteError::Gone) => Reconciled::Waiting,
             Err(_) => Reconciled::Failed,
         };
-        self.news.metrics.reconciled(outcome, looked_at);
+        self.metrics.reconciled(outcome, looked_at);
         if matches!(self.keeper, Keeper::Namespace { .. }) {
-            let labels = [write.verb(), &write.id().kind.to_string(), &code.to_string()];
-            self.news.metrics.api_writes.with_label_values(&labels).inc();
+            self.api.wrote(write.verb(), &write.id().kind.to_string(), code);
         }
     }
 
@@ -258,7 +265,7 @@ impl Report {
     /// Says once that another instance owns most objects of the target namespace, if it is so, and how many
     /// objects other instances own.
     pub(crate) fn other_owner(&mut self, number: usize, find: impl FnOnce(&str) -> Option<OtherOwner>) {
-        self.news.metrics.set_objects_of_others(number);
+        self.metrics.set_objects_of_others(number);
         let Keeper::Namespace { namespace, .. } = &self.keeper else { return };
         let found = find(namespace);
         if let Some(owner) = found.as_ref().filter(|_| !self.other_owner) {
@@ -314,7 +321,7 @@ impl Report {
     }
 
     fn count_held(&self) {
-        self.news.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
+        self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
     }
 
     /// Says that another link has the name that a link's external target would have, if it is so.
@@ -413,7 +420,7 @@ impl Report {
     }
 
     fn count_conflicts(&self) {
-        self.news.metrics.conflicts.set(i64::try_from(self.conflicts.len()).unwrap_or(i64::MAX));
+        self.metrics.conflicts.set(i64::try_from(self.conflicts.len()).unwrap_or(i64::MAX));
     }
 }
 

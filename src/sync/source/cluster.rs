@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::own_targets::OwnTargets;
 use super::selection::{Membership, Selection};
+use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::Admission;
 use crate::model::link::{Change, Observed};
 use crate::model::rejection::{Subject, Unusable};
@@ -32,6 +33,7 @@ use crate::sync::k8s::listed::{LinkLists, Listed};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{Event, Item, Query, in_namespace, key_of, list_watch, readable, until};
+use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::relist_guard::{Doubt, SECOND_LOOK, keep_unlisted};
 use leaving::{Deleted, Leaving};
 
@@ -59,6 +61,10 @@ pub struct ClusterSource {
     pub store: Arc<Store>,
     /// Where changes are told.
     pub news: News,
+    /// What is counted of its events.
+    pub metrics: Arc<WatchMetrics>,
+    /// How old what its watches have heard is.
+    pub staleness: Staleness,
     /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
     pub leadership: Leadership,
     /// How often etcd was restored.
@@ -211,7 +217,7 @@ impl ClusterSource {
             };
             if !matches!(event, Event::ListBegins) {
                 // That one isn't the API server's.
-                self.news.metrics.watched();
+                self.metrics.event();
             }
             match event {
                 Event::ListBegins => {
@@ -283,8 +289,7 @@ impl ClusterSource {
             labels: self.selection.labels.to_string(),
             ..Query::default()
         };
-        let sign =
-            self.news.metrics.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
+        let sign = self.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
         let events = list_watch::<Service>(self.client.clone(), query, sign);
         let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::metrics::staleness::Staleness;
 use crate::store::Departed;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
@@ -28,6 +29,8 @@ fn settings(client: Client) -> Settings {
         selection: Arc::default(),
         policy: test_support::policy(None),
         news: test_support::news(),
+        api: test_support::metrics(),
+        staleness: (*test_support::metrics::<Staleness>()).clone(),
         links_listed: watch::Sender::new(lists).subscribe(),
         rewinds: Rewinds::default(),
         leadership,

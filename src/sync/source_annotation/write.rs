@@ -71,8 +71,7 @@ impl Following {
         let (key, source) = (before.key, before.source);
         let changed = self.in_flight.remove(&key).unwrap_or(false);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            let labels = ["patch", "Service", &code.to_string()];
-            self.settings.news.metrics.api_writes.with_label_values(&labels).inc();
+            self.settings.api.wrote("patch", "Service", code);
         }
         self.places.probe_ended(&key);
         let namespace = Place::Namespace(key.namespace().into());

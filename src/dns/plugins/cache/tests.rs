@@ -44,7 +44,7 @@ impl Plugin for Source {
     async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
         let ad = if request.metadata.authentic_data { " ad" } else { "" };
         let (name, qtype) = (request.query.name(), request.query.query_type());
-        let line = format!("{name} {qtype}{ad} {:?}", request.protocol);
+        let line = format!("{name} {qtype}{ad} {}", request.protocol);
         self.asked.lock().push(line);
         self.begun.notify_one();
         let outcome = self.outcome.lock().clone();

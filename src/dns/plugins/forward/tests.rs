@@ -280,7 +280,7 @@ async fn the_transport_is_the_clients_or_the_one_that_is_wanted() {
         let mut site = Site::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
         site.request.protocol = protocol;
         assert!(site.ask("x. A").await.starts_with("NOERROR"));
-        assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol:?}");
+        assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol}");
     }
 }
 

@@ -9,6 +9,7 @@ use dashmap::DashMap;
 use futures::FutureExt;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
+use prometheus::IntGauge;
 use tokio::time::{Instant, timeout_at};
 
 use crate::dns::chain::request::{Purpose, Request};
@@ -21,7 +22,6 @@ use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, follow};
 use crate::dns::plugins::lb_linker::failed_targets::Failing;
 use crate::dns::upstream::singleflight::{Flight, Flights};
 use crate::dns::upstream::stale_cache::{Last, Memories, Memory, STALE_TTL};
-use crate::metrics::Metrics;
 
 /// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
 /// answer to give (RFC 8767 section 5): a CoreDNS in front gives up at 2 s.
@@ -71,8 +71,8 @@ pub(super) struct Wanted {
 }
 
 impl Views {
-    pub(super) fn new(memories: Memories, metrics: &Metrics) -> Self {
-        let failing = Arc::new(Failing::new(metrics.targets_failing.clone()));
+    pub(super) fn new(memories: Memories, targets_failing: IntGauge) -> Self {
+        let failing = Arc::new(Failing::new(targets_failing));
         Self { targets: DashMap::new(), memories, failing }
     }
 
@@ -329,7 +329,7 @@ mod tests {
     #[tokio::test]
     async fn bound_that_one_client_reached_isnt_that_of_another() {
         let site = Site::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
-        let targets = Views::new(Arc::default(), &site.shared.metrics).of(&site.server);
+        let targets = Views::new(Arc::default(), IntGauge::new("failing", "-").unwrap()).of(&site.server);
         for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
             let request = site.clone().from(client).request("t.example. A");
             let mut refused = request.reply("forward");

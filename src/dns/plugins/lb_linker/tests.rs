@@ -189,9 +189,8 @@ async fn failing_target_is_not_counted_without_its_block() {
     let answer = show(&site.reply("web.default.lb.internal. A").await.unwrap());
     assert!(answer.starts_with("SERVFAIL"), "{answer}");
     let metrics = Arc::clone(&site.shared.metrics);
-    let store = Arc::clone(&site.shared.store);
     let failing = || {
-        let page = metrics.render(&store).unwrap();
+        let page = metrics.render().unwrap();
         page.lines().find(|line| line.starts_with("lb_linker_dns_targets_failing")).unwrap().to_owned()
     };
     assert_eq!(failing(), "lb_linker_dns_targets_failing 1");

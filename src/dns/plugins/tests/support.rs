@@ -182,7 +182,7 @@ impl Site {
 
     /// The page for Prometheus, those lines that contain a text.
     pub(crate) fn metrics(&self, text: &str) -> Vec<String> {
-        let page = self.shared.metrics.render(&self.shared.store).unwrap();
+        let page = self.shared.metrics.render().unwrap();
         page.lines().filter(|line| !line.starts_with('#') && line.contains(text)).map(str::to_owned).collect()
     }
 }

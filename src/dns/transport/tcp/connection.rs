@@ -191,7 +191,7 @@ impl Session {
                     self.waiting.spawn(answering);
                 }
                 (Poll::Pending, Some(failure)) => {
-                    self.connection.handler.metrics.tcp_busy.inc();
+                    self.connection.place.places().count_busy();
                     self.answered(failure.map(|bytes| Answer { bytes, held: None }));
                 }
             }

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use crate::dns::net::{part_of_files, unmapped};
 use crate::dns::transport::client_quota::{Share, Shares};
-use crate::metrics::Metrics;
+use crate::dns::transport::metrics::TransportMetrics;
 
 /// Connections at once.
 const MAX_CONNECTIONS: usize = 10_000;
@@ -39,7 +39,7 @@ const QUIET: Duration = Duration::from_secs(60);
 /// The places for connections of all listeners.
 #[derive(Debug)]
 pub struct Places {
-    metrics: Arc<Metrics>,
+    metrics: Arc<TransportMetrics>,
     max_connections: usize,
     max_of_a_client: usize,
     state: Mutex<State>,
@@ -72,11 +72,11 @@ struct Idle {
 impl Places {
     /// Returns the places of a process, as many as its limit of open files allows now.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    pub fn new(metrics: Arc<TransportMetrics>) -> Self {
         Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_OF_FILES)))
     }
 
-    pub(super) fn with(metrics: Arc<Metrics>, max_connections: usize) -> Self {
+    pub(super) fn with(metrics: Arc<TransportMetrics>, max_connections: usize) -> Self {
         Self {
             metrics,
             max_connections,
@@ -85,6 +85,11 @@ impl Places {
             waiting: Shares::new(MAX_WAITING),
             unread: Shares::new(MAX_UNREAD),
         }
+    }
+
+    /// Counts a question that failed because too many wait for an upstream.
+    pub(super) fn count_busy(&self) {
+        self.metrics.tcp_busy.inc();
     }
 
     /// Gives a new connection a place. Where there is none, the connection that has been idle
@@ -253,9 +258,10 @@ pub struct Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
 
     fn places(max_connections: usize) -> Arc<Places> {
-        Arc::new(Places::with(Arc::new(Metrics::new().unwrap()), max_connections))
+        Arc::new(Places::with(Metrics::new().unwrap().family().unwrap(), max_connections))
     }
 
     fn client(last: u8) -> SocketAddr {

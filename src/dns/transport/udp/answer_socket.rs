@@ -22,7 +22,7 @@ use super::netlink::Netlink;
 use super::routes::direct_interface;
 use super::unreachable::{REPORTED, Unreachable};
 use crate::dns::net::unmapped;
-use crate::metrics::{Dropped, Metrics};
+use crate::dns::transport::metrics::{Dropped, TransportMetrics};
 
 /// The send buffer, in bytes. It bridges the seconds in which answers to an unreachable address wait in the kernel.
 const SEND_BUFFER: usize = 4 << 20;
@@ -60,7 +60,7 @@ pub(super) fn set_options(socket: &Socket, is_ipv6: bool) {
 pub(super) struct AnswerSocket {
     socket: Arc<UdpSocket>,
     unreachable: Arc<Unreachable>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<TransportMetrics>,
     /// The size of its send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
     senders: Mutex<Senders>,
@@ -76,10 +76,19 @@ struct Senders {
 }
 
 impl AnswerSocket {
-    pub(super) fn new(socket: Arc<UdpSocket>, unreachable: Arc<Unreachable>, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn new(
+        socket: Arc<UdpSocket>,
+        unreachable: Arc<Unreachable>,
+        metrics: Arc<TransportMetrics>,
+    ) -> Self {
         let send_buffer = getsockopt(&socket, sockopt::SndBuf).unwrap_or(SEND_BUFFER);
         let (senders, routes) = (Mutex::default(), Mutex::default());
         Self { socket, unreachable, metrics, send_buffer, senders, routes }
+    }
+
+    /// Counts questions that were dropped.
+    pub(super) fn count_dropped(&self, reason: Dropped, number: u32) {
+        self.metrics.dropped(reason, number);
     }
 
     /// Counts answers that the kernel refused.

@@ -57,7 +57,7 @@ async fn answered(socket: &UdpSocket) -> Message {
 }
 
 fn busy(handler: &Handler) -> f64 {
-    let page = handler.metrics.render(&Arc::new(Store::new(Departed::Kept))).unwrap();
+    let page = handler.metrics.render().unwrap();
     let value =
         |line: &str| line.strip_prefix("lb_linker_dns_udp_dropped_total{reason=\"busy\"} ")?.parse().ok();
     page.lines().find_map(value).unwrap()
@@ -114,7 +114,7 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
     for _ in 0..50 {
         ask(&client, KNOWN).await;
     }
-    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), Arc::clone(&handler.metrics)));
+    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.family().unwrap()));
     let ((questions, asked), (keep, kept)) = (mpsc::channel(QUEUE), sync_channel(KEPT));
     let (shares, own) = (Shares::new(MAX_WAITING), Arc::clone(&socket));
     let full = Full { socket: own, handler: Arc::clone(&handler), shares, keep };

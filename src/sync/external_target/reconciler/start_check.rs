@@ -10,7 +10,6 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use super::{Reconciler, Settings};
-use crate::metrics::Metrics;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -22,6 +21,7 @@ use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::written_by_us;
 use crate::sync::external_target::left_out::{Existing, Flag, LookUpError, Registry, Verdict, is_shown};
+use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::errors::{Outage, root_cause};
 use crate::sync::k8s::labels::SERVICE_UID;
@@ -64,7 +64,7 @@ impl StartCheck {
     }
 
     /// Takes over how a link stands now; `None`: it is forgotten.
-    pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Link>, metrics: &Metrics) {
+    pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Link>, metrics: &ReconcilerMetrics) {
         let is_alive = |link: &Link| link.outlived_since().is_none() && !link.is_left_out();
         if link.is_none_or(is_alive) {
             self.postponed.remove(key);
@@ -87,7 +87,7 @@ impl StartCheck {
         self.left_out.keys().chain(&self.postponed)
     }
 
-    fn count(&self, metrics: &Metrics) {
+    fn count(&self, metrics: &ReconcilerMetrics) {
         for flag in Flag::ALL {
             let number = self.left_out.values().filter(|left_out| **left_out == Some(flag)).count();
             let gauge = metrics.left_out.with_label_values(&[&flag.to_string()]);
@@ -165,7 +165,7 @@ impl Reconciler {
             self.report_left_out(&new);
             self.start_check.left_out.extend(new);
         }
-        self.start_check.count(&self.settings.news.metrics);
+        self.start_check.count(&self.settings.metrics);
         self.look_up();
     }
 
@@ -271,7 +271,7 @@ impl Reconciler {
         self.report_left_out(&left_out);
         self.report_gone(&gone);
         self.start_check.left_out.extend(left_out);
-        self.start_check.count(&self.settings.news.metrics);
+        self.start_check.count(&self.settings.metrics);
         self.announce();
     }
 

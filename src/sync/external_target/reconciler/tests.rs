@@ -6,10 +6,12 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::metrics::staleness::Staleness;
 use crate::store::Departed;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
+use crate::sync::external_target::metrics::Reconciled;
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::test_support;
@@ -34,6 +36,9 @@ fn reconciler(client: Client) -> Reconciler {
         admission: Arc::default(),
         policy: test_support::policy(Some("own")),
         news: test_support::news(),
+        metrics: test_support::metrics(),
+        api: test_support::metrics(),
+        staleness: (*test_support::metrics::<Staleness>()).clone(),
         rewinds: Rewinds::default(),
         links_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         leadership,
@@ -151,8 +156,7 @@ async fn panic_about_one_link_stops_no_other() {
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(reconciler.pace.rests(&key), "the next try comes later");
-    let failed = reconciler.settings.news.metrics.render(&reconciler.settings.store).unwrap();
-    assert!(failed.contains(r#"lb_linker_reconciles_total{result="failed"}"#), "{failed}");
+    assert_eq!(reconciler.settings.metrics.count(Reconciled::Failed), 3, "the panic, and two refused writes");
 }
 
 /// The message of RBAC about a look without the right to it.

@@ -105,8 +105,8 @@ fn api_server(
         std::future::ready(Ok::<_, Infallible>(response))
     });
     let client = Client::new(service, "default");
-    let registry = crate::metrics::Metrics::new().unwrap();
-    (requests, list_watch(client, Query::default(), registry.staleness.watch("test")))
+    let staleness = crate::sync::test_support::metrics::<crate::metrics::staleness::Staleness>();
+    (requests, list_watch(client, Query::default(), staleness.watch("test")))
 }
 
 /// What an item says, in short.

@@ -8,6 +8,7 @@ use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
 use crate::metrics::Metrics;
+use crate::metrics::staleness::Staleness;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Departed;
 use crate::sync::events::Recorder;
@@ -28,11 +29,9 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
     let store = Arc::new(Store::new(Departed::Dropped));
     store.set_zones(&zones);
     store.set_holders_known();
-    let news = News {
-        metrics: Arc::new(Metrics::new().unwrap()),
-        recorder: Recorder::none(),
-        log: ServiceLog::default(),
-    };
+    let metrics = Metrics::new().unwrap();
+    let news =
+        News { metrics: metrics.family().unwrap(), recorder: Recorder::none(), log: ServiceLog::default() };
     let leadership = Leadership::always();
     ClusterSource {
         client: Client::new(service, "default"),
@@ -47,6 +46,8 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
         delete_delay: Duration::from_secs(600),
         store,
         news,
+        metrics: metrics.family().unwrap(),
+        staleness: (*metrics.family::<Staleness>().unwrap()).clone(),
         leadership,
         rewinds: Rewinds::default(),
         listed: tokio::sync::watch::Sender::default(),

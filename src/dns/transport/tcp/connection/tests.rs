@@ -10,6 +10,7 @@ use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::response_cache::key::Key;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::metrics::TransportMetrics;
 use crate::dns::transport::tcp::connection::*;
 use crate::dns::transport::tcp::connection_limit::Places;
 use crate::store::{Departed, Store};
@@ -27,7 +28,7 @@ fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
 
 fn connection(stop: &CancellationToken) -> Connection {
     let handler = handler(None);
-    let (place, _) = Arc::new(Places::new(Arc::clone(&handler.metrics))).admit(CLIENT).unwrap();
+    let (place, _) = Arc::new(Places::new(handler.metrics.family().unwrap())).admit(CLIENT).unwrap();
     let limits = Limits::default();
     Connection { client: CLIENT, local: None, limits, handler, place, stop: stop.clone() }
 }
@@ -254,7 +255,7 @@ async fn what_needs_no_answer_keeps_no_connection_open() {
 #[tokio::test(start_paused = true)]
 async fn what_needs_no_answer_saves_nobody_from_making_room() {
     let (handler, stop) = (handler(None), CancellationToken::new());
-    let places = Arc::new(Places::with(Arc::clone(&handler.metrics), 2));
+    let places = Arc::new(Places::with(handler.metrics.family().unwrap(), 2));
     let limits = Limits::default();
     let connect = |last: u8| {
         let client = SocketAddr::from(([10, 0, 0, last], 5353));
@@ -286,7 +287,7 @@ async fn what_needs_no_answer_saves_nobody_from_making_room() {
 async fn questions_that_wait_do_not_hold_up_what_is_known() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let handler = handler(Some(silent.local_addr().unwrap()));
-    let metrics = Arc::clone(&handler.metrics);
+    let metrics = handler.metrics.family::<TransportMetrics>().unwrap();
     let (place, _) = Arc::new(Places::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
     let connection = Connection { handler, place, ..connection(&CancellationToken::new()) };
     let (mut client, server) = duplex(65535);

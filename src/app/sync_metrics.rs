@@ -1,0 +1,42 @@
+//! The metrics of the sync tasks.
+
+use std::sync::Arc;
+
+use crate::metrics::Metrics;
+use crate::metrics::staleness::Staleness;
+use crate::sync::controller::supervisor::SupervisorMetrics;
+use crate::sync::election::ElectionMetrics;
+use crate::sync::events::metrics::EventMetrics;
+use crate::sync::external_target::metrics::ReconcilerMetrics;
+use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::source::metrics::WatchMetrics;
+
+/// The metrics of the sync tasks: all are shown from the start, whichever tasks run.
+#[derive(Clone)]
+pub(super) struct SyncMetrics {
+    pub(super) api: Arc<ApiMetrics>,
+    pub(super) election: Arc<ElectionMetrics>,
+    pub(super) events: Arc<EventMetrics>,
+    pub(super) reconciler: Arc<ReconcilerMetrics>,
+    pub(super) staleness: Arc<Staleness>,
+    pub(super) supervisor: Arc<SupervisorMetrics>,
+    pub(super) watch: Arc<WatchMetrics>,
+}
+
+impl SyncMetrics {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// Only if two metrics had one name.
+    pub(super) fn register(metrics: &Metrics) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            api: metrics.family()?,
+            election: metrics.family()?,
+            events: metrics.family()?,
+            reconciler: metrics.family()?,
+            staleness: metrics.family()?,
+            supervisor: metrics.family()?,
+            watch: metrics.family()?,
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! What is counted of clients' connections and datagrams.
+
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+
+use crate::metrics::{Family, registered};
+
+/// Why a UDP question was dropped, or the answer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// Too many wait for an upstream.
+    Busy,
+    /// The kernel's queue was full.
+    Queue,
+    /// The kernel refused to send the answer: the send buffer was full, or there was no way to the client.
+    Send,
+    /// The client's address is unreachable: it gets one answer a second.
+    Unreachable,
+}
+
+impl Dropped {
+    const ALL: [Self; 4] = [Self::Busy, Self::Queue, Self::Send, Self::Unreachable];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Queue => "queue",
+            Self::Send => "send",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// What is counted of clients' connections and datagrams.
+#[derive(Debug)]
+pub struct TransportMetrics {
+    /// TCP connections that were refused because there were too many.
+    pub tcp_refused: IntCounter,
+    /// Idle TCP connections that were closed because there were too many.
+    pub tcp_evicted: IntCounter,
+    /// TCP questions that failed because too many wait for an upstream.
+    pub tcp_busy: IntCounter,
+    /// TCP connections that were closed because too many big answers aren't read.
+    pub tcp_unread: IntCounter,
+    /// UDP questions that were dropped, by `reason`: see [`Dropped`].
+    udp_dropped: IntCounterVec,
+}
+
+impl Family for TransportMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name, help| registered(registry, IntCounter::new(name, help));
+        let dropped = Opts::new(
+            "lb_linker_dns_udp_dropped_total",
+            "UDP questions without an answer: too many wait for an upstream (busy), the kernel's queue was full (queue), \
+             the kernel refused the answer (send), or the client is unreachable (unreachable).",
+        );
+        let metrics = Self {
+            tcp_refused: counter(
+                "lb_linker_dns_tcp_refused_total",
+                "TCP connections that were refused because there were too many.",
+            )?,
+            tcp_evicted: counter(
+                "lb_linker_dns_tcp_evicted_total",
+                "Idle TCP connections that were closed because there were too many.",
+            )?,
+            tcp_busy: counter(
+                "lb_linker_dns_tcp_busy_total",
+                "TCP questions that failed because too many wait for an upstream.",
+            )?,
+            tcp_unread: counter(
+                "lb_linker_dns_tcp_unread_total",
+                "TCP connections that were closed because too many big answers aren't read.",
+            )?,
+            udp_dropped: registered(registry, IntCounterVec::new(dropped, &["reason"]))?,
+        };
+        for reason in Dropped::ALL {
+            metrics.udp_dropped.with_label_values(&[reason.label()]);
+        }
+        Ok(metrics)
+    }
+}
+
+impl TransportMetrics {
+    /// Counts UDP questions that were dropped.
+    pub fn dropped(&self, reason: Dropped, number: u32) {
+        self.udp_dropped.with_label_values(&[reason.label()]).inc_by(number.into());
+    }
+}

@@ -1,0 +1,72 @@
+//! How many links there are, counted when Prometheus asks.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGauge, IntGaugeVec, Opts};
+
+use crate::model::link::State;
+use crate::store::Store;
+
+/// The gauges of the links of a store.
+pub struct LinkMetrics {
+    store: Arc<Store>,
+    links: IntGaugeVec,
+    names_lost: IntGauge,
+    targets_refused: IntGauge,
+}
+
+impl LinkMetrics {
+    /// Returns the gauges of this store's links.
+    ///
+    /// # Errors
+    /// Only if a metric can't be one: a defect of lb-linker.
+    pub fn new(store: Arc<Store>) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            store,
+            links: IntGaugeVec::new(Opts::new("lb_linker_links", "Links by state."), &["state"])?,
+            names_lost: IntGauge::new(
+                "lb_linker_names_lost",
+                "Links without a name that they would have, because another link has it.",
+            )?,
+            targets_refused: IntGauge::new(
+                "lb_linker_targets_refused",
+                "Links whose Service names a target that isn't followed.",
+            )?,
+        })
+    }
+
+    fn count(&self) {
+        let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("left_out", 0), ("gone", 0)];
+        let (mut refused, mut lost) = (0, 0);
+        for link in self.store.links() {
+            refused += i64::from(link.refused);
+            lost += i64::from(link.lacks_a_name());
+            let state = match (link.state, &link.target) {
+                (State::Live | State::Recreated(_), Some(_)) => 0,
+                (State::Live | State::Recreated(_), None) => 1,
+                (State::Stale, _) => 2,
+                (State::LeftOut, _) => 3,
+                (State::Gone(_), _) => 4,
+            };
+            count[state].1 += 1;
+        }
+        self.targets_refused.set(refused);
+        self.names_lost.set(lost);
+        for (state, number) in count {
+            self.links.with_label_values(&[state]).set(number);
+        }
+    }
+}
+
+impl Collector for LinkMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.links.desc(), self.names_lost.desc(), self.targets_refused.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.count();
+        [self.links.collect(), self.names_lost.collect(), self.targets_refused.collect()].concat()
+    }
+}

@@ -1,0 +1,118 @@
+//! What is counted of the reconciler's work.
+
+use std::time::Instant;
+
+use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+use crate::metrics::{Family, registered};
+
+/// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of
+/// a request.
+const RECONCILE_BUCKETS: (f64, f64, usize) = (0.001, 2.0, 15);
+
+/// What a look at a link has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconciled {
+    /// Nothing had to be written.
+    Unchanged,
+    /// A write was made.
+    Written,
+    /// Something has to be written, and not yet: at the end of a delay or a pause, or when the
+    /// watch has shown the object as it is now.
+    Waiting,
+    /// The object of the link's name isn't ours.
+    Conflict,
+    /// A write failed; it will be tried again.
+    Failed,
+}
+
+impl Reconciled {
+    const ALL: [Self; 5] = [Self::Unchanged, Self::Written, Self::Waiting, Self::Conflict, Self::Failed];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Unchanged => "unchanged",
+            Self::Written => "written",
+            Self::Waiting => "waiting",
+            Self::Conflict => "conflict",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What is counted of the reconciler's work.
+#[derive(Debug)]
+pub struct ReconcilerMetrics {
+    /// Links whose external target's name is taken by an object that isn't ours.
+    pub conflicts: IntGauge,
+    /// External targets whose Service is gone and that lb-linker hasn't written.
+    pub orphans: IntGauge,
+    /// External targets whose removal is held back because there are too many at once.
+    pub deletes_held: IntGauge,
+    /// External targets that stay although a flag leaves their Services out, by `flag`.
+    pub left_out: IntGaugeVec,
+    objects_of_others: IntGauge,
+    reconciles: IntCounterVec,
+    reconcile_duration: Histogram,
+}
+
+impl Family for ReconcilerMetrics {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauge = |name, help| registered(registry, IntGauge::new(name, help));
+        let (first, factor, number) = RECONCILE_BUCKETS;
+        let left_out = Opts::new(
+            "lb_linker_left_out",
+            "External targets that stay until --max-deletes is given, although a flag leaves their Services out.",
+        );
+        let reconciles = Opts::new("lb_linker_reconciles_total", "Looks at links, by what they have led to.");
+        let duration = HistogramOpts::new(
+            "lb_linker_reconcile_duration_seconds",
+            "Seconds from a look at a link to the answer to the write that it led to, if any.",
+        )
+        .buckets(prometheus::exponential_buckets(first, factor, number)?);
+        let metrics = Self {
+            conflicts: gauge(
+                "lb_linker_conflicts",
+                "Links whose external target's name is taken by an object that this installation doesn't manage.",
+            )?,
+            orphans: gauge(
+                "lb_linker_orphans",
+                "External targets with lb-linker's labels that it hasn't written and whose load balancer is gone, \
+                 recreated without a target, or not selected.",
+            )?,
+            deletes_held: gauge(
+                "lb_linker_deletes_held",
+                "External targets whose removal is held back because there are too many at once.",
+            )?,
+            left_out: registered(registry, IntGaugeVec::new(left_out, &["flag"]))?,
+            objects_of_others: gauge(
+                "lb_linker_objects_of_other_instances",
+                "External targets and EndpointSlices in the target namespace that belong to other lb-linker instances.",
+            )?,
+            reconciles: registered(registry, IntCounterVec::new(reconciles, &["result"]))?,
+            reconcile_duration: registered(registry, Histogram::with_opts(duration))?,
+        };
+        for result in Reconciled::ALL {
+            metrics.reconciles.with_label_values(&[result.label()]);
+        }
+        Ok(metrics)
+    }
+}
+
+impl ReconcilerMetrics {
+    /// Sets how many objects of the target namespace belong to other instances.
+    pub fn set_objects_of_others(&self, number: usize) {
+        self.objects_of_others.set(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self, result: Reconciled) -> u64 {
+        self.reconciles.with_label_values(&[result.label()]).get()
+    }
+
+    /// Counts a look at a link that was begun at `since` and has ended now.
+    pub fn reconciled(&self, result: Reconciled, since: Instant) {
+        self.reconciles.with_label_values(&[result.label()]).inc();
+        self.reconcile_duration.observe(since.elapsed().as_secs_f64());
+    }
+}
