@@ -42,7 +42,7 @@
 //! - Sockets to upstreams, of all *forward* lines together, are 60 % of the files that the process may open at most
 //!   (RLIMIT_NOFILE at the start): 30 % for names that clients ask for, 15 % for targets of links, 5 % for health
 //!   checks, and 10 % stay open for the next question. Repeated questions and TCP count, too; while half of these
-//!   sockets are in use questions aren't repeated from another port. A look-up that has no socket at all is refused.
+//!   sockets are in use questions are repeated from the same port. A look-up that has no socket at all is refused.
 //!   lb-linker raises its limit of files to the hard one. Below 3,400 files a client alone has fewer than 500 sockets,
 //!   and a line of the log says so at the start: raise the hard limit with `ulimit -Hn`, or `LimitNOFILE` in a systemd
 //!   unit.

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -227,6 +228,7 @@ impl Try<'_> {
         mut now: Instant,
     ) -> Result<Reply, Trouble> {
         let given_up = now + self.upstream.patience;
+        let send_again = AtomicBool::new(false);
         let mut tries = Few::new();
         let mut id = [bytes[0], bytes[1]];
         let mut pause = REPEAT;
@@ -242,11 +244,11 @@ impl Try<'_> {
                     local = local.or(socket.local);
                     let mut bytes = bytes.to_vec();
                     bytes[..2].copy_from_slice(&id);
-                    tries.push(self.ask_from(socket, bytes));
+                    tries.push(self.ask_from(socket, bytes, &send_again));
                 }
                 Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
-                // One that waits may still be answered.
-                Err(_) => {}
+                // Without a socket for it the datagram leaves from one that waits: the first one may be lost.
+                Err(_) => send_again.store(true, Ordering::Relaxed),
             }
             let reading = Doing::read("udp", local, self.upstream.endpoint.address);
             self.progress.first(reading, now);
@@ -273,14 +275,25 @@ impl Try<'_> {
         }
     }
 
-    /// Asks from a socket, which is kept for another question if all goes well.
-    async fn ask_from(&self, socket: Socket, bytes: Vec<u8>) -> io::Result<Reply> {
+    /// Asks from a socket, which is kept for another question if all goes well. Of the tries that share `send_again` the
+    /// first one that is polled after it was set sends its datagram once more.
+    async fn ask_from(&self, socket: Socket, bytes: Vec<u8>, send_again: &AtomicBool) -> io::Result<Reply> {
         // Those that are asked together are sent together: the upstream is woken once for all of them.
         yield_now().await;
         socket.send(&bytes)?;
         loop {
             // What doesn't match may be forged, or late for an earlier question: the real answer may still come.
-            match socket.receive(|answer| reply_to(&bytes, answer)).await? {
+            let reply = {
+                let mut receiving = pin!(socket.receive(|answer| reply_to(&bytes, answer)));
+                let receive = poll_fn(|context| {
+                    if send_again.load(Ordering::Relaxed) && send_again.swap(false, Ordering::Relaxed) {
+                        socket.send_again(&bytes)?;
+                    }
+                    receiving.as_mut().poll(context)
+                });
+                receive.await?
+            };
+            match reply {
                 Reply::Foreign => {}
                 reply => {
                     if !matches!(reply, Reply::Garbled) {
@@ -387,8 +400,36 @@ mod tests {
     use super::*;
     use crate::dns::message::header::HEADER;
     use crate::dns::message::query::Question;
-    use crate::dns::upstream::config::ForwardOptions;
+    use crate::dns::upstream::config::{ForwardOptions, Purpose};
     use crate::dns::upstream::endpoint::Endpoint;
+
+    #[tokio::test(start_paused = true)]
+    async fn question_is_repeated_though_no_socket_is_spare() {
+        let upstream_socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
+        let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
+        let upstream = Arc::new(Upstream::new(endpoint, &options));
+        let quota = upstream.budget.of(Purpose::Forward, [10, 0, 0, 1].into());
+        let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
+        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let begun = Instant::now();
+        let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
+        let progress = Arc::new(upstream.progress(begun));
+        let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
+        let answering = async {
+            let mut message = [0; 512];
+            let (_, first) = upstream_socket.recv_from(&mut message).await.unwrap();
+            // That one is lost.
+            let (length, second) = upstream_socket.recv_from(&mut message).await.unwrap();
+            assert_eq!(first, second, "from the socket that it was sent from");
+            message[2] |= 0x80;
+            upstream_socket.send_to(&message[..length], second).await.unwrap();
+        };
+        let ((_, answer), ()) = timeout(Duration::from_secs(10), async { tokio::join!(asking, answering) })
+            .await
+            .expect("the question comes again");
+        assert!(answer.is_ok(), "{answer:?}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn question_is_repeated_though_its_kept_socket_has_failed() {

@@ -103,7 +103,7 @@ impl SocketQuota {
     }
 
     /// Returns the permit for a socket that a question is repeated from: while half of all sockets are in use there are
-    /// none for that.
+    /// none for that, and the question is repeated from the socket that waits.
     ///
     /// # Errors
     /// [`NoSocket`] if there is none.

@@ -72,6 +72,11 @@ impl Socket {
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
         // What can be read by now isn't the answer.
         self.has_been_read();
+        self.send_again(bytes)
+    }
+
+    /// Sends a question that was sent from this socket before: what can be read by now may be the answer.
+    pub(crate) fn send_again(&self, bytes: &[u8]) -> io::Result<()> {
         match self.udp.get_ref().send(bytes) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             _ => Ok(()),
