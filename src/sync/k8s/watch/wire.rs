@@ -181,7 +181,11 @@ impl<K: DeserializeOwned> Page<K> {
                 kube::Error::ReadEvents(too_large()).into()
             });
         }
-        let page = serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError)?;
+        let page: Self = serde_json::from_slice(&bytes).map_err(kube::Error::SerdeError)?;
+        // Every list of Kubernetes has a version. Another answer, as of a proxy, doesn't say that there are no objects.
+        if page.metadata.resource_version.as_deref().unwrap_or_default().is_empty() {
+            return Err(kube::Error::ReadEvents(no_list()).into());
+        }
         Ok((page, bytes.len()))
     }
 }
@@ -213,6 +217,10 @@ impl PageSize {
     pub(super) fn smaller(self) -> Self {
         Self((self.0 / 4).max(1))
     }
+}
+
+fn no_list() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the answer to a list is no list: it has no resourceVersion")
 }
 
 fn too_large() -> io::Error {
@@ -301,11 +309,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn answer_without_a_resource_version_is_no_list() {
+        for text in [
+            "{}",
+            r#"{"kind": "ServiceList", "items": []}"#,
+            r#"{"kind": "ServiceList", "metadata": {"resourceVersion": ""}, "items": []}"#,
+            r#"{"kind": "Status", "metadata": {}, "status": "Success"}"#,
+        ] {
+            let read = Page::<Service>::read(BufReader::new(Cursor::new(text.as_bytes())), 1).await;
+            assert!(matches!(read, Err(PageError::Kube(_))), "{text}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_page_of_several_objects_is_bounded() {
         let page = |padding: usize| {
             let padding = "x".repeat(padding);
             format!(
-                r#"{{"metadata":{{"continue":"c"}},"items":[{{"metadata":{{"name":"a","x":"{padding}"}}}}]}}"#
+                r#"{{"metadata":{{"resourceVersion":"1","continue":"c"}},"items":[{{"metadata":{{"name":"a","x":"{padding}"}}}}]}}"#
             )
         };
         let read = async |padding, limit| {
