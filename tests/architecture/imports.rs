@@ -102,16 +102,16 @@ impl Reader<'_> {
     fn path(&mut self, path: &[String]) {
         let Some(first) = path.first() else { return };
         let absolute: Module = match first.as_str() {
-            // `pub(crate)` in a macro.
-            "crate" if path.len() == 1 => return,
-            "crate" | "lb_linker" => path[1..].to_vec(),
+            "crate" => path[1..].to_vec(),
             "self" => [&self.module, &path[1..]].concat(),
             "super" => {
                 let up = path.iter().take_while(|part| *part == "super").count();
                 let Some(length) = self.module.len().checked_sub(up) else { return };
                 [&self.module[..length], &path[up..]].concat()
             }
+            // A plugin has the name of the crate.
             _ if self.modules.contains_key(&child(&self.module, first)) => [&self.module, path].concat(),
+            "lb_linker" => path[1..].to_vec(),
             _ => {
                 self.file.crates.insert(first.clone());
                 return;

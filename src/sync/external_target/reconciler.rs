@@ -213,7 +213,12 @@ pub(crate) struct Reconciler {
 
 impl Reconciler {
     fn new(settings: Settings) -> Self {
-        let report = Report::new(&settings);
+        let report = Report::new(
+            settings.keeper.clone(),
+            settings.news.clone(),
+            Arc::clone(&settings.metrics),
+            Arc::clone(&settings.api),
+        );
         let orphans = Orphans::new(Arc::clone(&settings.metrics));
         Self {
             objects: Objects::new(settings.policy.instance.clone()),

@@ -17,7 +17,6 @@ use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::News;
 use crate::sync::external_target::metrics::{Reconciled, ReconcilerMetrics};
-use crate::sync::external_target::reconciler::Settings;
 use crate::sync::k8s::errors::Trouble;
 use crate::sync::k8s::instance::OtherOwner;
 use crate::sync::k8s::metrics::ApiMetrics;
@@ -58,8 +57,12 @@ pub(crate) struct Report {
 
 impl Report {
     /// Returns a report in which nothing has been said.
-    pub(crate) fn new(settings: &Settings) -> Self {
-        let Settings { keeper, news, metrics, api, .. } = settings.clone();
+    pub(crate) fn new(
+        keeper: Keeper,
+        news: News,
+        metrics: Arc<ReconcilerMetrics>,
+        api: Arc<ApiMetrics>,
+    ) -> Self {
         metrics.conflicts.set(0);
         metrics.deletes_held.set(0);
         Self {
