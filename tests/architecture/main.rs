@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod docs;
 mod imports;
 
 use std::collections::{BTreeMap, BTreeSet};
