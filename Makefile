@@ -17,17 +17,17 @@ demo: has-rust ## show lb-linker at work, without a cluster (the first build tak
 	cargo build --locked --bin lb-linker --example demo
 	@cargo run --locked --quiet --example demo
 
-test: has-rust ## run every test, against a real kube-apiserver, and tell how long each part took
+test: has-rust ## run every test, against a real kube-apiserver, and print how long each part took
 	tests/run
 
-bench: has-rust ## measure what a query costs, beside other DNS servers (needs two idle cores)
+bench: has-rust ## measure the CPU time of a query, beside other DNS servers (needs two idle cores)
 	cargo bench --locked --bench queries
 
 build: has-rust ## build target/release/lb-linker
 	cargo build --locked --release --bin lb-linker
 
-# Cargo builds a benchmark's programs with what the tests need of their libraries. What is measured is what users get.
-bench-cluster: build control-plane ## measure how fast a real kube-apiserver is followed (BENCH_ONLY=propagation: one part)
+# For a benchmark Cargo builds the program with the features of the test dependencies: measure the release build instead.
+bench-cluster: build control-plane ## measure propagation and memory with a real kube-apiserver (BENCH_ONLY=propagation: one part)
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
 
@@ -37,17 +37,17 @@ lint: has-rust ## check format, lints and documentation
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 
-docs: has-rust ## make docs/ of the plugins' manuals in src/dns/plugins, and of the differences that tests know
+docs: has-rust ## generate docs/plugins.md from the manuals in src/dns/plugins, docs/differences.md from the tests
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet the_page_of_differences
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build
 
-stubs: ## build what the tests need as clients: look-ups by glibc's, musl's and Go's resolver (once)
+stubs: ## build the tests' clients: look-ups by glibc's, musl's and Go's resolver (once)
 	tests/stubs/build
 
-fuzz: has-rust has-cargo-fuzz ## look for bytes that break the rules, FUZZ_SECONDS=60 for each of fuzz/targets
+fuzz: has-rust has-cargo-fuzz ## fuzz Corefiles, queries and replies, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \
 	    mkdir -p "fuzz/corpus/$$target" && \
 	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \
