@@ -40,8 +40,8 @@ pub static ALLOCATOR_SETTINGS: &[u8; 95] =
 /// be caused by anybody who sends a packet.
 const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
-/// Keeps names in step with load balancers: watches LoadBalancer Services, keeps an ExternalName
-/// Service for each, and answers DNS for them.
+/// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
+/// each, and answers DNS for them.
 #[derive(Parser)]
 #[command(name = "lb-linker", version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -53,26 +53,26 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Watch, reconcile and answer: what happens without a subcommand
+    /// Watch load balancers, write external targets and answer DNS; the default
     Run {
         #[command(flatten)]
         flags: Box<Flags>,
     },
-    /// Validate the flags and files, and print the flags in force; exit code 2 if they are wrong
+    /// Validate flags and files, and print the flags in force; exit code 2 if they are wrong
     Check {
         #[command(flatten)]
         flags: Box<Flags>,
-        /// Also ask the API server for every right that is needed; exit code 1 if one is missing
+        /// Also ask the API server for each permission that is needed; exit code 1 if one is missing
         #[arg(long, conflicts_with = "manifests")]
         cluster: bool,
     },
-    /// Free Services from the earlier operator's finalizer, and list the external targets that it
-    /// left behind; exit code 1 if some couldn't be freed
+    /// Remove the earlier operator's finalizer from Services, and list its orphaned external targets; exit
+    /// code 1 if some Services couldn't be changed
     #[command(mut_args = |arg| { let hide = !for_takeover(arg.get_id().as_str()); arg.hide(hide) })]
     Takeover {
         #[command(flatten)]
         flags: Box<Flags>,
-        /// Only show what would be done
+        /// Only print what would be done
         #[arg(long, conflicts_with = "manifests")]
         dry_run: bool,
     },

@@ -10,22 +10,21 @@ use crate::sync::external_target::decision::SyncMode;
 /// Where a Pod is told its namespace.
 const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// How it is decided which of several replicas writes.
+/// How it is decided which replica writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LeaderElection {
-    /// By a Lease that is renewed.
+    /// By a Lease that the leader renews.
     Lease,
-    /// By a Lease that ends with the Pod that owns it.
+    /// By a Lease that belongs to the leader's Pod; needs the rights of deploy/life/.
     Life,
-    /// There is only one.
+    /// No election: there is only one replica.
     Off,
 }
 
 /// The flags of the leader election.
 #[derive(Clone, Debug, Args)]
 pub struct ElectionFlags {
-    /// How it is decided which of several instances writes: by a Lease that is renewed, by one that
-    /// ends with its Pod, or not at all [default: lease in a Pod without --kubeconfig and --context, else off]
+    /// How it is decided which replica writes [default: lease in a Pod without --kubeconfig and --context, else off]
     #[arg(
         long,
         value_name = "HOW",
@@ -46,7 +45,7 @@ pub struct ElectionFlags {
     )]
     pub lease_name: String,
 
-    /// What this instance is called in the Lease [default: $POD_NAME, else the host's name]
+    /// Name of this replica in the Lease [default: $POD_NAME, else the host's name]
     #[arg(
         long,
         value_name = "NAME",

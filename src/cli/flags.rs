@@ -31,9 +31,9 @@ pub(crate) const DNS_PORT: u16 = 53;
 /// How the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One line of text an event.
+    /// One line of text per event.
     Text,
-    /// One JSON object an event.
+    /// One JSON object per event.
     Json,
 }
 
@@ -46,19 +46,19 @@ impl From<LogFormat> for LineFormat {
     }
 }
 
-/// Which load balancers are followed without a word of theirs.
+/// Which load balancers become links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SelectionMode {
-    /// Those that don't opt out.
+    /// Every load balancer without the annotation linker.hsj.com/managed: "false".
     All,
-    /// Those that opt in.
+    /// Only load balancers with the annotation linker.hsj.com/managed: "true".
     Annotated,
 }
 
 /// The flags of `run`, `check` and `takeover`.
 #[derive(Clone, Debug, Args)]
 pub struct Flags {
-    /// Kubeconfig of the cluster [default: the Pod's service account, else what kubectl takes]
+    /// Kubeconfig of the cluster [default: in a Pod its service account, else the file that kubectl uses]
     #[arg(long, value_name = "PATH", env = "LB_LINKER_KUBECONFIG", help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
 
@@ -66,7 +66,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "LB_LINKER_CONTEXT", help_heading = "Cluster")]
     pub context: Option<String>,
 
-    /// Namespace that the external targets are kept in
+    /// Namespace of the external targets
     #[arg(
         long,
         value_name = "NAME",
@@ -77,10 +77,10 @@ pub struct Flags {
     )]
     pub target_namespace: String,
 
-    /// Name of this installation, where several keep external targets in one namespace: it changes only objects with
-    /// its own name in the annotation linker.hsj.com/instance, or without one; all replicas have the same name
-    /// [default: the namespace and the name of the Lease, as in lb-linker/lb-linker; outside a Pod the target namespace
-    /// and the name of the Lease]
+    /// Name of this installation, for several installations in one target namespace: lb-linker changes only objects
+    /// whose annotation linker.hsj.com/instance has this name or is missing; all replicas have the same name
+    /// [default: namespace and name of the Lease, as in lb-linker/lb-linker; outside a Pod the target namespace and the
+    /// name of the Lease]
     #[arg(
         long,
         value_name = "NAME",
@@ -91,7 +91,7 @@ pub struct Flags {
     )]
     pub instance: Option<String>,
 
-    /// Namespaces whose load balancers are followed, separated by commas [default: all]
+    /// Namespaces whose load balancers become links, separated by commas [default: all]
     #[arg(
         long,
         value_name = "NAMES",
@@ -102,7 +102,7 @@ pub struct Flags {
     )]
     pub watch_namespaces: Vec<String>,
 
-    /// Labels of the load balancers that are followed, as in kubectl -l [default: any]
+    /// Label selector of the load balancers that become links, as in kubectl -l [default: any]
     #[arg(
         long,
         value_name = "SELECTOR",
@@ -112,8 +112,7 @@ pub struct Flags {
     )]
     pub service_selector: Option<Selector>,
 
-    /// Follow all load balancers but those that opt out by the annotation linker.hsj.com/managed:
-    /// "false", or only those that opt in by "true"
+    /// Which load balancers become links
     #[arg(
         long,
         value_name = "WHICH",
@@ -124,13 +123,12 @@ pub struct Flags {
     )]
     pub selection: SelectionMode,
 
-    /// What is done about external targets: on makes the writes, plan only logs them, off answers DNS and nothing else
-    /// [default: on in a Pod (also with --kubeconfig or --context), with any value of --leader-election (also off) and
-    /// with --manifests; else plan]
+    /// Whether external targets are written [default: on in a Pod (also with --kubeconfig or --context), with any value
+    /// of --leader-election (also off) and with --manifests; else plan]
     #[arg(long, value_name = "MODE", env = "LB_LINKER_SYNC", value_enum, help_heading = "External targets")]
     pub sync: Option<SyncMode>,
 
-    /// What becomes of the external target of a Service that is gone
+    /// What happens to the external target of a deleted Service
     #[arg(
         long,
         value_name = "WHAT",
@@ -141,9 +139,9 @@ pub struct Flags {
     )]
     pub on_delete: OnDelete,
 
-    /// With --on-delete delete: how long an external target outlives its Service; a load balancer that is recreated
-    /// meanwhile keeps it. A Service that stops matching the selection keeps its names and external target as long.
-    /// With --finalizer there is no delay
+    /// With --on-delete delete: time from the end of a Service to the removal of its external target; a load balancer
+    /// that is recreated before that keeps it. A Service that stops matching the selection keeps its names and its
+    /// external target for this time, too. With --finalizer the delay is 0
     #[arg(
         long,
         value_name = "DURATION",
@@ -154,12 +152,12 @@ pub struct Flags {
     )]
     pub delete_delay: Duration,
 
-    /// Treat external targets that the earlier operator left behind, and whose Service is gone, like
-    /// lb-linker's own: --on-delete says what becomes of them
+    /// Handle orphans of the earlier operator (external targets whose Service is gone) like lb-linker's own external
+    /// targets: --on-delete and --delete-delay apply
     #[arg(long, env = "LB_LINKER_PRUNE", help_heading = "External targets")]
     pub prune: bool,
 
-    /// How a load balancer that has addresses instead of a hostname is shown
+    /// External target of a load balancer with addresses instead of a hostname
     #[arg(
         long,
         value_name = "HOW",
@@ -170,10 +168,10 @@ pub struct Flags {
     )]
     pub ip_targets: IpTargets,
 
-    /// How many external targets may be removed in ten minutes: a number, or "unlimited". While it is given, external
-    /// targets that a flag leaves out are removed too, at that rate: give it for one start only, then remove it again
-    /// [default: 10, or a fifth of them, whichever is more; and none of those that a flag leaves out, where they are
-    /// most]
+    /// External targets that may be removed in ten minutes: a number, or "unlimited". While it is set, external targets
+    /// of Services that a flag leaves out are removed too, at this rate: set it for one start only, then remove it
+    /// [default: 10, or a fifth of all external targets if that is more; if a flag leaves out more than half of all
+    /// external targets, these stay]
     #[arg(
         long,
         value_name = "NUMBER",
@@ -183,8 +181,8 @@ pub struct Flags {
     )]
     pub max_deletes: Option<MaxDeletes>,
 
-    /// Put the finalizer lb-linker/finalizer on load balancers: a Service that is deleted goes only after its
-    /// external target, and waits for lb-linker; needs the rights of deploy/finalizer/
+    /// Put the finalizer lb-linker/finalizer on load balancers: a Service is deleted only after its external target, so
+    /// its deletion waits for lb-linker; needs the rights of deploy/finalizer/
     #[arg(
         long,
         env = "LB_LINKER_FINALIZER",
@@ -193,15 +191,14 @@ pub struct Flags {
     )]
     pub finalizer: bool,
 
-    /// What of Services' wishes is granted
+    /// Policies for names and targets.
     #[command(flatten)]
     pub admission: AdmissionFlags,
-    /// Who writes, of several instances.
+    /// The leader election.
     #[command(flatten)]
     pub election: ElectionFlags,
 
-    /// Work without a cluster: read Services from the YAML and JSON files in this directory, and
-    /// again whenever they change
+    /// Work without a cluster: read Services from the YAML and JSON files in this directory, and again when they change
     #[arg(
         long,
         value_name = "DIR",
@@ -211,7 +208,7 @@ pub struct Flags {
     )]
     pub manifests: Option<PathBuf>,
 
-    /// With --manifests: keep the external targets as YAML files in this directory
+    /// With --manifests: write the external targets as YAML files into this directory
     #[arg(
         long,
         value_name = "DIR",
@@ -221,8 +218,8 @@ pub struct Flags {
     )]
     pub output: Option<PathBuf>,
 
-    /// Corefile that says how DNS is answered, instead of the flags from --zone to --ready-listen: the plugins of
-    /// CoreDNS in its syntax, and lb_linker for the load balancers' names
+    /// Corefile for DNS, instead of the flags from --zone to --ready-listen: CoreDNS's syntax and plugins, and the plugin
+    /// lb_linker for the names of load balancers
     #[arg(
         long,
         value_name = "PATH",
@@ -234,7 +231,7 @@ pub struct Flags {
     )]
     pub corefile: Option<PathBuf>,
 
-    /// Zone to answer for; may be given more than once
+    /// Zone to answer for; may be repeated
     #[arg(
         long = "zone",
         value_name = "ZONE",
@@ -250,7 +247,7 @@ pub struct Flags {
     #[arg(skip)]
     pub apexes: Vec<String>,
 
-    /// Address to answer DNS on, by UDP and TCP; may be given more than once
+    /// Address for DNS by UDP and TCP; may be repeated
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -262,9 +259,9 @@ pub struct Flags {
     )]
     pub listen: Vec<SocketAddr>,
 
-    /// Resolver for all other names, and for the addresses behind a load balancer's hostname: an
-    /// address, tls:// with an address and the name in its certificate if that isn't the address, a file like
-    /// resolv.conf, or "none"; may be given more than once
+    /// Resolver for names outside the zones, and for the addresses behind a load balancer's hostname: an address; tls://
+    /// with an address, and with % and the name in its certificate if that isn't the address; a file like resolv.conf; or
+    /// "none"; may be repeated
     #[arg(
         long,
         value_name = "ADDRESS[:PORT]|tls://ADDRESS[%NAME][:PORT]|FILE|none",
@@ -275,9 +272,9 @@ pub struct Flags {
     )]
     pub upstream: Vec<UpstreamSpec>,
 
-    /// Networks of the clients for which names outside the zones are resolved, separated by commas, or "any"; other
-    /// clients get REFUSED for such names, and every client gets the addresses behind a load balancer's hostname; a
-    /// value replaces the default: copy the default from `lb-linker check` and append your networks
+    /// Networks of the clients for which names outside the zones are resolved, separated by commas, or "any". Other
+    /// clients get REFUSED for such names; every client gets the addresses behind a load balancer's hostname. A value
+    /// replaces the default: copy the default from `lb-linker check` and append your networks
     #[arg(
         long,
         value_name = "NETWORKS|any",
@@ -288,7 +285,7 @@ pub struct Flags {
     )]
     pub client_nets: Vec<ClientNet>,
 
-    /// Address to serve /metrics on, for Prometheus
+    /// Address of /metrics, for Prometheus
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -299,7 +296,7 @@ pub struct Flags {
     )]
     pub metrics_listen: SocketAddr,
 
-    /// Address to serve /health on: 200 while the process works
+    /// Address of /health: 200 while the process works
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -310,7 +307,7 @@ pub struct Flags {
     )]
     pub health_listen: SocketAddr,
 
-    /// Address to serve /ready on: 200 once the load balancers are known
+    /// Address of /ready: 200 once all load balancers have been read
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -321,7 +318,7 @@ pub struct Flags {
     )]
     pub ready_listen: SocketAddr,
 
-    /// How the log is written; RUST_LOG says how much
+    /// Format of the log; RUST_LOG sets the level
     #[arg(
         long,
         value_name = "FORMAT",

@@ -1,4 +1,4 @@
-//! The flags that say what of Services' wishes is granted.
+//! The flags of the policies for names and targets.
 
 use clap::Args;
 use hickory_proto::rr::Name;
@@ -9,10 +9,10 @@ use crate::model::hostname::host_text;
 use crate::model::hostname_policy::Admission;
 use crate::model::target_policy::TargetPolicy;
 
-/// What of Services' wishes is granted.
+/// Policies for names and targets.
 #[derive(Clone, Debug, Args)]
 pub struct AdmissionFlags {
-    /// Annotations of load balancers that hold further DNS names, beside linker.hsj.com/hostname, separated by
+    /// Annotations of load balancers with further DNS names, in addition to linker.hsj.com/hostname, separated by
     /// commas [default: none]
     #[arg(
         long,
@@ -24,8 +24,8 @@ pub struct AdmissionFlags {
     )]
     pub hostname_annotations: Vec<String>,
 
-    /// Namespaces whose load balancers may ask for any name in the zones, or "*" for all; others may ask for names
-    /// below `<namespace>.<zone>`; separated by commas [default: none]
+    /// Namespaces whose load balancers may have any name in the zones, separated by commas, or "*" for all. Load
+    /// balancers of other namespaces may have names below `<namespace>.<zone>` [default: none]
     #[arg(
         long,
         value_name = "NAMES",
@@ -58,7 +58,7 @@ pub struct AdmissionFlags {
     )]
     pub target_domains: Vec<Name>,
 
-    /// Networks that targets' addresses must lie in, such as 192.0.2.0/24, separated by commas [default: any]
+    /// Networks that addresses of targets must lie in, such as 192.0.2.0/24, separated by commas [default: any]
     #[arg(
         long,
         value_name = "NETS",
@@ -69,9 +69,9 @@ pub struct AdmissionFlags {
     )]
     pub target_nets: Vec<IpNet>,
 
-    /// Further networks whose addresses are never given for a target, separated by commas, in addition to loopback,
-    /// link-local, multicast and cloud metadata addresses, which are denied unless --allowed-nets lists them: the
-    /// cluster's Service network, and its Pod network if load balancers have no addresses in it [default: none]
+    /// Networks of addresses that no target may have, separated by commas, in addition to loopback, link-local, multicast
+    /// and cloud metadata addresses, which are denied unless --allowed-nets lists them. Set it to the cluster's Service
+    /// network, and to its Pod network if load balancers have no addresses in it [default: none]
     #[arg(
         long,
         value_name = "NETS",
@@ -82,8 +82,8 @@ pub struct AdmissionFlags {
     )]
     pub denied_nets: Vec<IpNet>,
 
-    /// Exceptions from the denied networks, separated by commas, such as 127.0.0.0/8 for the load balancers of Docker
-    /// Desktop and minikube; overrides the built-in list and --denied-nets, but not --target-nets [default: none]
+    /// Exceptions from the built-in list of denied networks and from --denied-nets, but not from --target-nets, separated
+    /// by commas; for example 127.0.0.0/8 for Docker Desktop and minikube [default: none]
     #[arg(
         long,
         value_name = "NETS",

@@ -159,10 +159,10 @@ pub struct Actual<'a> {
     pub strange_slices: &'a [&'a EndpointSlice],
 }
 
-/// What becomes of the external target of a Service that is gone.
+/// What happens to the external target of a deleted Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnDelete {
-    /// It is removed, some time after its Service.
+    /// It is removed after --delete-delay.
     Delete,
     /// It stays as it is until the load balancer comes back.
     Retain,
@@ -170,14 +170,14 @@ pub enum OnDelete {
     Tombstone,
 }
 
-/// What is done about the writes that are decided on.
+/// Whether external targets are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum SyncMode {
-    /// They are made.
+    /// They are written.
     On,
-    /// They are written to the log, and not made.
+    /// The writes are only logged.
     Plan,
-    /// Nothing: only DNS is answered.
+    /// Only DNS is answered.
     Off,
 }
 

@@ -34,14 +34,14 @@ pub fn slice_name(external_target: &str, family: &str) -> String {
     format!("{external_target}-{family}")
 }
 
-/// How a link whose target is addresses is shown in the target namespace.
+/// External target of a load balancer with addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IpTargets {
-    /// A headless Service with an EndpointSlice for each family of addresses.
+    /// A headless Service with an EndpointSlice for each address family.
     Headless,
-    /// An ExternalName Service with the first IPv4 address as its name, as the earlier operator did.
+    /// An ExternalName Service with the first IPv4 address as name, as the earlier operator wrote it.
     ExternalName,
-    /// Nothing.
+    /// No external target.
     Skip,
 }
 
