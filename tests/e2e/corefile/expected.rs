@@ -15,15 +15,15 @@ pub struct Expected {
     /// - Group, question as in its table, and fields; a question that is asked the second time ends in ` #2`.
     /// - `metrics`, name and labels, and whether it is `lacking`, there is `more`, it is `described` otherwise or has
     ///   another `value`.
-    /// - `log`, the line, and who is the only one to write it: `CoreDNS` or `lb-linker`.
+    /// - `log`, the line, and which program alone writes it: `CoreDNS` or `lb-linker`.
     pub at: &'static [(&'static str, &'static str, &'static str)],
 }
 
 /// All of them.
 pub const EXPECTED: &[Expected] = &[
     Expected {
-        reason: "Every answer repeats the question where it could be read (RFC 1035 section 4.1), also one that says \
-                 NOTIMP. CoreDNS leaves it out of that.",
+        reason: "Every answer repeats the question if it could be read (RFC 1035 section 4.1), also an \
+                 answer with NOTIMP. CoreDNS leaves the question out of NOTIMP.",
         at: &[
             ("forward", "* opcode=*", "question"),
             ("whoami", "* opcode=5", "question"),
@@ -31,24 +31,24 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "NOTIFY gets NOTIMP, as every other opcode than QUERY does. CoreDNS answers it as if it were a query.",
+        reason: "NOTIFY gets NOTIMP, like every other opcode than QUERY. CoreDNS answers it like a query.",
         at: &[("whoami", "* opcode=4", "rcode flags additional")],
     },
     Expected {
-        reason: "Zone transfers are refused before any plugin is asked: what they would say isn't one message.",
+        reason: "Zone transfers are refused before any plugin is asked: their answer can't be one message.",
         at: &[("whoami", "* AXFR*", "rcode flags additional")],
     },
     Expected {
-        reason: "OPT and TSIG can't be asked for: they belong to a message and not to a name (RFC 6891 section 6.1.1, \
-                 RFC 8945 section 5.1). CoreDNS looks them up.",
+        reason: "Queries for OPT and TSIG are refused: these records belong to a message and not to a name \
+                 (RFC 6891 section 6.1.1, RFC 8945 section 5.1). CoreDNS looks them up.",
         at: &[
             ("forward", "* TYPE41", "rcode flags authority"),
             ("forward", "* TYPE250", "rcode flags authority"),
         ],
     },
     Expected {
-        reason: "An answer spells its names as the question does (RFC 4343 section 4.1, RFC 1035 section 4.1.4: the \
-                 same name is written once). CoreDNS spells them as its data or the upstream does.",
+        reason: "An answer spells its names as the question does (RFC 4343 section 4.1; RFC 1035 section \
+                 4.1.4: one name is written once). CoreDNS spells them as its data or the upstream does.",
         at: &[
             ("forward", "MIXED.eXample.ORG. A case", "answer"),
             ("forward: odd answers", "LoWer.odd. A case", "answer"),
@@ -59,10 +59,10 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "No answer by UDP has more than 1232 bytes, so that none is cut into fragments, unless *bufsize* \
-                 allows more. CoreDNS sends what the client says that it takes. Answers ignore path MTU information \
-                 from ICMP (IP_PMTUDISC_OMIT), so forged ICMP can't cause fragments. Where a link has an MTU below \
-                 1280, lower the size with *bufsize*.",
+        reason: "No UDP answer has more than 1232 bytes, so that none is fragmented, unless *bufsize* \
+                 allows more. CoreDNS sends up to the size that the client announces. Answers ignore path \
+                 MTU information from ICMP (IP_PMTUDISC_OMIT), so forged ICMP can't cause fragments. If a \
+                 link has an MTU below 1280, lower the size with *bufsize*.",
         at: &[
             ("forward", "huge.example.org. A edns=4096*", "answer authority flags"),
             ("forward", "huge.example.org. A edns=65535", "answer authority flags"),
@@ -70,7 +70,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "An extended error goes only to who has sent EDNS (RFC 6891 section 7). CoreDNS adds EDNS for it.",
+        reason: "An extended error is sent only to clients that sent EDNS (RFC 6891 section 7). CoreDNS \
+                 adds EDNS for it.",
         at: &[
             ("acl", "*", "opt"),
             ("all of them", "x.refused.example.org. A", "opt"),
@@ -80,13 +81,13 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "Who asks for the server's identifier gets no empty one where *nsid* isn't. CoreDNS gives that one \
-                 back, and a record less.",
+        reason: "Without *nsid* a client that asks for the server's identifier gets none. CoreDNS returns \
+                 an empty one, and a record less.",
         at: &[("bufsize", "huge.example.org. A edns=4096 nsid", "answer")],
     },
     Expected {
-        reason: "RD and CD are copied from the question into the answer (RFC 1035 section 4.1.1, RFC 4035 section \
-                 3.2.2). CoreDNS hands the upstream's on.",
+        reason: "RD and CD are copied from the question into the answer (RFC 1035 section 4.1.1, RFC 4035 \
+                 section 3.2.2). CoreDNS passes on the upstream's.",
         at: &[
             ("forward: odd answers", "nord.odd. A", "flags"),
             ("forward: odd answers", "cd.odd. A", "flags"),
@@ -94,8 +95,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "AD is only set for who has set AD or DO, and knows what it means (RFC 6840 section 5.8). Without \
-                 *cache*, CoreDNS hands the upstream's on.",
+        reason: "AD is set only for clients that set AD or DO (RFC 6840 section 5.8). Without *cache*, \
+                 CoreDNS passes on the upstream's.",
         at: &[
             ("forward: odd answers", "ad.odd. A", "flags"),
             ("forward: odd answers", "ad.odd. A cd", "flags"),
@@ -104,8 +105,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "An answer that was cut by UDP is asked for again by TCP, also without *prefer_udp*, and then kept by \
-                 *cache*.",
+        reason: "An upstream's answer that was truncated by UDP is asked for again by TCP, also without \
+                 *prefer_udp*, and then kept by *cache*.",
         at: &[
             ("forward: odd answers", "cut.odd. A", "answer flags"),
             ("forward: odd answers", "some.odd. A*", "flags"),
@@ -116,8 +117,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "What doesn't match the question is waited past: somebody may have forged it. If nothing \
-                 else comes, that is an error. CoreDNS answers with FORMERR.",
+        reason: "Mismatched responses of an upstream are ignored as possible spoofing. If no other response \
+                 comes, the query fails with SERVFAIL. CoreDNS answers with FORMERR.",
         at: &[
             ("forward: odd answers", "other.odd. A", "rcode"),
             ("cache", "other.odd. A*", "rcode"),
@@ -127,12 +128,12 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "The DS of a zone is asked of the block of the nearest zone above it (RFC 4035 section 3.1.4.1). \
-                 CoreDNS asks that of the farthest.",
+        reason: "A query for the DS of a zone goes to the block of the nearest zone above it (RFC 4035 \
+                 section 3.1.4.1). CoreDNS asks the block of the farthest.",
         at: &[("blocks: the longest zone wins", "*deep.sub.example.org. DS", "flags authority additional")],
     },
     Expected {
-        reason: "Metrics of Go's runtime (`go_*`) aren't there: there is none.",
+        reason: "There are no metrics of Go's runtime (`go_*`).",
         at: &[("metrics", "go_*", "lacking")],
     },
     Expected {
@@ -140,7 +141,7 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("metrics", "lb_linker_*", "more")],
     },
     Expected {
-        reason: "What there is to tell of a process differs a little between Prometheus's libraries for Go and Rust.",
+        reason: "Metrics of the process differ a little between Prometheus's libraries for Go and Rust.",
         at: &[
             ("metrics", "process_network_*", "lacking"),
             ("metrics", "process_virtual_memory_max_bytes", "lacking"),
@@ -148,43 +149,44 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "`coredns_build_info` bears lb-linker's version.",
+        reason: "`coredns_build_info` has lb-linker's version.",
         at: &[
             ("metrics", "coredns_build_info{goversion=\"go*", "lacking"),
             ("metrics", "coredns_build_info{goversion=\"\",*", "more"),
         ],
     },
     Expected {
-        reason: "In `coredns_dns_responses_total` *plugin* is the one that has answered. CoreDNS 1.14 names the first one behind *prometheus*, whoever \
-                 answers.",
+        reason: "In `coredns_dns_responses_total` the label *plugin* names the plugin that answered. \
+                 CoreDNS 1.14 names the first plugin behind *prometheus*.",
         at: &[("metrics", "coredns_dns_responses_total{*", "lacking more value")],
     },
     Expected {
-        reason: "In `coredns_dns_response_size_bytes` an answer has one size, however it came to be: with what the wire's own rules add, and also where a \
-                 plugin only gives a code. CoreDNS counts what a plugin has written, compressed or not, and 0 where \
-                 none has.",
+        reason: "In `coredns_dns_response_size_bytes` an answer has the size of its message on the wire, \
+                 also if a plugin only gives a response code. CoreDNS counts what a plugin wrote, \
+                 compressed or not, and 0 if no plugin wrote anything.",
         at: &[("metrics", "coredns_dns_response_size_bytes_*", "value")],
     },
     Expected {
-        reason: "`coredns_cache_entries`: *cache* knows for a second that nobody has answered (RFC 9520), and keeps answers \
-                 that CoreDNS's upstream has cut.",
+        reason: "`coredns_cache_entries`: *cache* keeps for a second that no upstream answered (RFC 9520), \
+                 and keeps answers that CoreDNS's upstream truncated.",
         at: &[("metrics", "coredns_cache_entries{*", "value")],
     },
     Expected {
-        reason: "`coredns_proxy_conn_cache_hits_total` is there from the start. CoreDNS shows it once there was a hit.",
+        reason: "`coredns_proxy_conn_cache_hits_total` is there from the start. CoreDNS shows it after the \
+                 first hit.",
         at: &[("metrics", "coredns_proxy_conn_cache_hits_total{*", "more")],
     },
     Expected {
-        reason: "In log lines *size* is what has come. CoreDNS counts what its library would send, and miscounts options that it \
-                 doesn't know.",
+        reason: "In log lines *size* is the size of the query as received. CoreDNS counts what its library \
+                 would send, and miscounts options that it doesn't know.",
         at: &[
             ("log", "*A IN i.common.test. udp 42 false*", "CoreDNS"),
             ("log", "*A IN i.common.test. udp 47 false*", "lb-linker"),
         ],
     },
     Expected {
-        reason: "In log lines *rsize* is without EDNS, which is added for each client later. CoreDNS counts an upstream's, and that \
-                 of extended errors.",
+        reason: "In log lines *rsize* is the size without EDNS, which is added for each client later. \
+                 CoreDNS counts an upstream's EDNS, and that of extended errors.",
         at: &[
             ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 47 *", "CoreDNS"),
             ("log", "*A IN x.block.test. udp 30 false 512\" REFUSED qr,rd 30 *", "lb-linker"),
@@ -193,7 +195,7 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "Why a record of *template* is none is said in lb-linker's words.",
+        reason: "The error about an invalid record of *template* has lb-linker's own text.",
         at: &[
             ("log", "plugin/errors: 2 * A: dns: bad A A: *", "CoreDNS"),
             ("log", "plugin/errors: 2 * A: template: * is no record: *", "lb-linker"),
@@ -204,9 +206,11 @@ pub const EXPECTED: &[Expected] = &[
 /// The page of differences: all that the tests find when they ask both the same.
 fn page() -> String {
     let mut page = String::from(
-        "# What differs from CoreDNS\n\nlb-linker's tests put the same Corefiles and questions to it and to CoreDNS 1.14, and \
-         compare the answers, the metrics\nand the log lines. These differences are left. What a plugin's options do otherwise, its \
-         manual says: [plugins.md](plugins.md).\nThe plugins *lb_linker* and *clients* are lb-linker's own.\n\n",
+        "# Differences from CoreDNS\n\nlb-linker's tests send the same Corefiles and queries to \
+         lb-linker and to CoreDNS 1.14, and compare the answers,\nthe metrics and the log lines. These \
+         differences remain. Differences in the options of a plugin are in its \
+         manual:\n[plugins.md](plugins.md). The plugins *lb_linker* and *clients* are lb-linker's \
+         own.\n\n",
     );
     for Expected { reason, .. } in EXPECTED {
         let _ = writeln!(page, "- {reason}");
