@@ -76,7 +76,7 @@ fn removal() -> Value {
 /// what it is afterwards.
 ///
 /// # Errors
-/// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`] if another one has
+/// If the API server doesn't answer, or refuses: 404 if it is gone, [`is_another`](crate::sync::k8s::errors::is_another) if another one has
 /// its name.
 pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectMeta<Service>> {
     let api: Api<Service> = Api::namespaced(client.clone(), bound.key.namespace());

@@ -80,7 +80,7 @@ impl Forward {
     /// whether it is a question for addresses.
     ///
     /// # Errors
-    /// [`ForwardError::Busy`] if there is none that the client may have.
+    /// `ForwardError::Busy` if there is none that the client may have.
     pub fn admit(&self, purpose: Purpose, common: bool, client: IpAddr) -> Result<Share, ForwardError> {
         let places = match (purpose, common) {
             (Purpose::Forward | Purpose::ForwardByTcp, _) => &self.forwards,
