@@ -151,7 +151,7 @@ impl Lines {
         }
         let is_closed = self.0.closed.load(Ordering::SeqCst);
         if is_closed || self.0.sender.try_send(Entry::Line(line)).is_err() {
-            self.0.lose(1, "whoever reads standard output is too slow");
+            self.0.lose(1, "the reader of standard output is too slow");
         }
     }
 }
@@ -244,7 +244,7 @@ impl Drop for Writer {
         // Where there is no room for it, the writer has something to wake up for.
         let _ = self.shared.sender.try_send(Entry::End);
         if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            warn!("the last lines of the plugins log and errors are lost: nobody reads standard output");
+            warn!("the last lines of the plugins log and errors are lost: standard output isn't read");
         } else if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

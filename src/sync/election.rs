@@ -181,7 +181,9 @@ impl Election {
                 News::Resigned => info!("not leading any more: lb-linker is stopping"),
                 News::Leads(holder) => info!("{holder} leads"),
                 News::Vanished(holder) => {
-                    warn!("somebody has deleted the Lease of {holder}, which may still lead; waiting for it");
+                    warn!(
+                        "the Lease of {holder} was deleted, and {holder} may still lead; waiting for its end"
+                    );
                 }
             }
         }

@@ -189,7 +189,7 @@ async fn undone_writes_to_a_follower_cause_no_hot_loop() {
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     load_balancer(&cluster, &own, "other", "b.example.com").await;
     follower(&cluster, &own, "db", "web").await;
-    let line = linker.line("somebody else, or an admission policy, changes what is written").await;
+    let line = linker.line("another client, or an admission policy, changes what is written").await;
     assert!(line.contains(&format!("Service {own}/db, which follows {own}/web")), "{line}");
     let before = patches(&plane, &own);
     assert!(before <= 14, "{before} PATCHes");

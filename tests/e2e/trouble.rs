@@ -215,7 +215,7 @@ async fn policy_that_undoes_writes_causes_no_hot_loop() {
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
     cluster.create_load_balancer("default", "web").await;
     cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;
-    let line = linker.line("somebody else, or an admission policy, changes what is written").await;
+    let line = linker.line("another client, or an admission policy, changes what is written").await;
     assert!(line.contains("external-targets/web-default-ext of link default/web"), "{line}");
     answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.com.").await;
     // Some writes until it is suspected, then ever longer pauses.

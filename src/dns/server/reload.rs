@@ -128,7 +128,7 @@ impl Reloader {
         };
         let lameduck = self.serving.lameduck;
         if outcome.is_ok() && !lameduck.is_zero() {
-            info!("answering for another {lameduck:?}, until clients have found somebody else");
+            info!("lameduck: serving for another {lameduck:?}");
             tokio::select! {
                 () = sleep(lameduck) => {}
                 // Then there is nothing to wait for.

@@ -132,7 +132,7 @@ impl fmt::Display for Trouble {
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ForwardError {
+pub enum ForwardError {
     /// No upstream has answered in time, or none can be reached: the last trouble there was.
     #[error("{0}")]
     NoAnswer(Arc<str>),

@@ -380,7 +380,7 @@ impl Elector {
         }
         if !mine {
             self.lose(holder.as_ref().map_or_else(
-                || "somebody has emptied the Lease".to_owned(),
+                || "the Lease was emptied".to_owned(),
                 |holder| format!("{holder} has taken the Lease"),
             ));
         }
@@ -458,7 +458,7 @@ impl Elector {
     fn is_absent(&mut self, now: BootInstant) {
         self.due = now;
         let held = self.held.is_some();
-        self.lose("somebody has deleted the Lease".to_owned());
+        self.lose("the Lease was deleted".to_owned());
         self.known = match mem::replace(&mut self.known, Known::Nothing) {
             Known::There(sighting) if !held => {
                 let holder = holder(&sighting.lease).filter(|holder| *holder != self.me);

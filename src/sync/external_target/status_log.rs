@@ -202,7 +202,7 @@ impl Report {
     pub(crate) fn undone(&self, key: &ServiceKey, write: &Write, pause: Duration) {
         let object = self.place(&write.id());
         warn!(
-            "external target {object} of link {key}: somebody else, or an admission policy, changes what is \
+            "external target {object} of link {key}: another client, or an admission policy, changes what is \
              written; it is written again, and then not before {pause:.0?} have passed"
         );
     }

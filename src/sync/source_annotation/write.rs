@@ -96,7 +96,7 @@ impl Following {
                 self.pace.succeeded(&key);
                 if let Some(pause) = self.pace.made(&key, &name) {
                     warn!(
-                        "Service {key}, which follows {source}: somebody else, or an admission policy, changes \
+                        "Service {key}, which follows {source}: another client, or an admission policy, changes \
                          what is written; it is written again, and then not before {pause:.0?} have passed"
                     );
                 }

@@ -106,11 +106,11 @@ pub(super) fn parse(
     metrics: Arc<ForwardMetrics>,
 ) -> Result<Parsed, CorefileError> {
     let [from, to @ ..] = line.arguments() else {
-        return Err(line.needs("a zone, and whom to ask: forward . 192.0.2.1"));
+        return Err(line.needs("a zone, and the upstreams: forward . 192.0.2.1"));
     };
     let Some(first) = to.first() else {
         return Err(from.error(format!(
-            "forward needs whom to ask behind the zone {:?}: forward {} 192.0.2.1",
+            "forward needs an upstream behind the zone {:?}: forward {} 192.0.2.1",
             from.text, from.text
         )));
     };

@@ -126,7 +126,7 @@ impl HostsFile {
         Ok(true)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "nobody has so many hosts")]
+    #[expect(clippy::cast_precision_loss, reason = "a hosts file has fewer than 2^53 entries")]
     fn count(&self, counters: &Counters) {
         let Some(version) = *self.read.lock() else { return };
         let entries = self.inline.len() + self.map.load().len();

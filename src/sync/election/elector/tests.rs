@@ -205,7 +205,7 @@ async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
     let now = start + seconds(2);
     assert_eq!(elector.next(now), Step::Replace);
     elector.gone(now);
-    assert_eq!(elector.take_news(), [News::Lost("somebody has deleted the Lease".to_owned())]);
+    assert_eq!(elector.take_news(), [News::Lost("the Lease was deleted".to_owned())]);
     assert_eq!(elector.next(now), Step::Create);
     elector.wrote(lease(ME, 9), now, now);
     assert_eq!(elector.standing().term, 2);

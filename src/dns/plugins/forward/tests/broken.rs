@@ -11,8 +11,8 @@ const OPTIONS: &str = "except, expire, failfast_all_unhealthy_upstreams, failove
 #[test]
 fn every_broken_line_says_what_is_wrong_with_it() {
     for (line, error) in [
-        ("forward", "1: forward needs a zone, and whom to ask: forward . 192.0.2.1".to_owned()),
-        ("forward .", "9: forward needs whom to ask behind the zone \".\": forward . 192.0.2.1".to_owned()),
+        ("forward", "1: forward needs a zone, and the upstreams: forward . 192.0.2.1".to_owned()),
+        ("forward .", "9: forward needs an upstream behind the zone \".\": forward . 192.0.2.1".to_owned()),
         ("forward a..b 192.0.2.1", "9: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
         (
             "forward . https://192.0.2.1",
