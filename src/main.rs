@@ -37,7 +37,7 @@ pub static ALLOCATOR_SETTINGS: &[u8; 95] =
     b"narenas:1,background_thread:true,max_background_threads:1,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
 /// kube's own warnings repeat on every retry what lb-linker says once, in a sentence; hickory's can
-/// be caused by anybody who sends a packet.
+/// be caused by any packet.
 const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
@@ -135,7 +135,7 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
     };
     let mut out = std::io::stdout().lock();
     for line in &findings.lines {
-        // Who doesn't read on doesn't need the rest.
+        // Ignore EPIPE: stdout or stderr may be closed (`| head`).
         let _ = writeln!(out, "{line}");
     }
     for problem in findings.input.iter().chain(&findings.cluster) {
@@ -154,7 +154,7 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
     if flags.manifests.is_some() {
         return complain("takeover is about a cluster: leave out --manifests", BAD_INPUT);
     }
-    // Who doesn't read on doesn't need the rest.
+    // Ignore EPIPE: stdout or stderr may be closed (`| head`).
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
     let outcome = match takeover(flags, dry_run, progress).await {
         Ok(outcome) => outcome,
@@ -185,7 +185,7 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&directives)?);
     let log = tracing_subscriber::fmt::layer()
         .with_target(false)
-        // Nobody may read the log any more: that must not stop the task that writes it.
+        // Stderr may be closed: that must not stop the task that logs.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
@@ -208,7 +208,7 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    // CoreDNS ignores SIGHUP, too. SIGUSR1 may come before there is somebody to heed it.
+    // CoreDNS ignores SIGHUP, too. SIGUSR1 may come before its handler is installed.
     for harmless in [SignalKind::hangup(), SignalKind::user_defined1()] {
         drop(signal(harmless)?);
     }

@@ -41,10 +41,10 @@ const FEED_CAPACITY: usize = 1024;
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departed {
-    /// Its names stay taken, without a target, until [`Store::forget`]: somebody removes the
-    /// external target first.
+    /// Its names stay taken, without a target, until [`Store::forget`]: the reconciler removes
+    /// the external target first.
     Kept,
-    /// It is forgotten at once: nobody keeps external targets.
+    /// It is forgotten at once: no external targets are written.
     Dropped,
 }
 
@@ -89,7 +89,7 @@ pub enum WrittenFor {
     /// One that was created until then, in seconds since 1970: the earlier operator made external
     /// targets after their Services, and deleted them with them.
     CreatedUntil(i64),
-    /// Nobody can say.
+    /// It isn't noted.
     Anybody,
 }
 
@@ -108,7 +108,7 @@ impl WrittenFor {
 pub struct Store {
     links: Table<Keyed>,
     index: Index,
-    /// Who has which name; whoever writes holds it.
+    /// Which link has which name. Each write to the store holds this lock.
     allotment: Mutex<Allotment>,
     feed: broadcast::Sender<Change>,
     synced: watch::Sender<bool>,
@@ -216,7 +216,7 @@ impl Store {
         let mut allotment = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
-            // Nobody could say what it was, but its external target may still be there.
+            // Its Service couldn't be decoded, but its external target may still be there.
             return was_unreadable.then(|| self.publish(&mut allotment, key, None, None));
         };
         if link.uid != *uid || link.is_gone() {
@@ -247,9 +247,9 @@ impl Store {
     }
 
     /// Replaces the links of a namespace, or all, by a complete list: what isn't in it is gone, but
-    /// for the Services in `unreadable`, which exist though nobody can say how, and those in `kept`,
-    /// of which it isn't believed. Links that stay the same aren't touched, and readers see each link either as it was or as it is. Returns what
-    /// changed.
+    /// for the Services in `unreadable`, which exist but can't be decoded, and those in `kept`,
+    /// which wait for a second list. Links that stay the same aren't touched, and readers see each link either as it was
+    /// or as it is. Returns what changed.
     pub fn replace(
         &self,
         namespace: Option<&str>,
@@ -295,13 +295,13 @@ impl Store {
         self.synced.send_replace(true);
         // What an earlier process has left has been taken over, and was as much as all links are.
         self.last_targets.shrink_to_fit();
-        // What was said of names until now was only that nobody knows.
+        // Cached "not ready" answers are invalid from here on.
         let _writer = self.write();
         self.index.names.change();
     }
 
     /// Takes over that every external target that can be seen has been shown to
-    /// [`Store::set_holder`], or that none can be seen: names go to whom they belong from here on.
+    /// [`Store::set_holder`], or that none can be seen: names are given to links from here on.
     pub fn set_holders_known(&self) {
         self.holders_known.send_replace(true);
     }
@@ -333,7 +333,7 @@ impl Store {
 
     /// Adds a link for a Service that was gone before this process could see it, because its
     /// external target still stands. It keeps the names that it holds, and comes last for all
-    /// others; of the further names that it asked for it keeps those that nobody else holds. Returns
+    /// others; of its custom hostnames it keeps those without another owner. Returns
     /// nothing if there is a link, or a Service that can't be read.
     pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<Change> {
         self.insert_ghost(key, "", false, hostnames)
@@ -515,7 +515,7 @@ impl Store {
         let other_ports =
             |known: &Arc<Link>| Link { ports: link.ports.clone(), ..Link::clone(known) } == link;
         if named && known.as_ref().is_some_and(other_ports) {
-            // Nothing but DNS shows the ports of a hostname: it is no change for anybody else.
+            // Nothing but DNS shows the ports of a hostname: subscribers of the feed need no change.
             self.advance_serial(None);
             self.show(allotment, &Arc::new(link));
             return None;
@@ -553,7 +553,7 @@ impl Store {
     }
 
     fn tell(&self, change: Change) {
-        // Without a subscriber nobody needs to know.
+        // Without a subscriber the send fails, and that is right.
         let _ = self.feed.send(change);
     }
 
@@ -672,8 +672,8 @@ impl Store {
         }
     }
 
-    /// Returns which names there are now, for whoever wants to know later whether they are still the same. What is
-    /// looked up after this is about those.
+    /// Returns the present version of the set of names, to be compared later. Take it before the look-ups that depend
+    /// on it.
     #[must_use]
     pub fn names(&self) -> Names {
         self.index.names.now()
@@ -694,8 +694,8 @@ impl Store {
         self.index.addresses.any_in(net)
     }
 
-    /// Subscribes to the changes from now on. Who falls behind is told so by the channel and has
-    /// to look at every link.
+    /// Subscribes to the changes from now on. A subscriber that falls behind gets `Lagged` and has to look at every
+    /// link.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Change> {
         self.feed.subscribe()
@@ -713,7 +713,7 @@ impl Store {
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
-    /// Waits until it is known whom the external targets are labelled for.
+    /// Waits until the owners of all external targets are known.
     pub async fn holders_known(&self) {
         // The sender lives as long as `self`: waiting can't fail.
         let _ = self.holders_known.subscribe().wait_for(|known| *known).await;

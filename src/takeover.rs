@@ -67,7 +67,7 @@ pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> 
         Err(error) => {
             outcome.problems.push(error.explain(RIGHTS));
             if error.code() == 0 {
-                // Nobody answers.
+                // The API server doesn't answer.
                 return Ok(outcome);
             }
         }

@@ -10,8 +10,8 @@ use super::sync_tasks::Source;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 
-/// A thread with a runtime of its own. A change goes through a dozen tasks: on one thread they hand over to each other
-/// without waking another one each time, and none of those who answer DNS. Dropped, it ends, and so do its tasks.
+/// A thread with a runtime of its own. A change goes through a dozen tasks: on one thread each wakes the next one
+/// without waking another thread, and DNS workers aren't delayed. The thread and its tasks end when this is dropped.
 pub(super) struct SyncThread {
     runtime: Handle,
     _end: DropGuard,

@@ -44,7 +44,7 @@ impl Source {
     /// Looks at what the flags name: a cluster, or directories.
     pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
-            // Whoever starts lb-linker is there to read it; later a broken file keeps what it had.
+            // At the start a broken file is an error; later its Services stay as they were.
             let checked = manifests::check(manifests, &flags.selection(), &flags.admission())
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
@@ -193,7 +193,7 @@ impl Source {
                         });
                     tasks.spawn(writers.track_future(following));
                 }
-                // Whoever only answers DNS has nothing to do with finalizers.
+                // With `--sync off` finalizers aren't looked for.
                 if flags.sync_mode() != SyncMode::Off {
                     let (client, outage) = (client.clone(), outage.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
@@ -287,13 +287,13 @@ impl Source {
     }
 }
 
-/// In which order those end who write: what they have done is told, and then another one may lead.
+/// The order of the end: writers first, then the senders of Events about their writes, then the lease is released.
 #[derive(Default)]
 struct End {
     writers: TaskTracker,
     /// Cancelled when the writers have ended.
     written: CancellationToken,
-    /// Who sends Events.
+    /// The tasks that send Events.
     senders: TaskTracker,
     /// Cancelled when the senders have ended, too.
     told: CancellationToken,

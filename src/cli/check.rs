@@ -41,7 +41,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputEr
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     findings.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
     findings.lines.extend(flags.sync_notice().map(ToOwned::to_owned));
-    // Who only looks wants to know it; at the start it may be there.
+    // `check` reports warnings of the Corefile as problems; `run` only logs them.
     findings.input.extend(doubts.iter().map(ToString::to_string));
     findings.lines.push(String::new());
     findings.lines.extend(corefile.lines().map(str::to_owned));

@@ -476,7 +476,7 @@ impl Flags {
         self.manifests.is_none() && self.sync_mode() != SyncMode::Off
     }
 
-    /// Returns the flags with their values in force, for people to read. Those that the Corefile says are there.
+    /// Returns the flags with their values in force, for people to read. Flags that the Corefile replaces are marked.
     #[must_use]
     pub fn effective(&self) -> Vec<(&'static str, String)> {
         fn list<T: ToString>(items: &[T]) -> String {

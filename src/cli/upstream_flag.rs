@@ -1,4 +1,4 @@
-//! Who resolves everything else: `--upstream`.
+//! `--upstream`: the resolvers for names outside the zones.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ const TLS_PORT: u16 = 853;
 /// One value of `--upstream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpstreamSpec {
-    /// Nobody: names outside the zones are refused.
+    /// No resolver: names outside the zones are refused.
     None,
     /// A resolver.
     Server(SocketAddr),

@@ -26,14 +26,14 @@ pub fn duration(took: Duration) -> [(usize, u64); 2] {
     [(bucket, 1), (DURATION_COUNTERS - 1, nanos)]
 }
 
-/// Some counters. What a thread with cells of its own counts is added up when somebody looks.
+/// Some counters. The cells of all threads are added up when the sums are read.
 #[derive(Debug)]
 pub struct Spread {
     shared: Cells,
     own: Mutex<Vec<Arc<Cells>>>,
 }
 
-/// The counters of one thread, or those that all others share.
+/// The counters of one thread, or those of all threads without cells of their own.
 #[derive(Debug)]
 pub struct Cells(Box<[Line]>);
 

@@ -73,7 +73,7 @@ impl Admission {
         apexes.iter().any(|apex| names::is_reserved(label.as_bytes(), apex.as_bytes()))
     }
 
-    /// Returns whether a Service has a name anyway, or would if nobody else had it.
+    /// Returns whether a Service has a name anyway, or would have it if no other Service had it.
     fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
         let below = |zone| name.strip_suffix(&*host_text(zone))?.strip_suffix('.');
         let own =

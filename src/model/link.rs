@@ -189,7 +189,7 @@ impl Asked {
     /// Takes in that the addresses of a family are asked for at that time, about now.
     pub fn note_at(&self, family: Family, now: Instant) {
         let (last, now) = (&self.0[family as usize], Self::seconds(now));
-        // Mostly somebody has asked in this second: then other cores needn't hear of it.
+        // A store of the same value would still take the cache line from the other cores.
         if last.load(Ordering::Relaxed) != now {
             last.store(now, Ordering::Relaxed);
         }
@@ -259,8 +259,8 @@ pub enum State {
 /// What lb-linker knows of one LoadBalancer Service. Immutable: a change makes a new one.
 ///
 /// It stays as small as it is: with the counts of its [`Arc`] it takes 160 bytes, and the next larger piece of memory
-/// has 192. The fields are in the order that they have here, as whoever looks for a link reads its key first and then
-/// counts.
+/// has 192. The fields are in this order because a look-up reads the key and then the reference
+/// count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Link {
@@ -286,10 +286,10 @@ pub struct Link {
     pub hostnames: Box<[Box<str>]>,
     /// The Service's uid; empty where there is none.
     pub uid: Uid,
-    /// When the Service of this key was first created, in seconds since 1970, as far as anybody knows: who came first
-    /// wins a name that two links want.
+    /// When the Service of this key was first created, in seconds since 1970, as far as it is known: the older Service
+    /// gets a name that two links want.
     pub created: i64,
-    /// The name of its external target, where it isn't the one that it likes best.
+    /// The name of its external target, where that isn't the default name.
     pub(crate) renamed: Option<ArcStr>,
 }
 
@@ -387,8 +387,8 @@ impl Link {
         }
     }
 
-    /// Returns whether another link has a name that this one would have, of its external target or of
-    /// those that it asks for.
+    /// Returns whether another link has a name that this one would have: that of its external target, or a custom
+    /// hostname.
     #[must_use]
     pub fn lacks_a_name(&self) -> bool {
         !self.is_gone()

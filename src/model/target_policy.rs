@@ -1,8 +1,8 @@
 //! Which targets are followed: a rule of safety, narrowed further by the user. It holds where a status is read, and for
 //! each name and address of a chain in DNS.
 //!
-//! Whoever may write a Service's status, or its cloud, must not lead clients into the cluster's own
-//! names, to themselves, or to another tenant's load balancer.
+//! A Service's status, and the cloud behind its hostname, must not lead clients to the cluster's own names, to the
+//! client's own host, or to another tenant's load balancer.
 
 mod addresses;
 
@@ -28,7 +28,7 @@ pub struct TargetPolicy {
     pub domains: Vec<Name>,
     /// The networks that addresses must lie in; empty for any.
     pub nets: Vec<IpNet>,
-    /// Networks whose addresses are denied, beside those that no target may have.
+    /// Networks whose addresses are denied, beside the built-in ones.
     pub denied_nets: Vec<IpNet>,
     /// Networks whose addresses aren't denied, wherever else they lie.
     pub allowed_nets: Vec<IpNet>,
@@ -43,7 +43,7 @@ pub enum Refusal {
     /// `localhost`, or a name below it (RFC 6761 section 6.3).
     #[error("localhost would be the client's own host")]
     Localhost,
-    /// A name without a dot: what it means depends on who asks.
+    /// A name without a dot: its meaning depends on the client's search list.
     #[error("a single label isn't a complete name")]
     SingleLabel,
     /// A name in a zone of ours that belongs to a Service of another namespace, which doesn't allow it.

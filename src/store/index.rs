@@ -114,11 +114,11 @@ impl Default for Index {
 }
 
 impl Index {
-    /// Looks up a name: the part below its zone, and the zone's origin. A link's own names come before
-    /// those that are asked for.
+    /// Looks up a name: the part below its zone, and the zone's origin. A link's default names come before
+    /// custom hostnames.
     pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Found {
         let own = self.find_own(name);
-        // Mostly nobody asks for names, and then nobody needs to look.
+        // Fast path: there are no custom hostnames.
         if matches!(own, Found::Link(_)) || self.extras.owned.load(Ordering::Acquire) == 0 {
             return own;
         }
@@ -182,7 +182,7 @@ impl<P: Place> Tree<P> {
     /// Has a name lead to a link, or to nothing. Returns what it led to before.
     fn set(&self, name: &[u8], place: Option<P>) -> Option<Arc<Link>> {
         let mut changing = None;
-        // Who looks now waits for this change: nobody is told of the new one and then again of the old one.
+        // Readers of this entry wait for the change: none sees the new link and then the old one again.
         let before = self.names.change(name, |entry| match (entry, place) {
             (Entry::Occupied(mut known), Some(place)) => {
                 let before = Arc::clone(known.get().link());
@@ -232,7 +232,7 @@ impl<P: Place> Tree<P> {
             *below = below.saturating_add_signed(step);
             let unused = *below == 0;
             drop(below);
-            // Writers take turns: nobody has used it meanwhile.
+            // Writers take turns: no name was added below it meanwhile.
             if unused {
                 self.domains.remove(domain);
             }

@@ -15,7 +15,7 @@ impl Ports {
         if let Some(known) = self.0.get(&ports) {
             return Arc::clone(known);
         }
-        // Before it grows, what nobody has any more goes.
+        // Before it grows, remove lists of ports that no link has any more.
         if self.0.len() == self.0.capacity() {
             self.0.retain(|ports| Arc::strong_count(ports) > 1);
         }

@@ -50,8 +50,8 @@ pub(super) struct Table<P> {
     hasher: RandomState,
 }
 
-/// Two cache lines of its own, which the processor takes together: who reads one part doesn't hold up who reads
-/// another.
+/// Two cache lines of its own, which the processor fetches together: readers of one shard don't delay those of another
+/// shard.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard<P>(RwLock<HashTable<P>>);
@@ -77,7 +77,7 @@ impl<P: Place> Table<P> {
         shard.read().find(hash, |place| place.is(name)).is_some()
     }
 
-    /// Changes what has this name. Who looks now waits for it.
+    /// Changes the entry of this name. Readers of its shard wait meanwhile.
     pub(super) fn change<T>(&self, name: &[u8], change: impl FnOnce(Entry<'_, P>) -> T) -> T {
         let (hash, shard) = self.shard(name);
         // A panic of another writer leaves it usable: each step stands for itself.
@@ -86,7 +86,7 @@ impl<P: Place> Table<P> {
         change(places.entry(hash, |place| place.is(name), hash_of))
     }
 
-    /// Puts a link in. Returns the one that had its name.
+    /// Puts a link in. Returns the link that had its name.
     pub(super) fn insert(&self, place: P) -> Option<P> {
         let name = place.name().into_owned();
         self.change(&name, |entry| match entry {

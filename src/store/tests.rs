@@ -426,7 +426,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
         assert_eq!(&*name("z", "x-y"), "x-y-z-ext");
         assert_eq!(*name("y-z", "x"), *crate::model::names::external_target_hashed("y-z", "x", 8));
 
-        // The winner goes: whoever is next gets both names, and not before.
+        // The winner goes: the next link gets both names, and not before.
         let key = ServiceKey::new("z", "x-y");
         store.delete(&key, "1", None);
         assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));

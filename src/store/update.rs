@@ -1,5 +1,4 @@
-//! How a link gets its place in the store: among those that want its names, and under those that it
-//! gets.
+//! How a link gets into the store: into the queues for its names, and under the names that it gets.
 
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 impl Store {
-    /// Stores a link under its names. A new one takes its place among those that want them.
+    /// Stores a link under its names. A new one is put into the queues for them.
     pub(super) fn put(&self, allotment: &mut Allotment, before: Option<Arc<Link>>, mut link: Link) -> Change {
         let mut reallotted = Vec::new();
         if before.as_ref().is_none_or(|before| before.created != link.created) {
@@ -38,7 +37,7 @@ impl Store {
 
     /// Shows a link, in place of what it was, under the names and addresses that it has.
     pub(super) fn show(&self, allotment: &mut Allotment, link: &Arc<Link>) {
-        // Who looks up an address believes the link: it has to be found under each that it has.
+        // Add new addresses first: a link must be found under each address that it has.
         self.index.addresses.add(link);
         if let Some(before) = self.links.insert(Keyed(Arc::clone(link))) {
             self.index.addresses.remove(&before.0, Some(link));
@@ -54,7 +53,7 @@ impl Store {
         }
     }
 
-    /// Takes a link and its claims out; whoever is next in the queue gets its names.
+    /// Takes a link and its claims out; the next link in each queue gets the name.
     pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
         let reallotted = allotment.remove(&link.key);
         self.carry_out(allotment, reallotted);
@@ -69,7 +68,7 @@ impl Store {
         self.publish(allotment, &link.key, Some(Arc::clone(link)), None)
     }
 
-    /// Gives names that have changed hands to their new owners. Nobody sees what is so in between only.
+    /// Gives names that have changed hands to their new owners. States in between aren't visible.
     pub(super) fn carry_out(&self, allotment: &mut Allotment, changes: Vec<Reallotted>) {
         for change in outcome(changes) {
             match change {
@@ -96,20 +95,20 @@ impl Store {
             if to.is_none() {
                 self.index.set_extra(name, None);
             }
-            // Who has got it first: nobody shall find it missing.
+            // Publish the new owner before unpublishing the old one.
             for key in [to, from].into_iter().flatten() {
                 self.see_hostnames(allotment, &key);
             }
         }
     }
 
-    /// Has one of the names that every link has lead to a link, or to nothing. Who has asked for that
-    /// name has to do without it, or gets it.
+    /// Has one of the names that every link has lead to a link, or to nothing. A link with this
+    /// custom hostname loses or gets it.
     fn set_own(&self, allotment: &mut Allotment, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.set_own(name, link);
         let is_changed = before.is_some() != owner.is_some();
-        // Whoever has lost it is shown anew under the names that it has still.
+        // The link that has lost it is published again under its other names.
         if let (Some(loser), Some(owner)) = (before, owner)
             && loser.key != owner
             && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))
@@ -126,7 +125,7 @@ impl Store {
         }
     }
 
-    /// Stores a link again if the names that it has aren't those that it had.
+    /// Stores a link again if its names have changed.
     pub(super) fn see_hostnames(&self, allotment: &mut Allotment, key: &ServiceKey) {
         let Some(link) = self.get(key) else { return };
         if link.hostnames != self.hostnames_of(allotment, key) {

@@ -1,5 +1,5 @@
 //! What the operator before lb-linker has left on load balancers, or lb-linker with `--finalizer`: a
-//! finalizer that nobody removes any more.
+//! finalizer that no controller removes any more.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -109,13 +109,13 @@ pub async fn bound(
             .await
             .map_err(|source| ListError { what: in_place("Services", place), source: Box::new(source) })?;
     }
-    // The stuck ones first: somebody waits for them.
+    // Services whose deletion waits for the finalizer come first.
     found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
     Ok(found)
 }
 
 /// Looks once for Services with the finalizer. Where it isn't ours they are named in the log; where
-/// it is (`--finalizer`) those that aren't load balancers any more are handed to the store, which has
+/// it is (`--finalizer`) Services that aren't load balancers any more are handed to the store, which has
 /// them freed. What keeps it from looking is said once, and then it is tried ever more seldom.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use crate::model::excerpt::sentence;
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
-/// How long the API server, and who it asks, may take.
+/// How long the API server and its admission webhooks may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Tries to create an external target without creating it. Returns nothing about rights that are

@@ -1,8 +1,8 @@
-//! Who gets a name that several links want: external targets' names, and the labels
+//! Which link gets a name that several links want: external targets' names, and the labels
 //! `<service>-<namespace>` directly below a zone.
 //!
 //! For each name the holder wins, which is the link that the existing object of that name is
-//! labelled for; where nobody holds it the oldest Service, then by namespace and name. A link that
+//! labelled for; where there is no owner the oldest Service, then by namespace and name. A link that
 //! loses the name of its external target takes the next of its candidates.
 
 use std::collections::{HashMap, HashSet};
@@ -22,7 +22,7 @@ use crate::store::ports::Ports;
 pub(crate) enum Reallotted {
     /// The link has another external target's name from now on.
     Object(ServiceKey, ArcStr),
-    /// The label is this link's from now on, or nobody's.
+    /// The label is this link's from now on, or no link's.
     Label(Box<[u8]>, Option<ServiceKey>),
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Allotment {
     /// Further names, which links ask for.
     pub(crate) extras: Extras,
     pub(crate) ports: Ports,
-    /// Changes that are told later, all at once: each one wakes whoever listens.
+    /// Changes that are told later, all at once: each one wakes the feed's subscribers.
     pub(crate) untold: Option<Vec<Change>>,
 }
 
@@ -152,8 +152,8 @@ impl Allotment {
         key.label().is_some_and(|label| self.label_winner(&label) == Some(key))
     }
 
-    /// Gives each of these links the first of its candidates that it wins, and everybody whom that
-    /// concerns another look.
+    /// Gives each of these links the first of its candidates that it wins, and looks again at each link that this
+    /// concerns.
     fn settle(&mut self, mut dirty: Vec<Rank>, changes: &mut Vec<Reallotted>) {
         while let Some(rank) = dirty.pop() {
             let key = &rank.key;
@@ -221,7 +221,7 @@ impl Allotment {
         self.objects.ranks(claim.as_bytes()).iter().find(|rank| rank.key == *key)
     }
 
-    /// Returns the same key, which all who have it share.
+    /// Returns an equal key that shares its memory with the stored one.
     pub(crate) fn kept_key(&self, key: &ServiceKey) -> ServiceKey {
         let holder = || self.holders.usual(key);
         self.rank(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
@@ -325,7 +325,7 @@ mod tests {
             for step in 0..120 {
                 let key = &keys[random.random_range(0..keys.len())];
                 if random.random_bool(0.1) {
-                    // A write for somebody who has lost the name meanwhile, or a label set by hand.
+                    // A write for a link that has lost the name meanwhile, or a label set by hand.
                     let name = first_choice(&keys[random.random_range(0..keys.len())]);
                     known.take(allotment.set_holder(&name, Some(key)));
                     holders.insert(name, key.clone());
@@ -406,7 +406,7 @@ mod tests {
         let (winner, loser) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
         let (mut allotment, mut known) = (Allotment::default(), Known::default());
         known.add(&mut allotment, &winner, 1);
-        // Somebody else's object has the name with 8 digits, and its link wants it.
+        // An object of another link has the name with 8 digits, and that link wants it.
         let taken = names::external_target_hashed("y-z", "x", 8);
         let squatter = ServiceKey::new("q", "q");
         allotment.set_holder(&taken, Some(&squatter));

@@ -1,4 +1,4 @@
-//! Who is in the queue for a name.
+//! The links that want a name, in the order in which they get it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::slice;
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
 /// The links that want a name, the oldest first.
 #[derive(Debug)]
 enum Queue {
-    /// Nearly always one, which tells the name itself: it is the one that it likes best.
+    /// One link, whose default name it is: the name is derived, not stored. Nearly all queues are such.
     Usual(Rank),
     Other(Box<Named>),
 }
@@ -120,7 +120,7 @@ impl Claims {
         self.change(name, |ranks| ranks.retain(|other| other != rank));
     }
 
-    /// Returns who is in the queue for a name.
+    /// Returns the links that want a name, in the order in which they get it.
     pub(crate) fn ranks(&self, name: &[u8]) -> &[Rank] {
         let queue = self.queues.find(self.hasher.hash_one(name), |queue| queue.is_for(name, self.kind));
         queue.map(Queue::ranks).unwrap_or_default()

@@ -1,7 +1,7 @@
-//! Who gets a further DNS name that several links ask for.
+//! Which link gets a custom hostname that several links ask for.
 //!
-//! The holder wins, which is the link on whose external target the name is noted; where nobody
-//! holds it the oldest Service, then by namespace and name. So a restart, or another replica, finds
+//! The holder wins, which is the link on whose external target the name is noted; where there is
+//! none the oldest Service, then by namespace and name. So a restart, or another replica, finds
 //! the same answer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -72,7 +72,7 @@ impl Extras {
         })
     }
 
-    /// Takes over which names are noted on an external target, and for whom; nobody when it is
+    /// Takes over which names are noted on an external target, and for which link; `None` when it is
     /// gone. Returns what changed.
     pub(crate) fn note(&mut self, object: &str, holder: Option<(&ServiceKey, &[Box<str>])>) -> Vec<Passed> {
         let before = self.noted.remove(object);

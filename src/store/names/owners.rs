@@ -10,7 +10,7 @@ use crate::model::service_key::ServiceKey;
 /// By external target the link that it is labelled for.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
-    /// Those that hold the name that they like best. It isn't kept: the link tells it.
+    /// Owners of their default name; the name is derived, not stored.
     usual: HashTable<ServiceKey>,
     others: HashMap<Box<str>, ServiceKey>,
     hasher: RandomState,
