@@ -46,7 +46,7 @@ pub struct Queue {
     shared: Arc<Shared>,
 }
 
-/// Writes the lines, until it is dropped: then what waits is still written, unless nobody takes it for a second.
+/// Writes the lines, until it is dropped: then what waits is still written, unless standard output takes nothing for a second.
 #[derive(Debug)]
 pub struct Writer {
     thread: Option<JoinHandle<()>>,
@@ -57,7 +57,7 @@ pub struct Writer {
 /// How bad something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// For who looks for a fault.
+    /// For the search for a defect.
     Debug,
     /// Nothing is wrong.
     Info,
@@ -141,7 +141,7 @@ impl Lines {
     pub fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<Part>) {
         let name = level.name();
         let mut line = format!("[{name}] {text}");
-        // What somebody else has said must not look like a line of ours.
+        // Text from outside must not look like another line.
         if line.contains(['\n', '\r']) {
             line = line.replace('\n', "\\n").replace('\r', "\\r");
         }
@@ -170,7 +170,7 @@ fn object(level: &'static str, message: &str, parts: Vec<Part>) -> String {
 impl Shared {
     fn lose(&self, number: u64, why: &str) {
         self.dropped.0.inc_by(number);
-        // Whoever else is here says it.
+        // Another thread is logging it.
         let Some(mut said) = self.said.try_lock() else { return };
         if said.is_none_or(|said| said.elapsed() >= QUIET) {
             *said = Some(Instant::now());
@@ -183,7 +183,7 @@ impl Shared {
 // === impl Queue ===
 
 impl Queue {
-    /// Begins to write the lines, in a thread of its own: whoever reads them may take their time.
+    /// Begins to write the lines, in a thread of its own: the reader of standard output may be slow.
     ///
     /// # Errors
     /// If there can be no more threads.
@@ -276,7 +276,7 @@ mod tests {
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.written.send(String::from_utf8(bytes.to_vec()).unwrap()).unwrap_or_default();
-            // Nobody who could open it any more: it is open.
+            // The sender is gone: the gate stays open.
             let _ = self.open.recv();
             Ok(bytes.len())
         }

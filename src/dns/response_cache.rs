@@ -1,5 +1,5 @@
-//! Answers in wire form, kept by one thread that gives them again: nothing is decoded, nothing allocated, and nobody
-//! waited for.
+//! Answers in wire form, kept by one thread that gives them again: nothing is decoded, nothing allocated, and no
+//! lock is waited for.
 //!
 //! Everything else is the full handler's, which says for each answer what has to hold for it to be given again.
 
@@ -163,7 +163,7 @@ impl Packets {
         self.took = duration(took);
     }
 
-    /// Keeps the answer to a client's question of that key, for the next time that somebody asks so.
+    /// Keeps the answer to a client's question of that key, for the next equal query.
     pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut packet: Packet, now: Instant) {
         let bill = self.bill(&mut packet);
         let entry = Entry { key, packet, bill, is_used: false, client, unnoted: 0, noted: now };
@@ -188,7 +188,7 @@ impl Packets {
         set[at] = Some(Box::new(entry));
     }
 
-    /// Has answers go that hold no more, or that nobody was given since this came by last, until there is room.
+    /// CLOCK eviction: removes answers that are invalid, or whose used bit is clear, until there is room.
     fn make_room(&mut self, weight: usize, now: Instant) {
         for _ in 0..LOOKS {
             if self.bytes + weight <= self.max_bytes {

@@ -41,7 +41,7 @@ pub struct Handler {
 pub struct Answer {
     /// The message.
     pub bytes: Vec<u8>,
-    /// The same for whoever asks this again, if that can be.
+    /// The answer in wire form for equal queries, if it may be reused.
     pub packet: Option<Box<Packet>>,
 }
 
@@ -106,7 +106,7 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer
             return server_failure(message).map(Answer::once);
         }
     };
-    // For who keeps answers all clients that take MAX_UDP or more are the same: `bufsize` may let some have more.
+    // The response cache treats all clients that take MAX_UDP or more alike; `bufsize` may let some have more.
     let is_for_all =
         request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
     if !is_for_all {
@@ -145,7 +145,7 @@ fn decode(
     })
 }
 
-/// RFC 6891 section 7: who sends OPT gets OPT.
+/// RFC 6891 section 7: a query with OPT gets OPT.
 fn response_edns(asked: &Edns, reply: &Reply) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(MAX_UDP);

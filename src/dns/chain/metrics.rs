@@ -155,8 +155,8 @@ pub struct Tally {
     server: String,
     zone: String,
     counters: Arc<Spread>,
-    /// The response codes and plugins that the counters behind [`RESPONSES`] are for, in order, and further ones: nobody
-    /// has seen so many but who makes them up.
+    /// The response codes and plugins that the counters behind [`RESPONSES`] are for, in order, and the counts of
+    /// further pairs: only made-up codes can be so many.
     responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
 }
 

@@ -27,7 +27,7 @@ pub struct Request {
     pub zone: Name,
     /// What counts the questions for it.
     pub tally: Arc<Tally>,
-    /// Who asks.
+    /// The client.
     pub client: SocketAddr,
     /// The address that was asked.
     pub local: SocketAddr,
@@ -125,7 +125,7 @@ impl Request {
         }
     }
 
-    /// Returns the question as somebody else is asked it.
+    /// Returns the query as upstreams are asked it.
     #[must_use]
     pub fn question(&self) -> Question {
         Question {
@@ -134,7 +134,7 @@ impl Request {
             checking_disabled: self.metadata.checking_disabled,
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
-            // What is looked up for one client is for all who wait for it.
+            // The look-up of a target serves all clients that wait for it.
             room: room(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
         }
     }

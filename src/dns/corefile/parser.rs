@@ -152,7 +152,7 @@ impl Parser<'_> {
             if another.is_some() && word.text.ends_with(',') {
                 return Err(word.place.error("one comma is enough behind an address"));
             }
-            // CoreDNS takes it for a zone, which nobody means.
+            // CoreDNS takes it for a zone, which is surely a mistake.
             if word.text == "import" {
                 return Err(word
                     .place

@@ -64,8 +64,8 @@ pub fn server_failure(message: &[u8]) -> Option<Vec<u8>> {
     (message.len() >= HEADER).then(|| refusal(message, 2))
 }
 
-/// RFC 6891 section 7: who sends OPT gets OPT, above all where OPT itself is what is wrong; without it
-/// we'd be taken for a server that doesn't know EDNS.
+/// RFC 6891 section 7: a query with OPT gets OPT, also where OPT itself is malformed; without it the server would seem
+/// not to know EDNS.
 fn refusal(message: &[u8], rcode: u8) -> Vec<u8> {
     let (question, asked_edns) = (question(message), asked_edns(message));
     let mut reply = Vec::with_capacity(HEADER + question.map_or(0, <[u8]>::len) + 11);

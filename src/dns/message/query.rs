@@ -1,4 +1,4 @@
-//! A question as somebody else is asked: an upstream, or the cache; and what makes two of them the same.
+//! A query as an upstream or the cache is asked it, and the key by which equal queries are found.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use hickory_proto::rr::{Name, RecordType};
 use super::header::{HEADER, OPT_LENGTH, opt};
 use crate::model::names;
 
-/// A question for somebody else.
+/// A query for an upstream or the cache.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// Name, type and class.
     pub query: Query,
-    /// RD: whoever is asked shall recurse.
+    /// RD: recursion is desired (RFC 1035 section 4.1.1).
     pub recursion_desired: bool,
-    /// CD: whoever is asked shall not validate (RFC 4035 section 3.2.2).
+    /// CD: checking is disabled (RFC 4035 section 3.2.2).
     pub checking_disabled: bool,
     /// AD: the client understands AD (RFC 6840 section 5.7).
     pub authentic_data: bool,
@@ -36,7 +36,7 @@ pub fn room(bytes: u16) -> usize {
 
 /// What makes questions the same: they have one answer, and upstreams are asked no more than that.
 ///
-/// AD isn't part of it: it says what the client understands, and everybody is asked with it.
+/// AD isn't part of it: it says what the client understands, and all upstreams are asked with it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key(
     /// Type, class and flags, and behind them the name: that is hashed faster than one after the other.
@@ -51,7 +51,7 @@ const CHECKING_DISABLED: u8 = 2;
 const DNSSEC_OK: u8 = 4;
 
 impl Question {
-    /// Returns a question of somebody who wants addresses and nothing special.
+    /// Returns a query with RD set and no other flag.
     #[must_use]
     pub fn plain(name: Name, qtype: RecordType) -> Self {
         Self {

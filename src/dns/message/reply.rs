@@ -55,7 +55,7 @@ impl Reply {
         }
     }
 
-    /// Returns the answer that came in a message of somebody else.
+    /// Returns the answer that came in an upstream's message.
     #[must_use]
     pub fn of(message: Message, plugin: &'static str) -> Self {
         let Message { metadata, answers, authorities, additionals, .. } = message;

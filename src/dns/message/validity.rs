@@ -1,6 +1,7 @@
 //! What has to hold for an answer to be given again without asking the plugins.
 //!
-//! Whoever answers says what the answer rests on; those before it add to that, or say that it can't be repeated.
+//! The plugin that answers says what the answer depends on; the plugins before it add to that, or say that the answer
+//! may not be reused.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -38,7 +39,7 @@ pub struct Repeat {
     pub charges: Vec<Charge>,
     /// What is counted beside that.
     pub counts: Vec<Arc<Spread>>,
-    /// The family of addresses that was asked for: that somebody does is noted.
+    /// The family of addresses that was asked for: the link notes when it was last queried for it.
     pub family: Option<Family>,
 }
 
@@ -93,7 +94,7 @@ pub struct Serial {
     pub section: Section,
     /// Which record it is.
     pub record: usize,
-    /// Who knows the serial.
+    /// The store, which has the serial.
     pub store: Arc<Store>,
 }
 

@@ -94,7 +94,7 @@ impl Packet {
             // RFC 1035 section 3.3.13: five numbers of 32 bits are the end of an SOA record.
             Some((place.end - 20, serial.store))
         });
-        // Those that there was no room for have their turn, too.
+        // Records that were cut off have their turn, too.
         if repeat.shuffled && layout.sections[0].len() < reply.answers.len() {
             return None;
         }

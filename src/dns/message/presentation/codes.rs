@@ -1,7 +1,7 @@
 //! Types, classes and response codes: a table each, and what is read and written by it.
 //!
-//! What reads takes the spelling of the table, which is in capitals but for the types `None` and `Reserved`. Who takes
-//! any case turns a word into capitals first, and so doesn't take those two.
+//! Parsing takes the spelling of the table, which is in capitals but for the types `None` and `Reserved`. A caller that
+//! takes any case turns the word into capitals first, and so doesn't take these two.
 
 use std::borrow::Cow;
 
