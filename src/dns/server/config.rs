@@ -205,8 +205,8 @@ fn listen(
     Ok(())
 }
 
-/// Returns what answers behind the first listener of a Corefile, for those who have sockets of their own. What blocks
-/// would have running isn't started.
+/// Returns what answers behind the first listener of a Corefile, for callers with sockets of their own. Tasks of the
+/// blocks aren't started.
 ///
 /// # Errors
 /// At the first place that isn't right.

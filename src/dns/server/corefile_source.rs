@@ -25,7 +25,7 @@ pub(crate) struct Corefile {
     blocks: Vec<Block>,
 }
 
-/// Returns a place as the beginning of a sentence; of the built-in Corefile nobody knows the lines.
+/// Returns a place as the beginning of a sentence; empty for the built-in Corefile, whose lines the user doesn't see.
 pub(crate) fn at(place: &Place) -> String {
     if place.file.as_os_str() == BUILT_IN {
         return String::new();

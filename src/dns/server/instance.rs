@@ -198,7 +198,7 @@ impl Serving {
         })
     }
 
-    /// Has each listener answer from its blocks; starts those that are new, ends those that aren't wanted any more.
+    /// Has each listener answer from its blocks; starts new listeners, and ends listeners that the configuration lacks.
     fn listen(&mut self, configuration: &Configuration, fresh: Vec<(usize, Socket)>) {
         self.listeners.retain(|live| {
             let wanted = configuration.listeners.iter().find(|listener| listener.at == live.at);
@@ -213,7 +213,7 @@ impl Serving {
                     let port = live.bound.address.port();
                     live.holders.share(port, true);
                     self.lingering.push((live.number, port));
-                    // Who still comes there while the last answers wait is answered as by the one that follows.
+                    // Queries that still come there while it drains are answered as by the next listener.
                     let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
                     if let Some((number, socket)) = next {
                         let listener = &configuration.listeners[*number];

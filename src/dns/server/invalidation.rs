@@ -18,9 +18,9 @@ use crate::dns::plugins::lb_linker::LbLinker;
 use crate::model::link::{Change, Family, Target};
 use crate::store::Store;
 
-/// Whose new target is looked up before somebody asks: who was asked for in this time.
+/// The new target of a link is looked up ahead if the link was queried within this time.
 const RECENT: Duration = Duration::from_secs(60);
-/// Look-ups ahead that may be under way at once. What is more is looked up when somebody asks.
+/// Look-ups ahead that may be under way at once. Further targets are looked up when a client asks.
 const MAX_LOOKUPS: usize = 64;
 
 /// What answers now, one for each listener.
@@ -60,7 +60,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
     }
 }
 
-/// A look-up that clients will have, and who makes it.
+/// A look-up that clients will need, and the plugin that makes it.
 type LookUp = (Arc<Server>, Arc<LbLinker>, Query);
 
 /// Forgets what a change makes doubtful; returns the questions that clients will have.
@@ -77,7 +77,7 @@ fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
         .map(|(_, qtype)| qtype)
         .collect();
     let mut look_ups = Vec::new();
-    // Our own names are nobody else's to know.
+    // Names in our zones are never sent upstream.
     for server in servers.iter().filter(|server| !server.is_ours(&name)) {
         for links in LbLinker::all_of(server) {
             let queries = qtypes.iter().map(|qtype| Query::query(name.clone(), *qtype));

@@ -25,8 +25,8 @@ fn parse(text: &str) -> Vec<IpAddr> {
     text.split(',').filter(|text| !text.trim().is_empty()).filter_map(parse).collect()
 }
 
-/// All addresses stand for those of the Pod, else of the machine. Where there are others, nobody
-/// needs those that lead to whoever asks.
+/// All addresses stand for those of the Pod, else of the machine. Where there are others,
+/// loopback addresses are left out.
 fn choose(bound: &[IpAddr], pod_ips: &[IpAddr], of_interfaces: impl Fn() -> Vec<IpAddr>) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     for ip in bound {
@@ -49,8 +49,7 @@ fn choose(bound: &[IpAddr], pod_ips: &[IpAddr], of_interfaces: impl Fn() -> Vec<
     addresses
 }
 
-/// Returns the addresses of the interfaces that are up, but for those that mean something else on
-/// each link.
+/// Returns the addresses of the interfaces that are up, but for link-local ones.
 fn of_interfaces() -> Vec<IpAddr> {
     let interfaces = match interfaces() {
         Ok(interfaces) => interfaces,

@@ -48,7 +48,7 @@ pub fn health() -> Router {
     Router::new().route("/health", get(|| async { "OK" }))
 }
 
-/// Returns `/ready`: 200 once all plugins are ready, 503 and the names of those that aren't before.
+/// Returns `/ready`: 200 once all plugins are ready, 503 and the names of the plugins that aren't, before.
 pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     let answer = move || {
         let waiting = not_ready(&servers.borrow());
@@ -139,7 +139,7 @@ async fn serve_at_most(
     Ok(())
 }
 
-/// Answers one request. Who comes every few seconds gains nothing from a connection that stays.
+/// Answers one request. A probe comes every few seconds: keeping its connection open would gain nothing.
 async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -235,7 +235,7 @@ mod tests {
         for first in &mut silent[..16] {
             assert_eq!(rest(first).await, "");
         }
-        // It was for room that they had to go, not for their time: who came with them can still ask.
+        // They were closed for lack of room, not for their age: connections as old as theirs can still ask.
         silent[19].write_all(REQUEST).await.unwrap();
         assert!(rest(&mut silent[19]).await.ends_with("OK"));
         stop.cancel();

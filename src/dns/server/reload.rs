@@ -53,7 +53,7 @@ pub(crate) struct Reloader {
     zones: watch::Sender<Vec<LinkZone>>,
     site: Site,
     metrics: Arc<ReloadMetrics>,
-    /// The hash of the Corefile in force, or what is wrong with the one that was read last.
+    /// The hash of the Corefile in force, or what is wrong with the Corefile that was read last.
     last: Result<String, String>,
     asked: Signal,
 }
@@ -174,8 +174,8 @@ impl Reloader {
         }
     }
 
-    /// Reads and builds it; without the latter if nobody has asked and it is the same as before, and so are the
-    /// files that it names.
+    /// Reads and builds it; without the latter if no SIGUSR1 asked for it, and the Corefile and the files
+    /// that it names are as before.
     async fn load(&self, asked: bool) -> Result<Loaded, ReloadError> {
         let (origin, check_zones, site) =
             (self.origin.clone(), Arc::clone(&self.check_zones), self.site.clone());

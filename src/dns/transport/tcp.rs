@@ -27,8 +27,8 @@ use crate::dns::net::{REST, bind_with, is_fatal, is_shortage};
 
 /// Connections that the kernel holds for us until they are accepted.
 const BACKLOG: i32 = 1024;
-/// The kernel's buffers of a connection, in bytes; it takes twice as much, and by itself would take
-/// megabytes for whoever sends without end or doesn't read.
+/// The kernel's buffers of a connection, in bytes; it takes twice as much, and by default
+/// takes megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
 /// How often it is said that no connection can be accepted.
 const QUIET: Duration = Duration::from_secs(60);
@@ -148,7 +148,7 @@ pub async fn serve(
             Err(error) => debug!("TCP: a connection can't be accepted: {error}"),
         }
     }
-    // Nobody else shall wait for us in the kernel's queue, and the port may be wanted again.
+    // No further client may wait in the kernel's queue, and the port may be needed again.
     drop(listener);
     while connections.join_next().await.is_some() {}
     Ok(())

@@ -51,7 +51,7 @@ pub enum TlsError {
     /// The system has no certificates of CAs.
     #[error("no CA is known here: {0}; install ca-certificates, or name a file by SSL_CERT_FILE")]
     NoRoots(String),
-    /// Nobody could be checked by these CAs.
+    /// These CAs can't check any client.
     #[error("no client's certificate can be checked: {0}")]
     Verifier(VerifierBuilderError),
     /// The crypto provider has no TLS 1.2 or 1.3: a defect of ours.
@@ -131,7 +131,7 @@ pub fn config(
     Ok(Arc::new(config))
 }
 
-/// Returns who checks clients. A CA has to be one even where nobody is checked.
+/// Returns the verifier of clients' certificates. A CA has to be valid even where no client is checked.
 fn verifier(
     clients: ClientAuth,
     ca: Option<Pem<'_>>,
@@ -207,7 +207,7 @@ impl ClientCertVerifier for Anybody {
 pub(crate) fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // A system may have some that nobody can use any more.
+    // A system may have certificates that can't be used any more.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let why = found.errors.first().map_or_else(|| "there are none".to_owned(), ToString::to_string);

@@ -47,7 +47,7 @@ const MAX_WAITING: usize = 4096;
 const QUEUE: usize = 4096;
 /// Answers on their way back, which only make the next ones faster.
 const KEPT: usize = 1024;
-/// How long a socket that ends still answers who comes.
+/// How long a socket that ends still answers queries.
 const LINGER: Duration = Duration::from_secs(5);
 /// Datagrams that are still taken at the end; the kernel's queue holds fewer.
 const MAX_LAST: usize = 4096;
@@ -146,7 +146,7 @@ async fn serve_with(
         };
         let (end, ended) = oneshot::channel();
         thread::Builder::new().name("dns-udp".to_owned()).spawn(move || {
-            // Nobody may wait for it any more.
+            // The receiver may be gone.
             let _ = end.send(worker.run());
         })?;
         ends.spawn(ended);
@@ -189,7 +189,7 @@ impl Workers {
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         for socket in &self.sockets {
-            // Wakes who waits for a datagram. The kernel says that the socket isn't connected, and does it all the same.
+            // Wakes the thread that waits for a datagram. The kernel says that the socket isn't connected, and does it all the same.
             let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Read);
         }
     }
@@ -201,7 +201,7 @@ impl Drop for Workers {
     }
 }
 
-/// Who asked, and which address of ours.
+/// The client, and the address that it asked.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     address: SocketAddr,

@@ -23,8 +23,8 @@ const MAX_OF_FILES: usize = 30;
 /// is one client, and needs a connection for each question that is under way.
 ///
 /// An IPv6 client is an address, too, and not a /64: in a cluster a /64 is a subnet full of nodes,
-/// or all Pods of a node. Whoever has a whole /64 to themselves can close others' idle connections,
-/// but lock nobody out.
+/// or all Pods of a node. A client with a whole /64 can close other clients' idle connections,
+/// but can't lock them out.
 const MAX_OF_A_CLIENT: usize = 1000;
 /// Questions that are under way beside the first of each connection. More than the upstream takes
 /// at once.
@@ -54,7 +54,7 @@ struct State {
     open: usize,
     /// The connections of each client that has any.
     clients: HashMap<IpAddr, usize>,
-    /// The connections that wait for their clients, those that have waited longest first.
+    /// The connections that wait for their clients, in the order of how long they have waited, the longest first.
     idle: BTreeMap<u64, Idle>,
     next_turn: u64,
     /// Not said yet.
@@ -184,7 +184,7 @@ pub struct Place {
     extra: Share,
 }
 
-/// Where a connection stands among those that may have to go.
+/// Where a connection stands in the queue of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Idle(u64),
@@ -281,7 +281,7 @@ mod tests {
         let (_newest, _) = places.admit(client(5)).unwrap();
         assert_eq!(gone(&all), [true, false, true]);
         assert_eq!(places.metrics.tcp_evicted.get(), 2);
-        // Who is gone takes nothing with it: neither its place, which another has, nor its turn.
+        // An evicted connection releases neither its permit, which another one has, nor its place in the queue.
         all[0].rest();
         all[2].work();
         drop(all.remove(2));

@@ -98,7 +98,7 @@ pub(super) struct Output {
     size: usize,
 }
 
-/// Answers that are written together: it ends with the one that makes it [`FULL`]. So the time that
+/// Answers that are written together: it ends with the answer that makes it [`FULL`]. So the time that
 /// a client is given for it is for one big answer, or for as many small ones.
 #[derive(Debug, Default)]
 struct Batch {

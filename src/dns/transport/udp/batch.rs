@@ -20,7 +20,7 @@ use crate::dns::net::is_shortage;
 
 /// Datagrams that are taken at once.
 pub(super) const SIZE: usize = 64;
-/// Bytes of a datagram that are read. Nobody is told that more are taken than [`MAX_UDP`].
+/// Bytes of a datagram that are read. EDNS still announces [`MAX_UDP`].
 const REQUEST: usize = 4096;
 /// The control messages that are asked for: the address that was asked, and the datagrams lost.
 const CONTROL: usize = 64;
@@ -92,7 +92,7 @@ impl Batch {
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>, wait: bool) -> io::Result<usize> {
         self.clear();
         let flags = if wait { libc::MSG_WAITFORONE } else { libc::MSG_DONTWAIT };
-        // SAFETY: the headers lead to buffers of this batch, with their lengths; nobody else has them now.
+        // SAFETY: the headers lead to buffers of this batch, with their lengths; nothing else refers to them now.
         let received = unsafe {
             #[allow(clippy::cast_possible_truncation, reason = "it is a small constant")]
             libc::recvmmsg(
@@ -129,7 +129,7 @@ impl Batch {
         self.incoming.headers[at].msg_hdr.msg_flags & libc::MSG_TRUNC != 0
     }
 
-    /// Returns from whom a datagram is; nothing if nobody can be answered there.
+    /// Returns the sender of a datagram; nothing if its address can't be answered.
     pub(super) fn peer(&self, at: usize) -> Option<Peer> {
         let header = &self.incoming.headers[at].msg_hdr;
         let address = address(&self.peers[at], header.msg_namelen)?;
@@ -157,7 +157,7 @@ impl Batch {
         Some(Peer { address, asked, lost })
     }
 
-    /// Has so many bytes of the room that there was sent to whom a datagram is from, and from the address that was
+    /// Queues so many bytes of the answer buffer for the sender of a datagram, to be sent from the address that was
     /// asked.
     pub(super) fn answer(&mut self, at: usize, asked: Option<IpAddr>, length: usize) {
         let outgoing = &mut self.outgoing;
@@ -174,13 +174,13 @@ impl Batch {
 
     /// Sends the answers. One that the kernel refuses is counted: the client asks again.
     pub(super) fn send(&mut self, socket: &AnswerSocket) {
-        // SAFETY: as when receiving; the addresses are those that the kernel has filled in.
+        // SAFETY: as when receiving; the kernel has filled in the addresses.
         unsafe { send(socket, &mut self.outgoing.headers[..self.answered]) };
         self.answered = 0;
     }
 }
 
-/// An answer to one who has asked in an earlier batch.
+/// An answer to a query of an earlier batch.
 pub(super) struct Answer {
     pub(super) peer: Peer,
     pub(super) bytes: Vec<u8>,
@@ -262,7 +262,7 @@ pub(super) fn queued_bytes(socket: BorrowedFd<'_>) -> usize {
     if result == 0 { usize::try_from(queued).unwrap_or(0) } else { 0 }
 }
 
-/// Returns an address that somebody can be answered at: not at port 0.
+/// Returns an address that can be answered: its port isn't 0.
 fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<SocketAddr> {
     let (peer, length) = (ptr::from_ref(peer), length as usize);
     // SAFETY: the family says what it is, and it is as long as that; a storage is aligned for all families.

@@ -32,7 +32,7 @@ pub(super) struct Full {
 }
 
 impl Full {
-    /// Answers all questions, until there are no more. Those that wait for an upstream have no tasks of their own: an
+    /// Answers all questions, until there are no more. Queries that wait for an upstream have no tasks of their own: an
     /// upstream answers many at once, and so they are answered together.
     pub(super) async fn serve(self, mut questions: Receiver<Question>) {
         let mut under_way = FuturesUnordered::new();
@@ -80,7 +80,7 @@ impl Full {
         let mut share = None;
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {
-                // Only who waits for an upstream needs one.
+                // Only a query that waits for an upstream needs a share.
                 share = self.shares.take(client, 1);
                 if share.is_some() {
                     return Poll::Pending;

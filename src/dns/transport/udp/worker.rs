@@ -58,7 +58,7 @@ struct Desk {
 }
 
 impl Worker {
-    /// Answers until it is told to stop; then what the kernel has already, and who still comes while answers are under
+    /// Answers until it is told to stop; then what the kernel has already, and what still comes while answers are under
     /// way: another socket at this port may have taken over, but not for every address.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl Worker {
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
         let answering = async move { handler.answer(message, peer.address, peer.asked, Protocol::Udp).await };
         let mut answering = answering.boxed();
-        // Who takes it over asks it again.
+        // The slow path polls it again.
         let Some(answer) = answering.as_mut().now_or_never() else {
             self.pass_on(Asking::UnderWay(answering), peer, key);
             return None;
