@@ -1,7 +1,7 @@
 //! Leader election: of all replicas one writes, the others watch and answer DNS.
 //!
-//! `elector` decides, without I/O; this task asks the API server; whoever writes holds a
-//! [`Leadership`] and asks that. Losing the lease stops the writes and nothing else.
+//! `elector` decides, without I/O; this task asks the API server; each writer holds a
+//! [`Leadership`] and asks it. Losing the lease stops the writes and nothing else.
 
 mod clock;
 mod elector;
@@ -40,17 +40,17 @@ use lease::Owner;
 
 /// How long a request about the Lease waits for its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first and the longest pause after a failed request, for who doesn't lead.
+/// The first and the longest pause after a failed request of a replica that doesn't lead.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
 
-/// In which election a process takes part, and as who.
+/// The election in which a process takes part, and its identity there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidacy {
     /// The namespace of the Lease.
     pub namespace: String,
     /// The name of the Lease.
     pub lease: String,
-    /// Who it is, as people call it.
+    /// The identity, for people.
     pub identity: String,
     /// With leader-for-life: the name of the Pod that this runs in, in the same namespace.
     pub pod: Option<String>,
@@ -115,7 +115,7 @@ impl Election {
         )
     }
 
-    /// Takes part until `stop`; then gives the lease back. Whoever writes has to have ended by then.
+    /// Takes part until `stop`; then gives the lease back. All writers must have ended by then.
     ///
     /// # Errors
     /// Never: what fails is tried again.
@@ -129,7 +129,7 @@ impl Election {
             elector.see(*seen.borrow_and_update(), (self.clock)());
             let step = elector.next((self.clock)());
             self.publish(&mut elector);
-            // It leads, somebody else does, or nobody can say yet.
+            // It leads, another replica does, or it isn't known yet.
             if matches!(step, Step::Wait(_)) {
                 self.settled.send_replace(true);
             }
@@ -160,7 +160,7 @@ impl Election {
         let standing = elector.standing();
         self.metrics.leader.set(i64::from(standing.held.is_some()));
         self.standing.send_if_modified(|known| {
-            // A renewal is nobody's news.
+            // A renewal isn't logged.
             let news = known.term != standing.term || known.held.is_some() != standing.held.is_some();
             *known = standing;
             news
@@ -349,7 +349,7 @@ impl<'a> Talk<'a> {
         let release = async {
             let Some(lease) = elector.release(Timestamp::now()) else { return Ok(()) };
             match empty(lease).await {
-                // A renewal that nobody waited for has come in between.
+                // A renewal that no writer waited for has come in between.
                 Err(failure) if failure.code() == 409 => {}
                 written => return written,
             }
@@ -430,7 +430,7 @@ async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Fai
     answer.map_err(|_| Failure::Unanswered)?.map_err(Failure::Kube)
 }
 
-/// Who leads can't wait for an answer after its time is up.
+/// A leader can't wait for an answer after its lease has expired.
 async fn ask_until<T>(
     left: Option<Duration>,
     request: impl Future<Output = kube::Result<T>>,

@@ -1,6 +1,6 @@
 //! Kubernetes Events: what happens to a link, told where `kubectl describe service` shows it.
 //!
-//! Whoever has something to tell puts it into a bounded queue and goes on; a task of its own sends
+//! The caller puts an Event into a bounded queue and goes on; a task of its own sends
 //! it. An Event that can't be sent is dropped: nothing ever waits for one.
 
 mod aggregator;
@@ -38,7 +38,7 @@ pub enum Reason {
     TargetStale,
     /// There was no external target, and there is one now.
     ExternalTargetCreated,
-    /// An object of somebody else has become the external target.
+    /// A foreign object has become the external target.
     Adopted,
     /// A name is taken: of the external target, or a DNS name that was asked for.
     Conflict,
@@ -110,7 +110,7 @@ impl Regarding {
         Self { namespace: namespace.into(), name: name.into(), uid: uid.into() }
     }
 
-    /// Returns the Service of a link; nothing if nobody has ever seen it.
+    /// Returns the Service of a link; nothing if it was never seen.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         let Link { key, uid, .. } = link;
@@ -131,8 +131,8 @@ struct Happening {
 pub struct Recorder(Option<Arc<Queue>>);
 
 impl Recorder {
-    /// Returns a recorder whose Events a [`Sender`] sends. Those that are lost are counted in `dropped`.
-    /// Only who leads records: replicas see the same things.
+    /// Returns a recorder whose Events a [`Sender`] sends. Lost Events are counted in `dropped`.
+    /// Only the leader records: all replicas see the same things.
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
         let waiting = Mutex::new(Waits::default());

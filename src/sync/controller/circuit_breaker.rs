@@ -61,12 +61,12 @@ impl Closed {
         self.0.remove(class).map(|door| door.waiting).unwrap_or_default()
     }
 
-    /// Returns when somebody's turn comes.
+    /// Returns when the next link may try.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.0.values().filter(|door| !door.waiting.is_empty()).map(|door| door.due).min()
     }
 
-    /// Returns whose turn it is. Who doesn't ask after all leaves it to the next one, a while later.
+    /// Returns the link that may try now. If it makes no write after all, the next link may try a while later.
     pub(crate) fn next(&mut self) -> Option<ServiceKey> {
         let now = Instant::now();
         let door = self.0.values_mut().find(|door| door.due <= now && !door.waiting.is_empty())?;

@@ -1,5 +1,5 @@
 //! When links, and what follows them, are looked at again: after a failed write, at the end of a delay, and ever more
-//! seldom where somebody else wants it otherwise.
+//! seldom where another client undoes the writes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,8 +21,8 @@ const SPREAD: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// How many links whose writes were refused for a limit of their namespace are tried when one of them has succeeded:
 /// their number doubles as long as all succeed.
 const RELIEVED: usize = 2;
-/// Writes for one link that follow each other though it stays the same, until somebody else is
-/// suspected: more than it ever takes.
+/// Writes for one link that follow each other though it stays the same, until another client is
+/// suspected of undoing them: more than are ever needed.
 const REPAIRS: u32 = 10;
 /// The first and the longest pause between writes from then on.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -217,15 +217,15 @@ impl<A: PartialEq + Clone> Pace<A> {
         }
     }
 
-    /// Returns how long a write for a link as it is now has to wait, because somebody else undoes
+    /// Returns how long a write for a link as it is now has to wait, because another client undoes
     /// them.
     pub(crate) fn not_before(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
         let repairs = self.repairs.get(key).filter(|repairs| repairs.about == *about)?;
         repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())
     }
 
-    /// Counts a write that was made for a link as it is now. Where many follow each other, somebody
-    /// else, an admission policy perhaps, undoes them: then they get ever more seldom, and the pause
+    /// Counts a write that was made for a link as it is now. Where many follow each other, another
+    /// client or an admission policy undoes them: then they get ever more seldom, and the pause
     /// before the next one is returned.
     pub(crate) fn made(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
         self.peace.get_or_insert_with(|| Instant::now() + PEACE);

@@ -85,9 +85,9 @@ pub(super) enum News {
     /// A higher term than ours was seen, and the Lease still names us: we go on with this one.
     Raised(u64),
     Resigned,
-    /// Somebody else does.
+    /// Another replica leads.
     Leads(String),
-    /// The Lease of somebody else was deleted, and this process may still lead.
+    /// The Lease of another holder was deleted, and that holder may still lead.
     Vanished(String),
 }
 
@@ -97,19 +97,19 @@ struct Sighting {
     lease: Lease,
     /// When this process saw it change, or first saw that it wasn't there any more.
     changed: BootInstant,
-    /// Whether it was read since the last wait. Who was stopped for long may see it renewed.
+    /// Whether it was read since the last wait. A process that was stopped for long may see it renewed.
     fresh: bool,
-    /// Whether the Pod that owns it lives, if somebody has looked.
+    /// Whether the Pod that owns it lives, if that is known.
     owner_lives: Option<bool>,
 }
 
 #[derive(Debug)]
 enum Known {
     Nothing,
-    /// There is none, and nobody relies on it.
+    /// There is none, and no replica relies on it.
     Absent,
     There(Box<Sighting>),
-    /// There is none any more. Whoever held it doesn't know that yet, or can't be told.
+    /// There is none any more. Its holder doesn't know that yet.
     Vanished(Box<Sighting>),
 }
 
@@ -127,9 +127,9 @@ impl Known {
 enum Whose {
     Mine,
     Nobodys,
-    /// Somebody's, up to this moment if it has one.
+    /// Another holder's, up to this moment if it ends.
     Theirs(Option<BootInstant>),
-    /// That of whoever runs in this Pod, if it lives.
+    /// That of the process in this Pod, while the Pod lives.
     Pods(String),
 }
 
@@ -172,7 +172,7 @@ pub(super) struct Elector {
     confirmed: Option<BootInstant>,
     /// Whether requests have to wait after one that failed.
     resting: bool,
-    /// Who was said to lead.
+    /// The leader that was logged last.
     leader: Option<String>,
     news: Vec<News>,
 }
@@ -282,7 +282,7 @@ impl Elector {
                 Some(false) => Whose::Nobodys,
             };
         }
-        // Who holds a Lease for life stops as early as others when it can't read it any more.
+        // With leader-for-life the holder stops as early as with a timed lease when it can't read the Lease any more.
         let lasts = duration(lease, self.timing.lease).or(vanished.then_some(self.timing.lease));
         match lasts.map(|lasts| *changed + lasts) {
             Some(end) if end <= now => Whose::Nobodys,
@@ -423,10 +423,10 @@ impl Elector {
         sighting.owner_lives = Some(lives);
     }
 
-    /// Takes over that the Lease isn't as it was seen last, or has been created by somebody else.
+    /// Takes over that the Lease isn't as it was seen last, or has been created by another replica.
     pub(super) fn conflict(&mut self, now: BootInstant) {
         self.expire(now);
-        // At once: somebody else may lead. But where somebody writes it all the time, not in a loop.
+        // At once: another replica may lead. But where the Lease is written all the time, not in a loop.
         let pause = if mem::replace(&mut self.conflict, true) { self.timing.retry } else { Duration::ZERO };
         if matches!(self.known, Known::Absent) {
             self.known = Known::Nothing;
@@ -435,8 +435,8 @@ impl Elector {
         self.rest_until(now + pause);
     }
 
-    /// Takes over that a request failed: after that `pause` is due for who doesn't lead, and
-    /// `at_least` for everybody.
+    /// Takes over that a request failed: after that `pause` is due for a replica that doesn't lead, and
+    /// `at_least` for any.
     pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
         if matches!(self.known, Known::Absent) {

@@ -1,4 +1,4 @@
-//! What everybody who writes holds and asks.
+//! What each writer holds and asks before it writes.
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
@@ -122,7 +122,7 @@ impl Leadership {
     }
 
     /// Returns whether the lease is held right now: by the clock, for the process may have been
-    /// stopped since somebody looked at it.
+    /// stopped since the last check.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.held().is_some()
@@ -192,8 +192,8 @@ impl Leadership {
         self.standing.borrow().term
     }
 
-    /// Waits, for a while, until it is known for the first time whether the lease is to be had. Who gets it has
-    /// to list everything from then on: what was listed before would be in vain.
+    /// Waits, for a while, until it is known for the first time whether the lease is to be had. A new leader lists
+    /// everything again: lists from before would be in vain.
     pub async fn settled(&self) {
         let mut settled = self.settled.clone();
         // Where the API server says nothing about the lease, DNS does without.

@@ -1,5 +1,5 @@
 //! What a Lease says, and what is written into it: as client-go does, so that `kubectl get leases`
-//! reads as with everybody else.
+//! reads as with other controllers.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) struct Owner {
     pub(super) uid: String,
 }
 
-/// Returns who holds a Lease. An empty holder is none.
+/// Returns the holder of a Lease. An empty holder is none.
 pub(super) fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
@@ -43,7 +43,7 @@ pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
     }
 }
 
-/// Returns a Lease as its holder writes it in its term, in place of the one that is there. `duration` is none
+/// Returns a Lease as its holder writes it in its term, in place of the present one. `duration` is none
 /// with leader-for-life.
 pub(super) fn claim(
     there: Option<&Lease>,

@@ -13,7 +13,7 @@ use crate::model::allowance::Allowance;
 const TOGETHER: Duration = Duration::from_secs(360);
 /// How often the API server is told of a series that goes on: a loop must not become a flood.
 const REFRESH: Duration = Duration::from_secs(60);
-/// How many Events are remembered. Whoever is forgotten is at worst recorded anew.
+/// How many Events are remembered. A forgotten Event is at worst recorded anew.
 const REMEMBERED: usize = 4096;
 
 /// Events that may be sent at once after a quiet time, and then per second.

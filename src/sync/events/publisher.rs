@@ -26,7 +26,7 @@ use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::metrics::ApiMetrics;
 
-/// Who says it. Kubernetes wants a qualified name here.
+/// `reportingController`: Kubernetes wants a qualified name.
 const CONTROLLER: &str = "lb-linker";
 /// The longest `reportingInstance`.
 const INSTANCE: usize = 128;
@@ -69,7 +69,7 @@ enum Outcome {
 
 /// What a sender knows.
 struct Known {
-    /// The term that the memory belongs to: whoever led in between may have recorded the same.
+    /// The term that the memory belongs to: a leader in between may have recorded the same.
     term: u64,
     memory: Memory,
     quota: Quota,
@@ -80,8 +80,8 @@ struct Known {
 }
 
 impl Sender {
-    /// Sends Events as they come. At `stop`, when nobody records any more, it sends those that wait, as
-    /// far as that takes no longer than two seconds.
+    /// Sends Events as they come. At `stop`, when all recorders have ended, it sends the waiting Events, for
+    /// two seconds at most.
     ///
     /// # Errors
     /// Never: what can't be sent is dropped.
@@ -241,7 +241,7 @@ impl Sender {
             // The try before this one had arrived.
             409 => Outcome::Sent,
             404 if verb == "patch" => Outcome::Expired,
-            // The namespace is gone, or about to go: so is the Service, and nobody will look.
+            // The namespace is gone, or about to go: so is the Service.
             404 => Outcome::Refused,
             403 if forbidden == Some(Forbidden::NamespaceTerminating) => {
                 debug!("no Events in namespace {namespace}: {}", sentence(&status.message));

@@ -18,7 +18,7 @@ const REMEMBERED: usize = 1000;
 /// The trouble with one namespace.
 #[derive(Debug)]
 struct Refused {
-    /// None for those that aren't named on their own.
+    /// None for namespaces without a log line of their own.
     trouble: Option<Trouble>,
     pauses: Pauses,
     /// Nothing is asked before.
@@ -29,7 +29,7 @@ struct Refused {
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     refused: HashMap<Box<str>, Refused>,
-    /// The trouble with those that aren't named on their own.
+    /// The trouble of namespaces without a log line of their own.
     others: Trouble,
     /// The trouble with single Events: that another one is taken doesn't end it.
     pub(super) single: Trouble,

@@ -227,7 +227,7 @@ impl Trouble {
     }
 }
 
-/// An API server that can't be reached: said once for all who talk to it.
+/// An API server that can't be reached: logged once for all its clients.
 #[derive(Clone, Debug, Default)]
 pub struct Outage(Arc<Mutex<Trouble>>);
 

@@ -3,7 +3,7 @@
 /// The field manager of every write.
 pub const FIELD_MANAGER: &str = "lb-linker";
 
-/// The label that says who keeps an object, and our value of it (the earlier operator's, whose
+/// The label that names the controller of an object, and lb-linker's value of it (that of the earlier operator, whose
 /// objects are taken over in place).
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "lb-linker-operator");
 

@@ -60,8 +60,8 @@ impl LinkLists {
         self.of(namespace).is_none_or(|complete| complete == at)
     }
 
-    /// Returns whether each list that is due for this is complete or has failed: those that have failed are waited for
-    /// no longer, but for what depends on them.
+    /// Returns whether each list that is due for this is complete or has failed: a failed list holds up
+    /// only what depends on it.
     #[must_use]
     pub fn is_settled(&self, at: Listed) -> bool {
         self.0.values().all(|list| list.complete == at || list.failed == Some(at))

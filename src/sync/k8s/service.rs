@@ -121,7 +121,7 @@ const TTL: &str = "linker.hsj.com/ttl";
 const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 /// How many entries of `status.loadBalancer.ingress` count: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
-/// The longest TTL that a Service may want: whoever has cached a target asks again after that.
+/// The longest TTL in seconds that a Service may ask for: caches keep an old target for that long.
 const MAX_TTL: u32 = 3600;
 
 // === impl Service ===

@@ -37,7 +37,7 @@ use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::relist_guard::{Doubt, SECOND_LOOK, keep_unlisted};
 use leaving::{Deleted, Leaving};
 
-/// How long links wait for it to be known who holds which name.
+/// How long links wait until the owners of names are known.
 const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the watch of LoadBalancer Services needs.
@@ -561,8 +561,8 @@ impl List {
     }
 }
 
-/// Waits, for a while, until it is known who holds which name: a name must not go to somebody else
-/// because Services were listed sooner than external targets.
+/// Waits, for a while, until the owners of names are known: a name must not go to another link because Services were
+/// listed sooner than external targets.
 pub(crate) async fn names_settled(store: &Store) {
     // Where the API server answers the one list and not the other, DNS does without.
     let _ = tokio::time::timeout(HOLDERS_PATIENCE, store.holders_known()).await;

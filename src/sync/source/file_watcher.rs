@@ -135,7 +135,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_directory_that_is_removed_and_made_again_is_another_one() {
-        // Named as somebody types it: relative to where they are.
+        // A path as a user types it: relative to the working directory.
         let parent = tempfile::tempdir_in(".").unwrap();
         let directory = Path::new(".").join(parent.path().file_name().unwrap()).join("watched");
         std::fs::create_dir(&directory).unwrap();

@@ -35,7 +35,7 @@ pub struct Doubt {
 impl Doubt {
     /// Returns which of the load balancers that are `missing` from a complete list of some namespaces
     /// are kept for now: all of them, where they are too many of the `known` in all namespaces, but
-    /// for those that have been missing from another list, [`SECOND_LOOK`] ago or longer. `listed`
+    /// for load balancers that were missing from another list, too, [`SECOND_LOOK`] ago or longer. `listed`
     /// says which namespaces the list is of.
     pub fn keeps(
         &mut self,
@@ -60,8 +60,8 @@ impl Doubt {
     }
 }
 
-/// Returns whether so many external targets would go that it may be a mistake: more than half of those that are
-/// there, and more than one.
+/// Returns whether so many external targets would go that it may be a mistake: more than half of all, and
+/// more than one.
 #[must_use]
 pub fn are_most(going: usize, present: usize) -> bool {
     going > 1 && going > present / 2

@@ -26,7 +26,7 @@ pub enum Membership {
 /// Which Services become links.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Only those that opt in; else all that don't opt out.
+    /// Only Services that opt in; else all that don't opt out.
     pub annotated_only: bool,
     /// Only those in these namespaces; empty for all.
     pub namespaces: BTreeSet<String>,
