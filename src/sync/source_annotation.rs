@@ -82,7 +82,7 @@ pub struct Settings {
     pub rewinds: Rewinds,
 }
 
-/// Runs until `stop`. Only who leads has anything to do here.
+/// Runs until `stop`. Only the leader has anything to do here.
 ///
 /// # Errors
 /// If the Services can't be followed any more.
@@ -158,7 +158,7 @@ async fn lead(
         }
         Ok::<_, SyncError>(())
     };
-    // Who gets no answer doesn't keep the others from stopping, or from another term.
+    // A write without an answer delays neither the stop nor another term.
     tokio::time::timeout(FAREWELL, farewell).await.unwrap_or(Ok(()))?;
     Ok(following.memory)
 }

@@ -300,7 +300,7 @@ where
                 preconditions: Some(Preconditions { uid: only.uid, resource_version: only.resource_version }),
                 ..Default::default()
             };
-            // What is left is held by a finalizer of somebody else.
+            // A foreign finalizer still holds the object.
             let left = api.delete(&id.name, &params).await?.left().map(Into::into);
             Ok(left.filter(Object::is_terminating))
         }
@@ -320,7 +320,7 @@ fn sort(error: kube::Error, Asked { verb, resource, doing, right }: Asked<'_>) -
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
     let retry_after = retry_after(&error);
     match code {
-        // A quota that somebody else was counting, say: nothing that the watch could explain.
+        // For example a quota that was being updated: the watch can't explain it.
         409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,

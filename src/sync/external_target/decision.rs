@@ -155,7 +155,7 @@ pub struct Actual<'a> {
     pub other_services: &'a [&'a Service],
     /// EndpointSlices that are labelled for the link.
     pub slices: &'a [&'a EndpointSlice],
-    /// EndpointSlices of the names that the link wants, labelled for somebody else or nobody.
+    /// EndpointSlices of the names that the link wants, labelled for another link or for none.
     pub strange_slices: &'a [&'a EndpointSlice],
 }
 
@@ -198,8 +198,8 @@ pub struct Policy {
     pub max_deletes: MaxDeletes,
     /// How addresses are shown.
     pub ip_targets: IpTargets,
-    /// Whether what somebody else has written with our labels counts as ours where its Service is
-    /// gone.
+    /// Whether a foreign object with our labels counts as ours where its Service is
+    /// gone (`--prune`).
     pub prune: bool,
     /// Which instance this is: the objects of another one are a stranger's. `None`: there are no instances.
     pub instance: Option<String>,
@@ -461,9 +461,8 @@ fn remove(kind: Kind, metadata: &ObjectMeta) -> Step {
     Step::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
-/// Says why an object that isn't labelled for the link that wants its name is somebody else's; an
-/// ExternalName Service that somebody has made by hand may be adopted, and what has lost our labels
-/// is taken back.
+/// Says why an object that isn't labelled for the link that wants its name is foreign. An ExternalName Service made by
+/// hand may be adopted, and an object of ours that has lost its labels is taken back.
 fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
     let metadata = &object.metadata;
     if let Some(other) = other_instance(metadata, own) {

@@ -11,7 +11,7 @@ const WINDOW: Duration = Duration::from_secs(600);
 /// How many external targets may be removed in ten minutes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MaxDeletes {
-    /// Ten, or a fifth of those that there are.
+    /// Ten, or a fifth of all external targets, whichever is more.
     #[default]
     Share,
     /// So many.
@@ -30,13 +30,13 @@ impl fmt::Display for MaxDeletes {
     }
 }
 
-/// The removals of external targets in the last ten minutes, whoever made them.
+/// The removals of external targets in the last ten minutes, by any replica.
 #[derive(Debug, Default)]
 pub struct Removals {
     made: VecDeque<(Instant, String)>,
     /// What they were about.
     counted: HashSet<String>,
-    /// Those that haven't been answered: what they are about is still there.
+    /// Removals without an answer: their objects still exist.
     under_way: HashSet<String>,
 }
 
@@ -104,7 +104,7 @@ impl Removals {
         }
     }
 
-    /// Takes over that an object is gone, perhaps by somebody else who led.
+    /// Takes over that an object is gone, perhaps by an earlier leader.
     pub fn seen(&mut self, object: &str, now: Instant) {
         self.expire(now);
         self.under_way.remove(object);

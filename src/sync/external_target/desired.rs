@@ -174,7 +174,7 @@ fn lacks_labels(actual: &ObjectMeta, desired: &ObjectMeta) -> bool {
 /// Returns whether a Service differs from what it should be, in the fields that are ours.
 #[must_use]
 pub fn service_differs(actual: &Service, desired: &Service) -> bool {
-    // The API server keeps a trailing dot that somebody wrote, and writes the type where none is given.
+    // The API server keeps a trailing dot of another client's write, and writes the type where none is given.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
     // Where nothing else differs the uid alone, missing on what others have written, isn't worth a write.

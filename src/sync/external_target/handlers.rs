@@ -63,8 +63,8 @@ impl Reconciler {
         }
     }
 
-    /// Counts that the external target of a Service that is gone was removed: perhaps by somebody who
-    /// led before.
+    /// Counts that the external target of a Service that is gone was removed: perhaps by an
+    /// earlier leader.
     fn note_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
         let outlived = |key: ServiceKey| {
@@ -134,7 +134,7 @@ impl Reconciler {
         }
     }
 
-    /// Tells the store whom the Service of a name is labelled for.
+    /// Tells the store which link the Service of a name is labelled for.
     fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
         if id.kind == Kind::Service {
             let metadata = object.map(Object::meta);
@@ -191,7 +191,7 @@ impl Reconciler {
         let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
         let slices = objects.iter().filter_map(Object::as_slice);
         let name = service.metadata.name.as_deref().unwrap_or_default();
-        // Where a tombstone leads is nobody's target, nor is a step on the way to an address.
+        // The tombstone's name isn't a target, nor is the placeholder on the way to an address.
         let nobodys = |target: &Target| {
             let text = target.to_string();
             text == self.settings.policy.tombstone || text == stepping_stone(name)
@@ -239,8 +239,8 @@ impl Reconciler {
             && self.objects.of_link(key).iter().any(|object| self.is_ours(object.unpack().meta()))
     }
 
-    /// Whether an object whose Service is gone is ours to remove. What somebody else has written is
-    /// only where the user says so.
+    /// Whether an object whose Service is gone is ours to remove. A foreign object is
+    /// only with `--prune`.
     pub(crate) fn is_ours(&self, metadata: &ObjectMeta) -> bool {
         self.settings.policy.prune || written_by_us(metadata)
     }

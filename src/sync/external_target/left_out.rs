@@ -95,7 +95,7 @@ pub struct Metadata {
     managed: Option<String>,
 }
 
-/// The load balancers that exist, of those that were asked for.
+/// Which of the load balancers in question exist.
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
     services: HashMap<ServiceKey, Metadata>,

@@ -61,7 +61,7 @@ impl Eq for Kept {}
 /// What has been heard of an object while a write of it was under way.
 #[derive(Debug, Default)]
 struct Meanwhile {
-    /// The uids of those that are gone.
+    /// The uids of removed objects.
     gone: Vec<String>,
     /// A complete list came without it.
     unlisted: bool,
@@ -150,7 +150,7 @@ impl Objects {
     /// Replaces all objects of a kind by a complete list, which is the truth whatever its versions: after etcd was
     /// restored they are older than what was known. Only an object of which the answer to a write has come since the
     /// list began stays as it is, if it is newer than in the list. Of several versions of an object in the list the
-    /// last one counts. Returns those that are gone.
+    /// last one counts. Returns the objects that are gone.
     pub fn replace(&mut self, kind: Kind, objects: Vec<Packed>) -> Vec<ObjectId> {
         self.deleted.retain(|_, id| id.kind != kind);
         let answered = self.listing.remove(&kind).unwrap_or_default();

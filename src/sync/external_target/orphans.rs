@@ -1,5 +1,5 @@
 //! External targets whose load balancer is gone and that lb-linker has never written to: they are
-//! the earlier operator's, or somebody's with its labels, and only the user knows whether they may go.
+//! written by the earlier operator, or by hand with its labels, and only the user knows whether they may go.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
 
-/// How long a screen of lines has to last: somebody may make many orphans, one by one.
+/// How long a screen of lines has to last: many orphans may appear one by one.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// Returns whose orphan a Service of the target namespace is, if that load balancer is gone.

@@ -24,8 +24,8 @@ const EXTENSION: &str = "yaml";
 /// The ending of a file's name while it is written.
 const PARTIAL: &str = "lb-linker-partial";
 
-/// A directory with one file for each external target. Files without lb-linker's labels belong to
-/// somebody else.
+/// A directory with one file for each external target. Files without lb-linker's labels are
+/// foreign.
 #[derive(Clone, Debug)]
 pub struct OutputDirectory {
     path: PathBuf,
@@ -66,7 +66,7 @@ impl OutputDirectory {
         let directory = self.clone();
         let changes = self.prepare().and_then(|()| changes(&self.path));
         let changes = changes.map_err(|error| warn!("{error}")).ok();
-        // A file system that doesn't answer is to hold nobody else up.
+        // A file system that doesn't answer must not delay other tasks.
         let lists = futures::stream::iter(changes).flatten().then(move |()| {
             let directory = directory.clone();
             tokio::task::spawn_blocking(move || directory.list())
@@ -150,8 +150,8 @@ struct Head {
     kind: Option<String>,
 }
 
-/// Returns the object in a file, named after the file. What isn't an object of ours is a Service
-/// without labels: there, but somebody else's.
+/// Returns the object in a file, named after the file. A foreign file is a Service
+/// without labels: there, but left alone.
 fn read(path: &Path) -> Option<Object> {
     let name = path.file_stem()?.to_str()?.to_owned();
     let text = match std::fs::read_to_string(path) {
@@ -162,7 +162,7 @@ fn read(path: &Path) -> Option<Object> {
     let adopt = |metadata: &mut ObjectMeta| {
         metadata.name = Some(name);
         if labelled_for(metadata).is_some() {
-            // Who labels a file for us gives it to us.
+            // A file with our labels is ours.
             metadata.managed_fields =
                 Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
         }
@@ -175,7 +175,7 @@ fn read(path: &Path) -> Option<Object> {
         return Some(slice.into());
     }
     let service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
-    // A file without our labels is nobody's external target, whatever it says.
+    // A file without our labels is no external target, whatever it says.
     let mut service = if labelled_for(&service.metadata).is_some() { service } else { Service::default() };
     adopt(&mut service.metadata);
     Some(service.into())

@@ -249,7 +249,7 @@ impl Reconciler {
         }
     }
 
-    // === who may write ===
+    // === leadership ===
 
     /// Begins a term as the leader, or goes on after etcd was restored: with new lists.
     fn begin_term(&mut self) -> BoxStream<'static, ObjectEvent> {
@@ -291,7 +291,7 @@ impl Reconciler {
         self.may_write() && (self.are_links_listed(namespace) || is_gone())
     }
 
-    /// Makes the writes that were due when somebody else led, or nobody.
+    /// Makes the writes that were due while this process didn't lead.
     pub(crate) fn take_up_writing(&mut self) {
         if self.may_write() {
             self.take_stock(true);
@@ -321,7 +321,7 @@ impl Reconciler {
         self.removals.lock().start(max, waiting, present, Instant::now());
     }
 
-    /// Looks at every link, and at those that were forgotten while nobody listened.
+    /// Looks at every link, and at links that were forgotten before the feed was subscribed to.
     fn catch_up(&mut self) {
         self.queue_all();
         let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links());
@@ -412,7 +412,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.pace.forget(&key);
             self.adoption.forget(&key);
-            // Who has left an object behind is looked at once more, as somebody who is gone.
+            // A link that has left an object behind is looked at once more, as one whose Service is gone.
             if self.left_something(&key) {
                 self.settings.store.insert_gone(&key, self.noted_hostnames(&key));
             }

@@ -36,7 +36,7 @@ pub(crate) struct Report {
     holding: Trouble,
     /// How long the next of them waits; without one for ever.
     next_removal: Option<Duration>,
-    /// Links that have lost the name of their external target, and to whom.
+    /// Links that have lost the name of their external target, and the links that have it.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
     /// Links that have another target than the one they had, or their external target has still.
     former: HashMap<ServiceKey, Option<Target>>,
@@ -198,7 +198,7 @@ impl Report {
         self.refusals.report(what, reason, pause, is_new);
     }
 
-    /// Says that somebody else seems to undo the writes for a link.
+    /// Logs that another client seems to undo the writes for a link.
     pub(crate) fn undone(&self, key: &ServiceKey, write: &Write, pause: Duration) {
         let object = self.place(&write.id());
         warn!(
@@ -374,7 +374,7 @@ impl Report {
     }
 
     /// Takes in what the external target of a link points at before it is written. At the first look
-    /// that says what the target was while nobody led; later, what somebody has changed by hand.
+    /// that is the target from before this process led; later, a change made by hand.
     pub(crate) fn retargets(
         &mut self,
         key: &ServiceKey,

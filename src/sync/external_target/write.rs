@@ -46,7 +46,7 @@ pub(crate) struct Written {
     key: ServiceKey,
     looked_at: Instant,
     write: Write,
-    /// Whether the object was somebody else's before.
+    /// Whether the object was foreign before.
     adopted: bool,
     /// How it was confirmed that the Service is gone, where the write relies on that.
     confirmed: Option<Confirmed>,
@@ -283,8 +283,8 @@ impl Reconciler {
                 self.queue(&key);
             }
             Err(WriteError::Conflict | WriteError::Gone) => {
-                // Somebody was faster. The watch says how the object is now, and unless it has
-                // done so already nothing is tried before.
+                // Another client's write came first. The watch brings the object as it is now; until
+                // then nothing is tried.
                 let sent = write.resource_version().map(ToOwned::to_owned);
                 if self.version_of(&id) == sent {
                     self.outdated.insert(id, (sent, Instant::now()));

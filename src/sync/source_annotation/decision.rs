@@ -83,16 +83,16 @@ impl Follower {
         }
     }
 
-    /// Whether it follows a load balancer that is gone to the tombstone. What nobody has ever allowed
-    /// stays as it is; where nobody knows any more, whoever points where the load balancer was has
-    /// followed it.
+    /// Whether it follows a load balancer that is gone to the tombstone. A Service that was never
+    /// allowed to follow stays as it is; where that isn't known any more, a Service that points at the load balancer's
+    /// last target counts as a follower.
     fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&Gone>) -> bool {
         let followed = |gone: &Gone| {
             external_name(&gone.target).as_deref() == Some(self.name.trim_end_matches('.'))
                 && gone.wishes.as_ref().is_none_or(|wishes| self.is_allowed(wishes))
         };
         // As long as there is a link the tombstone is kept in force. Afterwards it is put in place
-        // once, and what somebody writes later stays.
+        // once, and later writes of other clients stay.
         link.is_some_and(|link| self.is_allowed(&link.wishes)) || gone.is_some_and(followed)
     }
 
@@ -101,7 +101,7 @@ impl Follower {
     }
 
     fn unless_it_says(&self, wanted: String) -> Wish {
-        // The API server keeps a trailing dot that somebody wrote.
+        // The API server keeps a trailing dot of another client's write.
         if wanted == self.name.trim_end_matches('.') { Wish::Leave } else { Wish::Write(wanted) }
     }
 }

@@ -16,7 +16,7 @@ const MAX: usize = 1000;
 pub(super) struct Gone {
     /// What it pointed at last.
     pub(super) target: Target,
-    /// What it allowed; nothing if nobody has seen it.
+    /// Its `allow-from`; nothing if the link was never seen.
     pub(super) wishes: Option<Arc<Wishes>>,
 }
 

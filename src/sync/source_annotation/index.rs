@@ -224,7 +224,7 @@ impl Followers {
         self.known.keys()
     }
 
-    /// Returns who follows a link.
+    /// Returns the Services that follow a link.
     pub(super) fn of(&self, source: &ServiceKey) -> impl Iterator<Item = &ServiceKey> {
         self.by_source.get(source).into_iter().flatten()
     }

@@ -36,7 +36,7 @@ struct Closed {
     waiting: Waiting,
 }
 
-/// Followers that wait, each once. Whoever has been the probe goes to the end: its trouble may be
+/// Followers that wait, each once. A follower that has been the probe goes to the end: its failure may be
 /// its own.
 #[derive(Debug, Default)]
 struct Waiting {
@@ -79,14 +79,14 @@ impl Places {
         if let Some((code, sentence)) = why {
             closed.trouble.report(code, sentence);
         }
-        // Those that were under way together count once.
+        // Writes that were under way together count once.
         if closed.due <= Instant::now() {
             closed.due = Instant::now() + closed.pauses.next().max(at_least.unwrap_or_default());
         }
         closed.waiting.push(key);
     }
 
-    /// Takes over that something was written, or could have been, in a place. Returns who has waited
+    /// Takes over that something was written, or could have been, in a place. Returns the followers that have waited
     /// for that.
     pub(super) fn open(&mut self, place: &Place) -> Vec<ServiceKey> {
         let Some(mut closed) = self.0.remove(place) else { return Vec::new() };
@@ -106,15 +106,15 @@ impl Places {
         }
     }
 
-    /// Returns who is the next that may ask how a place is now. Where nobody waits any more the
-    /// place is forgotten.
+    /// Returns the next follower that may probe a place. A place without waiting followers is
+    /// forgotten.
     pub(super) fn next_probe(&mut self) -> Option<ServiceKey> {
         let now = Instant::now();
         self.0.retain(|_, closed| !closed.is_due(now) || !closed.waiting.by_number.is_empty());
         self.0.values_mut().find(|closed| closed.is_due(now))?.waiting.pop()
     }
 
-    /// Waits until somebody may ask how a place is now.
+    /// Waits until a follower may probe a place.
     pub(super) async fn due(&self) {
         let idle = self.0.values().filter(|closed| closed.probe.is_none());
         match idle.map(|closed| closed.due).min() {

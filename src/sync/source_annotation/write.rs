@@ -102,7 +102,7 @@ impl Following {
                 }
                 self.queue(&key);
             }
-            // Somebody was faster: the watch says how it is now.
+            // Another client's write came first: the watch brings the object as it is now.
             Err(WriteError::Conflict | WriteError::Gone) => {
                 if unseen {
                     self.outdated.insert(key.clone(), (before.version, Instant::now()));
