@@ -10,11 +10,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// How many are kept: as many as sockets. Until it rings, each holds the memory of the question that it was set for.
 const IDLE: usize = 1000;
 
-/// Timers that nobody waits for. They ring for nobody once, within the time that questions wait, and are quiet then.
+/// Timers that no task waits for. Each fires once more, within the time that queries wait, and is then reused.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms(Mutex<Vec<Pin<Box<Sleep>>>>);
 
-/// A timer that somebody waits for.
+/// A timer that a task waits for.
 pub(crate) struct Alarm<'a> {
     /// It is there until the end.
     timer: Option<Pin<Box<Sleep>>>,

@@ -12,7 +12,7 @@ use super::health::Upstream;
 
 /// How long an upstream may be silent before the next one is asked, too.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The shortest time from one round through the upstreams to the next: those that refuse do so at once.
+/// The shortest time from one round through the upstreams to the next: upstreams that refuse do so at once.
 const ROUND: Duration = Duration::from_millis(100);
 
 /// The upstreams in the order in which they are asked; then again from the first, as long as attempts are left.
@@ -54,7 +54,7 @@ pub(crate) struct Waiting {
     index: usize,
 }
 
-/// The one that is asked next.
+/// The upstream that is asked next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
     pub(crate) at: Instant,
@@ -81,7 +81,7 @@ impl Rounds {
         }
     }
 
-    /// Returns who is asked next; nobody, while it's the turn of one that is being asked still.
+    /// Returns the upstream that is asked next; `None` while it's the turn of an upstream that is still being asked.
     pub(crate) fn next(&self) -> Option<Turn> {
         let number = self.upstreams.len();
         if self.failed + self.waiting.len() >= self.attempts {
@@ -110,7 +110,7 @@ impl Rounds {
         &self.waiting[self.waiting.len() - 1]
     }
 
-    /// Takes in what has become of a try, and returns the answer if it is one. Of those that are late, too.
+    /// Takes in what has become of a try, and returns the answer if it is one. Late attempts count, too.
     pub(crate) fn ended(
         &mut self,
         number: usize,
@@ -138,13 +138,13 @@ impl Rounds {
         self.why.as_ref().is_some_and(Trouble::is_shortage)
     }
 
-    /// Returns when the first of those that are being asked is late.
+    /// Returns when the first attempt under way is late.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.waiting.iter().map(|waiting| waiting.due().1).min()
     }
 
-    /// Goes on as if those that are late had failed. Their answers are taken all the same if they come while
-    /// others are waited for.
+    /// Goes on as if late attempts had failed. Their answers are still taken if they come while other attempts are under
+    /// way.
     pub(crate) fn give_up_on_late(&mut self, now: Instant) {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
             let late = self.waiting.swap_remove(at);

@@ -153,7 +153,7 @@ async fn addresses(
     let endpoints = resolvers.iter().map(|address| Speaking::Plain.endpoint(*address)).collect();
     let options = ForwardOptions {
         policy: Policy::Sequential,
-        // Nobody is asked when nobody wants to know.
+        // Nothing is looked up while there are no queries.
         max_fails: 0,
         sockets: Arc::clone(sockets),
         ..ForwardOptions::default()

@@ -33,7 +33,7 @@ pub struct ForwardOptions {
     pub max_concurrent: usize,
     /// The sockets that all upstreams of the process may have.
     pub sockets: Arc<SocketBudget>,
-    /// Whether nobody is asked while all upstreams are down.
+    /// Whether queries fail at once while all upstreams are down.
     pub fail_fast: bool,
     /// The codes that have a client's question go to the next upstream.
     pub failover: Vec<ResponseCode>,

@@ -28,8 +28,8 @@ use crate::dns::message::header::{Reply, reply_to};
 use crate::dns::message::query::Key;
 use crate::dns::upstream::endpoint::Transport;
 
-/// How long an upstream may be silent before it is checked whether it lives. By then no other one has been
-/// asked: who waits for its answer drops the question to this one.
+/// How long an upstream may be silent before it is checked whether it lives. By then no other upstream has been
+/// asked: the answer of another one would end this attempt.
 pub(crate) const SILENCE: Duration = Duration::from_millis(400);
 /// When a datagram is first sent again; then after twice as long, and so on.
 const REPEAT: Duration = Duration::from_millis(500);
@@ -43,8 +43,8 @@ const POOLED_PATIENCE: Duration = Duration::from_millis(300);
 pub(crate) struct Times {
     /// Since then.
     pub(crate) begun: Instant,
-    /// When an upstream that is silent still is checked, and the exchange wakes whoever waits for it: what is to be
-    /// done later needs no timer until then. Nearly all are answered before.
+    /// When an upstream that is silent still is checked, and the exchange wakes its caller: later steps need no
+    /// timer until then. Nearly all queries are answered before.
     pub(crate) looked_at: Instant,
     pub(crate) deadline: Instant,
 }
@@ -76,7 +76,7 @@ pub(crate) async fn exchange(
         answer = &mut asking => answer,
         () = upstream.alarms.at(times.looked_at) => {
             upstream.suspect();
-            // In this very turn it is seen by those who have set no timer so far.
+            // The caller, which has set no timer so far, sees it in this same poll.
             progress.falls_silent();
             asking.await
         }
@@ -217,9 +217,9 @@ impl Try<'_> {
         Doing::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
-    /// Asks by UDP, from a socket that is open already if there is one; again and again until somebody answers. Each
+    /// Asks by UDP, from a socket that is open already if there is one; again and again until an answer comes. Each
     /// time from another port and with another id: behind one address there may be several servers, and the network
-    /// keeps each port with one of them, dead or not. Who has given up on it, and asks anew, may still be answered.
+    /// keeps each port with one of them, dead or not. A client that asks again may still be answered.
     async fn by_udp(
         &self,
         bytes: &[u8],
@@ -255,12 +255,12 @@ impl Try<'_> {
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = self.timeout_late(repeat, tries.next()).await {
-                // One that fails says nothing of those that wait; one that was open, nothing of new ones.
+                // A failed socket says nothing about the waiting ones; a reused one, nothing about new ones.
                 if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }
             }
-            // What others were open may lead to nobody, too.
+            // Other idle sockets may lead to a dead server, too.
             self.upstream.sockets.clear();
             now = Instant::now();
             if now >= self.times.deadline {
@@ -278,7 +278,7 @@ impl Try<'_> {
     /// Asks from a socket, which is kept for another question if all goes well. Of the tries that share `send_again` the
     /// first one that is polled after it was set sends its datagram once more.
     async fn ask_from(&self, socket: Socket, bytes: Vec<u8>, send_again: &AtomicBool) -> io::Result<Reply> {
-        // Those that are asked together are sent together: the upstream is woken once for all of them.
+        // Queries that come together are sent together: the upstream is woken once for all of them.
         yield_now().await;
         socket.send(&bytes)?;
         loop {
@@ -335,7 +335,7 @@ impl Try<'_> {
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
         }
-        // It may have been closed at the other end, or lead to nobody any more: then so do the others.
+        // The other end may have closed it, or be gone: then the other idle connections are useless, too.
         self.upstream.pool.clear();
         self.upstream.needed(false, true);
         match outcome {

@@ -65,7 +65,7 @@ impl Flights {
         flight.landed().await.ok_or_else(defect)
     }
 
-    /// Has nobody else wait for the look-ups of a name, given in wire form and lower case, or for any.
+    /// Lets no further query join the look-ups of a name, given in wire form and lower case, or any look-up.
     pub fn forget(&self, name: Option<&[u8]>) {
         self.0.forget(|(key, ..)| name.is_none_or(|name| *key.name() == *name));
     }

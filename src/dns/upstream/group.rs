@@ -26,7 +26,7 @@ use crate::dns::upstream::metrics::Bound;
 use crate::dns::upstream::policy::Policy;
 use crate::dns::upstream::refusals::Refusals;
 
-/// How long upstreams are tried for one question, as by CoreDNS. Who asked may give up earlier.
+/// How long upstreams are tried for one question, as by CoreDNS. The caller may give up earlier.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The upstream resolvers of a line.
@@ -39,7 +39,7 @@ pub struct Forward {
     /// Clients' questions and targets have a bound each: a flood of the ones leaves the others alone.
     forwards: Arc<Shares>,
     chases: Arc<Shares>,
-    /// A tenth of those is for types that hardly anybody needs: one client can ask for all there are.
+    /// A tenth of those is for rare types: one client can ask for all there are.
     oddities: Arc<Shares>,
     refusals: Refusals,
 }
@@ -66,7 +66,7 @@ impl Forward {
         forward
     }
 
-    /// Has these be the upstreams from now on. Those that were so far keep their connections.
+    /// Has these be the upstreams from now on. Upstreams that stay keep their connections.
     pub(crate) fn set(&self, endpoints: Vec<Endpoint>) {
         let known = self.upstreams.load();
         let upstream = |endpoint: Endpoint| {
@@ -184,7 +184,7 @@ impl Forward {
     }
 
     /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
-    /// fail. Those that are down are left out; when all are, the health checks may be what is broken, and
+    /// fail. Upstreams that are down are left out; when all are, the health checks may be what is broken, and
     /// chance decides.
     fn order(&self) -> Result<(Order, usize), ForwardError> {
         let all = self.upstreams.load();

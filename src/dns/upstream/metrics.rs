@@ -115,7 +115,7 @@ impl Family for ForwardMetrics {
 pub(crate) struct Counters {
     all: Arc<ForwardMetrics>,
     to: String,
-    /// Sockets for UDP: those that were open, and new ones.
+    /// Sockets for UDP: reused ones, and new ones.
     udp: OnceLock<[IntCounter; 2]>,
     no_error: OnceLock<Histogram>,
 }

@@ -1,4 +1,4 @@
-//! A map of questions with bounds on its size: what is too much is dropped at random, so that nobody can
+//! A map of questions with bounds on its size: what is too much is dropped at random, so that an attacker can't
 //! foresee what goes.
 
 use std::hash::{BuildHasher, RandomState};

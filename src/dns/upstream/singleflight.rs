@@ -15,14 +15,14 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
 
-/// A look-up, for one who waits for it. What comes out of it is a `T`; nothing after a panic, or if it was given up at
+/// A look-up, for a task that waits for it. What comes out of it is a `T`; nothing after a panic, or if it was given up at
 /// the end of the process.
 pub(crate) struct Flight<T: Send + 'static> {
     since: Instant,
     seat: Seat<T>,
 }
 
-/// Who has started a look-up works on it, the others are told what has become of it: nearly always there are none.
+/// The task that has started a look-up drives it; further tasks get its result. Nearly always there are none.
 enum Seat<T: Send + 'static> {
     Pilot(Pilot<T>),
     Passenger(Landing<T>),
@@ -37,7 +37,7 @@ impl<T: Clone + Send + Sync + 'static> Flight<T> {
         self.since.elapsed()
     }
 
-    /// Waits for its end. If whoever has started it gives up before, a task goes on with it.
+    /// Waits for its end. If the task that has started it gives up before, a new task goes on with it.
     pub(crate) async fn landed(self) -> Option<T> {
         match self.seat {
             Seat::Pilot(pilot) => pilot.await,
@@ -46,7 +46,7 @@ impl<T: Clone + Send + Sync + 'static> Flight<T> {
     }
 }
 
-/// Who has started a look-up.
+/// The task that has started a look-up.
 struct Pilot<T: Send + 'static>(Option<BoxFuture<'static, Option<T>>>);
 
 impl<T: Send + 'static> Future for Pilot<T> {
@@ -62,7 +62,7 @@ impl<T: Send + 'static> Future for Pilot<T> {
 
 impl<T: Send + 'static> Drop for Pilot<T> {
     fn drop(&mut self) {
-        // At the end of the process there is nobody left for it.
+        // At the end of the process there is no runtime for it.
         if let Some(look_up) = self.0.take()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -109,7 +109,7 @@ where
 
     /// Returns the look-up of that question, or starts one: `look_up` gives the future that it consists
     /// of, unless it can't begin. What comes out of it is shown to `take` first, unless the name was
-    /// forgotten meanwhile. Who has started it has to wait for it, or drop it: others wait for it, too.
+    /// forgotten meanwhile. The caller that has started it has to wait for it, or drop it: other tasks wait for it, too.
     ///
     /// # Errors
     /// If `look_up` can't begin.
@@ -149,7 +149,7 @@ where
         self.flying.iter().map(|flying| flying.key().clone()).collect()
     }
 
-    /// Has nobody else wait for these look-ups, or keep what comes out of them.
+    /// Lets no further task join these look-ups, nor keep their results.
     pub(crate) fn forget(&self, is_meant: impl Fn(&K) -> bool) {
         self.flying.retain(|key, _| !is_meant(key));
     }
@@ -164,7 +164,7 @@ struct Place<K: Eq + Hash, T> {
 }
 
 impl<K: Eq + Hash, T> Place<K, T> {
-    /// Leaves it. Whoever forgets the name meanwhile does so either before `take`, which isn't called
+    /// Leaves it. A concurrent `forget` of the name comes either before `take`, which isn't called
     /// then, or after it.
     fn leave(mut self, landed: &T, take: impl FnOnce(&T))
     where
@@ -172,14 +172,14 @@ impl<K: Eq + Hash, T> Place<K, T> {
     {
         let Some(landing) = &self.landing else { return };
         self.give_up(landing, || take(landed));
-        // Mostly nobody has joined, and nobody can any more.
+        // Fast path: no task has joined, and none can any more.
         if Arc::strong_count(landing) > 1 {
             let _ = landing.set(Some(landed.clone()));
         }
         self.landing = None;
     }
 
-    /// Has nobody else find it, unless it was forgotten, and somebody has begun anew.
+    /// Removes it from the map, unless it was forgotten and another look-up has taken its place.
     fn give_up(&self, landing: &Landing<T>, before: impl FnOnce()) {
         self.flying.remove_if(&self.key, |_, flying| {
             let is_ours = Arc::ptr_eq(&flying.landing, landing);

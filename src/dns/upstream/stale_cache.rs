@@ -1,4 +1,4 @@
-//! What targets were last known to have: for when nobody can say (RFC 8767).
+//! The last known answers about targets, for when no upstream answers (RFC 8767).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ pub struct Memory(Bounded<Remembered>);
 struct Remembered {
     reply: Arc<Reply>,
     since: Instant,
-    /// Whether the last look-up has failed: then nobody waits for the next one.
+    /// Whether the last look-up has failed: then no client waits for the next one.
     failing: Arc<AtomicBool>,
 }
 
@@ -60,8 +60,8 @@ impl Default for Memory {
 impl Memory {
     /// Takes in an answer about a target: one that has what was asked for, or says that there is none.
     pub fn remember(&self, key: &Key, reply: &Arc<Reply>, has_it: bool) {
-        // There are many types that a target doesn't have: whoever asks for all of them must not drive out what
-        // others need.
+        // There are many types that a target doesn't have: a client that asks for all of them must not evict what other
+        // clients need.
         let is_worth_it = if has_it { key.is_of_use() } else { key.is_common() };
         // What is given from a cache again and again is the same until it is asked for again.
         let is_known =
@@ -103,8 +103,8 @@ impl Memory {
         }
     }
 
-    /// Returns the last good answer, if it is of the last day. One to a client with other wishes about DNSSEC
-    /// is better than none; but who wants what was validated doesn't get what wasn't (RFC 4035 section 3.2.2).
+    /// Returns the last good answer, if it is of the last day. An answer for other DNSSEC flags is better than
+    /// none; but a client without CD doesn't get an unvalidated answer (RFC 4035 section 3.2.2).
     #[must_use]
     pub fn recall(&self, question: &Question) -> Option<Last> {
         let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);
@@ -123,7 +123,7 @@ impl Memory {
     }
 }
 
-/// RFC 4035 section 3.2.1: who hasn't asked for the records of DNSSEC doesn't get them.
+/// RFC 4035 section 3.2.1: a client that hasn't set DO gets no DNSSEC records.
 fn without_dnssec(reply: &Reply) -> Reply {
     let mut reply = reply.clone();
     for section in reply.sections_mut() {
@@ -174,7 +174,7 @@ mod tests {
         memory.remember(&plain.key(), &address(2), true);
         advance(Duration::from_secs(10)).await;
         memory.remember(&with_cd.key(), &address(66), true);
-        // RFC 4035 section 3.2.2: what wasn't validated is for who asks for that.
+        // RFC 4035 section 3.2.2: unvalidated answers are for queries with CD.
         for (question, last) in [(&plain, 2), (&with_do, 2), (&with_cd, 66)] {
             assert_eq!(recalled(&memory, question).unwrap().0, address(last).answers, "{question:?}");
         }

@@ -1,4 +1,4 @@
-//! How upstreams are spoken to by TLS: whom we trust, and who we are.
+//! TLS to upstreams: trusted CAs, and the client's certificate.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! UDP sockets to an upstream that wait for their next question.
 //!
-//! A new one for each question costs more than all else about it. But who forges answers must not get to know the
+//! A new one for each question costs more than all else about it. But an attacker that forges answers must not learn the
 //! port (RFC 5452 section 9.2): each is used for a few questions, never two at once, and only for a moment. So with
-//! little traffic each question has a port of its own, and with much of it any of many: who has seen which ones are
-//! open knows as little as more of them are.
+//! little traffic each question has a port of its own, and with much of it any of many, so that knowing
+//! the open ports helps little.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use super::idle::Idle;
 use super::socket_budget::{SocketBudget, SocketPermit};
 
-/// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and who
-/// guesses has a second in any case.
+/// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and an
+/// attacker has a second in any case.
 const QUESTIONS: u8 = 128;
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
@@ -37,7 +37,7 @@ thread_local! {
 /// A socket that leads to one upstream alone: once it is connected the kernel drops what other addresses send.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// For what can be read alone: whoever wants to know of room to write is woken by the kernel with each question.
+    /// Registered for reading alone: registered for writing, the task would be woken with each query.
     udp: AsyncFd<UdpSocket>,
     pub(crate) local: Option<SocketAddr>,
     opened: Instant,
@@ -86,10 +86,10 @@ impl Socket {
     /// Waits for a datagram, and has `look` look at it, which must not receive another one.
     ///
     /// # Errors
-    /// If the kernel tells that nobody listens (ICMP), or the socket is at fault.
+    /// If the kernel reports that no server listens (ICMP), or the socket is at fault.
     pub(crate) async fn receive<T>(&self, mut look: impl FnMut(&[u8]) -> T) -> io::Result<T> {
         loop {
-            // Where nobody listens that is told by an error alone: nothing becomes readable.
+            // If no server listens only an error is reported: nothing becomes readable.
             if self.udp.ready(Interest::READABLE | Interest::ERROR).await?.ready().is_error() {
                 // What isn't an error after all is looked for again only when there is something new.
                 let failed = |udp: &UdpSocket| udp.take_error()?.ok_or(io::ErrorKind::WouldBlock.into());
@@ -150,7 +150,7 @@ impl Sockets {
         Self { idle: Idle::default(), number, budget }
     }
 
-    /// Takes any of them that is young still, and that nobody who guesses has found.
+    /// Takes a random idle socket that is young enough and hasn't received a forged datagram.
     pub(crate) fn take(&self, now: Instant) -> Option<Socket> {
         let mut sockets = self.idle.items();
         while !sockets.is_empty() {

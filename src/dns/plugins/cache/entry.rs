@@ -34,7 +34,7 @@ impl Kind {
     pub fn of(message: &Message) -> Self {
         let has = |qtype| message.authorities.iter().any(|record| record.record_type() == qtype);
         match message.metadata.response_code {
-            // Without an SOA nobody says for how long; and CoreDNS keeps none that comes with an alias.
+            // Without an SOA there is no negative TTL (RFC 2308 section 5); CoreDNS keeps no SOA that comes with an alias.
             ResponseCode::NXDomain if has(RecordType::SOA) && message.answers.is_empty() => Self::Denial,
             ResponseCode::NXDomain => Self::Other,
             ResponseCode::NoError if answers(message) => Self::Success,
@@ -178,7 +178,7 @@ impl Item {
         u32::try_from(threshold).unwrap_or(u32::MAX)
     }
 
-    /// Takes the place of the one who asks for it again, unless somebody has it or the last one has just failed.
+    /// Claims the refresh of the entry, unless a refresh is under way or has just failed.
     pub(crate) fn begin_refresh(&self) -> bool {
         self.millis(Instant::now()) >= self.retry.load(Ordering::Relaxed)
             && !self.refreshing.swap(true, Ordering::AcqRel)

@@ -56,7 +56,7 @@ impl Asked {
         }
     }
 
-    /// RFC 6840 sections 5.7 and 5.8: that an answer is authentic is said only to who understands it.
+    /// RFC 6840 sections 5.7 and 5.8: AD is only set for clients that set AD or DO.
     pub(super) fn authentic(&self, metadata: &Metadata) -> bool {
         metadata.authentic_data && (self.question.authentic_data || self.question.dnssec_ok)
     }
@@ -72,7 +72,7 @@ impl Asked {
         reply.metadata.authoritative = true;
         reply.age = found.age;
         self.refill(&mut reply, message, found.ttl);
-        // The answer was somebody else's, who may have spelled the name otherwise (RFC 4343 section 4.1).
+        // The answer was for another client, which may have spelled the name otherwise (RFC 4343 section 4.1).
         let own = |record: &&mut Record| record.name == *self.name();
         reply.answers.iter_mut().filter(own).for_each(|record| record.name = self.name().clone());
         reply

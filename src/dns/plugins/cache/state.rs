@@ -15,7 +15,7 @@ use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::cache::entry::Kind;
 use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness, is_kept, take_message};
 
-/// What those who ask in the background need, too.
+/// What refreshes in the background need, too.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) answers: Answers,
@@ -23,7 +23,7 @@ pub(super) struct Shared {
     pub(super) zones_label: String,
     pub(super) without_success: Origins,
     pub(super) without_denial: Origins,
-    /// Whether only one at a time asks for an expired answer, and nobody just after that has failed.
+    /// Whether one client at a time asks for an expired answer, and none just after a failure.
     pub(super) has_recheck: bool,
     pub(super) prefer_positive: bool,
     pub(super) forgotten: Forgotten,
@@ -136,7 +136,7 @@ impl Shared {
     }
 }
 
-/// What is said as long as it is known that nobody answers.
+/// The failure while it is cached that no upstream answers (RFC 9520).
 pub(super) fn failing() -> Failure {
     Failure::no_upstream("no upstream has answered just now")
 }

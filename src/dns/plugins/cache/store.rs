@@ -18,14 +18,14 @@ use crate::dns::upstream::sharded_cache::Bounded;
 
 /// CoreDNS's default for each of the two parts.
 const CAPACITY: usize = 9984;
-/// How many bytes each part may take, as far as they can be counted: more only for who wants more answers than
-/// by default. CoreDNS counts answers alone, and one of 64 KB takes a megabyte.
+/// How many bytes each part may take, as far as they can be counted: more only with a higher capacity than
+/// the default. CoreDNS counts answers alone, and one of 64 KB takes a megabyte.
 const BYTES: usize = 32 << 20;
 /// CoreDNS's bounds of TTLs, in seconds.
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
 const MAX_DENIAL_TTL: u32 = 1800;
-/// How long it is known that nobody has answered, in seconds.
+/// How long it is cached that no upstream has answered, in seconds.
 const SILENCE_TTL: u32 = 1;
 
 /// How answers of one kind are kept.
@@ -122,8 +122,8 @@ pub struct Found {
     within: Option<Duration>,
 }
 
-/// The place of the one who asks for a cached answer again: there is one for each. It is left without success
-/// unless that is said.
+/// A claimed refresh of an entry: there is one at a time. Dropped, it counts as failed, unless [`Refresh::succeed`] was
+/// called.
 #[derive(Debug)]
 pub struct Refresh {
     item: Arc<Item>,
@@ -251,7 +251,7 @@ impl Cache {
 
     fn store(&self, key: &Key, message: &Arc<Message>, worth: Worth) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
-        // What was popular stays so, if it is asked for again before somebody has to wait.
+        // What was popular stays so, if it is asked for again before a client has to wait.
         let hits = parts.iter().flatten().map(|before| before.heritage()).max().unwrap_or(0);
         let [success, denial] = parts;
         let item = |last_good| Arc::new(Item::new(worth, Arc::clone(message), hits, last_good));
@@ -334,8 +334,7 @@ impl Cache {
         self.denial.clear();
     }
 
-    /// Returns how many answers there are, those that say something and those that say that there is
-    /// nothing.
+    /// Returns how many answers there are, first positive ones, then negative ones.
     #[must_use]
     pub fn len(&self) -> (usize, usize) {
         (self.success.len(), self.denial.len())
@@ -383,7 +382,7 @@ impl Found {
         self.aging
     }
 
-    /// Takes the place of the one who asks for the answer again, unless somebody has it already or has just failed.
+    /// Claims the refresh of the entry, unless a refresh is under way or has just failed.
     #[must_use]
     pub fn begin_refresh(&self) -> Option<Refresh> {
         let pause = self.recheck;

@@ -16,7 +16,7 @@ use crate::dns::message::rrsig::type_covered;
 use crate::dns::plugins::cache::entry::plain_ttl;
 use crate::model::target_policy::TargetPolicy;
 
-/// Aliases of one answer that are followed. Clouds have two or three; who sends hundreds wants to keep us busy.
+/// Aliases of one answer that are followed. Clouds have two or three; hundreds would be an attack.
 pub(crate) const MAX_ALIASES: usize = 16;
 
 /// The part of an answer that belongs to a question.

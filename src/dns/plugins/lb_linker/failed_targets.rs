@@ -15,7 +15,7 @@ use crate::model::hostname::host_text;
 /// Lines in a minute: when all targets fail, the first ones say enough.
 const LINES: u32 = 20;
 const MINUTE: Duration = Duration::from_secs(60);
-/// How long one counts that nobody asks for any more.
+/// How long a target counts that is no longer asked for.
 const STALE: Duration = Duration::from_secs(600);
 /// Targets that are known to fail, at most.
 const MAX_FAILING: usize = 10_000;
@@ -29,7 +29,7 @@ pub(crate) struct Failing {
 
 #[derive(Debug)]
 struct State {
-    /// And when that was last seen: nobody may ask for them any more.
+    /// And when that was last seen: it may be asked for no longer.
     failing: HashMap<Key, Instant>,
     /// Since when lines are counted, how many there were, and what wasn't said.
     since: Instant,
@@ -87,7 +87,7 @@ impl Failing {
         }
     }
 
-    /// Forgets a name that may be nobody's target any more.
+    /// Forgets a name that may be no link's target any more.
     pub(crate) fn forget(&self, name: &[u8]) {
         let mut state = self.state.lock();
         if !state.failing.is_empty() {

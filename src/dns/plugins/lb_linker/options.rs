@@ -15,7 +15,7 @@ use crate::model::names;
 
 /// The options, as errors list them.
 const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
-/// A day would outlive any change of a target; so does an hour, for who really wants it.
+/// A day would outlive any change of a target; an hour is the most that may be configured.
 const MAX_TTL: u32 = 3600;
 /// A Service's name and a namespace's, with their lengths, leave that much of a name.
 const ROOM: usize = 120;

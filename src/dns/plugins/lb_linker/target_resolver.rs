@@ -1,5 +1,5 @@
-//! What is behind the targets of links: looked up through the server's own blocks, shared by all who ask at once,
-//! and remembered for when nobody answers.
+//! What is behind the targets of links: looked up through the server's own blocks, shared by all clients that ask at once,
+//! and remembered for when no upstream answers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ type Landing = Option<Arc<Reply>>;
 pub(super) struct Known {
     /// The answer.
     pub(super) reply: Arc<Reply>,
-    /// Whether it is only what was known last, because nobody answers now.
+    /// Whether it is the last known answer, because no upstream answers now.
     pub(super) stale: bool,
 }
 
@@ -147,7 +147,7 @@ impl Targets {
         let until = match &last {
             // The look-up before has failed: this one has to prove that it is better.
             Some(Last { failing: true, .. }) => Instant::now(),
-            // Who has something to give doesn't let each client wait anew.
+            // With a stale answer at hand no client waits again.
             Some(_) => wanted.until.min(Instant::now() + PATIENCE.saturating_sub(flight.age())),
             None => wanted.until,
         };
@@ -182,12 +182,12 @@ impl Targets {
         self.memory.keep(&question.key(), reply);
     }
 
-    /// Looks up a target that nobody has asked for yet.
+    /// Looks up a target before a client asks for it.
     pub(super) async fn look_ahead(&self, request: &Request, absence: Duration) {
         let question = request.question();
         let wanted = Wanted { until: Instant::now() + PATIENCE, absence, cached: true };
         if let Started::Flying(flight) = self.start(request, &question, wanted, None) {
-            // What comes of it is cached, or will be asked for by somebody.
+            // The result is cached, or a client will ask again.
             let _ = flight.landed().await;
         }
     }
@@ -227,7 +227,7 @@ impl Targets {
         let (key, question) = (key.clone(), question.clone());
         move |landing| {
             let good = landing.as_deref().is_some_and(is_news);
-            // What comes from a cache says nothing of those who are asked now, nor does our own bound.
+            // A cached answer says nothing about the upstreams now, nor does our own bound.
             if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 memory.set_failing(&question, !good);
                 match landing.as_deref() {
@@ -256,7 +256,7 @@ enum Started {
 
 fn given(last: Last) -> Known {
     let mut reply = (*last.reply).clone();
-    // Nobody has a newer one.
+    // There is no newer one.
     reply.age = Duration::ZERO;
     for record in reply.sections_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;

@@ -61,7 +61,7 @@ enum Names {
     OfAddresses(Reverse),
 }
 
-/// Who answers for a zone, and how long absence is kept.
+/// The name servers of a zone, and its negative TTL.
 #[derive(Clone, Debug)]
 struct Authority {
     name_server: Name,
@@ -284,8 +284,8 @@ impl Zone {
         let Asked { name, qtype, .. } = *asked;
         match &link.target {
             None => {}
-            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only who asks for
-            // it by name (RFC 8482 for ANY) doesn't want what is behind it.
+            // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only a query for CNAME
+            // itself (RFC 8482 for ANY) doesn't need what is behind it.
             Some(Target::Hostname(host)) => {
                 let host = host.name();
                 answer.answers.push(record(name, self.ttl_of(link), RData::CNAME(CNAME(host.clone()))));
@@ -340,8 +340,8 @@ pub fn closest_first(zones: &mut [Zone]) {
 // === impl Node ===
 
 impl Node {
-    /// Whether the name may be another's, or have something else, once all links are known. What has a
-    /// Service's own unambiguous name is its own; whom else names belong to, holders decide.
+    /// Whether the name may be another's, or have something else, once all links are known. An unambiguous
+    /// name of a Service is its own; other names belong to the owners noted on external targets.
     fn may_change(&self, relative: &[u8]) -> bool {
         let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
         match self {
