@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many keys are remembered. The one that was used longest ago is forgotten first.
+/// How many keys are remembered. The key that was used longest ago is forgotten first.
 const KEYS: usize = 10_000;
 
 /// So many uses of each key within a span of time.

@@ -249,7 +249,7 @@ pub enum State {
     /// The Service was deleted and created again, and has no target yet. An external target that stands is the
     /// earlier Service's, which is gone since then at the latest.
     Recreated(Moment),
-    /// The Service isn't followed, perhaps because a flag leaves it out: the target is the one that its external
+    /// The Service isn't followed, perhaps because a flag leaves it out: the target is what its external
     /// target records, and both stay.
     LeftOut,
     /// The Service is gone since then; the link holds its names until its external target is gone.

@@ -98,7 +98,7 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
     Ok(vec![zone.to_lowercase()])
 }
 
-/// Parses a zone. CoreDNS takes any characters; here those that are surely a mistake have to be escaped.
+/// Parses a zone. CoreDNS takes any characters; here characters that are surely a mistake have to be escaped.
 fn zone(text: &str) -> Option<Name> {
     let mut chars = text.chars();
     while let Some(c) = chars.next() {

@@ -6,8 +6,8 @@
 //!
 //! A client says by EDNS how long an answer it takes by UDP (RFC 6891 section 6.2.3). Long ones travel in
 //! fragments, which get lost, and can be forged. With this plugin a client that says more than `SIZE` is taken to
-//! have said `SIZE`, also by the plugins behind it; what doesn't fit is cut, and the client asks again by TCP. One
-//! that says less, or doesn't speak EDNS, isn't touched: nobody gets more than they take.
+//! have said `SIZE`, also by the plugins behind it; what doesn't fit is cut, and the client asks again by TCP. Clients
+//! that announce less, or don't speak EDNS, aren't affected: no client gets more than it takes.
 //!
 //! Differences from CoreDNS:
 //! - Without this plugin no UDP answer has more than 1232 bytes; in CoreDNS as many as the client takes. `bufsize

@@ -4,7 +4,7 @@
 //!
 //! # Description
 //!
-//! What the plugins behind this one have answered is kept, and given to all who ask the same: the same name, type
+//! What the plugins behind this one have answered is kept, and given to all clients that ask the same: the same name, type
 //! and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
 //! from 5 seconds to an hour for one that says something, from 5 seconds to half an hour for one that says that
 //! the name or the type doesn't exist. All records of a message get that one TTL, also when it has just come.
@@ -29,8 +29,8 @@
 //!
 //! - A part also takes 32 MiB at most, or as much more as its capacity is more than the default: some thousand
 //!   long answers must not take all memory.
-//! - Questions without RD have answers of their own, which aren't kept: such an answer says what somebody
-//!   happened to know, and isn't one for those who want it looked up.
+//! - Questions without RD have answers of their own, which aren't kept: such an answer holds what a server
+//!   happened to have cached, and isn't one for clients that set RD.
 //! - That no upstream has answered at all is known for a second, as SERVFAIL (RFC 9520), unless `servfail` is 0. A
 //!   plugin's own failure, such as a name that *hosts* doesn't have, is never kept.
 //! - A failure takes nothing away: neither a cached SERVFAIL nor NOTIMP hides a better answer that is still good,
@@ -79,7 +79,7 @@
 //!   the question goes on. Better is any whole answer with NOERROR or NXDOMAIN. **RESPONSE_TTL** is the TTL of
 //!   expired answers, in whole seconds (default 0; RFC 8767 wants `30s`). **FAILURE_RECHECK**, `5m` at most, is how
 //!   long an answer isn't asked for again after that has failed, and with `verify` also has one client at a time
-//!   ask (default 0: everybody does).
+//!   ask (default 0: every client does).
 //! - `serve_stale_policy prefer_positive` has an answer with what was asked for, expired or not, given before one
 //!   that says that there is nothing: no denial and no failure takes its place, only a newer one of its kind. It
 //!   needs `serve_stale`. What was removed on purpose may be given for long with it.
@@ -175,7 +175,7 @@ use state::{Shared, Taken, failing};
 
 const NAME: &str = "cache";
 
-/// How many answers are asked for again at once: who is too many gets what there is, and the next one asks.
+/// How many entries are refreshed at once. Above that the present answer is given, and a later query refreshes it.
 const MAX_REFRESHES: usize = 1024;
 
 #[derive(Debug)]
@@ -262,7 +262,7 @@ impl Plugin for Cache {
 }
 
 impl Cache {
-    /// Asks for an answer again that is given meanwhile, unless somebody does so already.
+    /// Asks for an answer again that is given meanwhile, unless a refresh is under way.
     fn refresh(&self, request: &Request, next: Next<'_>, asked: &Asked, found: &Found) {
         let is_stale = found.freshness != Freshness::Due;
         self.spawn(|| {

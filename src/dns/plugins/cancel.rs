@@ -76,7 +76,7 @@ impl Plugin for Cancel {
         match timeout(self.timeout, next.serve(request)).await {
             Ok(outcome) => outcome,
             Err(_) => {
-                // Those that are stopped can't put back what they have changed.
+                // Cancelled plugins can't undo their changes of the request.
                 *request = asked;
                 Err(Failure::servfail(format!("no answer within {:?}", self.timeout)))
             }

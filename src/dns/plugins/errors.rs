@@ -115,7 +115,7 @@ struct Pattern {
     count: AtomicU64,
     /// Rung by the first error since the last line.
     first: Notify,
-    /// Whether nobody waits for the first one any more.
+    /// Whether no task waits for the first one any more.
     ended: AtomicBool,
 }
 
@@ -239,7 +239,7 @@ impl Pattern {
         if is_first {
             self.first.notify_one();
         }
-        // It may have ended in between, and nobody else would say so.
+        // It may have ended in between, and nothing else would log it.
         if self.ended.load(Ordering::SeqCst) {
             self.tell(log);
         }

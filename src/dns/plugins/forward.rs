@@ -19,7 +19,7 @@
 //!
 //! Differences from CoreDNS:
 //!
-//! - Equal questions at the same time are asked once, and the answer is given to all who wait: a popular name costs
+//! - Equal questions at the same time are asked once, and the answer is given to all clients that wait: a popular name costs
 //!   one look-up however many ask. So questions go out without what a client adds by EDNS but DO, and with EDNS and
 //!   AD in any case; the client sees AD, extended errors and upper bits of a response code only if it understands
 //!   them.
@@ -28,7 +28,7 @@
 //!   up then. After 0.4 s of silence it is checked, not after *read_timeout* alone. And an answer that comes after
 //!   *read_timeout* is taken all the same, as long as others are waited for.
 //! - An answer that was cut by UDP is asked for again by TCP, as CoreDNS does with *prefer_udp* alone, and a server
-//!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to everybody.
+//!   that doesn't know EDNS is asked without it: the cache can then give the whole answer to every client.
 //! - A UDP socket is used for 128 questions and a second at most, one at a time, and a repetition goes out from a
 //!   new one, which makes forging answers harder (RFC 5452). CoreDNS uses each until it was idle for *expire*.
 //!   What doesn't match the question isn't answered with FORMERR, but waited past.
@@ -104,7 +104,7 @@
 //! - `read_timeout` **DURATION**: how long an upstream may take to answer. The default is 2s. A connection has to be
 //!   there within 2s, whatever this says. All in all a question may take 5s, or this if it is longer.
 //! - `max_fails` **NUMBER**: health checks in a row that an upstream may fail before it is down. The default is 2.
-//!   With 0 there are no checks, and nobody is ever down.
+//!   With 0 there are no checks, and no upstream is ever down.
 //! - `max_connect_attempts` **NUMBER**: attempts that may fail for one question. The default is two for each
 //!   upstream; 0 is for no limit but the time. Each round through the upstreams takes 0.1s at least.
 //! - `max_concurrent` **NUMBER**: look-ups that may be under way. A question beyond gets REFUSED. A client may hold at
@@ -117,17 +117,17 @@
 //!   turn; `sequential` keeps to the order in which they are given.
 //! - `failover` **RCODES...**: answers with these codes (such as `SERVFAIL` or `REFUSED`) have the next upstream
 //!   asked. If all give one, the client gets the last. NOERROR can't be named.
-//! - `failfast_all_unhealthy_upstreams`: while all upstreams are down nobody is asked, and clients get SERVFAIL.
+//! - `failfast_all_unhealthy_upstreams`: while all upstreams are down none is asked, and clients get SERVFAIL.
 //! - `next` **RCODES...**: answers with these codes (such as `NXDOMAIN`) aren't given; the next *forward* line of the
 //!   block is asked. In the last line it has no effect.
 //! - `next_on_nodata`: the same for NOERROR without any answer.
-//! - `tls` has up to three files of PEM behind it, relative to *root*: **CA**, who vouches for the upstreams instead
-//!   of the CAs of the system, and **CERT** and **KEY**, by which lb-linker proves who it is. TLS 1.2 and 1.3 are
+//! - `tls` has up to three files of PEM behind it, relative to *root*: **CA**, which checks the upstreams' certificates
+//!   instead of the CAs of the system, and **CERT** and **KEY**, the certificate of lb-linker. TLS 1.2 and 1.3 are
 //!   spoken.
 //! - `tls_servername` **NAME**: the name that the certificates of all upstreams have to bear. Without it, and without a
 //!   name in **TO**, a certificate has to bear the address. Not both.
 //! - `source_address` **IP**: the address that questions and checks are sent from.
-//! - `resolver` **IP\[:PORT\]...**: who is asked for the addresses of names in **TO**. Without it that is done as by
+//! - `resolver` **IP\[:PORT\]...**: the servers that are asked for the addresses of names in **TO**. Without it that is done as by
 //!   other programs, by `/etc/hosts` and `/etc/resolv.conf`.
 //!
 //! # Metrics
@@ -154,8 +154,8 @@
 //! }
 //! ```
 //!
-//! The names of a cluster go to its DNS by TCP, those of `example.org` to nobody here, and all others to a resolver
-//! by TLS:
+//! The names of a cluster go to its DNS by TCP, names of `example.org` to no upstream, and all other names to a
+//! resolver by TLS:
 //!
 //! ```text
 //! . {
@@ -219,8 +219,8 @@ use options::{Parsed, parse};
 
 const NAME: &str = "forward";
 
-/// How long a health check waits for an upstream: who asks for the root's name servers wants to know whether
-/// we live, within a second.
+/// How long a query for the root's name servers waits: it is the health check of another forwarder, which waits for a
+/// second.
 const HEALTH_CHECK: Duration = Duration::from_millis(500);
 
 /// A line of the Corefile.
@@ -339,7 +339,7 @@ fn failure(error: &ForwardError) -> Failure {
 
 /// Returns an upstream's answer as this client's.
 fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
-    // Mostly nobody else has waited for it.
+    // Mostly no other client has waited for it.
     let answer = Arc::unwrap_or_clone(answer);
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
@@ -355,7 +355,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     }
     reply.metadata.authoritative = authoritative;
     reply.metadata.recursion_available = recursion_available;
-    // RFC 6840 sections 5.7 and 5.8: only to who understands it.
+    // RFC 6840 sections 5.7 and 5.8: only for clients that set AD or DO.
     let understood = request.metadata.authentic_data || request.dnssec_ok();
     reply.metadata.authentic_data = authentic_data && understood;
     reply.metadata.truncation = truncation;
@@ -363,7 +363,7 @@ fn pass_back(request: &Request, answer: Arc<Message>) -> Reply {
     reply.answers = answer.answers;
     reply.authorities = answer.authorities;
     reply.additionals = answer.additionals;
-    // Everybody is asked in lower case, and the answer may have been somebody else's: the client gets its
+    // Upstreams are asked in lower case, and the answer may have been for another client: each client gets its
     // own spelling back (RFC 4343 section 4.1).
     let name = request.query.name();
     for record in

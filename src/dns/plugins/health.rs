@@ -19,8 +19,8 @@
 //! ```
 //!
 //! - **ADDRESS** is an IP address or `localhost`, and a port; `:8080` by default, which is all addresses.
-//! - `lameduck`: when the process is told to stop it goes on answering for so long, so that clients can find somebody
-//!   else before it stops. 0 by default.
+//! - `lameduck`: when the process is told to stop it goes on answering for so long, so that clients can find another
+//!   server before it stops. 0 by default.
 //!
 //! # Metrics
 //!

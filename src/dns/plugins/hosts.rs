@@ -125,7 +125,7 @@ struct Hosts {
     file: Arc<HostsFile>,
     zones: Origins,
     ttl: u32,
-    /// Where the names are that somebody else answers for if they aren't there.
+    /// The zones whose names fall through if they aren't there.
     through: Option<Origins>,
     /// Whether that goes for types that aren't there, too.
     unsupported: bool,

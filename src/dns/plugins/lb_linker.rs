@@ -43,8 +43,8 @@
 //!   Service's own annotation goes before it.
 //! - `apex` is the label below each zone that is the zone's own: its name server is `ns.LABEL.<zone>`. `dns` by
 //!   default.
-//! - `ns` are the addresses of that name server. By default those that the block is bound to, or else those of the
-//!   Pod (POD_IPS), or else those of the machine.
+//! - `ns` are the addresses of that name server. By default the addresses that the block is bound to, or else those of
+//!   the Pod (POD_IPS), or else those of the machine.
 //! - `reverse` are networks whose reverse zones are answered, too: an address of a load balancer has a PTR record
 //!   that leads to its name in the first of **ZONES**. The server block has to be for them.
 //! - `fallthrough`: names that don't exist are left to the next plugin; with **ZONES** only those in them.
@@ -489,7 +489,7 @@ impl LbLinker {
             End::Here(rcode) => reply.metadata.response_code = rcode,
             End::Leads(name) => return Some(name),
             End::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
-            // The upstream doesn't want to: the client may know somebody who does.
+            // The upstream doesn't want to: the client may know a server that answers.
             End::Lame if refused => {}
             End::Lame => {
                 reply.metadata.response_code = ResponseCode::ServFail;

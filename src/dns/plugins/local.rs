@@ -1,10 +1,10 @@
 //! # Name
 //!
-//! *local* - answers for `localhost` and the addresses that are nobody's but one's own.
+//! *local* - answers for `localhost` and the addresses of the client's own host.
 //!
 //! # Description
 //!
-//! Questions about these names say nothing to anybody else, and shouldn't reach other servers:
+//! Questions about these names have no meaning for other servers, and shouldn't reach them:
 //!
 //! - `localhost`, and what is below it: A is 127.0.0.1, AAAA is ::1, other types have no records.
 //! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that

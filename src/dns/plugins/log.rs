@@ -29,7 +29,7 @@
 //! }
 //! ```
 //!
-//! **NAMES** are those that are logged, with all names below them; all names by default. **FORMAT** is what is
+//! **NAMES** are the names that are logged, with all names below them; all names by default. **FORMAT** is what is
 //! written of each; it needs a name before it, so that it can be told from one: `log . FORMAT`. The plugin may be
 //! there several times: the first line with a name that matches counts, and the others don't.
 //!

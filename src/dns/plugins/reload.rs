@@ -15,7 +15,7 @@
 //! The signal SIGUSR1 has the Corefile read at once, with or without this plugin. One line in any block is for all.
 //!
 //! When the zones of `lb_linker` or their `apex` change, Services are listed again, since names are granted to them by
-//! zones; whoever leads gives the lease back for that. What is known is answered meanwhile.
+//! zones; the leader gives the lease back for that. What is known is answered meanwhile.
 //!
 //! # Syntax
 //!

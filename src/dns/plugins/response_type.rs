@@ -13,13 +13,13 @@ use crate::dns::message::rrsig::{Validity, now};
 pub(super) enum Says {
     /// What was asked for, or nothing at all.
     Answer,
-    /// Whom to ask.
+    /// A referral.
     Referral,
     /// That there is nothing of that type.
     NoData,
     /// That there is no such name.
     NoName,
-    /// Anything else: a signature that isn't valid, too, to who looks at them.
+    /// Anything else: a signature that isn't valid, too, for a reader that checks them.
     Other,
 }
 

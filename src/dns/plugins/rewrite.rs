@@ -101,7 +101,7 @@
 //!
 //! # Examples
 //!
-//! Questions for `example.net` are answered with what is known of `example.org`, and nobody sees it:
+//! Questions for `example.net` are answered with what is known of `example.org`, and clients don't see it:
 //!
 //! ```text
 //! rewrite name example.net example.org

@@ -47,7 +47,7 @@ pub struct Site {
 
 /// A plugin's part of a block, which it turns into something that answers.
 ///
-/// Nothing is started by that: no port is opened, no task spawned, nobody asked. Files are read.
+/// Nothing is started by that: no port is opened, no task spawned, no server asked. Files are read.
 pub struct Setup<'a> {
     /// The lines of this plugin, in order; there is at least one.
     pub lines: &'a [Line],
@@ -156,7 +156,7 @@ impl Site {
         ))
     }
 
-    /// Returns a site whose blocks log for nobody.
+    /// Returns a site whose blocks log nothing.
     ///
     /// # Errors
     /// Only if two metrics had one name.

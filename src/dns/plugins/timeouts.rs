@@ -35,7 +35,7 @@
 //!
 //! * `read`: for the rest of a question once it has begun, and for the handshake of TLS. 5s by default.
 //! * `write`: for the client to take answers. The time is for about 4 KiB of answers, or for one that is bigger;
-//!   who reads steadily gets all of them. 5s by default.
+//!   a client that reads steadily gets all of them. 5s by default.
 //! * `idle`: from an answer to the next question, or from the beginning to the first. 30s by default.
 //! * `maxtcpqueries`: after so many questions a connection is closed, when they have been answered. It makes
 //!   clients connect anew, so that a load balancer in front of several replicas can spread them again. **MAXIMUM**

@@ -32,9 +32,9 @@
 //!
 //! * `nocert`: all; they aren't asked for a certificate. This is the default, and **CA** has no effect then.
 //! * `request`: all; they are asked for a certificate, but any will do.
-//! * `require`: those with a certificate, whoever it is of.
-//! * `verify_if_given`: those with a certificate of the CA, and those without any.
-//! * `require_and_verify`: those with a certificate of the CA.
+//! * `require`: clients with a certificate of any CA.
+//! * `verify_if_given`: clients with a certificate of the CA, and clients without any.
+//! * `require_and_verify`: clients with a certificate of the CA.
 //!
 //! # Examples
 //!

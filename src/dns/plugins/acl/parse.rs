@@ -97,7 +97,7 @@ impl<T> Listed<T> {
 }
 
 fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
-    // "None" and "Reserved" are no types that anybody asks for.
+    // "None" and "Reserved" are no types that clients ask for.
     let asked = parse_type(&word.text).filter(|qtype| !matches!(u16::from(*qtype), 0 | u16::MAX));
     asked.ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))
 }

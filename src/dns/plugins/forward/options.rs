@@ -303,7 +303,7 @@ impl Tls {
         let roots = ca.map(|ca| authorities(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
         self.roots = roots.transpose()?;
         self.identity = identity;
-        // What is wrong with them is said even if nobody is asked by TLS.
+        // Errors in them are reported even if no upstream is asked by TLS.
         if self.identity.is_some() {
             self.connector(&line.words[0])?;
         }

@@ -10,7 +10,7 @@ use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Scheme, Word};
 use crate::dns::plugins::setup::Setup;
 
-/// Somebody to forward to.
+/// An upstream of `forward`.
 #[derive(Clone, Debug)]
 pub(super) struct Destination {
     pub(super) scheme: Scheme,
@@ -19,7 +19,7 @@ pub(super) struct Destination {
     pub(super) server_name: Option<ServerName<'static>>,
 }
 
-/// Where somebody is.
+/// The address of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum At {
     Address(SocketAddr),
@@ -29,7 +29,7 @@ pub(super) enum At {
 const FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
                      /etc/resolv.conf, or a host's name";
 
-/// Returns whom a word stands for: several, if it is a file.
+/// Returns the upstreams that a word stands for: several, if it is a file.
 pub(super) fn destinations(word: &Word, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
     let (scheme, text) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),

@@ -20,7 +20,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Reads lines. What isn't right is left out, as everybody who reads such files does.
+    /// Reads lines. Malformed lines are left out, as by other readers of such files.
     pub(super) fn parse(text: &str, zones: &Origins, reverse: bool) -> Self {
         let mut map = Self::default();
         for line in text.lines() {

@@ -52,7 +52,7 @@ impl Retarget {
         kept.extend(open.records.len()..open.records.len() + found.answers.len());
         open.records.append(&mut found.answers);
         open.answers = kept;
-        // What was cut off there is cut off here, and whoever keeps this must know.
+        // What was cut off there is cut off here, and the cache must know.
         open.reply.metadata.truncation = found.metadata.truncation;
         Ok(())
     }

@@ -197,7 +197,7 @@ fn name(kind: &Word, arguments: &[&Word]) -> Result<Change, CorefileError> {
     let (mut auto, mut answers) = answers_of(rest)?;
     match &matching {
         Matching::Exact(_) => auto = true,
-        // All names that end so are changed back, not only the one that was asked for.
+        // All names that end so are changed back, not only the name of the question.
         Matching::Suffix(suffix) if auto => {
             auto = false;
             let back = Renaming::Match { from: Matching::Suffix(to.clone()), to: suffix.clone() };

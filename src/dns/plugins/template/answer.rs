@@ -48,7 +48,7 @@ pub(super) struct Answer {
     pub(super) rcode: ResponseCode,
     /// An extended error.
     pub(super) ede: Option<EdnsOption>,
-    /// Where the names are that somebody else answers for if they don't match.
+    /// The zones whose names fall through if they don't match.
     pub(super) through: Option<Origins>,
 }
 

@@ -3,7 +3,7 @@
 use super::node::Node;
 use super::value::Kind;
 
-/// Parentheses, `if` and `range` in each other: nobody needs as many.
+/// Parentheses, `if` and `range` in each other: far more than templates need.
 const MAX_DEPTH: usize = 50;
 /// What Go trims.
 pub(super) const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
