@@ -29,7 +29,7 @@ struct Source {
     begun: Notify,
 }
 
-/// A cache, what is behind it, and somebody who asks.
+/// A cache, the plugin behind it, and a client.
 struct Bench {
     site: Site,
     source: Arc<Source>,
@@ -131,7 +131,7 @@ impl Bench {
         site.ask("a.example. A").await
     }
 
-    /// How often somebody was asked since the last time.
+    /// How often the plugin behind was asked since the last time.
     fn asked(&self) -> usize {
         take(&mut *self.source.asked.lock()).len()
     }

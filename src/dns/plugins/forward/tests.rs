@@ -105,7 +105,7 @@ async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<A
         if let Some(answer) = answer(&Message::from_vec(&bytes).unwrap(), true) {
             let bytes = answer.to_vec().unwrap();
             let framed = [&u16::try_from(bytes.len()).unwrap().to_be_bytes(), &bytes[..]].concat();
-            // Who has what it wants may be gone.
+            // A client that has its answer may be gone.
             let _ = stream.write_all(&framed).await;
         }
     }

@@ -129,7 +129,7 @@ async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
             tokio::time::sleep(RELOAD).await;
         }
     };
-    // Whoever reads just then must not find an empty file: that is one without weights.
+    // A reader must never find an empty file: that would be one without weights.
     let write = |text: &str| {
         let new = directory.path().join("new");
         std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path))

@@ -42,7 +42,7 @@ async fn another_class_type_zone_or_name_is_for_others() {
         ("IN ANY example", IP, "ip-10-0-0-1.example. AAAA", "template"),
         ("ANY A example", IP, "ip-10-0-0-1.example. A", "template"),
         ("IN A", IP, "ip-10-0-0-1.example. A", "template"),
-        // Not matched: nobody's, unless it falls through.
+        // Not matched: no answer, unless it falls through.
         ("IN A example", IP, "other.example. A", ""),
         ("IN A example", &through, "other.example. A", "whoami"),
         ("IN A example", &elsewhere, "other.example. A", "whoami"),
@@ -119,7 +119,7 @@ async fn the_target_of_a_cname_is_looked_up_for_addresses() {
             "foogle.com. A",
             "NOERROR aa | foogle.com. 60 IN CNAME target.example., target.example. 60 IN A 192.0.2.1 | |",
         ),
-        // Nobody answers for that.
+        // No plugin answers for that.
         ("foogle.com. AAAA", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
         ("foogle.com. TXT", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
     ] {

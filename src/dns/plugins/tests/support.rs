@@ -47,7 +47,7 @@ pub(crate) fn link(service: &str, target: &str) -> Observed {
     }
 }
 
-/// The blocks of a Corefile, and somebody who asks them: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
+/// The blocks of a Corefile, and a client: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     /// What answers on the first port.
@@ -134,13 +134,13 @@ impl Site {
         configured.expect_err("an error").to_string()
     }
 
-    /// Somebody else who asks.
+    /// Another client.
     pub(crate) fn from(mut self, client: &str) -> Self {
         self.request.client.set_ip(IpAddr::from_str(client).unwrap());
         self
     }
 
-    /// Somebody with EDNS, and that many bytes.
+    /// A client with EDNS that takes so many bytes.
     pub(crate) fn edns(mut self, payload: u16) -> Self {
         let mut edns = Edns::new();
         edns.set_max_payload(payload);

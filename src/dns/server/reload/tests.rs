@@ -33,7 +33,7 @@ async fn file_without_an_end_doesnt_delay_the_stop() {
     let end = stop.clone();
     tokio::join!(reloader.reload(true, &stop), async move { end.cancel() });
     assert_eq!(reloader.metrics.failed.get(), 0);
-    // Who reads still can end now.
+    // Readers that are still at work can end now.
     std::fs::write(&path, WHOAMI).unwrap();
     reloader.run(&stop).await.unwrap();
 }

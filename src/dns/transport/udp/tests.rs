@@ -167,7 +167,7 @@ fn port_0_is_a_port_that_no_other_socket_has() {
     assert_eq!(ports.len(), sockets.len());
 }
 
-/// Who asks for a link, `web` in `default` at 192.0.2.1, and who answers.
+/// A client that asks for a link, `web` in `default` at 192.0.2.1, and the handler that answers.
 struct Served {
     store: Arc<Store>,
     client: UdpSocket,

@@ -141,7 +141,7 @@ async fn lease_not_renewed_in_time_is_lost_until_another_term() {
     assert_eq!(elector.next(late), Step::Look);
     assert_eq!(elector.take_news(), [News::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
     assert_eq!(elector.standing(), Standing { term: 1, held: None });
-    // Nobody has taken it.
+    // No other replica has taken it.
     elector.saw(Some(lease(ME, 1)), late, late);
     assert_eq!(elector.next(late), Step::Replace);
     assert_eq!(elector.standing().held, None, "not before it is renewed");
@@ -268,7 +268,7 @@ async fn vanished_lease_without_a_holder_is_made_at_once() {
     assert_eq!(elector.next(start), Step::Replace);
     elector.gone(start);
     assert_eq!(elector.next(start), Step::Create);
-    // One that runs out while it is taken over: somebody else may have been quicker.
+    // One that runs out while it is taken over: another replica may have been quicker.
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     let now = start + seconds(15);

@@ -403,7 +403,7 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
         run(&host("b.example."), &tombstone, &mut named, &mut there),
         ["patch Service web-default-ext"]
     );
-    // Somebody removes the object by hand: there is nothing left to keep.
+    // The object is removed by hand: there is nothing left to keep.
     for policy in [retain, tombstone] {
         assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), Step::Forget);
     }
@@ -462,7 +462,7 @@ fn a_service_of_somebody_else_gets_no_endpoint_slice_of_ours() {
     theirs.metadata.labels = Some([(MANAGED_BY.0.to_owned(), "helm".to_owned())].into());
     let (mut named, mut there) = (Some(theirs.clone()), Vec::new());
     assert_eq!(run(&link, &policy(), &mut named, &mut there), [""; 0]);
-    // Somebody put it in the place of ours.
+    // Another client put it in the place of ours.
     there = slices(&link);
     let steps = run(&link, &policy(), &mut named, &mut there);
     assert_eq!(

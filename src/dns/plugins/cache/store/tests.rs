@@ -74,7 +74,7 @@ async fn what_is_kept_and_for_how_long() {
         (OK, &[], &[], Some((Kind::Success, 5))),
         (ResponseCode::ServFail, &[], &[], Some((Kind::Failure, 5))),
         (ResponseCode::NotImp, &[], &[], Some((Kind::Failure, 5))),
-        // RFC 2308 section 5: without an SOA nobody says for how long.
+        // RFC 2308 section 5: without an SOA there is no negative TTL.
         (NX, &[], &[], None),
         (OK, &["a.example. 20 CNAME b.example."], &[], None),
         // As in CoreDNS.
@@ -185,7 +185,7 @@ async fn a_popular_answer_is_asked_for_again_before_it_expires() {
     assert_eq!(freshness(), Some(Freshness::Fresh));
     advance(Duration::from_secs(40)).await;
     assert_eq!(freshness(), Some(Freshness::Due), "the third time, in the last tenth");
-    // The new answer is as popular as the old one, until nobody has asked for a minute.
+    // The new answer is as popular as the old one, until a minute has passed without a query.
     let refresh = cache.get(&key).unwrap().begin_refresh().unwrap();
     put(&cache, &key, &address(300));
     refresh.succeed();

@@ -21,7 +21,7 @@ async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
         bench.site.metrics("prefetch"),
         [r#"coredns_cache_prefetch_total{server="dns://:53",view="",zones="."} 1"#]
     );
-    // Somebody who asks for what is behind a target starts it, too.
+    // The look-up of a target starts it, too.
     seconds(59).await;
     bench.asked();
     bench.take(Duration::ZERO);
@@ -50,7 +50,7 @@ async fn immediate_gives_an_expired_answer_and_refreshes_it() {
         settled().await;
         assert_eq!(bench.ask().await, A_60.replace("60", "300"));
         assert_eq!(bench.site.metrics("served_stale")[0].split(' ').next_back(), Some("4"));
-        // It doesn't exist any more, though nobody says for how long.
+        // It doesn't exist any more, and there is no negative TTL.
         seconds(300).await;
         bench.say(reply(ResponseCode::NXDomain, &[], &[]));
         bench.ask().await;

@@ -40,7 +40,7 @@ impl Certificates {
         self.0.path().join(name).display().to_string()
     }
 
-    /// An upstream that wants its clients to prove who they are.
+    /// An upstream that requires certificates of its clients.
     async fn upstream(&self) -> (SocketAddr, JoinSet<()>) {
         let certificate = |name| CertificateDer::from_pem_file(self.path(name)).unwrap();
         let mut roots = RootCertStore::empty();

@@ -91,7 +91,7 @@ async fn a_target_is_changed_and_what_is_behind_it_replaced() {
         ),
         // What fails leads to nothing.
         ("gone.cdn away.cdn", "nobody.example. A", "NOERROR | nobody.example. 5 IN CNAME away.cdn."),
-        // Who says nothing hasn't been asked.
+        // A server without a note hasn't been asked.
         (
             "gone.cdn .",
             "nobody.example. A",

@@ -97,7 +97,7 @@ async fn kept_answer_is_given_again_and_counted() {
     let store = Arc::new(Store::new(Departed::Kept));
     store.apply(link("web", "192.0.2.1"));
     let handler = handler_of(&store);
-    // What is kept for another name tells whose answer it is: nobody else has one for that.
+    // A kept answer for another name shows where an answer comes from: nothing else answers so.
     let (web, www) = ("web.default.lb.internal.", "www.default.lb.internal.");
     let asked = framed_question(web, 0)[2..].to_vec();
     let packet = handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().packet.unwrap();
@@ -272,7 +272,7 @@ async fn what_needs_no_answer_saves_nobody_from_making_room() {
         (client, tokio::spawn(Abortable::new(connection.serve(server), registration)))
     };
     let ((mut first, first_serving), (mut second, _second_serving)) = (connect(1), connect(2));
-    // Who asks something real has had its turn put off; who babbles after that hasn't.
+    // A valid query puts the client's turn off; garbage after that doesn't.
     second.write_all(&framed()).await.unwrap();
     read_answer(&mut second).await;
     first.write_all(&unanswerable().concat()).await.unwrap();
