@@ -27,7 +27,6 @@ use tokio::sync::{broadcast, watch};
 use crate::model::link::{Asked, Change, Link, NEVER, Observed, Outdated, State, Target, UNKNOWN, Wishes};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-pub(crate) use crate::model::uid::uuid;
 use index::Index;
 pub use index::{Found, Names};
 use names::allocator::Allotment;

@@ -18,6 +18,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tokio::time::Instant;
 
+use crate::dns::message::validity::Kept;
 use crate::metrics::sharded::{Cells, Spread, duration};
 use key::Key;
 use wire_response::Packet;
@@ -261,7 +262,7 @@ impl Entry {
         if let Some(family) = repeat.family {
             repeat.links.iter().for_each(|link| link.asked.note_at(family, now.into_std()));
         }
-        if repeat.kept.iter().any(crate::dns::message::validity::Kept::is_counted) {
+        if repeat.kept.iter().any(Kept::is_counted) {
             self.unnoted += 1;
             if now.duration_since(self.noted) >= NOTED {
                 self.note(now);

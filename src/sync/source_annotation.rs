@@ -73,7 +73,7 @@ pub struct Settings {
     /// What is counted of its writes.
     pub api: Arc<ApiMetrics>,
     /// How old what its watches have heard is.
-    pub staleness: Staleness,
+    pub staleness: Arc<Staleness>,
     /// Whether it may write.
     pub leadership: Leadership,
     /// Which lists of load balancers are complete.
@@ -231,7 +231,7 @@ impl Following {
     /// Begins to list and watch a scope after a pause; what was followed there before isn't any more.
     fn watch(&mut self, number: usize, pause: Duration) -> Events {
         let query = self.followers.query(number);
-        let (client, staleness) = (self.settings.client.clone(), self.settings.staleness.clone());
+        let (client, staleness) = (self.settings.client.clone(), Arc::clone(&self.settings.staleness));
         let events = async move {
             tokio::time::sleep(pause).await;
             // Meanwhile there is no watch that could be too old.

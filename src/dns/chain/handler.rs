@@ -16,6 +16,7 @@ use tracing::{debug, error};
 use super::metrics::Report;
 use super::request::{Purpose, Request};
 use super::server::Server;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::encode;
 use crate::dns::message::header::{MAX_UDP, Screened, format_error, screen, server_failure};
 use crate::dns::message::reply::Reply;
@@ -150,7 +151,7 @@ fn response_edns(asked: &Edns, reply: &Reply) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(MAX_UDP);
     edns.set_dnssec_ok(asked.flags().dnssec_ok);
-    let told = reply.options.iter().cloned().chain(reply.ede.map(crate::dns::message::ede::Ede::option));
+    let told = reply.options.iter().cloned().chain(reply.ede.map(Ede::option));
     for option in told {
         edns.options_mut().insert(option);
     }

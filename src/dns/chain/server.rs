@@ -17,6 +17,7 @@ use crate::dns::message::query::wire_name;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
 use crate::dns::message::zone_set::Origins;
+use crate::dns::net::Protocol;
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUPS: usize = 8;
@@ -221,7 +222,7 @@ impl Server {
             zone: Name::root(),
             client: OWN,
             local: OWN,
-            protocol: crate::dns::net::Protocol::Tcp,
+            protocol: Protocol::Tcp,
             size: 0,
             metadata,
             query,

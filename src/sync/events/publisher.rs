@@ -325,9 +325,9 @@ mod tests {
     use prometheus::IntCounter;
 
     use super::*;
-    use crate::metrics::Metrics;
     use crate::sync::election::Leadership;
     use crate::sync::events::metrics::EventMetrics;
+    use crate::sync::test_support;
 
     /// What the API server does to a request. A real one can't be made to do most of it.
     #[derive(Clone, Copy)]
@@ -378,14 +378,14 @@ mod tests {
                 Ok(Response::builder().status(code).body(body).unwrap())
             }
         });
-        let metrics = Metrics::new().unwrap();
-        let recorder = Recorder::new(metrics.family::<EventMetrics>().unwrap().dropped.clone(), leadership);
+        let dropped = test_support::metrics::<EventMetrics>().dropped.clone();
+        let recorder = Recorder::new(dropped, leadership);
         let sender = Sender {
             client: Client::new(service, "default"),
             outage: Outage::default(),
             recorder,
             instance: "x".repeat(200),
-            metrics: metrics.family().unwrap(),
+            metrics: test_support::metrics(),
         };
         (sender, requests)
     }

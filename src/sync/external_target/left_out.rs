@@ -265,10 +265,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::sync::external_target::decision::SyncMode;
+
     use crate::sync::external_target::deletion_budget::MaxDeletes;
     use crate::sync::external_target::desired::Precondition;
     use crate::sync::k8s::object::{Kind, ObjectId};
+    use crate::sync::test_support;
 
     fn existing(services: &[serde_json::Value], wanted: &[&str]) -> Existing {
         let page = services
@@ -366,16 +367,6 @@ mod tests {
     }
 
     fn policy() -> Policy {
-        Policy {
-            sync: SyncMode::On,
-            on_delete: OnDelete::Delete,
-            delete_delay: Duration::ZERO,
-            finalizer: false,
-            tombstone: "deleted.lb.internal".to_owned(),
-            max_deletes: MaxDeletes::Share,
-            ip_targets: IpTargets::Headless,
-            prune: false,
-            instance: None,
-        }
+        Policy { max_deletes: MaxDeletes::Share, ..test_support::policy(None) }
     }
 }

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn orphan_is_said_once_and_of_many_one_screen() {
-        let mut orphans = Orphans::new(crate::metrics::Metrics::new().unwrap().family().unwrap());
+        let mut orphans = Orphans::new(crate::sync::test_support::metrics());
         let now = Instant::now();
         assert_eq!(said(&mut orphans, now), (0, 0));
         for _ in 0..2 {

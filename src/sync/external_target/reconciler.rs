@@ -94,7 +94,7 @@ pub struct Settings {
     /// What is counted of its writes.
     pub api: Arc<ApiMetrics>,
     /// How old what its watches have heard is.
-    pub staleness: Staleness,
+    pub staleness: Arc<Staleness>,
     /// Whether it may write.
     pub leadership: Leadership,
     /// How often etcd was restored.

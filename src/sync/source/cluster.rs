@@ -64,7 +64,7 @@ pub struct ClusterSource {
     /// What is counted of its events.
     pub metrics: Arc<WatchMetrics>,
     /// How old what its watches have heard is.
-    pub staleness: Staleness,
+    pub staleness: Arc<Staleness>,
     /// Whose terms begin with new lists: a leader writes nothing that it has heard before.
     pub leadership: Leadership,
     /// How often etcd was restored.

@@ -116,7 +116,7 @@ fn external_name(target: &Target) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use hickory_proto::rr::Name;
     use serde_json::{Value, json};
@@ -124,22 +124,10 @@ mod tests {
     use super::*;
     use crate::model::hostname::Host;
     use crate::model::link::State;
-    use crate::sync::external_target::decision::SyncMode;
-    use crate::sync::external_target::deletion_budget::MaxDeletes;
-    use crate::sync::external_target::desired::IpTargets;
+    use crate::sync::test_support;
 
     fn policy(on_delete: OnDelete) -> Policy {
-        Policy {
-            sync: SyncMode::On,
-            on_delete,
-            delete_delay: Duration::ZERO,
-            finalizer: false,
-            tombstone: "deleted.lb.internal".to_owned(),
-            max_deletes: MaxDeletes::Unlimited,
-            ip_targets: IpTargets::Headless,
-            prune: false,
-            instance: None,
-        }
+        Policy { on_delete, ..test_support::policy(None) }
     }
 
     fn service(namespace: &str, source: &str) -> Value {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::metrics::staleness::Staleness;
 use crate::store::Departed;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
@@ -30,7 +29,7 @@ fn settings(client: Client) -> Settings {
         policy: test_support::policy(None),
         news: test_support::news(),
         api: test_support::metrics(),
-        staleness: (*test_support::metrics::<Staleness>()).clone(),
+        staleness: test_support::metrics(),
         links_listed: watch::Sender::new(lists).subscribe(),
         rewinds: Rewinds::default(),
         leadership,

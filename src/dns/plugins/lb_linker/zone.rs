@@ -18,6 +18,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{CNAME, NS, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
+use crate::dns::message::arpa;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::zone_set::absolute;
 use crate::model::link::{Link, Target};
@@ -177,9 +178,9 @@ impl Zone {
             Names::OfLinks(forward) => forward,
             Names::OfAddresses(reverse) => reverse.first(),
         };
-        crate::dns::message::arpa::split(net)
+        arpa::split(net)
             .map(|net| Self {
-                origin: crate::dns::message::arpa::arpa(net),
+                origin: arpa::arpa(net),
                 names: Names::OfAddresses(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
             })

@@ -9,7 +9,7 @@ use super::{
     NONE, NUMBER, PART_OF_NAME, TEXT, UUID,
 };
 use crate::model::link::Port;
-use crate::store::uuid;
+use crate::model::uid::uuid;
 use crate::sync::k8s::endpoint_slice::{EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{Service, Spec};
 

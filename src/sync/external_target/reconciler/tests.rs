@@ -6,7 +6,6 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::metrics::staleness::Staleness;
 use crate::store::Departed;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
@@ -38,7 +37,7 @@ fn reconciler(client: Client) -> Reconciler {
         news: test_support::news(),
         metrics: test_support::metrics(),
         api: test_support::metrics(),
-        staleness: (*test_support::metrics::<Staleness>()).clone(),
+        staleness: test_support::metrics(),
         rewinds: Rewinds::default(),
         links_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         leadership,

@@ -7,13 +7,10 @@ use axum::http::Response;
 use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
-use crate::metrics::Metrics;
-use crate::metrics::staleness::Staleness;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Departed;
-use crate::sync::events::Recorder;
-use crate::sync::k8s::service_log::ServiceLog;
 use crate::sync::source::cluster::*;
+use crate::sync::test_support;
 
 /// Answers each streamed list with the next of these lines, and what else is asked with silence.
 fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
@@ -29,9 +26,6 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
     let store = Arc::new(Store::new(Departed::Dropped));
     store.set_zones(&zones);
     store.set_holders_known();
-    let metrics = Metrics::new().unwrap();
-    let news =
-        News { metrics: metrics.family().unwrap(), recorder: Recorder::none(), log: ServiceLog::default() };
     let leadership = Leadership::always();
     ClusterSource {
         client: Client::new(service, "default"),
@@ -45,9 +39,9 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
         keeps_unlisted: false,
         delete_delay: Duration::from_secs(600),
         store,
-        news,
-        metrics: metrics.family().unwrap(),
-        staleness: (*metrics.family::<Staleness>().unwrap()).clone(),
+        news: test_support::news(),
+        metrics: test_support::metrics(),
+        staleness: test_support::metrics(),
         leadership,
         rewinds: Rewinds::default(),
         listed: tokio::sync::watch::Sender::default(),
@@ -203,7 +197,7 @@ async fn forbidden_namespace_holds_up_its_own_links_alone() {
             vec![]
         };
         let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
-        let status = crate::sync::test_support::status(403, "Forbidden", "services is forbidden: no");
+        let status = test_support::status(403, "Forbidden", "services is forbidden: no");
         let (code, body) = if refuses {
             (status.0, Body::from(status.1.to_string()))
         } else {
