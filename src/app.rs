@@ -26,7 +26,7 @@ use crate::dns::server::corefile_source::Origin;
 use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
-use crate::model::hostname::host_text;
+use crate::model::hostname::to_presentation;
 use crate::store::{Departed, Store};
 use error::RunError;
 use sync_metrics::SyncMetrics;
@@ -87,7 +87,7 @@ fn store_for(flags: &Flags, source: &Source) -> Store {
 }
 
 fn names_of(zones: &[LinkZone]) -> String {
-    let names: Vec<String> = zones.iter().map(|zone| host_text(&zone.origin)).collect();
+    let names: Vec<String> = zones.iter().map(|zone| to_presentation(&zone.origin)).collect();
     if names.is_empty() { "no zone".to_owned() } else { names.join(" ") }
 }
 

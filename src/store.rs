@@ -24,7 +24,10 @@ use ipnet::IpNet;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{broadcast, watch};
 
-use crate::model::link::{Asked, Change, Link, NEVER, Observed, Outdated, State, Target, UNKNOWN, Wishes};
+use crate::model::link::{
+    Annotations, LastQueried, Link, LinkChange, LinkState, NEVER, ObservedService, Superseded, Target,
+    UNKNOWN,
+};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use index::Index;
@@ -109,7 +112,7 @@ pub struct Store {
     index: Index,
     /// Which link has which name. Each write to the store holds this lock.
     allotment: Mutex<Allotment>,
-    feed: broadcast::Sender<Change>,
+    feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     holders_known: watch::Sender<bool>,
     /// What the external targets point at that an earlier process has left: until all Services are
@@ -187,7 +190,7 @@ impl Store {
     }
 
     /// Takes over what a source saw of one Service; returns the change of its link, if any.
-    pub fn apply(&self, observed: Observed) -> Option<Change> {
+    pub fn apply(&self, observed: ObservedService) -> Option<LinkChange> {
         let mut allotment = self.write();
         self.apply_one(&mut allotment, observed)
     }
@@ -199,7 +202,7 @@ impl Store {
 
     /// Takes over that a Service is gone, or left the selection. A `uid` that isn't the link's
     /// means another, earlier Service of that name, and changes nothing.
-    pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<Change> {
+    pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<LinkChange> {
         self.delete_since(key, uid, resource_version, Instant::now())
     }
 
@@ -211,7 +214,7 @@ impl Store {
         uid: &str,
         resource_version: Option<u64>,
         since: Instant,
-    ) -> Option<Change> {
+    ) -> Option<LinkChange> {
         let mut allotment = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
@@ -252,10 +255,10 @@ impl Store {
     pub fn replace(
         &self,
         namespace: Option<&str>,
-        list: Vec<Observed>,
+        list: Vec<ObservedService>,
         unreadable: Vec<ServiceKey>,
         kept: &HashSet<ServiceKey>,
-    ) -> Vec<Change> {
+    ) -> Vec<LinkChange> {
         let mut allotment = self.write();
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
         self.unreadable.retain(|key| !within(key));
@@ -308,7 +311,7 @@ impl Store {
     /// Takes over what the external target of a link pointed at before this process was there. A
     /// Service whose status is blank when it is seen first keeps it, unless it is another Service: then the
     /// external target is an earlier Service's. Returns the change of its link, if it was seen before.
-    pub fn set_last_target(&self, key: &ServiceKey, last: LastTarget) -> Option<Change> {
+    pub fn set_last_target(&self, key: &ServiceKey, last: LastTarget) -> Option<LinkChange> {
         let mut allotment = self.write();
         if !self.is_synced() {
             self.last_targets.insert(key.clone(), last);
@@ -320,10 +323,10 @@ impl Store {
         let kept = match last.target {
             // By now its predecessor may have been seen, too: only a note is certain.
             Some(target) if last.written_for == WrittenFor::Uid(link.uid.clone()) => {
-                Link { target: Some(target), state: State::Stale, ..Link::clone(&link) }
+                Link { target: Some(target), state: LinkState::Stale, ..Link::clone(&link) }
             }
-            _ if link.state == State::Live && !last.written_for.is(&link.uid, Some(link.created)) => {
-                Link { state: State::Recreated(Instant::now().into()), ..Link::clone(&link) }
+            _ if link.state == LinkState::Live && !last.written_for.is(&link.uid, Some(link.created)) => {
+                Link { state: LinkState::Recreated(Instant::now().into()), ..Link::clone(&link) }
             }
             _ => return None,
         };
@@ -334,7 +337,7 @@ impl Store {
     /// external target still stands. It keeps the names that it holds, and comes last for all
     /// others; of its custom hostnames it keeps those without another owner. Returns
     /// nothing if there is a link, or a Service that can't be read.
-    pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<Change> {
+    pub fn insert_gone(&self, key: &ServiceKey, hostnames: Vec<Box<str>>) -> Option<LinkChange> {
         self.insert_ghost(key, "", false, hostnames)
     }
 
@@ -355,7 +358,7 @@ impl Store {
     }
 
     /// Takes over that a Service isn't followed, perhaps because a flag leaves it out, and what its external target
-    /// says: adds a link in [`State::LeftOut`], or changes the one of a Service that this process has never seen.
+    /// says: adds a link in [`LinkState::LeftOut`], or changes the one of a Service that this process has never seen.
     /// `uid` is the Service's, or empty where it isn't known. Returns nothing where nothing changes.
     pub fn keep_left_out(
         &self,
@@ -363,19 +366,19 @@ impl Store {
         uid: Uid,
         target: Option<Target>,
         hostnames: Vec<Box<str>>,
-    ) -> Option<Change> {
+    ) -> Option<LinkChange> {
         let mut allotment = self.write();
         let known = self.get(key);
         if known.as_ref().is_some_and(|link| !link.was_never_seen()) || self.unreadable.contains(key) {
             return None;
         }
-        let hostnames = Wishes { hostnames: hostnames.into(), ..Default::default() };
+        let hostnames = Annotations { hostnames: hostnames.into(), ..Default::default() };
         let kept = Link {
             uid,
             target,
             created: NEVER,
             wishes: hostnames.shared(),
-            state: State::LeftOut,
+            state: LinkState::LeftOut,
             ..known.as_ref().map_or_else(|| Link::new(key.clone(), ""), |link| Link::clone(link))
         };
         if known.as_deref() == Some(&kept) {
@@ -384,8 +387,8 @@ impl Store {
         Some(self.put(&mut allotment, known, kept))
     }
 
-    /// Takes over that the Service of a link in [`State::LeftOut`] is gone, and counts as gone since then.
-    pub fn end_left_out(&self, key: &ServiceKey, since: Instant) -> Option<Change> {
+    /// Takes over that the Service of a link in [`LinkState::LeftOut`] is gone, and counts as gone since then.
+    pub fn end_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
         let mut allotment = self.write();
         let link = self.get(key).filter(|link| link.is_left_out())?;
         Some(self.depart(&mut allotment, &link, since))
@@ -394,7 +397,7 @@ impl Store {
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
     /// or is being deleted; `guarded` says whether it carries our finalizer. A link whose Service is
     /// gone learns that. Returns nothing if nothing changes.
-    pub fn insert_departing(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<Change> {
+    pub fn insert_departing(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<LinkChange> {
         self.insert_ghost(key, uid, guarded, Vec::new())
     }
 
@@ -404,14 +407,14 @@ impl Store {
         uid: &str,
         guarded: bool,
         hostnames: Vec<Box<str>>,
-    ) -> Option<Change> {
+    ) -> Option<LinkChange> {
         let mut allotment = self.write();
         if let Some(link) = self.get(key) {
-            let known = !link.is_gone() || link.uid == *uid && link.guarded == guarded;
+            let known = !link.is_gone() || link.uid == *uid && link.has_finalizer == guarded;
             if known || uid.is_empty() {
                 return None;
             }
-            let waiting = Link { uid: uid.into(), guarded, ..Link::clone(&link) };
+            let waiting = Link { uid: uid.into(), has_finalizer: guarded, ..Link::clone(&link) };
             return Some(self.put(&mut allotment, Some(link), waiting));
         }
         if self.unreadable.contains(key) {
@@ -419,24 +422,24 @@ impl Store {
         }
         let ghost = Link {
             created: NEVER,
-            guarded,
-            wishes: Wishes { hostnames: hostnames.into(), ..Default::default() }.shared(),
-            state: State::Gone(Instant::now().into()),
+            has_finalizer: guarded,
+            wishes: Annotations { hostnames: hostnames.into(), ..Default::default() }.shared(),
+            state: LinkState::Gone(Instant::now().into()),
             ..Link::new(key.clone(), uid)
         };
         Some(self.put(&mut allotment, None, ghost))
     }
 
     /// Takes over that our finalizer has been put on the Service of a link, or taken off.
-    pub fn set_guarded(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<Change> {
+    pub fn set_guarded(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<LinkChange> {
         let mut allotment = self.write();
-        let link = self.get(key).filter(|link| link.uid == *uid && link.guarded != guarded)?;
-        let changed = Link { guarded, ..Link::clone(&link) };
+        let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != guarded)?;
+        let changed = Link { has_finalizer: guarded, ..Link::clone(&link) };
         Some(self.put(&mut allotment, Some(link), changed))
     }
 
     /// Forgets a link whose Service is gone or isn't followed: its names are free from here on.
-    pub fn forget(&self, key: &ServiceKey) -> Option<Change> {
+    pub fn forget(&self, key: &ServiceKey) -> Option<LinkChange> {
         let mut allotment = self.write();
         let link = self.get(key).filter(|link| link.is_gone() || link.is_left_out())?;
         Some(self.remove(&mut allotment, &link))
@@ -452,8 +455,8 @@ impl Store {
         self.pass_on(&mut allotment, passed);
     }
 
-    fn apply_one(&self, allotment: &mut Allotment, observed: Observed) -> Option<Change> {
-        let Observed { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
+    fn apply_one(&self, allotment: &mut Allotment, observed: ObservedService) -> Option<LinkChange> {
+        let ObservedService { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
             observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
@@ -480,9 +483,9 @@ impl Store {
         };
         let chosen = ingress.choose(in_use.as_ref());
         let state = match (&chosen, &in_use, predecessor_gone) {
-            (None, None, Some(since)) => State::Recreated(since.into()),
-            (None, Some(_), _) => State::Stale,
-            _ => State::Live,
+            (None, None, Some(since)) => LinkState::Recreated(since.into()),
+            (None, Some(_), _) => LinkState::Stale,
+            _ => LinkState::Live,
         };
         let target = chosen.or(in_use);
         let named = matches!(target, Some(Target::Hostname(_)));
@@ -498,11 +501,11 @@ impl Store {
             wishes: wishes.shared(),
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
-            guarded,
+            has_finalizer: guarded,
             state,
-            renamed: known.as_ref().and_then(|link| link.renamed.clone()),
-            asked: known.as_ref().map_or_else(Asked::default, |link| link.asked.clone()),
-            outdated: Outdated::default(),
+            external_target_override: known.as_ref().and_then(|link| link.external_target_override.clone()),
+            last_queried: known.as_ref().map_or_else(LastQueried::default, |link| link.last_queried.clone()),
+            outdated: Superseded::default(),
             key,
         };
         if resource_version.is_some() {
@@ -522,13 +525,13 @@ impl Store {
         Some(self.put(allotment, known, link))
     }
 
-    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>, since: Instant) -> Change {
+    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>, since: Instant) -> LinkChange {
         match self.departed {
             Departed::Dropped => self.remove(allotment, link),
             Departed::Kept => {
                 // What a Service has left that never had a target itself is its predecessor's.
                 let since = link.outlived_since().map_or(since, |outlived| outlived.min(since));
-                let state = State::Gone(since.into());
+                let state = LinkState::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
                 self.put(allotment, Some(Arc::clone(link)), gone)
             }
@@ -541,8 +544,8 @@ impl Store {
         key: &ServiceKey,
         before: Option<Arc<Link>>,
         after: Option<Arc<Link>>,
-    ) -> Change {
-        let change = Change { key: key.clone(), before, after };
+    ) -> LinkChange {
+        let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
         match &mut allotment.untold {
             Some(untold) => untold.push(change.clone()),
@@ -551,7 +554,7 @@ impl Store {
         change
     }
 
-    fn tell(&self, change: Change) {
+    fn tell(&self, change: LinkChange) {
         // Without a subscriber the send fails, and that is right.
         let _ = self.feed.send(change);
     }
@@ -696,7 +699,7 @@ impl Store {
     /// Subscribes to the changes from now on. A subscriber that falls behind gets `Lagged` and has to look at every
     /// link.
     #[must_use]
-    pub fn subscribe(&self) -> broadcast::Receiver<Change> {
+    pub fn subscribe(&self) -> broadcast::Receiver<LinkChange> {
         self.feed.subscribe()
     }
 

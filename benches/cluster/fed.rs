@@ -12,8 +12,8 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
 use lb_linker::dns::transport::udp;
-use lb_linker::model::hostname::Host;
-use lb_linker::model::link::{Ingress, Observed, Wishes};
+use lb_linker::model::hostname::Hostname;
+use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::{Departed, Store};
 use tokio::sync::watch;
@@ -89,16 +89,16 @@ fn feed(store: &Store, first: u64, made: &Sender<Made>, end: Instant) -> u64 {
     steps * STEP
 }
 
-fn observed(link: usize, change: u64) -> Observed {
+fn observed(link: usize, change: u64) -> ObservedService {
     let hostname = Name::from_ascii(format!("{}.", host(change, link))).expect("a name");
-    Observed {
+    ObservedService {
         key: ServiceKey::new(&namespace(link), &format!("svc-{link}")),
         uid: format!("uid-{link}").as_str().into(),
         created: None,
         resource_version: Some(change * LINKS as u64 + link as u64),
-        ingress: Ingress { hostnames: vec![Host::from(&hostname)], addresses: vec![] },
+        ingress: Ingress { hostnames: vec![Hostname::from(&hostname)], addresses: vec![] },
         ports: [].into(),
-        wishes: Wishes::default(),
+        wishes: Annotations::default(),
         refused: false,
         guarded: false,
     }

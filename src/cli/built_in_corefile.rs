@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use super::flags::Flags;
 use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
-use crate::model::hostname::host_text;
+use crate::model::hostname::to_presentation;
 
 /// When the upstreams are away each question would have a line of its own.
 const ERRORS: &str = "    errors {\n        consolidate 1m .* error show_first\n    }\n";
@@ -42,7 +42,7 @@ impl Flags {
             .map(|upstream| quoted(&upstream.to_string()))
             .collect();
         let zones: Vec<String> =
-            self.zones.iter().map(|zone| format!("{}:{port}", host_text(zone))).collect();
+            self.zones.iter().map(|zone| format!("{}:{port}", to_presentation(zone))).collect();
         // Writing to a String can't fail.
         let _ = writeln!(text, "{} {{", zones.join(" "));
         *text += &bind;

@@ -12,13 +12,13 @@ use crate::cli::client_nets_flag::ClientNet;
 use crate::cli::client_nets_flag::PRIVATE_NETS;
 use crate::cli::election_flags::ElectionFlags;
 use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
-use crate::cli::policy_flags::AdmissionFlags;
+use crate::cli::policy_flags::HostnamePolicyFlags;
 use crate::cli::selector::selector;
 use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::query_log::LineFormat;
-use crate::model::hostname::host_text;
-use crate::model::hostname_policy::Admission;
+use crate::model::hostname::to_presentation;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::names;
 use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
@@ -193,7 +193,7 @@ pub struct Flags {
 
     /// Policies for names and targets.
     #[command(flatten)]
-    pub admission: AdmissionFlags,
+    pub admission: HostnamePolicyFlags,
     /// The leader election.
     #[command(flatten)]
     pub election: ElectionFlags,
@@ -396,8 +396,8 @@ impl Flags {
             for (j, inner) in self.zones.iter().enumerate() {
                 if i != j && outer.zone_of(inner) {
                     return Err(ConfigError::NestedZones {
-                        inner: host_text(inner),
-                        outer: host_text(outer),
+                        inner: to_presentation(inner),
+                        outer: to_presentation(outer),
                     });
                 }
             }
@@ -428,7 +428,7 @@ impl Flags {
     }
 
     fn check_tombstone(&self) -> Result<(), ConfigError> {
-        let zone = self.zones.first().map(host_text).unwrap_or_default();
+        let zone = self.zones.first().map(to_presentation).unwrap_or_default();
         if self.on_delete == OnDelete::Tombstone && !zone.split('.').all(names::is_label) {
             return Err(ConfigError::Tombstone(zone));
         }
@@ -448,14 +448,14 @@ impl Flags {
 
     /// Returns what of Services' wishes is granted.
     #[must_use]
-    pub fn admission(&self) -> Admission {
+    pub fn admission(&self) -> HostnamePolicy {
         self.admission.admission(&self.zones, &self.apexes)
     }
 
     /// Returns what the user has decided about external targets.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        let zone = self.zones.first().map(host_text).unwrap_or_default();
+        let zone = self.zones.first().map(to_presentation).unwrap_or_default();
         Policy {
             sync: self.sync_mode(),
             on_delete: self.on_delete,

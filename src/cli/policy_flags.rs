@@ -5,13 +5,13 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::parsers::{annotation, domain, namespace_or_all, net};
-use crate::model::hostname::host_text;
-use crate::model::hostname_policy::Admission;
+use crate::model::hostname::to_presentation;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::target_policy::TargetPolicy;
 
 /// Policies for names and targets.
 #[derive(Clone, Debug, Args)]
-pub struct AdmissionFlags {
+pub struct HostnamePolicyFlags {
     /// Annotations of load balancers with further DNS names, in addition to linker.hsj.com/hostname, separated by
     /// commas [default: none]
     #[arg(
@@ -97,10 +97,10 @@ pub struct AdmissionFlags {
 
 // === impl AdmissionFlags ===
 
-impl AdmissionFlags {
+impl HostnamePolicyFlags {
     /// Returns what of Services' wishes is granted, where these are our zones, and the labels that are their own.
-    pub(crate) fn admission(&self, zones: &[Name], apexes: &[String]) -> Admission {
-        Admission {
+    pub(crate) fn admission(&self, zones: &[Name], apexes: &[String]) -> HostnamePolicy {
+        HostnamePolicy {
             targets: TargetPolicy {
                 zones: zones.to_vec(),
                 cluster_domain: self.cluster_domain.clone(),
@@ -117,12 +117,12 @@ impl AdmissionFlags {
 
     /// Returns the flags with their values in force.
     pub(crate) fn effective(&self) -> Vec<(&'static str, String)> {
-        let hosts = |names: &[Name]| names.iter().map(host_text).collect::<Vec<_>>().join(",");
+        let hosts = |names: &[Name]| names.iter().map(to_presentation).collect::<Vec<_>>().join(",");
         let nets = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut flags = vec![
             ("--hostname-annotations", self.hostname_annotations.join(",")),
             ("--hostname-namespaces", self.hostname_namespaces.join(",")),
-            ("--cluster-domain", host_text(&self.cluster_domain)),
+            ("--cluster-domain", to_presentation(&self.cluster_domain)),
             ("--target-domains", hosts(&self.target_domains)),
             ("--target-nets", nets(&self.target_nets)),
             ("--denied-nets", nets(&self.denied_nets)),

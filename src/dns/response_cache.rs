@@ -260,7 +260,7 @@ impl Entry {
         }
         let repeat = &self.packet.repeat;
         if let Some(family) = repeat.family {
-            repeat.links.iter().for_each(|link| link.asked.note_at(family, now.into_std()));
+            repeat.links.iter().for_each(|link| link.last_queried.note_at(family, now.into_std()));
         }
         if repeat.kept.iter().any(Kept::is_counted) {
             self.unnoted += 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How many keys are remembered. The key that was used longest ago is forgotten first.
-const KEYS: usize = 10_000;
+const MAX_KEYS: usize = 10_000;
 
 /// So many uses of each key within a span of time.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
     pub(crate) fn take(&mut self, key: &K, now: Instant) -> Allowed {
         let span = self.span;
         let is_recent = |used: &Instant| now.duration_since(*used) < span;
-        if !self.used.contains_key(key) && self.used.len() >= KEYS {
+        if !self.used.contains_key(key) && self.used.len() >= MAX_KEYS {
             self.used.retain(|_, used| used.back().is_some_and(is_recent));
             self.forget_oldest();
         }
@@ -60,7 +60,7 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
     }
 
     fn forget_oldest(&mut self) {
-        if self.used.len() >= KEYS {
+        if self.used.len() >= MAX_KEYS {
             let oldest = self.used.iter().min_by_key(|(_, used)| used.back());
             if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
                 self.used.remove(&oldest);
@@ -73,11 +73,11 @@ impl<K: Hash + Eq + Clone> Allowance<K> {
 mod tests {
     use super::*;
 
-    const SPAN: Duration = Duration::from_secs(600);
+    const WINDOW: Duration = Duration::from_secs(600);
 
     #[test]
     fn no_span_of_time_has_more_uses_than_allowed() {
-        let (mut allowance, start) = (Allowance::new(10, SPAN), Instant::now());
+        let (mut allowance, start) = (Allowance::new(10, WINDOW), Instant::now());
         let mut taken: Vec<u64> = Vec::new();
         for second in (0..3600).step_by(7) {
             if allowance.take(&"web", start + Duration::from_secs(second)) != Allowed::No {
@@ -90,20 +90,20 @@ mod tests {
 
     #[test]
     fn the_last_use_is_told_and_each_key_has_its_own() {
-        let (mut allowance, now) = (Allowance::new(2, SPAN), Instant::now());
+        let (mut allowance, now) = (Allowance::new(2, WINDOW), Instant::now());
         let uses = ["a", "a", "a", "b"].map(|key| allowance.take(&key, now));
         assert_eq!(uses, [Allowed::Yes, Allowed::Last, Allowed::No, Allowed::Yes]);
         assert!(!allowance.allows(&"a", now) && allowance.allows(&"b", now) && allowance.allows(&"c", now));
-        assert!(allowance.allows(&"a", now + SPAN));
+        assert!(allowance.allows(&"a", now + WINDOW));
     }
 
     #[test]
     fn remembered_keys_are_bounded() {
-        let (mut allowance, now) = (Allowance::new(1, SPAN), Instant::now());
-        for i in 0..KEYS + 100 {
+        let (mut allowance, now) = (Allowance::new(1, WINDOW), Instant::now());
+        for i in 0..MAX_KEYS + 100 {
             allowance.take(&i, now + Duration::from_micros(i as u64));
         }
-        assert_eq!(allowance.used.len(), KEYS);
-        assert_eq!(allowance.take(&(KEYS + 99), now + Duration::from_secs(1)), Allowed::No);
+        assert_eq!(allowance.used.len(), MAX_KEYS);
+        assert_eq!(allowance.take(&(MAX_KEYS + 99), now + Duration::from_secs(1)), Allowed::No);
     }
 }

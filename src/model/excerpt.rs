@@ -5,11 +5,11 @@ use std::fmt;
 use std::fmt::Write;
 
 /// The most bytes of a value that are shown. A DNS name has up to 253, and hardly ever that many.
-const VALUE: usize = 100;
+const MAX_VALUE_BYTES: usize = 100;
 /// The most bytes of a sentence that are shown.
-const SENTENCE: usize = 600;
+const MAX_SENTENCE_BYTES: usize = 600;
 /// The most items of a list that are shown.
-const EXAMPLES: usize = 3;
+const MAX_EXAMPLES: usize = 3;
 /// What stands for the rest.
 const MORE: &str = "…";
 
@@ -24,13 +24,13 @@ pub struct Excerpt<'a> {
 /// Returns a value, such as that of an annotation, in quotes: 100 bytes of it at most.
 #[must_use]
 pub fn value(text: &str) -> Excerpt<'_> {
-    Excerpt { text, most: VALUE, quoted: true }
+    Excerpt { text, most: MAX_VALUE_BYTES, quoted: true }
 }
 
 /// Returns what another program says, such as the message of an error: 600 bytes of it at most.
 #[must_use]
 pub fn sentence(text: &str) -> Excerpt<'_> {
-    Excerpt { text, most: SENTENCE, quoted: false }
+    Excerpt { text, most: MAX_SENTENCE_BYTES, quoted: false }
 }
 
 impl fmt::Display for Excerpt<'_> {
@@ -60,7 +60,7 @@ impl fmt::Display for Excerpt<'_> {
 pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     let mut items = items.into_iter();
     let mut text = String::new();
-    for (i, item) in items.by_ref().take(EXAMPLES).enumerate() {
+    for (i, item) in items.by_ref().take(MAX_EXAMPLES).enumerate() {
         let separator = if i == 0 { "" } else { ", " };
         // Writing to a String doesn't fail.
         let _ = write!(text, "{separator}{item}");

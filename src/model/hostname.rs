@@ -8,12 +8,12 @@ use crate::model::names;
 
 /// An absolute host name in lower case.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Host(
+pub struct Hostname(
     /// In wire form, without the root label: a [`Name`] takes three times as much.
     Box<[u8]>,
 );
 
-impl Host {
+impl Hostname {
     /// Returns it as answers need it.
     #[must_use]
     pub fn name(&self) -> Name {
@@ -41,24 +41,24 @@ impl Host {
     }
 }
 
-impl From<&Name> for Host {
+impl From<&Name> for Hostname {
     fn from(name: &Name) -> Self {
         // No label of a name is too long.
         Self(names::wire(name.iter()).unwrap_or_default().into())
     }
 }
 
-impl fmt::Debug for Host {
+impl fmt::Debug for Hostname {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for Hostname {
     /// As Kubernetes writes it: without the trailing dot.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.is_plain() {
-            return f.write_str(&host_text(&self.name()));
+            return f.write_str(&to_presentation(&self.name()));
         }
         for (place, label) in self.labels().enumerate() {
             f.write_str(if place == 0 { "" } else { "." })?;
@@ -70,7 +70,7 @@ impl fmt::Display for Host {
 
 /// Returns a host name as Kubernetes writes it: without the trailing dot.
 #[must_use]
-pub fn host_text(name: &Name) -> String {
+pub fn to_presentation(name: &Name) -> String {
     let mut text = name.to_ascii();
     if text.len() > 1 && text.ends_with('.') {
         text.pop();
@@ -88,11 +88,11 @@ mod tests {
         let odd = [r"a\.b.example.", "*.example.", "_a.b_c.example.", "."];
         for text in ["a.example.", "xn--bcher-kva.example.", &long].into_iter().chain(odd) {
             let name = Name::from_ascii(text).unwrap();
-            assert_eq!(Host::from(&name).name(), name);
-            assert!(Host::from(&name).name().is_fqdn());
-            assert_eq!(Host::from(&name).to_string(), host_text(&name));
+            assert_eq!(Hostname::from(&name).name(), name);
+            assert!(Hostname::from(&name).name().is_fqdn());
+            assert_eq!(Hostname::from(&name).to_string(), to_presentation(&name));
         }
         let name = Name::from_ascii("A.Example.").unwrap();
-        assert_eq!(Host::from(&name).to_string(), "a.example");
+        assert_eq!(Hostname::from(&name).to_string(), "a.example");
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::rejection::{ENTRIES, ENTRY, Entries, Subject, Unusable};
-use crate::model::hostname::host_text;
+use super::rejection::{ListEntries, MAX_ENTRIES, MAX_ENTRY_BYTES, RejectedField, Rejection};
+use crate::model::hostname::to_presentation;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
@@ -15,10 +15,10 @@ use crate::model::target_policy::TargetPolicy;
 pub const HOSTNAME: &str = "linker.hsj.com/hostname";
 /// What of Services' wishes is granted.
 #[derive(Clone, Debug, Default)]
-pub struct Admission {
+pub struct HostnamePolicy {
     /// Which targets are followed.
     pub targets: TargetPolicy,
-    /// The labels below the zones that are the zones' own; none means [`names::APEX`].
+    /// The labels below the zones that are the zones' own; none means [`names::RESERVED_LABEL`].
     pub apexes: Vec<String>,
     /// Annotations with DNS names, beside our own.
     pub hostname_annotations: Vec<String>,
@@ -28,7 +28,7 @@ pub struct Admission {
 
 // === impl Admission ===
 
-impl Admission {
+impl HostnamePolicy {
     /// Returns the DNS names that a Service asks for and may have, each once, in its order. `annotation` returns the
     /// value of an annotation of the Service.
     #[must_use]
@@ -36,24 +36,24 @@ impl Admission {
         &self,
         key: &ServiceKey,
         annotation: impl Fn(&str) -> Option<&'a str>,
-    ) -> (Vec<Box<str>>, Vec<Unusable>) {
-        let (mut granted, mut unusable): (Vec<Box<str>>, Vec<Unusable>) = Default::default();
+    ) -> (Vec<Box<str>>, Vec<Rejection>) {
+        let (mut granted, mut unusable): (Vec<Box<str>>, Vec<Rejection>) = Default::default();
         let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
         for name in annotations {
             let Some(text) = annotation(name) else { continue };
-            let Entries { counted, ignored } = Entries::of(text);
+            let ListEntries { counted, ignored } = ListEntries::of(text);
             let mut complaint =
-                Unusable::new(Subject::Hostname, format!("the DNS name in annotation {name}"));
-            complaint.ignore(ignored, Entries::LIMIT);
+                Rejection::new(RejectedField::Hostname, format!("the DNS name in annotation {name}"));
+            complaint.ignore(ignored, ListEntries::LIMIT);
             for name in counted {
                 let lower = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
                 if granted.iter().any(|known| **known == *lower) || self.is_own(key, &lower) {
                     continue;
                 }
-                let outcome = if granted.len() < ENTRIES {
+                let outcome = if granted.len() < MAX_ENTRIES {
                     self.grant(key.namespace(), &lower)
                 } else {
-                    Err(format!("a Service may have {ENTRIES} names at most"))
+                    Err(format!("a Service may have {MAX_ENTRIES} names at most"))
                 };
                 match outcome {
                     Ok(()) => granted.push(lower.into()),
@@ -68,14 +68,14 @@ impl Admission {
     /// Returns whether the domain `label` directly below a zone, with everything under it, is reserved. A name
     /// that one zone can't have, none has: Services ask for names, and zones come and go.
     fn is_reserved(&self, label: &str) -> bool {
-        let default = [names::APEX.to_owned()];
+        let default = [names::RESERVED_LABEL.to_owned()];
         let apexes = if self.apexes.is_empty() { &default[..] } else { &self.apexes };
         apexes.iter().any(|apex| names::is_reserved(label.as_bytes(), apex.as_bytes()))
     }
 
     /// Returns whether a Service has a name anyway, or would have it if no other Service had it.
     fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
-        let below = |zone| name.strip_suffix(&*host_text(zone))?.strip_suffix('.');
+        let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
         let own =
             [format!("{}.{}", key.name(), key.namespace()), names::dashed_label(key.namespace(), key.name())];
         self.targets.zones.iter().filter_map(below).any(|name| own.iter().any(|own| own == name))
@@ -91,21 +91,21 @@ impl Admission {
     fn grant(&self, namespace: &str, name: &str) -> Result<(), String> {
         let labels: Vec<&str> = name.split('.').collect();
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
-        if name.len() > ENTRY || !plain.iter().all(|label| is_name_label(label)) {
+        if name.len() > MAX_ENTRY_BYTES || !plain.iter().all(|label| is_name_label(label)) {
             return Err(
                 "not a DNS name of letters, digits, hyphens and underscores, with * as a first label at most"
                     .to_owned(),
             );
         }
-        if self.targets.zones.iter().any(|zone| host_text(zone) == name) {
+        if self.targets.zones.iter().any(|zone| to_presentation(zone) == name) {
             return Err("the zone itself is reserved".to_owned());
         }
         let Some((zone, below)) = self.targets.zones.iter().find_map(|zone| {
-            let zone = host_text(zone);
+            let zone = to_presentation(zone);
             let below = name.strip_suffix(&*zone)?.strip_suffix('.')?;
             Some((zone, below))
         }) else {
-            let zones: Vec<String> = self.targets.zones.iter().map(host_text).collect();
+            let zones: Vec<String> = self.targets.zones.iter().map(to_presentation).collect();
             return Err(format!("it lies in none of lb-linker's zones ({})", zones.join(", ")));
         };
         let labels: Vec<&str> = below.split('.').collect();
@@ -132,7 +132,7 @@ impl Admission {
 #[must_use]
 pub fn noted_hostnames(metadata: &ObjectMeta) -> Vec<Box<str>> {
     let noted = metadata.annotations.iter().flatten().find(|(key, _)| *key == HOSTNAME);
-    noted.into_iter().flat_map(|(_, names)| Entries::of(names).counted).map(Into::into).collect()
+    noted.into_iter().flat_map(|(_, names)| ListEntries::of(names).counted).map(Into::into).collect()
 }
 
 fn is_name_label(label: &str) -> bool {
@@ -147,13 +147,13 @@ mod tests {
 
     use super::*;
 
-    fn asked(admission: &Admission, annotations: &serde_json::Value) -> (Vec<Box<str>>, Vec<Unusable>) {
+    fn asked(admission: &HostnamePolicy, annotations: &serde_json::Value) -> (Vec<Box<str>>, Vec<Rejection>) {
         admission.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str())
     }
 
-    fn admission() -> Admission {
+    fn admission() -> HostnamePolicy {
         let zones = ["lb.internal.", "other.example."].map(|zone| Name::from_ascii(zone).unwrap()).to_vec();
-        Admission { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
+        HostnamePolicy { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
     }
 
     #[test]
@@ -197,7 +197,8 @@ mod tests {
     #[test]
     fn listed_namespaces_may_have_any_name_but_reserved_ones() {
         for namespaces in ["default", "*"] {
-            let admission = Admission { hostname_namespaces: [namespaces.to_owned()].into(), ..admission() };
+            let admission =
+                HostnamePolicy { hostname_namespaces: [namespaces.to_owned()].into(), ..admission() };
             let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";
             let (names, unusable) = asked(&admission, &json!({HOSTNAME: text}));
             assert_eq!(names.len(), 3, "{names:?}");
@@ -213,7 +214,7 @@ mod tests {
         let theirs = "external-dns.alpha.kubernetes.io/hostname";
         let annotations = json!({theirs: "b.default.lb.internal", HOSTNAME: "a.default.lb.internal"});
         assert_eq!(asked(&admission(), &annotations).0.len(), 1);
-        let admission = Admission { hostname_annotations: vec![theirs.to_owned()], ..admission() };
+        let admission = HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..admission() };
         let (names, _) = asked(&admission, &annotations);
         assert_eq!(names, ["a.default.lb.internal", "b.default.lb.internal"].map(Box::from));
     }
@@ -229,7 +230,7 @@ mod tests {
         );
 
         let theirs = "coredns.io/hostname";
-        let admission = Admission { hostname_annotations: vec![theirs.to_owned()], ..admission() };
+        let admission = HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..admission() };
         let both = json!({HOSTNAME: names[..100].join(","), theirs: names[50..103].join(",")});
         let (granted, unusable) = asked(&admission, &both);
         assert_eq!((granted.len(), unusable.len()), (100, 1));

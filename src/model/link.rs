@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use arcstr::ArcStr;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::model::hostname::Host;
+use crate::model::hostname::Hostname;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -54,7 +54,7 @@ pub(crate) fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
 
 /// A LoadBalancer Service as a source saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Observed {
+pub struct ObservedService {
     /// Which Service it is.
     pub key: ServiceKey,
     /// `metadata.uid`; empty where the source has none (manifests).
@@ -68,7 +68,7 @@ pub struct Observed {
     /// `spec.ports`.
     pub ports: Arc<[Port]>,
     /// What the Service asks for in annotations.
-    pub wishes: Wishes,
+    pub wishes: Annotations,
     /// Whether the Service names a target that isn't followed.
     pub refused: bool,
     /// Whether the Service carries our finalizer.
@@ -77,7 +77,7 @@ pub struct Observed {
 
 /// What a Service asks for in annotations, as far as it may.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Annotations {
     /// The TTL of its records, in seconds.
     pub ttl: Option<u32>,
     /// Further DNS names: absolute, lower-case, without the trailing dot; the first label may be `*`.
@@ -87,13 +87,13 @@ pub struct Wishes {
 }
 
 /// What nearly every Service asks for.
-static NO_WISHES: LazyLock<Arc<Wishes>> = LazyLock::new(Arc::default);
+static NO_ANNOTATIONS: LazyLock<Arc<Annotations>> = LazyLock::new(Arc::default);
 
-impl Wishes {
+impl Annotations {
     /// Returns the same, which takes no memory where there are none.
     #[must_use]
     pub(crate) fn shared(self) -> Arc<Self> {
-        if self == **NO_WISHES { Arc::clone(&NO_WISHES) } else { Arc::new(self) }
+        if self == **NO_ANNOTATIONS { Arc::clone(&NO_ANNOTATIONS) } else { Arc::new(self) }
     }
 
     /// Returns whether Services of another namespace may follow this one.
@@ -107,7 +107,7 @@ impl Wishes {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
     /// Absolute host names.
-    pub hostnames: Vec<Host>,
+    pub hostnames: Vec<Hostname>,
     /// Distinct addresses.
     pub addresses: Vec<IpAddr>,
 }
@@ -133,13 +133,13 @@ impl Ingress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An absolute host name.
-    Hostname(Host),
+    Hostname(Hostname),
     /// One or more distinct IPv4 or IPv6 addresses.
     Addresses(Box<[IpAddr]>),
 }
 
 /// How many addresses of a target are shown.
-const SHOWN: usize = 8;
+const MAX_SHOWN_ADDRESSES: usize = 8;
 
 impl fmt::Display for Target {
     /// For people: of many addresses the first eight, and how many follow.
@@ -147,10 +147,10 @@ impl fmt::Display for Target {
         match self {
             Self::Hostname(host) => host.fmt(f),
             Self::Addresses(addresses) => {
-                for (i, address) in addresses.iter().take(SHOWN).enumerate() {
+                for (i, address) in addresses.iter().take(MAX_SHOWN_ADDRESSES).enumerate() {
                     write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
                 }
-                match addresses.len().saturating_sub(SHOWN) {
+                match addresses.len().saturating_sub(MAX_SHOWN_ADDRESSES) {
                     0 => Ok(()),
                     more => write!(f, " and {more} more"),
                 }
@@ -161,33 +161,33 @@ impl fmt::Display for Target {
 
 /// When a link's addresses were last asked for. It is no part of what makes links differ.
 #[derive(Debug, Default)]
-pub struct Asked([AtomicU32; 2]);
+pub struct LastQueried([AtomicU32; 2]);
 
-impl Clone for Asked {
+impl Clone for LastQueried {
     fn clone(&self) -> Self {
         Self(self.0.each_ref().map(|last| AtomicU32::new(last.load(Ordering::Relaxed))))
     }
 }
 
-impl PartialEq for Asked {
+impl PartialEq for LastQueried {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Asked {}
+impl Eq for LastQueried {}
 
-/// What [`Asked`] counts from, in seconds. Never is zero.
+/// What [`LastQueried`] counts from, in seconds. Never is zero.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-impl Asked {
+impl LastQueried {
     /// Takes in that the addresses of a family are asked for now.
-    pub fn note(&self, family: Family) {
+    pub fn note(&self, family: IpFamily) {
         self.note_at(family, Instant::now());
     }
 
     /// Takes in that the addresses of a family are asked for at that time, about now.
-    pub fn note_at(&self, family: Family, now: Instant) {
+    pub fn note_at(&self, family: IpFamily, now: Instant) {
         let (last, now) = (&self.0[family as usize], Self::seconds(now));
         // A store of the same value would still take the cache line from the other cores.
         if last.load(Ordering::Relaxed) != now {
@@ -197,7 +197,7 @@ impl Asked {
 
     /// Returns whether the addresses of a family were asked for in the last `within`.
     #[must_use]
-    pub fn is_recent(&self, family: Family, within: Duration) -> bool {
+    pub fn is_recent(&self, family: IpFamily, within: Duration) -> bool {
         let last = self.0[family as usize].load(Ordering::Relaxed);
         last != 0 && u64::from(Self::seconds(Instant::now()).saturating_sub(last)) <= within.as_secs()
     }
@@ -209,7 +209,7 @@ impl Asked {
 
 /// A family of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum IpFamily {
     /// IPv4.
     V4,
     /// IPv6.
@@ -241,7 +241,7 @@ impl From<Moment> for Instant {
 
 /// Where a link stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum LinkState {
     /// The Service exists and says what its target is, or that it has none yet.
     Live,
     /// The Service exists but names no target that can be followed any more: the last one is kept.
@@ -269,17 +269,17 @@ pub struct Link {
     /// What the load balancer is reached at; `None` while it is pending and once it is gone.
     pub target: Option<Target>,
     /// What the Service asks for in annotations.
-    pub wishes: Arc<Wishes>,
+    pub wishes: Arc<Annotations>,
     /// When its addresses were last asked for.
-    pub asked: Asked,
+    pub last_queried: LastQueried,
     /// Whether the Service names a target that isn't followed.
     pub refused: bool,
     /// Whether the Service carries our finalizer, which keeps it until its external target is gone.
-    pub guarded: bool,
+    pub has_finalizer: bool,
     /// Whether one of its names leads to another version of it by now, or to another link.
-    pub(crate) outdated: Outdated,
+    pub(crate) outdated: Superseded,
     /// Where the link stands.
-    pub state: State,
+    pub state: LinkState,
     /// The Service's ports. They belong to the external target only where the target is addresses.
     pub ports: Arc<[Port]>,
     /// Those of the DNS names it asks for that it has: another link may have come first.
@@ -290,7 +290,7 @@ pub struct Link {
     /// gets a name that two links want.
     pub created: i64,
     /// The name of its external target, where that isn't the default name.
-    pub(crate) renamed: Option<ArcStr>,
+    pub(crate) external_target_override: Option<ArcStr>,
 }
 
 /// What a link is allocated with: it doesn't grow by chance.
@@ -298,21 +298,21 @@ const _: () = assert!(size_of::<Link>() + 2 * size_of::<usize>() <= 160);
 
 /// Whether something is shown no more. A copy is shown anew.
 #[derive(Debug, Default)]
-pub(crate) struct Outdated(AtomicBool);
+pub(crate) struct Superseded(AtomicBool);
 
-impl Clone for Outdated {
+impl Clone for Superseded {
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-impl PartialEq for Outdated {
+impl PartialEq for Superseded {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Outdated {}
+impl Eq for Superseded {}
 
 impl Link {
     /// Returns the link of a Service of which nothing else is known, with the name of its external
@@ -324,14 +324,14 @@ impl Link {
             created: UNKNOWN,
             target: None,
             ports: Arc::default(),
-            wishes: Wishes::default().shared(),
+            wishes: Annotations::default().shared(),
             hostnames: Box::default(),
             refused: false,
-            guarded: false,
-            state: State::Live,
-            renamed: None,
-            asked: Asked::default(),
-            outdated: Outdated::default(),
+            has_finalizer: false,
+            state: LinkState::Live,
+            external_target_override: None,
+            last_queried: LastQueried::default(),
+            outdated: Superseded::default(),
             key,
         }
     }
@@ -339,12 +339,12 @@ impl Link {
     /// Returns the name of the external target that belongs to this link and no other.
     #[must_use]
     pub fn external_target(&self) -> Cow<'_, str> {
-        self.renamed.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
+        self.external_target_override.as_deref().map_or_else(|| self.key.external_target().into(), Cow::from)
     }
 
     pub(crate) fn rename(&mut self, external_target: ArcStr) {
         let is_first = self.key.is_external_target(external_target.as_bytes());
-        self.renamed = (!is_first).then_some(external_target);
+        self.external_target_override = (!is_first).then_some(external_target);
     }
 
     /// Returns whether what is known of it here isn't what its names lead to any more, or was so before a look-up
@@ -368,13 +368,13 @@ impl Link {
     /// Returns whether the Service is gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        matches!(self.state, State::Gone(_))
+        matches!(self.state, LinkState::Gone(_))
     }
 
     /// Returns whether the Service isn't followed, and its external target says what the target is.
     #[must_use]
     pub fn is_left_out(&self) -> bool {
-        self.state == State::LeftOut
+        self.state == LinkState::LeftOut
     }
 
     /// Returns since when the Service is gone that the link's external target was written for: this one, or an
@@ -382,15 +382,15 @@ impl Link {
     #[must_use]
     pub fn outlived_since(&self) -> Option<Instant> {
         match self.state {
-            State::Recreated(since) | State::Gone(since) => Some(since.into()),
-            State::Live | State::Stale | State::LeftOut => None,
+            LinkState::Recreated(since) | LinkState::Gone(since) => Some(since.into()),
+            LinkState::Live | LinkState::Stale | LinkState::LeftOut => None,
         }
     }
 
     /// Returns whether another link has a name that this one would have: that of its external target, or a custom
     /// hostname.
     #[must_use]
-    pub fn lacks_a_name(&self) -> bool {
+    pub fn is_missing_name(&self) -> bool {
         !self.is_gone()
             && (self.lacks_its_external_target() || self.hostnames.len() < self.wishes.hostnames.len())
     }
@@ -400,7 +400,9 @@ impl Link {
     #[must_use]
     pub fn lacks_its_external_target(&self) -> bool {
         let (namespace, name) = self.key.parts();
-        self.renamed.as_ref().is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
+        self.external_target_override
+            .as_ref()
+            .is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
     }
 
     /// Returns whether this process has never seen the Service: only what it left behind.
@@ -412,7 +414,7 @@ impl Link {
 
 /// One change of a link, as the change feed delivers it.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct LinkChange {
     /// Which link.
     pub key: ServiceKey,
     /// The link before; `None` if it is new.
@@ -421,28 +423,28 @@ pub struct Change {
     pub after: Option<Arc<Link>>,
 }
 
-impl Change {
+impl LinkChange {
     /// Returns the target before and now, if it is not the same.
     #[must_use]
-    pub fn retargeted(&self) -> Option<(Option<&Target>, Option<&Target>)> {
+    pub fn target_change(&self) -> Option<(Option<&Target>, Option<&Target>)> {
         let before = self.before.as_ref().and_then(|link| link.target.as_ref());
         let after = self.after.as_ref().and_then(|link| link.target.as_ref());
         (before != after).then_some((before, after))
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for LinkChange {
     /// The line for the log: `link default/my-sample-lb: old.example → new.example`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = |link: Option<&Link>| match link {
             None => "none".to_owned(),
-            Some(Link { state: State::Gone(_), .. }) => "gone".to_owned(),
-            Some(Link { state: State::Recreated(_), .. }) => "pending (recreated)".to_owned(),
+            Some(Link { state: LinkState::Gone(_), .. }) => "gone".to_owned(),
+            Some(Link { state: LinkState::Recreated(_), .. }) => "pending (recreated)".to_owned(),
             Some(Link { target: None, .. }) => "pending".to_owned(),
-            Some(Link { target: Some(target), state: State::LeftOut, .. }) => {
+            Some(Link { target: Some(target), state: LinkState::LeftOut, .. }) => {
                 format!("{target} (kept: the Service isn't followed)")
             }
-            Some(Link { target: Some(target), state: State::Stale, .. }) => {
+            Some(Link { target: Some(target), state: LinkState::Stale, .. }) => {
                 let why = if self.after.as_ref().is_some_and(|link| link.refused) {
                     "the Service's new one isn't followed"
                 } else {
@@ -465,8 +467,8 @@ mod tests {
 
     use super::*;
 
-    fn host(name: &str) -> Host {
-        Host::from(&Name::from_ascii(name).unwrap())
+    fn host(name: &str) -> Hostname {
+        Hostname::from(&Name::from_ascii(name).unwrap())
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub const HASH_DIGITS: [usize; 3] = [8, 16, 32];
 
 /// The label below each zone that the names of its name servers end in, unless a Corefile names another: CoreDNS's
 /// default.
-pub const APEX: &str = "dns";
+pub const RESERVED_LABEL: &str = "dns";
 
 /// The label below each zone that never exists: where the external target of a deleted Service may
 /// point.

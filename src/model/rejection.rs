@@ -5,15 +5,15 @@ use std::fmt;
 use super::excerpt::{sentence, value};
 
 /// How many entries of a list in an annotation count.
-pub const ENTRIES: usize = 100;
+pub const MAX_ENTRIES: usize = 100;
 /// The most bytes of one of them: a DNS name has no more characters (RFC 1035 section 3.1).
-pub const ENTRY: usize = 253;
+pub const MAX_ENTRY_BYTES: usize = 253;
 /// How many examples a complaint has.
-const EXAMPLES: usize = 3;
+const MAX_EXAMPLES: usize = 3;
 
 /// What a wish is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum RejectedField {
     /// The target.
     Target,
     /// A DNS name.
@@ -25,9 +25,9 @@ pub enum Subject {
 /// What one field or annotation of a Service says that can't be served, or isn't granted, and why: one complaint, with
 /// three examples and a count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unusable {
+pub struct Rejection {
     /// What it is about.
-    pub subject: Subject,
+    pub subject: RejectedField,
     field: String,
     /// Values as they are shown, and why each can't be served.
     examples: Vec<(String, String)>,
@@ -37,17 +37,17 @@ pub struct Unusable {
     ignored: (usize, &'static str),
 }
 
-impl Unusable {
+impl Rejection {
     /// Returns that nothing is wrong with a field or annotation yet.
     #[must_use]
-    pub fn new(subject: Subject, field: impl Into<String>) -> Self {
+    pub fn new(subject: RejectedField, field: impl Into<String>) -> Self {
         Self { subject, field: field.into(), examples: Vec::new(), refused: 0, ignored: (0, "") }
     }
 
     /// Takes over that a value can't be served.
     pub fn refuse(&mut self, text: &str, why: &str) {
         self.refused += 1;
-        if self.examples.len() < EXAMPLES {
+        if self.examples.len() < MAX_EXAMPLES {
             self.examples.push((value(text).to_string(), sentence(why).to_string()));
         }
     }
@@ -70,7 +70,7 @@ impl Unusable {
     }
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.field)?;
         for (i, (value, why)) in self.examples.iter().enumerate() {
@@ -91,14 +91,14 @@ impl fmt::Display for Unusable {
 
 /// The entries of a list in an annotation, separated by commas, that count.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Entries<'a> {
-    /// Those of the first [`ENTRIES`] that have at most [`ENTRY`] bytes, without white space around them.
+pub struct ListEntries<'a> {
+    /// Those of the first [`MAX_ENTRIES`] that have at most [`MAX_ENTRY_BYTES`] bytes, without white space around them.
     pub counted: Vec<&'a str>,
     /// How many others there are.
     pub ignored: usize,
 }
 
-impl<'a> Entries<'a> {
+impl<'a> ListEntries<'a> {
     /// Which entries count, for people.
     pub const LIMIT: &'static str = "the first 100 count, of at most 253 bytes each";
 
@@ -110,7 +110,7 @@ impl<'a> Entries<'a> {
         for (i, entry) in entries.enumerate() {
             // The dot behind an absolute name is no part of it.
             let length = entry.strip_suffix('.').unwrap_or(entry).len();
-            if i < ENTRIES && length <= ENTRY {
+            if i < MAX_ENTRIES && length <= MAX_ENTRY_BYTES {
                 counted.push(entry);
             } else {
                 ignored += 1;
@@ -130,20 +130,20 @@ mod tests {
         let text = format!(" a ,,{}, {}.,{}", name(253), name(253), name(254));
         let absolute = format!("{}.", name(253));
         let longest = name(253);
-        let expected = Entries { counted: vec!["a", &longest, &absolute], ignored: 1 };
-        assert_eq!(Entries::of(&text), expected);
+        let expected = ListEntries { counted: vec!["a", &longest, &absolute], ignored: 1 };
+        assert_eq!(ListEntries::of(&text), expected);
         let many = (0..14_000).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
-        let entries = Entries::of(&many);
+        let entries = ListEntries::of(&many);
         assert_eq!((entries.counted.len(), entries.ignored), (100, 13_900));
         assert_eq!(entries.counted[99], "99");
         let long_first = format!("{},{many}", name(300));
-        assert_eq!(Entries::of(&long_first).counted.len(), 99, "the first 100, whatever they are");
-        assert_eq!(Entries::of(&",".repeat(200_000)).ignored, 0);
+        assert_eq!(ListEntries::of(&long_first).counted.len(), 99, "the first 100, whatever they are");
+        assert_eq!(ListEntries::of(&",".repeat(200_000)).ignored, 0);
     }
 
     #[test]
     fn a_complaint_has_three_examples_and_a_count() {
-        let mut complaint = Unusable::new(Subject::Hostname, "the annotation");
+        let mut complaint = Rejection::new(RejectedField::Hostname, "the annotation");
         assert_eq!(complaint.clone().into_complaint(), None);
         complaint.refuse("a", "no");
         assert_eq!(complaint.to_string(), "the annotation \"a\" isn't served: no");
@@ -153,8 +153,8 @@ mod tests {
         let text = complaint.to_string();
         assert!(text.ends_with("; and 9998 more") && text.len() < 2500, "{text}");
         assert!(!text.contains('\n'), "{text}");
-        let mut ignored = Unusable::new(Subject::Other, "the annotation");
-        ignored.ignore(7, Entries::LIMIT);
+        let mut ignored = Rejection::new(RejectedField::Other, "the annotation");
+        ignored.ignore(7, ListEntries::LIMIT);
         let expected =
             "the annotation: entries that are ignored: 7; the first 100 count, of at most 253 bytes each";
         assert_eq!(ignored.into_complaint().unwrap().to_string(), expected);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use crate::model::hostname::host_text;
+use crate::model::hostname::to_presentation;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use addresses::{denied_kind, embedded};
@@ -36,7 +36,7 @@ pub struct TargetPolicy {
 
 /// Why a target isn't followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum Denied {
     /// A name of the cluster itself.
     #[error("it lies in the cluster's own domain {0}")]
     ClusterDomain(String),
@@ -89,42 +89,42 @@ impl TargetPolicy {
         namespace: &str,
         host: &Name,
         link_of: impl FnOnce(&Name) -> Option<Arc<Link>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Denied> {
         let Some(zone) = self.check_first(host)? else { return Ok(()) };
         match link_of(host) {
             Some(link) if link.is_open_to(namespace) => Ok(()),
             Some(link) => {
-                Err(Refusal::OtherNamespace { owner: link.key.clone(), namespace: namespace.to_owned() })
+                Err(Denied::OtherNamespace { owner: link.key.clone(), namespace: namespace.to_owned() })
             }
             // Its load balancer may come later: a name below `<namespace>.<zone>` is its own.
             None if is_below(host, zone, namespace) => Ok(()),
-            None => Err(Refusal::NoOwner(format!("{namespace}.{}", host_text(zone)))),
+            None => Err(Denied::NoOwner(format!("{namespace}.{}", to_presentation(zone)))),
         }
     }
 
     /// Checks the first name of a chain; returns our zone that it is in, where all else depends on the links.
-    fn check_first(&self, host: &Name) -> Result<Option<&Name>, Refusal> {
+    fn check_first(&self, host: &Name) -> Result<Option<&Name>, Denied> {
         self.check_name(host)?;
         if host.iter().count() < 2 {
-            return Err(Refusal::SingleLabel);
+            return Err(Denied::SingleLabel);
         }
         let zone = self.zones.iter().find(|zone| zone.zone_of(host));
         let allowed = zone.is_some()
             || self.domains.is_empty()
             || self.domains.iter().any(|domain| domain.zone_of(host));
-        if allowed { Ok(zone) } else { Err(Refusal::Domain) }
+        if allowed { Ok(zone) } else { Err(Denied::Domain) }
     }
 
     /// Checks a name of a chain, whatever its place in it. Names in our zones also depend on the links.
     ///
     /// # Errors
     /// If it lies in the cluster's own domain, or is `localhost`.
-    pub fn check_name(&self, name: &Name) -> Result<(), Refusal> {
+    pub fn check_name(&self, name: &Name) -> Result<(), Denied> {
         if name.iter().next_back().is_some_and(|label| label.eq_ignore_ascii_case(b"localhost")) {
-            return Err(Refusal::Localhost);
+            return Err(Denied::Localhost);
         }
         if self.cluster_domain.num_labels() > 0 && self.cluster_domain.zone_of(name) {
-            return Err(Refusal::ClusterDomain(host_text(&self.cluster_domain)));
+            return Err(Denied::ClusterDomain(to_presentation(&self.cluster_domain)));
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl TargetPolicy {
     ///
     /// # Errors
     /// If it isn't followed.
-    pub fn check_address(&self, ip: IpAddr) -> Result<(), Refusal> {
+    pub fn check_address(&self, ip: IpAddr) -> Result<(), Denied> {
         let ip = ip.to_canonical();
         if !self.is_allowed(ip) {
             self.check_denied(ip)?;
@@ -142,19 +142,19 @@ impl TargetPolicy {
             }
         }
         let allowed = self.nets.is_empty() || self.nets.iter().any(|net| net.contains(&ip));
-        if allowed { Ok(()) } else { Err(Refusal::Net) }
+        if allowed { Ok(()) } else { Err(Denied::Net) }
     }
 
     fn is_allowed(&self, ip: IpAddr) -> bool {
         self.allowed_nets.iter().any(|net| net.contains(&ip))
     }
 
-    fn check_denied(&self, ip: IpAddr) -> Result<(), Refusal> {
+    fn check_denied(&self, ip: IpAddr) -> Result<(), Denied> {
         if let Some(kind) = denied_kind(ip) {
-            return Err(Refusal::Special(kind));
+            return Err(Denied::Special(kind));
         }
         match self.denied_nets.iter().find(|net| net.contains(&ip)) {
-            Some(net) => Err(Refusal::DeniedNet(*net)),
+            Some(net) => Err(Denied::DeniedNet(*net)),
             None => Ok(()),
         }
     }
@@ -162,7 +162,7 @@ impl TargetPolicy {
     /// Returns what is still followed of a target that was followed before. For a name in our zones the links aren't
     /// asked: they may not be known yet, and DNS asks them with each answer.
     #[must_use]
-    pub fn followed(&self, target: Target) -> Option<Target> {
+    pub fn allowed(&self, target: Target) -> Option<Target> {
         match target {
             Target::Hostname(host) => {
                 self.check_first(&host.name()).is_ok().then_some(Target::Hostname(host))
@@ -310,9 +310,9 @@ mod tests {
         assert_eq!(host(&policy, "web.default.lb.internal"), "", "our own zone is allowed in any case");
         let addresses = |ips: &[&str]| Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
         let all = addresses(&["192.0.2.9", "2001:db8::1", "::ffff:192.0.2.1"]);
-        assert_eq!(policy.followed(all.clone()), Some(all));
+        assert_eq!(policy.allowed(all.clone()), Some(all));
         let some = addresses(&["192.0.2.9", "198.51.100.1"]);
-        assert_eq!(policy.followed(some), Some(addresses(&["192.0.2.9"])));
-        assert_eq!(policy.followed(addresses(&["198.51.100.1"])), None);
+        assert_eq!(policy.allowed(some), Some(addresses(&["192.0.2.9"])));
+        assert_eq!(policy.allowed(addresses(&["198.51.100.1"])), None);
     }
 }

@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 /// `metadata.uid` of an object; empty where the source has none.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Uid(Form);
+pub struct Uid(UidForm);
 
 #[derive(Clone, PartialEq, Eq, Default)]
-enum Form {
+enum UidForm {
     #[default]
     None,
     /// What the API server gives: a third of its text.
@@ -21,7 +21,7 @@ impl Uid {
     /// Returns whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0 == Form::None
+        self.0 == UidForm::None
     }
 }
 
@@ -35,18 +35,18 @@ pub(crate) fn uuid(text: &str) -> Option<Uuid> {
 impl From<&str> for Uid {
     fn from(text: &str) -> Self {
         if text.is_empty() {
-            return Self(Form::None);
+            return Self(UidForm::None);
         }
-        Self(uuid(text).map_or_else(|| Form::Other(text.into()), Form::Uuid))
+        Self(uuid(text).map_or_else(|| UidForm::Other(text.into()), UidForm::Uuid))
     }
 }
 
 impl PartialEq<str> for Uid {
     fn eq(&self, text: &str) -> bool {
         match &self.0 {
-            Form::None => text.is_empty(),
-            Form::Uuid(uuid) => *uuid.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *text,
-            Form::Other(other) => **other == *text,
+            UidForm::None => text.is_empty(),
+            UidForm::Uuid(uuid) => *uuid.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *text,
+            UidForm::Other(other) => **other == *text,
         }
     }
 }
@@ -60,9 +60,9 @@ impl fmt::Debug for Uid {
 impl fmt::Display for Uid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Form::None => Ok(()),
-            Form::Uuid(uuid) => fmt::Display::fmt(uuid.as_hyphenated(), f),
-            Form::Other(text) => f.write_str(text),
+            UidForm::None => Ok(()),
+            UidForm::Uuid(uuid) => fmt::Display::fmt(uuid.as_hyphenated(), f),
+            UidForm::Other(text) => f.write_str(text),
         }
     }
 }

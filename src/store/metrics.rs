@@ -6,7 +6,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGauge, IntGaugeVec, Opts};
 
-use crate::model::link::State;
+use crate::model::link::LinkState;
 use crate::store::Store;
 
 /// The gauges of the links of a store.
@@ -42,13 +42,13 @@ impl LinkMetrics {
         let (mut refused, mut lost) = (0, 0);
         for link in self.store.links() {
             refused += i64::from(link.refused);
-            lost += i64::from(link.lacks_a_name());
+            lost += i64::from(link.is_missing_name());
             let state = match (link.state, &link.target) {
-                (State::Live | State::Recreated(_), Some(_)) => 0,
-                (State::Live | State::Recreated(_), None) => 1,
-                (State::Stale, _) => 2,
-                (State::LeftOut, _) => 3,
-                (State::Gone(_), _) => 4,
+                (LinkState::Live | LinkState::Recreated(_), Some(_)) => 0,
+                (LinkState::Live | LinkState::Recreated(_), None) => 1,
+                (LinkState::Stale, _) => 2,
+                (LinkState::LeftOut, _) => 3,
+                (LinkState::Gone(_), _) => 4,
             };
             count[state].1 += 1;
         }

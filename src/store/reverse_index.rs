@@ -68,8 +68,8 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
-    use crate::model::hostname::Host;
-    use crate::model::link::{Ingress, Observed, Wishes};
+    use crate::model::hostname::Hostname;
+    use crate::model::link::{Annotations, Ingress, ObservedService};
     use crate::store::{Departed, LastTarget, Store, WrittenFor};
 
     use super::*;
@@ -89,16 +89,16 @@ mod tests {
         "2001:db9::/32",
     ];
 
-    fn observed(key: &ServiceKey, uid: &str, ips: &[&str], hostname: bool) -> Observed {
-        let hostnames = if hostname { vec![Host::from(&"a.example.".parse().unwrap())] } else { vec![] };
-        Observed {
+    fn observed(key: &ServiceKey, uid: &str, ips: &[&str], hostname: bool) -> ObservedService {
+        let hostnames = if hostname { vec![Hostname::from(&"a.example.".parse().unwrap())] } else { vec![] };
+        ObservedService {
             key: key.clone(),
             uid: uid.into(),
             created: None,
             resource_version: None,
             ingress: Ingress { hostnames, addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect() },
             ports: [].into(),
-            wishes: Wishes::default(),
+            wishes: Annotations::default(),
             refused: false,
             guarded: false,
         }

@@ -5,27 +5,27 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use crate::model::hostname::Host;
+use crate::model::hostname::Hostname;
 use crate::model::link::{Ingress, Port};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
 
-fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> Observed {
-    Observed {
+fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> ObservedService {
+    ObservedService {
         key: ServiceKey::new(namespace, name),
         uid: uid.into(),
         created: None,
         resource_version: None,
         ingress: Ingress { hostnames: hosts.iter().map(|name| host(name)).collect(), addresses: vec![] },
         ports: [].into(),
-        wishes: Wishes::default(),
+        wishes: Annotations::default(),
         refused: false,
         guarded: false,
     }
 }
 
-fn host(name: &str) -> Host {
-    Host::from(&Name::from_ascii(name).unwrap())
+fn host(name: &str) -> Hostname {
+    Hostname::from(&Name::from_ascii(name).unwrap())
 }
 
 fn find(store: &Store, labels: &[&str]) -> Found {
@@ -78,7 +78,7 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.apply(seen("default", "web", "1", &[]));
     let link = store.get(&ServiceKey::new("default", "web")).unwrap();
-    assert_eq!(link.state, State::Stale);
+    assert_eq!(link.state, LinkState::Stale);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
 
     store.apply(seen("default", "web", "2", &[]));
@@ -105,7 +105,7 @@ fn what_an_external_target_points_at_is_only_the_target_of_the_service_that_it_w
     ] {
         let store = Store::new(Departed::Kept);
         store.set_last_target(&ServiceKey::new("default", "web"), last("a.example.", written_for.clone()));
-        store.apply(Observed { created: Some(5), ..seen("default", "web", "1", &[]) });
+        store.apply(ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) });
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{written_for:?}");
     }
 }
@@ -121,7 +121,7 @@ fn external_targets_that_are_seen_late_still_say_what_a_blank_service_pointed_at
         "it may be its predecessor's"
     );
     assert!(store.set_last_target(&key, last("a.example.", noted("1"))).is_some());
-    assert_eq!(store.get(&key).unwrap().state, State::Stale);
+    assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
     assert!(store.set_last_target(&key, last("b.example.", noted("1"))).is_none(), "it has one");
 }
 
@@ -177,7 +177,7 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
 
     // Its own blank status keeps the target, another Service's doesn't.
     store.apply(seen("default", "web", "1", &[]));
-    assert_eq!(store.get(&web).unwrap().state, State::Stale);
+    assert_eq!(store.get(&web).unwrap().state, LinkState::Stale);
     assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
     for (noted, uid, expected) in [("1", "1", "a.example"), ("", "2", "a.example"), ("1", "2", "pending")] {
         let store = Store::new(Departed::Kept);
@@ -219,7 +219,7 @@ fn left_out_service_ends_as_others_do() {
     let store = Store::new(Departed::Kept);
     store.insert_departing(&key("web"), "1", true);
     store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]);
-    assert!(store.get(&key("web")).unwrap().guarded);
+    assert!(store.get(&key("web")).unwrap().has_finalizer);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn recreated_service_without_target_outlives_nothing_of_its_own() {
         (WrittenFor::Anybody, false),
     ] {
         let key = ServiceKey::new("default", "web");
-        let pending = || Observed { created: Some(5), ..seen("default", "web", "1", &[]) };
+        let pending = || ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) };
         let before = Instant::now();
         // The external target is seen before the Service, or after it; what it points at may be denied by now.
         for target in [last("a.example.", WrittenFor::Anybody).target, None] {
@@ -289,7 +289,7 @@ fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_
     let key = ServiceKey::new("default", "web");
     store.set_last_target(&key, last("a.example.", noted("1")));
     store.apply(seen("default", "web", "1", &[]));
-    assert_eq!(store.get(&key).unwrap().state, State::Stale);
+    assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
     store.apply(seen("default", "web", "1", &["b.example."]));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("b.example"));
@@ -299,8 +299,8 @@ fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_
 fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
     let store = Store::new(Departed::Kept);
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
-    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
-    store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
+    store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     let mut feed = store.subscribe();
     store.set_holder("x-y-z-ext", None, &[]);
@@ -318,8 +318,8 @@ fn who_wants_an_external_target_is_who_has_its_name_now() {
     let store = Store::new(Departed::Kept);
     let wanting = |name: &str| store.wanting(name).iter().map(ToString::to_string).collect::<Vec<_>>();
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
-    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
-    store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
+    store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     let hashed = crate::model::names::external_target_hashed("z", "x-y", 8);
     assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["y-z/x".into()], vec!["z/x-y".into()]));
     store.set_holder("x-y-z-ext", None, &[]);
@@ -351,13 +351,13 @@ fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
     let store = Store::new(Departed::Kept);
     let ghost = ServiceKey::new("z", "x-y");
     let object = |key: &ServiceKey| store.get(key).unwrap().external_target().into_owned();
-    store.apply(Observed { created: Some(5), ..seen("y-z", "x", "1", &["a.example."]) });
+    store.apply(ObservedService { created: Some(5), ..seen("y-z", "x", "1", &["a.example."]) });
     store.insert_gone(&ghost, vec![]).unwrap();
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     assert_eq!(&*object(&ServiceKey::new("y-z", "x")), "x-y-z-ext");
     assert_eq!(*object(&ghost), *crate::model::names::external_target_hashed("z", "x-y", 8));
     // It comes back, and is the older one.
-    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "2", &["b.example."]) });
+    store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "2", &["b.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     assert_eq!(&*object(&ghost), "x-y-z-ext");
     assert_eq!(
@@ -411,8 +411,8 @@ fn a_list_replaces_everything_in_its_namespace() {
 
 #[test]
 fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
-    let x = || Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) };
-    let y = || Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) };
+    let x = || ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) };
+    let y = || ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) };
     for list in [vec![x(), y()], vec![y(), x()]] {
         let store = Store::new(Departed::Kept);
         for observed in list {
@@ -439,10 +439,10 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
 #[test]
 fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
     let store = Store::new(Departed::Kept);
-    store.apply(Observed { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
-    store.apply(Observed { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
+    store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
+    store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     store.delete(&ServiceKey::new("z", "x-y"), "1", None);
-    store.apply(Observed { created: Some(3), ..seen("z", "x-y", "3", &["c.example."]) });
+    store.apply(ObservedService { created: Some(3), ..seen("z", "x-y", "3", &["c.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
 }
 
@@ -458,14 +458,14 @@ fn a_namespace_with_a_reserved_name_gives_no_dotted_names() {
 #[test]
 fn the_serial_is_the_newest_version_and_never_goes_back() {
     let store = Store::new(Departed::Kept);
-    let at = |version| Observed { resource_version: Some(version), ..seen("a", "b", "1", &[]) };
+    let at = |version| ObservedService { resource_version: Some(version), ..seen("a", "b", "1", &[]) };
     store.apply(at((1 << 32) + 7));
     assert_eq!(store.serial(), 7);
     store.apply(at(5));
     assert_eq!(store.serial(), 7);
 
     // What happens without a version of its own doesn't lead away from them.
-    store.apply(Observed { resource_version: Some((1 << 32) + 8), ..seen("a", "gone", "2", &[]) });
+    store.apply(ObservedService { resource_version: Some((1 << 32) + 8), ..seen("a", "gone", "2", &[]) });
     store.delete(&ServiceKey::new("a", "gone"), "2", Some((1 << 32) + 9));
     store.forget(&ServiceKey::new("a", "gone"));
     assert_eq!(store.serial(), 9);
@@ -489,9 +489,9 @@ fn leads(store: &Store, name: &str) -> String {
     }
 }
 
-fn asking(service: Observed, names: &[&str]) -> Observed {
+fn asking(service: ObservedService, names: &[&str]) -> ObservedService {
     let hostnames = names.iter().map(|name| Box::from(*name)).collect();
-    Observed { wishes: Wishes { hostnames, ..Default::default() }, ..service }
+    ObservedService { wishes: Annotations { hostnames, ..Default::default() }, ..service }
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn a_name_that_two_links_ask_for_goes_to_the_holder_else_the_older_and_then_to_t
     let store = Store::new(Departed::Kept);
     let name = ["shop.lb.internal"];
     let ask = |service, created| {
-        store.apply(Observed {
+        store.apply(ObservedService {
             created: Some(created),
             ..asking(seen("default", service, service, &["a.example."]), &name)
         })
@@ -629,7 +629,7 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
         let mut random = StdRng::seed_from_u64(seed);
         let mut store = store_with_zone();
         let mut written: HashMap<String, (ServiceKey, Vec<Box<str>>)> = HashMap::new();
-        let mut living: HashMap<ServiceKey, Observed> = HashMap::new();
+        let mut living: HashMap<ServiceKey, ObservedService> = HashMap::new();
         for step in 0..120 {
             let (key, hostnames) = clashing(&mut random);
             let link = store.get(&key);
@@ -639,9 +639,13 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     let known = living.get(&key).map(|known| (known.uid.clone(), known.created));
                     let (uid, created) = known.unwrap_or_else(|| (step.to_string().as_str().into(), created));
                     let host = format!("t{step}.example.");
-                    let wishes = Wishes { hostnames: hostnames.into(), ..Default::default() };
-                    let service =
-                        Observed { uid, created, wishes, ..seen(key.namespace(), key.name(), "", &[&host]) };
+                    let wishes = Annotations { hostnames: hostnames.into(), ..Default::default() };
+                    let service = ObservedService {
+                        uid,
+                        created,
+                        wishes,
+                        ..seen(key.namespace(), key.name(), "", &[&host])
+                    };
                     living.insert(key, service.clone());
                     store.apply(service);
                 }
@@ -671,7 +675,7 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     for (object, (holder, noted)) in &written {
                         store.set_holder(object, Some(holder), noted);
                     }
-                    let mut list: Vec<Observed> = living.values().cloned().collect();
+                    let mut list: Vec<ObservedService> = living.values().cloned().collect();
                     list.shuffle(&mut random);
                     store.replace(None, list, vec![], &HashSet::new());
                     store.set_synced();
@@ -685,9 +689,9 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
     }
 }
 
-fn with_port(port: u16, service: Observed) -> Observed {
+fn with_port(port: u16, service: ObservedService) -> ObservedService {
     let http = Port { name: Some("http".into()), protocol: "TCP".into(), port, app_protocol: None };
-    Observed { ports: [http].into(), ..service }
+    ObservedService { ports: [http].into(), ..service }
 }
 
 #[test]
@@ -711,7 +715,7 @@ fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
     assert!(store.apply(with_port(82, web("b.example."))).is_some());
     let addresses = |port| {
         let ingress = Ingress { hostnames: vec![], addresses: vec!["192.0.2.1".parse().unwrap()] };
-        with_port(port, Observed { ingress, ..seen("default", "ips", "2", &[]) })
+        with_port(port, ObservedService { ingress, ..seen("default", "ips", "2", &[]) })
     };
     store.apply(addresses(80));
     assert!(store.apply(addresses(81)).is_some());
@@ -723,7 +727,7 @@ fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
     for length in 56..=64 {
         let store = Store::new(Departed::Kept);
         let middle = "y".repeat(length - 4);
-        let created = |created, observed| Observed { created: Some(created), ..observed };
+        let created = |created, observed| ObservedService { created: Some(created), ..observed };
         store.apply(created(200, seen("z", &format!("x-{middle}"), "1", &["a.example."])));
         store.apply(created(100, seen(&format!("{middle}-z"), "x", "2", &["b.example."])));
         let key = ServiceKey::new("z", &format!("x-{middle}"));
@@ -748,8 +752,8 @@ fn target_in_our_zone_is_allowed_if_its_link_allows_it() {
     ] {
         let allow_from = allowed.split(',').filter(|word| !word.is_empty()).map(Box::from).collect();
         let hostnames = [Box::from(format!("{name}-extra.lb.internal"))].into();
-        let wishes = Wishes { allow_from, hostnames, ..Wishes::default() };
-        store.apply(Observed { wishes, ..seen(namespace, name, "u", &["lb.example."]) });
+        let wishes = Annotations { allow_from, hostnames, ..Annotations::default() };
+        store.apply(ObservedService { wishes, ..seen(namespace, name, "u", &["lb.example."]) });
     }
     for (name, why) in [
         ("own.default.lb.internal", ""),

@@ -7,13 +7,18 @@ use super::names::custom_hostnames;
 use super::names::custom_hostnames::Passed;
 use super::table::Keyed;
 use super::{Found, Store};
-use crate::model::link::{Change, Link};
+use crate::model::link::{Link, LinkChange};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 impl Store {
     /// Stores a link under its names. A new one is put into the queues for them.
-    pub(super) fn put(&self, allotment: &mut Allotment, before: Option<Arc<Link>>, mut link: Link) -> Change {
+    pub(super) fn put(
+        &self,
+        allotment: &mut Allotment,
+        before: Option<Arc<Link>>,
+        mut link: Link,
+    ) -> LinkChange {
         let mut reallotted = Vec::new();
         if before.as_ref().is_none_or(|before| before.created != link.created) {
             reallotted = allotment.remove(&link.key);
@@ -54,7 +59,7 @@ impl Store {
     }
 
     /// Takes a link and its claims out; the next link in each queue gets the name.
-    pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> Change {
+    pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> LinkChange {
         let reallotted = allotment.remove(&link.key);
         self.carry_out(allotment, reallotted);
         let passed = allotment.extras.ask(&link.key, link.created, &[]);

@@ -40,7 +40,7 @@ use super::k8s::service::Service;
 use super::k8s::watch::{Item, in_namespace, list_watch};
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
-use crate::model::link::Change;
+use crate::model::link::LinkChange;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::k8s::metrics::ApiMetrics;
@@ -117,7 +117,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
 /// Keeps the followers in step for as long as a term lasts and etcd isn't restored: then everything is listed anew.
 async fn lead(
     settings: &Settings,
-    feed: &mut broadcast::Receiver<Change>,
+    feed: &mut broadcast::Receiver<LinkChange>,
     memory: Memory,
     lists: Listed,
     stop: &CancellationToken,
@@ -276,11 +276,11 @@ impl Following {
         anew
     }
 
-    fn link_changed(&mut self, change: &Change) {
+    fn link_changed(&mut self, change: &LinkChange) {
         self.memory.departed.heed(change, &self.settings.store);
         let keys: Vec<ServiceKey> = self.followers.of(&change.key).cloned().collect();
         for key in keys {
-            if change.retargeted().is_some() {
+            if change.target_change().is_some() {
                 // What failed was about the old target.
                 self.pace.stop_waiting(&key);
                 self.pace.succeeded(&key);

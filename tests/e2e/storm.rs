@@ -18,8 +18,8 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
 use lb_linker::dns::transport::udp;
-use lb_linker::model::hostname::Host;
-use lb_linker::model::link::{Family, Ingress as StoreIngress, Observed, Wishes};
+use lb_linker::model::hostname::Hostname;
+use lb_linker::model::link::{Annotations, Ingress as StoreIngress, IpFamily, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::{Departed, Store};
 use tokio::net::UdpSocket;
@@ -220,16 +220,16 @@ async fn point(cluster: &Cluster, namespace: &str, link: u32, generation: u32) {
         .await;
 }
 
-fn observed(link: u32, generation: u32) -> Observed {
-    let hostnames = vec![Host::from(&Name::from_ascii(format!("{}.", host(link, generation))).unwrap())];
-    Observed {
+fn observed(link: u32, generation: u32) -> ObservedService {
+    let hostnames = vec![Hostname::from(&Name::from_ascii(format!("{}.", host(link, generation))).unwrap())];
+    ObservedService {
         key: ServiceKey::new("storm", &format!("svc-{link}")),
         uid: "u".into(),
         created: None,
         resource_version: Some((generation * LINKS + link).into()),
         ingress: StoreIngress { hostnames, addresses: vec![] },
         ports: [].into(),
-        wishes: Wishes::default(),
+        wishes: Annotations::default(),
         refused: false,
         guarded: false,
     }
@@ -289,7 +289,7 @@ async fn no_more_than_64_targets_are_looked_up_ahead_at_once() {
     let silent = FaultyUpstream::start(|_, _| vec![]).await;
     let store = stored(200);
     // Clients have asked for all of them.
-    store.links().iter().for_each(|link| link.asked.note(Family::V4));
+    store.links().iter().for_each(|link| link.last_queried.note(IpFamily::V4));
     let handler = handler(&store, &format!("forward . {}", silent.address));
     let stop = CancellationToken::new();
     let mut following = JoinSet::new();

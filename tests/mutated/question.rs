@@ -10,8 +10,8 @@ use lb_linker::dns::message::header::MAX_UDP;
 use lb_linker::dns::net::Protocol;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::server::config::first_handler;
-use lb_linker::model::hostname::Host;
-use lb_linker::model::link::{Ingress, Observed, Wishes};
+use lb_linker::model::hostname::Hostname;
+use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::{Departed, Store};
 use tokio::runtime::Runtime;
@@ -52,17 +52,17 @@ impl Server {
 
 fn handler() -> Arc<Handler> {
     let name = |text: &str| Name::from_ascii(text).unwrap();
-    let link = |service: &str, hostname: Option<&str>, addresses: Vec<IpAddr>, extra: &str| Observed {
+    let link = |service: &str, hostname: Option<&str>, addresses: Vec<IpAddr>, extra: &str| ObservedService {
         key: ServiceKey::new("default", service),
         uid: service.into(),
         created: None,
         resource_version: Some(1),
         ingress: Ingress {
-            hostnames: hostname.map(|host| Host::from(&name(host))).into_iter().collect(),
+            hostnames: hostname.map(|host| Hostname::from(&name(host))).into_iter().collect(),
             addresses,
         },
         ports: [].into(),
-        wishes: Wishes {
+        wishes: Annotations {
             ttl: None,
             hostnames: extra.split_whitespace().map(Into::into).collect(),
             allow_from: [].into(),

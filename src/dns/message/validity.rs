@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::metrics::sharded::Spread;
-use crate::model::link::{Family, Link};
+use crate::model::link::{IpFamily, Link};
 use crate::store::{Names, Store};
 
 /// What an answer rests on, and what giving it again brings with it.
@@ -40,7 +40,7 @@ pub struct Repeat {
     /// What is counted beside that.
     pub counts: Vec<Arc<Spread>>,
     /// The family of addresses that was asked for: the link notes when it was last queried for it.
-    pub family: Option<Family>,
+    pub family: Option<IpFamily>,
 }
 
 /// How often an entry of a cache was given, without a long gap, and when last.

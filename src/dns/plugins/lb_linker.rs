@@ -118,7 +118,7 @@ use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, drop_hints, follow};
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
-use crate::model::link::{Family, Link};
+use crate::model::link::{IpFamily, Link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 use hops::{Denial, Denials, Looked};
@@ -631,15 +631,15 @@ fn is_for_every_client(qtype: RecordType) -> bool {
 
 fn note(link: &Link, qtype: RecordType) {
     if let Some(family) = family_of(qtype) {
-        link.asked.note(family);
+        link.last_queried.note(family);
     }
 }
 
 /// Returns the family of the addresses that are of a type.
-fn family_of(qtype: RecordType) -> Option<Family> {
+fn family_of(qtype: RecordType) -> Option<IpFamily> {
     match qtype {
-        RecordType::A => Some(Family::V4),
-        RecordType::AAAA => Some(Family::V6),
+        RecordType::A => Some(IpFamily::V4),
+        RecordType::AAAA => Some(IpFamily::V6),
         _ => None,
     }
 }

@@ -18,7 +18,7 @@ use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support;
 use crate::dns::response_cache::*;
 use crate::dns::server::config::first_handler;
-use crate::model::link::{Ingress, Observed, Wishes};
+use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::store::{Departed, Store};
 
@@ -119,10 +119,10 @@ fn question(id: u16, name: &str, qtype: RecordType, edns: Option<(u16, bool)>, f
 }
 
 /// A link with records of that TTL, and a name for everything below `more`, if one is said.
-fn link(service: &str, target: &str, ttl: Option<u32>) -> Observed {
+fn link(service: &str, target: &str, ttl: Option<u32>) -> ObservedService {
     let hostnames = if ttl.is_some() { vec!["*.more.lb.internal".into()] } else { vec![] };
-    let wishes = Wishes { ttl, hostnames: hostnames.into(), ..Wishes::default() };
-    Observed { wishes, ..support::link(service, target) }
+    let wishes = Annotations { ttl, hostnames: hostnames.into(), ..Annotations::default() };
+    ObservedService { wishes, ..support::link(service, target) }
 }
 
 const NAMES: [&str; 16] = [
@@ -408,7 +408,7 @@ async fn cut_answer_is_not_kept_with_loadbalance() {
     let mut served = Served::new("loadbalance", "");
     let addresses = (1..=60).map(|last| [192, 0, 2, last].into()).collect();
     let web = link("web", "192.0.2.1", None);
-    served.store.apply(Observed { ingress: Ingress { hostnames: vec![], addresses }, ..web });
+    served.store.apply(ObservedService { ingress: Ingress { hostnames: vec![], addresses }, ..web });
     let from = client("10.0.0.1");
     for (room, is_again) in [(None, false), (Some((1232, false)), true)] {
         let asked = question(7, "web.default.lb.internal.", RecordType::A, room, 0);

@@ -15,7 +15,7 @@ use tracing::debug;
 use crate::dns::chain::server::Server;
 use crate::dns::message::query::wire_name;
 use crate::dns::plugins::lb_linker::LbLinker;
-use crate::model::link::{Change, Family, Target};
+use crate::model::link::{IpFamily, LinkChange, Target};
 use crate::store::Store;
 
 /// The new target of a link is looked up ahead if the link was queried within this time.
@@ -64,16 +64,16 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
 type LookUp = (Arc<Server>, Arc<LbLinker>, Query);
 
 /// Forgets what a change makes doubtful; returns the questions that clients will have.
-fn heed(change: &Change, servers: &[Arc<Server>]) -> Vec<LookUp> {
-    let Some((from, to)) = change.retargeted() else { return Vec::new() };
+fn heed(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<LookUp> {
+    let Some((from, to)) = change.target_change() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {
         let wire = wire_name(&name);
         servers.iter().for_each(|server| server.forget(Some(&wire)));
     }
     let (Some(name), Some(link)) = (hostname(to), &change.after) else { return Vec::new() };
-    let qtypes: Vec<RecordType> = [(Family::V4, RecordType::A), (Family::V6, RecordType::AAAA)]
+    let qtypes: Vec<RecordType> = [(IpFamily::V4, RecordType::A), (IpFamily::V6, RecordType::AAAA)]
         .into_iter()
-        .filter(|(family, _)| link.asked.is_recent(*family, RECENT))
+        .filter(|(family, _)| link.last_queried.is_recent(*family, RECENT))
         .map(|(_, qtype)| qtype)
         .collect();
     let mut look_ups = Vec::new();

@@ -12,7 +12,7 @@ use arcstr::ArcStr;
 use super::claims::{Claims, Kind, Rank};
 use super::custom_hostnames::Extras;
 use super::owners::Holders;
-use crate::model::link::Change;
+use crate::model::link::LinkChange;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::ports::Ports;
@@ -54,7 +54,7 @@ pub(crate) struct Allotment {
     pub(crate) extras: Extras,
     pub(crate) ports: Ports,
     /// Changes that are told later, all at once: each one wakes the feed's subscribers.
-    pub(crate) untold: Option<Vec<Change>>,
+    pub(crate) untold: Option<Vec<LinkChange>>,
 }
 
 impl Default for Allotment {

@@ -6,7 +6,7 @@ use tracing::{debug, info, warn};
 
 use super::{Reason, Recorder};
 use crate::model::excerpt::examples;
-use crate::model::link::{Change, Link, State};
+use crate::model::link::{Link, LinkChange, LinkState};
 use crate::store::Store;
 use crate::sync::events::metrics::EventMetrics;
 use crate::sync::k8s::service_log::ServiceLog;
@@ -22,20 +22,20 @@ pub struct News {
     pub log: ServiceLog,
 }
 
-pub(crate) fn log_changes(news: &News, changes: impl IntoIterator<Item = Change>) {
+pub(crate) fn log_changes(news: &News, changes: impl IntoIterator<Item = LinkChange>) {
     for change in changes {
         log_change(news, &change);
     }
 }
 
-pub(crate) fn log_change(news: &News, change: &Change) {
+pub(crate) fn log_change(news: &News, change: &LinkChange) {
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
     let (before, after) = (state(&change.before), state(&change.after));
-    let retargeted = change.retargeted();
+    let retargeted = change.target_change();
     if change.before.is_some() && retargeted.is_some() {
         news.metrics.target_changes.inc();
     }
-    if before != after && after == Some(State::Stale) {
+    if before != after && after == Some(LinkState::Stale) {
         // The link goes on with its last target, but needs attention.
         warn!("{change}");
     } else if retargeted.is_some() || before != after {
@@ -48,7 +48,7 @@ pub(crate) fn log_change(news: &News, change: &Change) {
         news.log.warn(&link.key, &format!("link {}: {note}", link.key));
         news.recorder.about(link, Reason::Conflict, &note);
     }
-    if let (Some(target), Some(State::Stale)) = (&link.target, after)
+    if let (Some(target), Some(LinkState::Stale)) = (&link.target, after)
         && before != after
     {
         let why = if link.refused { "the new target isn't followed" } else { "the status is blank" };
@@ -58,7 +58,7 @@ pub(crate) fn log_change(news: &News, change: &Change) {
 }
 
 /// Returns which DNS names a link asks for and hasn't, if that is news.
-pub(crate) fn lost_hostnames(change: &Change) -> Option<String> {
+pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
     let lost = |link: &Option<Arc<Link>>| -> Vec<Box<str>> {
         let Some(link) = link else { return Vec::new() };
         link.wishes.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
@@ -70,7 +70,7 @@ pub(crate) fn lost_hostnames(change: &Change) -> Option<String> {
 
 /// The first list is news about lb-linker, not about the links: one line of each would bury
 /// everything else.
-pub(crate) fn log_first_list(store: &Store, news: &News, changes: &[Change]) {
+pub(crate) fn log_first_list(store: &Store, news: &News, changes: &[LinkChange]) {
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {

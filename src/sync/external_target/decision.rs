@@ -216,8 +216,8 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant)
         _ => false,
     };
     // A living Service shall carry the finalizer, one that is gone for us shall not.
-    if policy.finalizer && settled && link.guarded == link.is_gone() && !link.uid.is_empty() {
-        let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.guarded);
+    if policy.finalizer && settled && link.has_finalizer == link.is_gone() && !link.uid.is_empty() {
+        let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
         return Step::Write(Write::Finalizer { service, uid, add });
     }
     step

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use crate::model::hostname::Host;
+use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HOSTNAME;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
@@ -318,7 +318,7 @@ pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a Endpoin
         let name = service.spec.external_name.as_deref()?;
         return Some(match name.parse() {
             Ok(ip) => Target::Addresses([ip].into()),
-            Err(_) => Target::Hostname(Host::from(&host_name(name).ok()?)),
+            Err(_) => Target::Hostname(Hostname::from(&host_name(name).ok()?)),
         });
     }
     // In their order: with another one they would be written again.

@@ -9,7 +9,7 @@ use tracing::info;
 use super::reconciler::{Reconciler, Settings};
 use super::write::removal_of;
 use crate::model::hostname_policy::noted_hostnames;
-use crate::model::link::{Change, State, Target};
+use crate::model::link::{LinkChange, LinkState, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::{LastTarget, WrittenFor};
 use crate::sync::events::link_log::log_changes;
@@ -109,9 +109,9 @@ impl Reconciler {
     }
 
     /// Takes over what the store says of a link.
-    pub(crate) fn heed(&mut self, change: &Change) {
+    pub(crate) fn heed(&mut self, change: &LinkChange) {
         if let (Some(before), Some(after)) = (&change.before, &change.after)
-            && before.renamed != after.renamed
+            && before.external_target_override != after.external_target_override
         {
             let (before, after) = (&before.external_target(), &after.external_target());
             info!("link {}: its external target is {after} from now on, not {before}", change.key);
@@ -119,7 +119,7 @@ impl Reconciler {
         if self.may_write() {
             self.report.heed(change);
         }
-        if change.retargeted().is_some() {
+        if change.target_change().is_some() {
             // What failed was about the old target.
             self.pace.stop_waiting(&change.key);
             self.pace.succeeded(&change.key);
@@ -198,7 +198,7 @@ impl Reconciler {
         };
         let target = points_at(service, slices).filter(|target| !nobodys(target));
         // Drop targets that the policy now denies; which names in our zones lead on, DNS asks with each answer.
-        target.and_then(|target| self.settings.admission.targets.followed(target))
+        target.and_then(|target| self.settings.admission.targets.allowed(target))
     }
 
     /// Changes what is known of an object, and queues the links that it mattered to before and
@@ -250,7 +250,7 @@ impl Reconciler {
         let own = policy.instance.as_deref();
         let mut orphans = Vec::new();
         // An earlier Service of this name may have left one, too.
-        let recreated = || store.get(key).is_some_and(|link| matches!(link.state, State::Recreated(_)));
+        let recreated = || store.get(key).is_some_and(|link| matches!(link.state, LinkState::Recreated(_)));
         if policy.sync != SyncMode::Off && !policy.prune && (!store.knows(key) || recreated()) {
             let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
             let services = objects.iter().filter_map(Object::as_service);

@@ -34,8 +34,8 @@ use super::observed_object::Packed;
 use super::orphans::Orphans;
 use super::status_log::Report;
 use crate::metrics::staleness::Staleness;
-use crate::model::hostname_policy::Admission;
-use crate::model::link::{Link, State};
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::controller::circuit_breaker::Closed;
@@ -84,7 +84,7 @@ pub struct Settings {
     /// Which Services become links: the external targets of others aren't ours to touch.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub admission: Arc<Admission>,
+    pub admission: Arc<HostnamePolicy>,
     /// What the user has decided.
     pub policy: Policy,
     /// Where what happens is told.
@@ -434,7 +434,7 @@ impl Reconciler {
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&strange).collect();
         // What a Service has left that this process may never have seen counts only where it is ours.
-        let strict = link.was_never_seen() || matches!(link.state, State::Recreated(_));
+        let strict = link.was_never_seen() || matches!(link.state, LinkState::Recreated(_));
         let counts = |object: &Object| !strict || self.is_ours(object.meta());
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();

@@ -10,7 +10,7 @@ use super::backend::{Keeper, WriteError};
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
 use crate::model::excerpt::examples;
-use crate::model::link::{Change, Link, Target};
+use crate::model::link::{Link, LinkChange, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
@@ -363,8 +363,8 @@ impl Report {
     }
 
     /// Takes in that a link has another target: it is told when that is written.
-    pub(crate) fn heed(&mut self, change: &Change) {
-        match change.retargeted() {
+    pub(crate) fn heed(&mut self, change: &LinkChange) {
+        match change.target_change() {
             Some((from, Some(_))) => {
                 self.former.entry(change.key.clone()).or_insert_with(|| from.cloned());
             }

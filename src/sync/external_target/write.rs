@@ -334,7 +334,7 @@ pub(crate) fn removal_of(name: &str, uid: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::link::State;
+    use crate::model::link::LinkState;
     use crate::sync::external_target::desired::Precondition;
 
     fn delete(kind: Kind, name: &str) -> Write {
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn only_an_external_target_that_goes_for_good_counts_as_removed() {
         let living = Link::new(ServiceKey::new("default", "web"), "u");
-        let gone = Link { state: State::Gone(Instant::now().into()), ..living.clone() };
+        let gone = Link { state: LinkState::Gone(Instant::now().into()), ..living.clone() };
         let (own, former) = ("web-default-ext", "former-ext");
         let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
         assert_eq!(removal(&gone, Kind::Service, own), Some("web-default-ext o".to_owned()));

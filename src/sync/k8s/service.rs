@@ -13,12 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::model::hostname::Host;
-use crate::model::hostname_policy::Admission;
+use crate::model::hostname::Hostname;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Port;
-use crate::model::link::{Ingress, Observed, Wishes};
+use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::names;
-use crate::model::rejection::{ENTRY, Entries, Subject, Unusable};
+use crate::model::rejection::{ListEntries, MAX_ENTRY_BYTES, RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
@@ -176,15 +176,15 @@ impl Service {
 
     /// Returns what the store needs to know, and what of it can't be served or isn't granted.
     #[must_use]
-    pub fn observe(&self, admission: &Admission, store: &Store) -> (Observed, Vec<Unusable>) {
+    pub fn observe(&self, admission: &HostnamePolicy, store: &Store) -> (ObservedService, Vec<Rejection>) {
         let key = self.key();
         let (ingress, mut unusable) =
             usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets, store);
-        let refused = unusable.iter().any(Unusable::refuses);
+        let refused = unusable.iter().any(Rejection::refuses);
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
             _ => {
-                let mut complaint = Unusable::new(Subject::Other, format!("annotation {TTL}"));
+                let mut complaint = Rejection::new(RejectedField::Other, format!("annotation {TTL}"));
                 complaint.refuse(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
                 unusable.push(complaint);
                 None
@@ -194,8 +194,8 @@ impl Service {
         unusable.extend(refused_names);
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
-        let wishes = Wishes { ttl, hostnames: hostnames.into(), allow_from };
-        let observed = Observed {
+        let wishes = Annotations { ttl, hostnames: hostnames.into(), allow_from };
+        let observed = ObservedService {
             key,
             uid: self.uid().into(),
             created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
@@ -212,11 +212,12 @@ impl Service {
 
 impl Service {
     /// Returns the namespaces whose Services may follow this one, each once, and what of the annotation can't be used.
-    fn allow_from(&self) -> (Box<[Box<str>]>, Option<Unusable>) {
-        let Entries { counted, ignored } = Entries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
+    fn allow_from(&self) -> (Box<[Box<str>]>, Option<Rejection>) {
+        let ListEntries { counted, ignored } =
+            ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
         let mut complaint =
-            Unusable::new(Subject::Other, format!("the namespace in annotation {ALLOW_FROM}"));
-        complaint.ignore(ignored, Entries::LIMIT);
+            Rejection::new(RejectedField::Other, format!("the namespace in annotation {ALLOW_FROM}"));
+        complaint.ignore(ignored, ListEntries::LIMIT);
         let mut namespaces: Vec<Box<str>> = Vec::new();
         for namespace in counted {
             if namespace != "*" && !names::is_label(namespace) {
@@ -234,11 +235,11 @@ fn usable(
     namespace: &str,
     targets: &TargetPolicy,
     store: &Store,
-) -> (Ingress, Vec<Unusable>) {
+) -> (Ingress, Vec<Rejection>) {
     let mut ingress = Ingress::default();
-    let mut hosts = Unusable::new(Subject::Target, "the load balancer's hostname");
-    let mut addresses = Unusable::new(Subject::Target, "the load balancer's ip");
-    let mut rest = Unusable::new(Subject::Target, "status.loadBalancer.ingress");
+    let mut hosts = Rejection::new(RejectedField::Target, "the load balancer's hostname");
+    let mut addresses = Rejection::new(RejectedField::Target, "the load balancer's ip");
+    let mut rest = Rejection::new(RejectedField::Target, "status.loadBalancer.ingress");
     rest.ignore(entries.len().saturating_sub(MAX_INGRESS), "the first 1000 count");
     let (mut known_hosts, mut known_addresses) = (HashSet::new(), HashSet::new());
     for entry in entries.iter().take(MAX_INGRESS) {
@@ -247,7 +248,7 @@ fn usable(
                 targets
                     .check_host(namespace, &host, |host| store.link_of_host(host))
                     .map_err(|refusal| refusal.to_string())?;
-                Ok(Host::from(&host))
+                Ok(Hostname::from(&host))
             });
             match checked {
                 Ok(name) if known_hosts.insert(name.clone()) => ingress.hostnames.push(name),
@@ -272,14 +273,14 @@ fn usable(
     // Many wait for their list to be complete, mostly with one each.
     ingress.hostnames.shrink_to_fit();
     ingress.addresses.shrink_to_fit();
-    let unusable = [hosts, addresses, rest].into_iter().filter_map(Unusable::into_complaint).collect();
+    let unusable = [hosts, addresses, rest].into_iter().filter_map(Rejection::into_complaint).collect();
     (ingress, unusable)
 }
 
 /// The API server accepts labels of 64 and more characters, which DNS can't carry.
 pub(crate) fn host_name(host: &str) -> Result<Name, String> {
-    if host.strip_suffix('.').unwrap_or(host).len() > ENTRY {
-        return Err(format!("longer than {ENTRY} characters"));
+    if host.strip_suffix('.').unwrap_or(host).len() > MAX_ENTRY_BYTES {
+        return Err(format!("longer than {MAX_ENTRY_BYTES} characters"));
     }
     let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|error| error.to_string())?;
     if name.is_root() {
@@ -393,18 +394,18 @@ mod tests {
         }))
         .unwrap();
         assert!(service.is_living_load_balancer());
-        let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
+        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(Departed::Kept));
         assert_eq!(observed.key, ServiceKey::new("default", "web"));
         assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
-        assert_eq!(observed.ingress.hostnames, [Host::from(&Name::from_ascii("a.example.").unwrap())]);
+        assert_eq!(observed.ingress.hostnames, [Hostname::from(&Name::from_ascii("a.example.").unwrap())]);
         assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
         assert_eq!(unusable.len(), 2, "{unusable:?}");
         assert!(unusable[1].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
     }
 
-    fn observe(service: serde_json::Value) -> (Observed, String) {
+    fn observe(service: serde_json::Value) -> (ObservedService, String) {
         let service: Service = serde_json::from_value(service).unwrap();
-        let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
+        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(Departed::Kept));
         (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
     }
 
@@ -461,7 +462,8 @@ mod tests {
             let service: Service =
                 serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
                     .unwrap();
-            let (observed, unusable) = service.observe(&Admission::default(), &Store::new(Departed::Kept));
+            let (observed, unusable) =
+                service.observe(&HostnamePolicy::default(), &Store::new(Departed::Kept));
             assert_eq!(observed.wishes.ttl, expected, "{text}");
             assert_eq!(unusable.len(), usize::from(expected.is_none()));
         }

@@ -18,9 +18,9 @@ use tracing::{info, warn};
 use super::own_targets::OwnTargets;
 use super::selection::{Membership, Selection};
 use crate::metrics::staleness::Staleness;
-use crate::model::hostname_policy::Admission;
-use crate::model::link::{Change, Observed};
-use crate::model::rejection::{Subject, Unusable};
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{LinkChange, ObservedService};
+use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::store::{Ports, Store};
 use crate::sync::controller::supervisor::SyncError;
@@ -50,7 +50,7 @@ pub struct ClusterSource {
     /// Which Services become links.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub admission: Arc<Admission>,
+    pub admission: Arc<HostnamePolicy>,
     /// Whether Services carry our finalizer, and wait for us when they are deleted.
     pub guards: bool,
     /// Whether most external targets stay, at the start, until it is known that their Services are gone.
@@ -306,7 +306,7 @@ impl ClusterSource {
         doubt: &mut Doubt,
         Complete { list, version, rewound }: Complete,
         leaving: &mut Leaving,
-    ) -> Vec<Change> {
+    ) -> Vec<LinkChange> {
         let List { seen, unreadable, departing, unselected, .. } = list;
         let mut changes = Vec::new();
         for observed in &seen {
@@ -353,7 +353,7 @@ impl ClusterSource {
         changes
     }
 
-    fn listed(&self, changes: Vec<Change>, complete: bool) {
+    fn listed(&self, changes: Vec<LinkChange>, complete: bool) {
         if self.store.is_synced() {
             log_changes(&self.news, changes);
             return;
@@ -369,15 +369,16 @@ impl ClusterSource {
 
     /// Returns what the store needs to know, and records what isn't granted; of the first list that is
     /// no news.
-    fn observe(&self, service: &Service, complaints: &mut Complaints) -> Observed {
+    fn observe(&self, service: &Service, complaints: &mut Complaints) -> ObservedService {
         self.own_targets().note(service, &self.admission, Some(&self.store));
         let (observed, refused) = observe(service, &self.admission, &self.store, complaints);
         if !self.store.is_synced() {
             return observed;
         }
-        for (subject, reason) in
-            [(Subject::Target, Reason::TargetRefused), (Subject::Hostname, Reason::HostnameRefused)]
-        {
+        for (subject, reason) in [
+            (RejectedField::Target, Reason::TargetRefused),
+            (RejectedField::Hostname, Reason::HostnameRefused),
+        ] {
             let note = joined(refused.iter().filter(|unusable| unusable.subject == subject));
             if !note.is_empty() {
                 let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
@@ -389,7 +390,7 @@ impl ClusterSource {
 
     /// Does what [`ClusterSource::observe`] does for a Service of a list, of which the rest isn't known yet: what is
     /// wrong with a target that depends on another Service is said when [`ClusterSource::reconsider`] has looked again.
-    fn observe_listed(&self, service: &Service, complaints: &mut Complaints) -> Observed {
+    fn observe_listed(&self, service: &Service, complaints: &mut Complaints) -> ObservedService {
         if self.own_targets().note(service, &self.admission, None) {
             return service.observe(&self.admission, &self.store).0;
         }
@@ -397,14 +398,14 @@ impl ClusterSource {
     }
 
     /// Looks again at the Services whose target another Service allows now, or doesn't allow any more.
-    fn reconsider(&self, complaints: &mut Complaints) -> Vec<Change> {
+    fn reconsider(&self, complaints: &mut Complaints) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.admission, &self.store);
         let mut again = |service: &Service| self.store.apply(self.observe(service, complaints));
         services.iter().filter_map(&mut again).collect()
     }
 
     /// Takes in which links have changed. Returns whether there are Services whose target depends on them.
-    fn heed(&self, feed: &mut broadcast::Receiver<Change>) -> bool {
+    fn heed(&self, feed: &mut broadcast::Receiver<LinkChange>) -> bool {
         let mut own_targets = self.own_targets();
         loop {
             match feed.try_recv() {
@@ -446,8 +447,8 @@ impl ClusterSource {
 
     /// Ends the link of a Service that was called deleted and is back without a target: it has stopped being a load
     /// balancer in between, which makes the API server clear its status.
-    fn end_if_blank(&self, observed: &Observed) -> Option<Change> {
-        let Observed { key, uid, ingress, .. } = observed;
+    fn end_if_blank(&self, observed: &ObservedService) -> Option<LinkChange> {
+        let ObservedService { key, uid, ingress, .. } = observed;
         let is_blank = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
         let now = std::time::Instant::now();
         is_blank.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
@@ -511,7 +512,7 @@ struct Heard {
 #[derive(Debug, Default)]
 struct List {
     keys: HashSet<ServiceKey>,
-    seen: Vec<Observed>,
+    seen: Vec<ObservedService>,
     /// Of those, which are many: most have the same.
     ports: Ports,
     unreadable: Vec<ServiceKey>,
@@ -540,7 +541,7 @@ impl List {
         if membership == Membership::Selected {
             let observed = source.observe_listed(&service, complaints);
             let ports = self.ports.shared(Arc::clone(&observed.ports));
-            return self.seen.push(Observed { ports, ..observed });
+            return self.seen.push(ObservedService { ports, ..observed });
         }
         complaints.set(&key, None);
         if source.guards && service.is_guarded() {
@@ -572,17 +573,17 @@ pub(crate) async fn names_settled(store: &Store) {
 /// granted, and returns that too where it is news.
 pub(crate) fn observe(
     service: &Service,
-    admission: &Admission,
+    admission: &HostnamePolicy,
     store: &Store,
     complaints: &mut Complaints,
-) -> (Observed, Vec<Unusable>) {
+) -> (ObservedService, Vec<Rejection>) {
     let (observed, unusable) = service.observe(admission, store);
     let complaint = joined(&unusable);
     let is_news = complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
     (observed, if is_news { unusable } else { Vec::new() })
 }
 
-fn joined<'a>(complaints: impl IntoIterator<Item = &'a Unusable>) -> String {
+fn joined<'a>(complaints: impl IntoIterator<Item = &'a Rejection>) -> String {
     complaints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 

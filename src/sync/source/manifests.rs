@@ -22,8 +22,8 @@ use super::own_targets::own_hosts;
 use super::selection::Selection;
 use crate::model::excerpt;
 use crate::model::excerpt::sentence;
-use crate::model::hostname_policy::Admission;
-use crate::model::link::Observed;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::ObservedService;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Departed, Store};
@@ -45,7 +45,7 @@ pub struct ManifestSource {
     /// Which Services become links.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub admission: Arc<Admission>,
+    pub admission: Arc<HostnamePolicy>,
     /// Where the links go.
     pub store: Arc<Store>,
     /// Where changes are told.
@@ -121,7 +121,7 @@ pub struct Checked {
 pub fn check(
     directory: &Path,
     selection: &Selection,
-    admission: &Admission,
+    admission: &HostnamePolicy,
 ) -> Result<Checked, DirectoryError> {
     let mut files = Files::default();
     files.read(directory)?;
@@ -221,9 +221,9 @@ impl Files {
     fn services(
         &self,
         selection: &Selection,
-        admission: &Admission,
+        admission: &HostnamePolicy,
         complaints: &mut Complaints,
-    ) -> Vec<Observed> {
+    ) -> Vec<ObservedService> {
         // Whether a name in our zones is followed depends on the load balancers of all files.
         let all = Store::new(Departed::Dropped).with_zones(&admission.targets.zones);
         let services = self.by_name.values().flat_map(|file| &file.services);
@@ -237,8 +237,8 @@ impl Files {
     fn observed(
         &self,
         selection: &Selection,
-        mut observe: impl FnMut(&Service) -> Observed,
-    ) -> Vec<Observed> {
+        mut observe: impl FnMut(&Service) -> ObservedService,
+    ) -> Vec<ObservedService> {
         let mut seen = BTreeSet::new();
         self.by_name
             .values()
@@ -246,7 +246,7 @@ impl Files {
             .filter(|service| seen.insert(service.key()))
             .filter(|service| selection.selects(service))
             // A version that kubectl has exported doesn't say when the file was changed.
-            .map(|service| Observed { resource_version: None, ..observe(service) })
+            .map(|service| ObservedService { resource_version: None, ..observe(service) })
             .collect()
     }
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use tracing::debug;
 
-use crate::model::hostname_policy::Admission;
-use crate::model::link::{Change, Link};
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{Link, LinkChange};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::model::target_policy::Refusal;
+use crate::model::target_policy::Denied;
 use crate::store::{Found, Store};
 use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
 
@@ -49,7 +49,7 @@ struct Noted {
 #[derive(Debug, Default)]
 struct Looked {
     /// Why each of them isn't followed, if so; nothing if that isn't known.
-    refused: Option<Vec<Option<Refusal>>>,
+    refused: Option<Vec<Option<Denied>>>,
     /// The links that have them.
     links: BTreeSet<ServiceKey>,
 }
@@ -90,7 +90,12 @@ impl<K: Clone + Eq + Hash> Dependents<K> {
 impl OwnTargets {
     /// Remembers a Service, as it is looked at now, if its target depends on others; returns whether it does. Without a
     /// store it is to be looked at again.
-    pub(crate) fn note(&mut self, service: &Service, admission: &Admission, store: Option<&Store>) -> bool {
+    pub(crate) fn note(
+        &mut self,
+        service: &Service,
+        admission: &HostnamePolicy,
+        store: Option<&Store>,
+    ) -> bool {
         let hosts = own_hosts(service, admission);
         if hosts.is_empty() && self.services.is_empty() {
             return false;
@@ -142,11 +147,11 @@ impl OwnTargets {
     }
 
     /// Takes in a change of a link: the Services that depend on it are to be looked at.
-    pub(crate) fn heed(&mut self, change: &Change, admission: &Admission) {
+    pub(crate) fn heed(&mut self, change: &LinkChange, admission: &HostnamePolicy) {
         if self.services.is_empty() {
             return;
         }
-        let Change { key, before, after } = change;
+        let LinkChange { key, before, after } = change;
         if self.services.contains_key(key) {
             self.due.insert(key.clone());
         }
@@ -181,7 +186,7 @@ impl OwnTargets {
     /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets the
     /// ones without a living link. Looks only at what is due since the last call. Not to be called while a list comes
     /// in: its Services have no links yet.
-    pub(crate) fn changed(&mut self, admission: &Admission, store: &Store) -> Vec<Service> {
+    pub(crate) fn changed(&mut self, admission: &HostnamePolicy, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
         for key in std::mem::take(&mut self.due) {
             if store.get(&key).is_none_or(|link| link.is_gone()) {
@@ -205,14 +210,14 @@ impl OwnTargets {
 
 /// Returns the label directly below the closest of our zones that a host is in, in lower case; nothing for a zone's own
 /// name.
-fn label_below_zone(host: &Name, admission: &Admission) -> Option<Box<[u8]>> {
+fn label_below_zone(host: &Name, admission: &HostnamePolicy) -> Option<Box<[u8]>> {
     let zones = admission.targets.zones.iter().filter(|zone| zone.zone_of(host));
     let below = host.iter().count().checked_sub(zones.map(|zone| zone.iter().count()).max()?)?;
     Some(host.iter().nth(below.checked_sub(1)?)?.to_ascii_lowercase().into())
 }
 
 /// Returns the labels directly below a zone that names of a link have; nothing if it may be any.
-fn labels_of(link: &Link, admission: &Admission) -> Option<BTreeSet<Box<[u8]>>> {
+fn labels_of(link: &Link, admission: &HostnamePolicy) -> Option<BTreeSet<Box<[u8]>>> {
     let (namespace, service) = link.key.parts();
     let own = [names::dashed_label(namespace, service), namespace.to_owned()];
     let mut labels: BTreeSet<Box<[u8]>> = own.into_iter().map(|label| label.into_bytes().into()).collect();
@@ -228,7 +233,7 @@ fn labels_of(link: &Link, admission: &Admission) -> Option<BTreeSet<Box<[u8]>>> 
 }
 
 /// Returns the hosts in our zones that the status of a Service names.
-pub(crate) fn own_hosts(service: &Service, admission: &Admission) -> Vec<Name> {
+pub(crate) fn own_hosts(service: &Service, admission: &HostnamePolicy) -> Vec<Name> {
     let zones = &admission.targets.zones;
     let entries = service.status.load_balancer.ingress.iter().take(MAX_INGRESS);
     let hosts = entries.filter_map(|entry| entry.hostname.as_deref());
@@ -236,7 +241,7 @@ pub(crate) fn own_hosts(service: &Service, admission: &Admission) -> Vec<Name> {
     hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
 }
 
-fn look(key: &ServiceKey, hosts: &[Name], admission: &Admission, store: &Store) -> Looked {
+fn look(key: &ServiceKey, hosts: &[Name], admission: &HostnamePolicy, store: &Store) -> Looked {
     let refusal =
         |host| admission.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err();
     let link = |host| match store.find_host(host) {
@@ -267,9 +272,9 @@ mod tests {
     use crate::model::target_policy::TargetPolicy;
     use crate::store::Departed;
 
-    fn admission() -> Admission {
+    fn admission() -> HostnamePolicy {
         let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
-        Admission { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
+        HostnamePolicy { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
     }
 
     fn service(namespace: &str, name: &str, host: &str, allow_from: &str) -> Service {
@@ -339,7 +344,7 @@ mod tests {
         }
         assert_eq!(own.services.len(), 990);
         // Its guests, and no others: another target, another `allow-from`, its end and its return.
-        let mut due = |change: &Change| {
+        let mut due = |change: &LinkChange| {
             own.heed(change, &admission);
             let due = own.due.len();
             (due, own.changed(&admission, &store).len())
@@ -372,7 +377,7 @@ mod tests {
             let (key, before, after) =
                 (ServiceKey::new("b", "host"), before.map(Arc::new), after.map(Arc::new));
             own.due.clear();
-            own.heed(&Change { key, before, after }, &admission);
+            own.heed(&LinkChange { key, before, after }, &admission);
             own.is_due()
         };
         for name in ["x.y.apps.example", "*.y.apps.example", "*.apps.example", "z.y.apps.example"] {

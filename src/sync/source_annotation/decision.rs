@@ -2,7 +2,7 @@
 
 use super::deleted_links::Gone;
 use crate::model::excerpt::value;
-use crate::model::link::{Link, Target, Wishes};
+use crate::model::link::{Annotations, Link, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::{OnDelete, Policy};
@@ -96,7 +96,7 @@ impl Follower {
         link.is_some_and(|link| self.is_allowed(&link.wishes)) || gone.is_some_and(followed)
     }
 
-    fn is_allowed(&self, wishes: &Wishes) -> bool {
+    fn is_allowed(&self, wishes: &Annotations) -> bool {
         self.key.namespace() == self.source.namespace() || wishes.allows(self.key.namespace())
     }
 
@@ -122,8 +122,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::model::hostname::Host;
-    use crate::model::link::State;
+    use crate::model::hostname::Hostname;
+    use crate::model::link::LinkState;
     use crate::sync::test_support;
 
     fn policy(on_delete: OnDelete) -> Policy {
@@ -144,12 +144,12 @@ mod tests {
 
     fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
         let allow_from = allow_from.iter().map(|namespace| (*namespace).into()).collect();
-        let wishes = Wishes { allow_from, ..Default::default() }.into();
+        let wishes = Annotations { allow_from, ..Default::default() }.into();
         Link { target, wishes, ..Link::new(ServiceKey::new("shop", "web"), "u") }
     }
 
     fn host(name: &str) -> Option<Target> {
-        Some(Target::Hostname(Host::from(&Name::from_ascii(name).unwrap())))
+        Some(Target::Hostname(Hostname::from(&Name::from_ascii(name).unwrap())))
     }
 
     fn ips(ips: &[&str]) -> Option<Target> {
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
         assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Wish::Refuse(_)));
         assert_eq!(own.wish(None, None, &delete), Wish::Leave);
-        let left_out = |link| Link { state: State::LeftOut, ..link };
+        let left_out = |link| Link { state: LinkState::LeftOut, ..link };
         assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Wish::Leave);
         assert_eq!(wish(&other, left_out(link(host("new.example."), &[]))), Wish::Leave, "it may be allowed");
 
@@ -207,7 +207,8 @@ mod tests {
 
     #[test]
     fn a_follower_of_what_is_gone_stays_or_points_at_the_tombstone() {
-        let gone = |allow_from| Link { state: State::Gone(Instant::now().into()), ..link(None, allow_from) };
+        let gone =
+            |allow_from| Link { state: LinkState::Gone(Instant::now().into()), ..link(None, allow_from) };
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         for on_delete in [OnDelete::Delete, OnDelete::Retain] {
@@ -238,7 +239,7 @@ mod tests {
         let gone = gone("old.example.", None);
         assert_eq!(own.wish(None, Some(&gone), &tombstone), moved);
         assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Wish::Leave);
-        let ghost = Link { state: State::Gone(Instant::now().into()), ..link(None, &[]) };
+        let ghost = Link { state: LinkState::Gone(Instant::now().into()), ..link(None, &[]) };
         assert_eq!(other.wish(Some(&ghost), Some(&gone), &tombstone), moved);
         assert_eq!(other.wish(Some(&ghost), None, &tombstone), Wish::Leave);
     }

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::model::link::{Change, Link, Target, Wishes};
+use crate::model::link::{Annotations, Link, LinkChange, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
@@ -17,7 +17,7 @@ pub(super) struct Gone {
     /// What it pointed at last.
     pub(super) target: Target,
     /// Its `allow-from`; nothing if the link was never seen.
-    pub(super) wishes: Option<Arc<Wishes>>,
+    pub(super) wishes: Option<Arc<Annotations>>,
 }
 
 /// The load balancers that have gone since this process is there, or were gone when it came and
@@ -35,7 +35,7 @@ impl Departed {
     }
 
     /// Takes over what the store says of a link.
-    pub(super) fn heed(&mut self, change: &Change, store: &Store) {
+    pub(super) fn heed(&mut self, change: &LinkChange, store: &Store) {
         match (&change.before, &change.after) {
             (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),
             (Some(link), _) if !link.is_gone() => {
@@ -88,12 +88,12 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::model::link::State;
+    use crate::model::link::LinkState;
     use crate::store::Departed as Policy;
 
-    fn change(before: Option<Link>, after: Option<Link>) -> Change {
+    fn change(before: Option<Link>, after: Option<Link>) -> LinkChange {
         let key = ServiceKey::new("shop", "web");
-        Change { key, before: before.map(Arc::new), after: after.map(Arc::new) }
+        LinkChange { key, before: before.map(Arc::new), after: after.map(Arc::new) }
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
-        let gone = || Link { state: State::Gone(Instant::now().into()), ..bare() };
+        let gone = || Link { state: LinkState::Gone(Instant::now().into()), ..bare() };
         let key = live().key;
         departed.heed(&change(Some(live()), Some(gone())), &store);
         departed.heed(&change(Some(gone()), None), &store);

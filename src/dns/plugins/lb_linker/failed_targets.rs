@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::dns::message::query::{Key, Question};
-use crate::model::hostname::host_text;
+use crate::model::hostname::to_presentation;
 
 /// Lines in a minute: when all targets fail, the first ones say enough.
 const LINES: u32 = 20;
@@ -133,7 +133,7 @@ impl State {
 
 /// `a.example.com AAAA`
 fn name_of(question: &Question) -> String {
-    format!("{} {}", host_text(&question.query.name().to_lowercase()), question.query.query_type())
+    format!("{} {}", to_presentation(&question.query.name().to_lowercase()), question.query.query_type())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
 use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::zone_set::Origins;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
-use crate::model::hostname::host_text;
+use crate::model::hostname::to_presentation;
 use crate::model::names;
 
 /// The options, as errors list them.
@@ -48,7 +48,7 @@ pub fn link_zones(blocks: &[Block]) -> Result<Vec<LinkZone>, CorefileError> {
                     Some(known) if known.apex != options.apex => {
                         return Err(line.error(format!(
                             "the zone {} has the apex {:?} in another block: it has to be the same",
-                            host_text(&origin),
+                            to_presentation(&origin),
                             known.apex
                         )));
                     }
@@ -62,8 +62,8 @@ pub fn link_zones(blocks: &[Block]) -> Result<Vec<LinkZone>, CorefileError> {
             let line = blocks.iter().flat_map(|block| &block.lines).find(|line| line.name() == super::NAME);
             let message = format!(
                 "the zone {} lies in {}, whose names it would hide",
-                host_text(&inner.origin),
-                host_text(&outer.origin)
+                to_presentation(&inner.origin),
+                to_presentation(&outer.origin)
             );
             return Err(line.map_or_else(
                 || CorefileError { place: blocks[0].addresses[0].place.clone(), message: message.clone() },
@@ -90,7 +90,7 @@ pub(super) fn parse(line: &Line, own: &[Name]) -> Result<Options, CorefileError>
     let mut options = Options {
         origins: origins(line, own)?,
         ttl: TTL,
-        apex: names::APEX.to_owned(),
+        apex: names::RESERVED_LABEL.to_owned(),
         ns: Vec::new(),
         reverse: Vec::new(),
         fallthrough: None,
@@ -141,7 +141,7 @@ fn origins(line: &Line, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
 }
 
 fn check(zone: &Name) -> Result<(), &'static str> {
-    let text = host_text(zone);
+    let text = to_presentation(zone);
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if zone.is_root() {
         Err("it is the root")

@@ -15,7 +15,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::plugins::lb_linker::LbLinker;
 use crate::dns::plugins::tests::support::{Site, link, show};
-use crate::model::link::Observed;
+use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
@@ -25,8 +25,8 @@ fn name(text: &str) -> Name {
 }
 
 /// A Service `web` in `default`, whose load balancer is `t.example`.
-fn web() -> Observed {
-    Observed { resource_version: Some(42), ..link("web", "t.example.") }
+fn web() -> ObservedService {
+    ObservedService { resource_version: Some(42), ..link("web", "t.example.") }
 }
 
 /// The listeners of a Corefile, with one link.
@@ -147,7 +147,7 @@ async fn answer_that_falls_through_is_not_kept() {
         site(&format!("lb.internal {{\ncache\nlb_linker {{\nfallthrough\n}}\nforward . {address}\n}}\n"));
     let answer = site.ask("new.default.lb.internal. A").await;
     assert_eq!(answer, "NXDOMAIN | | lb.internal. 5 IN SOA ns.lb.internal. h.lb.internal. 1 2 3 4 900 |");
-    let new = Observed { key: ServiceKey::new("default", "new"), uid: "v".into(), ..web() };
+    let new = ObservedService { key: ServiceKey::new("default", "new"), uid: "v".into(), ..web() };
     site.shared.store.apply(new);
     let answer = site.ask("new.default.lb.internal. A").await;
     assert!(answer.contains("CNAME t.example."), "{answer}");

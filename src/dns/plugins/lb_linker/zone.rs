@@ -138,7 +138,7 @@ enum Node {
 
 impl Default for ZoneOptions {
     fn default() -> Self {
-        Self { addresses: Vec::new(), ttl: TTL, apex: names::APEX.to_owned() }
+        Self { addresses: Vec::new(), ttl: TTL, apex: names::RESERVED_LABEL.to_owned() }
     }
 }
 

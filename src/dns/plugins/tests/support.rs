@@ -21,27 +21,27 @@ use crate::dns::net::Protocol;
 use crate::dns::plugins::setup::{self, Task};
 use crate::dns::query_log::{LineFormat, Queue};
 use crate::dns::server::config::{Configuration, configure};
-use crate::model::hostname::Host;
-use crate::model::link::{Ingress, Observed, Wishes};
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{Departed, Store};
 
 /// A Service in `default` whose load balancer is at that address, or has that name.
-pub(crate) fn link(service: &str, target: &str) -> Observed {
-    let hostname = || Host::from(&Name::from_ascii(target).unwrap());
+pub(crate) fn link(service: &str, target: &str) -> ObservedService {
+    let hostname = || Hostname::from(&Name::from_ascii(target).unwrap());
     let ingress = match target.parse() {
         Ok(ip) => Ingress { hostnames: vec![], addresses: vec![ip] },
         Err(_) => Ingress { hostnames: vec![hostname()], addresses: vec![] },
     };
-    Observed {
+    ObservedService {
         key: ServiceKey::new("default", service),
         uid: "u".into(),
         created: None,
         resource_version: None,
         ingress,
         ports: [].into(),
-        wishes: Wishes::default(),
+        wishes: Annotations::default(),
         refused: false,
         guarded: false,
     }

@@ -11,7 +11,7 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 use rand::seq::SliceRandom;
 
 use crate::dns::response_cache::tests::*;
-use crate::model::hostname::Host;
+use crate::model::hostname::Hostname;
 use crate::model::link::{Port, Target};
 use crate::store::{LastTarget, WrittenFor};
 
@@ -160,14 +160,14 @@ impl World<'_> {
         let mut ingress = Ingress::default();
         match self.random.random_range(0..12) {
             0 => {}
-            1..6 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.host()).unwrap())),
-            6..8 => ingress.hostnames.push(Host::from(&Name::from_ascii(self.name()).unwrap())),
+            1..6 => ingress.hostnames.push(Hostname::from(&Name::from_ascii(self.host()).unwrap())),
+            6..8 => ingress.hostnames.push(Hostname::from(&Name::from_ascii(self.name()).unwrap())),
             _ => ingress.addresses = addresses(&self.some_of(&ADDRESSES, 0.5)),
         }
         ingress
     }
 
-    fn observed(&mut self) -> Observed {
+    fn observed(&mut self) -> ObservedService {
         let key = self.key();
         let ports = [("http", "TCP", 80), ("https", "TCP", 443), ("dns", "UDP", 53)];
         let mut ports = ports.map(|(name, protocol, port)| Port {
@@ -179,7 +179,7 @@ impl World<'_> {
         ports.shuffle(self.random);
         let number = self.random.random_range(0..=ports.len());
         let boxed = |texts: Vec<String>| texts.into_iter().map(Box::from).collect();
-        let wishes = Wishes {
+        let wishes = Annotations {
             ttl: if self.chance(0.3) { Some(60) } else { None },
             hostnames: boxed(self.some_of(&WISHES, 0.2)),
             allow_from: match self.random.random_range(0..5) {
@@ -188,7 +188,7 @@ impl World<'_> {
                 _ => ["*".into()].into(),
             },
         };
-        Observed {
+        ObservedService {
             key,
             uid: "u".into(),
             created: Some(self.random.random_range(0..3)),
@@ -216,7 +216,7 @@ impl World<'_> {
                 let key = self.key();
                 let (other, ingress) = (self.observed(), self.ingress());
                 let Some(link) = store.get(&key) else { return String::new() };
-                let mut wishes = Wishes::clone(&link.wishes);
+                let mut wishes = Annotations::clone(&link.wishes);
                 let mut ports = Arc::clone(&link.ports);
                 let mut target = ingress;
                 match self.random.random_range(0..4) {
@@ -230,7 +230,7 @@ impl World<'_> {
                     Some(Target::Addresses(ips)) => target.addresses = ips.to_vec(),
                     None => target = Ingress::default(),
                 }
-                let changed = Observed {
+                let changed = ObservedService {
                     key,
                     uid: link.uid.clone(),
                     created: Some(link.created),
@@ -275,7 +275,7 @@ impl World<'_> {
                 format!("{key} was at 192.0.2.10")
             }
             14 => {
-                let list: Vec<Observed> = (0..4).map(|_| self.observed()).collect();
+                let list: Vec<ObservedService> = (0..4).map(|_| self.observed()).collect();
                 store.replace(Some("tenant"), list, vec![], &Default::default());
                 "a list".to_owned()
             }
@@ -394,9 +394,9 @@ async fn follows(
 #[tokio::test(start_paused = true)]
 async fn srv_answer_ends_when_the_alias_of_its_target_changes() {
     let mut served = Served::new("", "");
-    let https = |observed: Observed| {
+    let https = |observed: ObservedService| {
         let (name, protocol) = (Some("https".to_owned()), "TCP".to_owned());
-        Observed { ports: [Port { name, protocol, port: 443, app_protocol: None }].into(), ..observed }
+        ObservedService { ports: [Port { name, protocol, port: 443, app_protocol: None }].into(), ..observed }
     };
     served.store.apply(https(link("a", "b.default.lb.internal.", None)));
     served.store.apply(link("b", "192.0.2.1", None));
@@ -419,7 +419,7 @@ async fn absence_of_a_service_ends_when_its_port_comes() {
         let port =
             Port { name: Some("x".into()), protocol: protocol.to_owned(), port: 7, app_protocol: None };
         let come = |store: &Store| {
-            store.apply(Observed { ports: [port].into(), ..link("a", "192.0.2.1", None) });
+            store.apply(ObservedService { ports: [port].into(), ..link("a", "192.0.2.1", None) });
         };
         follows(&mut served, (name, RecordType::SRV), come, true).await;
     }

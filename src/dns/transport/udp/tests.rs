@@ -12,7 +12,7 @@ use crate::dns::plugins::setup::Site;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::udp::*;
-use crate::model::link::{Ingress, Observed};
+use crate::model::link::{Ingress, ObservedService};
 use crate::store::{Departed, Store};
 
 const KNOWN: &str = "web.lb.internal.";
@@ -228,7 +228,8 @@ async fn client_with_larger_payload_gets_the_larger_answer() {
     const NAME: &str = "web.default.lb.internal.";
     let Served { store, client, .. } = &serve_web().await;
     let addresses = (1..=100).map(|last| [192, 0, 2, last].into()).collect();
-    let many = Observed { ingress: Ingress { hostnames: vec![], addresses }, ..link("web", "192.0.2.1") };
+    let many =
+        ObservedService { ingress: Ingress { hostnames: vec![], addresses }, ..link("web", "192.0.2.1") };
     let with_room = |room| {
         let mut message = Message::from_vec(&question(NAME)).unwrap();
         let mut edns = Edns::new();

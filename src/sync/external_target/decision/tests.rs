@@ -4,8 +4,8 @@ use hickory_proto::rr::Name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use crate::model::hostname::Host;
-use crate::model::link::{Port, State, Target};
+use crate::model::hostname::Hostname;
+use crate::model::link::{LinkState, Port, Target};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::decision::*;
@@ -34,7 +34,7 @@ fn link(target: Option<Target>) -> Link {
 }
 
 fn host(name: &str) -> Link {
-    link(Some(Target::Hostname(Host::from(&Name::from_ascii(name).unwrap()))))
+    link(Some(Target::Hostname(Hostname::from(&Name::from_ascii(name).unwrap()))))
 }
 
 fn ips(ips: &[&str]) -> Link {
@@ -42,7 +42,7 @@ fn ips(ips: &[&str]) -> Link {
 }
 
 fn gone(since: Instant) -> Link {
-    Link { state: State::Gone(since.into()), ..link(None) }
+    Link { state: LinkState::Gone(since.into()), ..link(None) }
 }
 
 /// What the API server makes of an object that is written.
@@ -412,7 +412,7 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
 #[test]
 fn recreated_service_without_target_is_as_one_that_is_gone() {
     let since = Instant::now();
-    let pending = Link { state: State::Recreated(since.into()), ..link(None) };
+    let pending = Link { state: LinkState::Recreated(since.into()), ..link(None) };
     let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
     let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
     let at_once = Policy { delete_delay: Duration::ZERO, ..policy() };

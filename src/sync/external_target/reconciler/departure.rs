@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, Resource};
 
 use super::Settings;
-use crate::model::link::{Link, State};
+use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::external_target::decision::Write;
@@ -68,7 +68,7 @@ impl Departure {
         if !relies || settings.store.is_unreadable(&link.key) {
             return None;
         }
-        let successor = matches!(link.state, State::Recreated(_)).then(|| link.uid.clone());
+        let successor = matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone());
         Some(Self {
             client: client.clone(),
             outage: settings.keeper.outage()?,

@@ -300,7 +300,7 @@ async fn namespace_that_isnt_listed_waits_alone() {
     run_for(&mut reconciler, 60).await;
     assert!(sent.lock().is_empty(), "{sent:?}");
     // The end of a Service that the watch has told of is looked up before each write.
-    let gone = Link { state: State::Gone(Instant::now().into()), ..Link::clone(&link) };
+    let gone = Link { state: LinkState::Gone(Instant::now().into()), ..Link::clone(&link) };
     assert!(reconciler.may_write_for(&gone));
     let never_seen = Link { created: crate::model::link::NEVER, ..gone.clone() };
     assert!(!reconciler.may_write_for(&never_seen));

@@ -31,7 +31,7 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
         client: Client::new(service, "default"),
         outage: Outage::default(),
         selection: Arc::default(),
-        admission: Arc::new(Admission {
+        admission: Arc::new(HostnamePolicy {
             targets: TargetPolicy { zones, ..Default::default() },
             ..Default::default()
         }),

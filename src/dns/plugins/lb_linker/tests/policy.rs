@@ -5,7 +5,7 @@ use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::Server;
 use crate::dns::message::reply::Reply;
 use crate::dns::plugins::tests::support::{Site, link};
-use crate::model::link::{Observed, Port, Wishes};
+use crate::model::link::{Annotations, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 
@@ -66,17 +66,17 @@ const UPSTREAM: &str = r#"
 "#;
 
 /// A load balancer of a namespace, open to these.
-fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -> Observed {
+fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -> ObservedService {
     let allow_from = allow_from.iter().map(|namespace| Box::from(*namespace)).collect();
-    let wishes = Wishes { allow_from, ..Wishes::default() };
-    Observed { key: ServiceKey::new(namespace, service), wishes, ..link(service, target) }
+    let wishes = Annotations { allow_from, ..Annotations::default() };
+    ObservedService { key: ServiceKey::new(namespace, service), wishes, ..link(service, target) }
 }
 
-fn site(links: Vec<Observed>) -> Site {
+fn site(links: Vec<ObservedService>) -> Site {
     site_with("lb.internal {\nlb_linker\n}\n", links)
 }
 
-fn site_with(blocks: &str, links: Vec<Observed>) -> Site {
+fn site_with(blocks: &str, links: Vec<ObservedService>) -> Site {
     let policy = TargetPolicy { cluster_domain: name("cluster.local."), ..TargetPolicy::default() };
     let site = Site::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
     let store = &site.shared.store;
@@ -261,9 +261,9 @@ async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
 }
 
 /// With a port.
-fn with_http(observed: Observed) -> Observed {
+fn with_http(observed: ObservedService) -> ObservedService {
     let (name, protocol) = (Some("http".to_owned()), "TCP".to_owned());
-    Observed { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
+    ObservedService { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
 }
 
 /// An SRV answer: its records, its extended error, and the addresses that come with it.

@@ -4,8 +4,8 @@ mod services;
 use std::net::IpAddr;
 
 use crate::dns::plugins::lb_linker::zone::*;
-use crate::model::hostname::Host;
-use crate::model::link::{Ingress, Observed, Port, Wishes};
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
 use crate::store::Departed;
 
@@ -21,44 +21,44 @@ fn zone() -> Zone {
     Zone::new(&name("LB.internal."), ips(&["192.0.2.53", "2001:db8::53"])).unwrap()
 }
 
-fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) -> Observed {
-    Observed {
+fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) -> ObservedService {
+    ObservedService {
         key: ServiceKey::new(namespace, service),
         uid: "u".into(),
         created: None,
         resource_version: Some(42),
         ingress: Ingress {
-            hostnames: hostnames.iter().map(|host| Host::from(&name(host))).collect(),
+            hostnames: hostnames.iter().map(|host| Hostname::from(&name(host))).collect(),
             addresses: ips(addresses),
         },
         ports: [].into(),
-        wishes: Wishes::default(),
+        wishes: Annotations::default(),
         refused: false,
         guarded: false,
     }
 }
 
-fn with_ttl(ttl: u32, link: Observed) -> Observed {
-    Observed { wishes: Wishes { ttl: Some(ttl), ..link.wishes }, ..link }
+fn with_ttl(ttl: u32, link: ObservedService) -> ObservedService {
+    ObservedService { wishes: Annotations { ttl: Some(ttl), ..link.wishes }, ..link }
 }
 
-fn asking(names: &[&str], link: Observed) -> Observed {
+fn asking(names: &[&str], link: ObservedService) -> ObservedService {
     let hostnames = names.iter().map(|name| Box::from(*name)).collect();
-    Observed { wishes: Wishes { hostnames, ..link.wishes }, ..link }
+    ObservedService { wishes: Annotations { hostnames, ..link.wishes }, ..link }
 }
 
 /// `name/protocol/number` each; without a name it begins with the slash.
-fn with_ports(ports: &[&str], link: Observed) -> Observed {
+fn with_ports(ports: &[&str], link: ObservedService) -> ObservedService {
     let port = |text: &&str| {
         let [name, protocol, number] = text.split('/').collect::<Vec<_>>()[..] else { panic!("{text}") };
         let name = (!name.is_empty()).then(|| name.to_owned());
         let (protocol, port) = (protocol.to_owned(), number.parse().unwrap());
         Port { name, protocol, port, app_protocol: None }
     };
-    Observed { ports: ports.iter().map(port).collect(), ..link }
+    ObservedService { ports: ports.iter().map(port).collect(), ..link }
 }
 
-fn store_of(links: Vec<Observed>) -> Store {
+fn store_of(links: Vec<ObservedService>) -> Store {
     let store = Store::new(Departed::Kept).with_zones([zone().origin()]);
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
@@ -308,8 +308,8 @@ fn before_the_first_list_only_what_is_known_is_answered() {
     assert!(ask(&store, "deleted.lb.internal. A").starts_with("NXDomain"), "never depends on links");
     store.apply(link("default", "web", &["a.example."], &[]));
     store.apply(link("default", "pending", &[], &[]));
-    let wild = Observed {
-        wishes: Wishes { hostnames: [Box::from("*.lb.internal")].into(), ..Default::default() },
+    let wild = ObservedService {
+        wishes: Annotations { hostnames: [Box::from("*.lb.internal")].into(), ..Default::default() },
         ..link("default", "wild", &["wild.example."], &[])
     };
     store.apply(wild);
