@@ -13,7 +13,7 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, IntGaugeVec, Opts, Registry, TextEncoder};
 
 /// Metrics that belong together, and are shown from when they are first needed.
-pub trait Family: Send + Sync + Sized + 'static {
+pub trait MetricGroup: Send + Sync + Sized + 'static {
     /// Registers them, all zero.
     ///
     /// # Errors
@@ -21,7 +21,7 @@ pub trait Family: Send + Sync + Sized + 'static {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error>;
 }
 
-/// Registers a metric of a [`Family`].
+/// Registers a metric of a [`MetricGroup`].
 ///
 /// # Errors
 /// If it can't be one, or one of that name is there already.
@@ -68,7 +68,7 @@ impl Metrics {
     ///
     /// # Errors
     /// Only if two metrics had one name.
-    pub fn family<F: Family>(&self) -> Result<Arc<F>, prometheus::Error> {
+    pub fn family<F: MetricGroup>(&self) -> Result<Arc<F>, prometheus::Error> {
         let mut families = self.families.lock();
         let known = families.get(&TypeId::of::<F>()).cloned();
         if let Some(family) = known.and_then(|family| family.downcast().ok()) {

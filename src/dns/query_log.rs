@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
-use crate::metrics::{Family, Metrics, registered};
+use crate::metrics::{MetricGroup, Metrics, registered};
 
 /// Lines that wait to be written. What comes while they are so many is dropped.
 const CAPACITY: usize = 16_384;
@@ -101,7 +101,7 @@ struct Object<'a> {
 #[derive(Debug)]
 struct Dropped(IntCounter);
 
-impl Family for Dropped {
+impl MetricGroup for Dropped {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let dropped = IntCounter::new(
             "lb_linker_dns_log_lines_dropped_total",

@@ -19,7 +19,7 @@ use rand::rngs::SmallRng;
 use tokio::time::Instant;
 
 use crate::dns::message::validity::Kept;
-use crate::metrics::sharded::{Cells, Spread, duration};
+use crate::metrics::sharded::{LocalCounters, ShardedCounters, duration};
 use key::Key;
 use wire_response::Packet;
 
@@ -51,7 +51,7 @@ pub struct Packets {
     /// The set that is looked through next where room is short.
     hand: usize,
     /// This thread's cells of all counters that answers count on, by where the counters are.
-    cells: HashMap<usize, (Arc<Spread>, Arc<Cells>)>,
+    cells: HashMap<usize, (Arc<ShardedCounters>, Arc<LocalCounters>)>,
     /// What an answer adds where it is counted how long one takes, as far as this is known.
     took: [(usize, u64); 2],
 }
@@ -87,9 +87,9 @@ type Adds = Box<[(u16, u64)]>;
 #[derive(Debug, Default)]
 struct Bill {
     /// What is counted by one, or more, and where.
-    adds: Box<[(Arc<Cells>, Adds)]>,
+    adds: Box<[(Arc<LocalCounters>, Adds)]>,
     /// Where it is counted how long that takes.
-    durations: Box<[Arc<Cells>]>,
+    durations: Box<[Arc<LocalCounters>]>,
 }
 
 impl Packets {
@@ -226,7 +226,7 @@ impl Packets {
         Bill { adds: adds.into(), durations: durations.into() }
     }
 
-    fn cells_of(&mut self, counters: &Arc<Spread>) -> Arc<Cells> {
+    fn cells_of(&mut self, counters: &Arc<ShardedCounters>) -> Arc<LocalCounters> {
         let place = Arc::as_ptr(counters).addr();
         let (_, cells) = self.cells.entry(place).or_insert_with(|| (Arc::clone(counters), counters.own()));
         Arc::clone(cells)

@@ -28,25 +28,25 @@ pub fn duration(took: Duration) -> [(usize, u64); 2] {
 
 /// Some counters. The cells of all threads are added up when the sums are read.
 #[derive(Debug)]
-pub struct Spread {
-    shared: Cells,
-    own: Mutex<Vec<Arc<Cells>>>,
+pub struct ShardedCounters {
+    shared: LocalCounters,
+    own: Mutex<Vec<Arc<LocalCounters>>>,
 }
 
 /// The counters of one thread, or those of all threads without cells of their own.
 #[derive(Debug)]
-pub struct Cells(Box<[Line]>);
+pub struct LocalCounters(Box<[CacheLine]>);
 
 /// Eight counters, on a cache line that nothing else is on.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Line([AtomicU64; LINE]);
+struct CacheLine([AtomicU64; LINE]);
 
 const LINE: usize = 8;
 
-impl Cells {
+impl LocalCounters {
     fn new(number: usize) -> Self {
-        Self(iter::repeat_with(Line::default).take(number.div_ceil(LINE)).collect())
+        Self(iter::repeat_with(CacheLine::default).take(number.div_ceil(LINE)).collect())
     }
 
     /// Counts, in the one thread whose cells these are.
@@ -68,11 +68,11 @@ impl Cells {
     }
 }
 
-impl Spread {
+impl ShardedCounters {
     /// Returns so many counters, all zero.
     #[must_use]
     pub fn new(number: usize) -> Self {
-        Self { shared: Cells::new(number), own: Mutex::default() }
+        Self { shared: LocalCounters::new(number), own: Mutex::default() }
     }
 
     /// Counts, in whatever thread.
@@ -82,8 +82,8 @@ impl Spread {
 
     /// Returns cells for one thread. When it has dropped them, their counts stay.
     #[must_use]
-    pub fn own(&self) -> Arc<Cells> {
-        let cells = Arc::new(Cells::new(self.shared.len()));
+    pub fn own(&self) -> Arc<LocalCounters> {
+        let cells = Arc::new(LocalCounters::new(self.shared.len()));
         self.lock().push(Arc::clone(&cells));
         cells
     }
@@ -105,22 +105,22 @@ impl Spread {
         (0..self.shared.len()).map(|at| self.shared.get(at) + sum(at)).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Cells>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<LocalCounters>>> {
         self.own.lock()
     }
 }
 
-/// Counters by labels, each a [`Spread`] of one.
+/// Counters by labels, each a [`ShardedCounters`] of one.
 #[derive(Clone, Debug)]
-pub struct SpreadVec(Arc<Inner>);
+pub struct ShardedCounterVec(Arc<VecState>);
 
 #[derive(Debug)]
-struct Inner {
+struct VecState {
     desc: Desc,
-    counters: RwLock<HashMap<Vec<String>, Arc<Spread>>>,
+    counters: RwLock<HashMap<Vec<String>, Arc<ShardedCounters>>>,
 }
 
-impl SpreadVec {
+impl ShardedCounterVec {
     /// Registers counters of that name, none of them there yet.
     ///
     /// # Errors
@@ -131,24 +131,25 @@ impl SpreadVec {
         help: &str,
         labels: &[&str],
     ) -> Result<Self, prometheus::Error> {
-        let counters = Self(Arc::new(Inner { desc: desc(name, help, labels)?, counters: RwLock::default() }));
+        let counters =
+            Self(Arc::new(VecState { desc: desc(name, help, labels)?, counters: RwLock::default() }));
         registry.register(Box::new(counters.clone()))?;
         Ok(counters)
     }
 
     /// Returns the counter with these values of the labels.
     #[must_use]
-    pub fn with(&self, values: &[&str]) -> Arc<Spread> {
+    pub fn with(&self, values: &[&str]) -> Arc<ShardedCounters> {
         let values: Vec<String> = values.iter().map(ToString::to_string).collect();
         if let Some(counter) = self.0.counters.read().get(&values) {
             return Arc::clone(counter);
         }
         let mut counters = self.0.counters.write();
-        Arc::clone(counters.entry(values).or_insert_with(|| Arc::new(Spread::new(1))))
+        Arc::clone(counters.entry(values).or_insert_with(|| Arc::new(ShardedCounters::new(1))))
     }
 }
 
-impl Collector for SpreadVec {
+impl Collector for ShardedCounterVec {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.0.desc]
     }
@@ -218,12 +219,12 @@ mod tests {
 
     #[test]
     fn what_each_thread_has_counted_is_added_up_and_stays_when_it_ends() {
-        let spread = Spread::new(10);
+        let spread = ShardedCounters::new(10);
         let (one, other) = (spread.own(), spread.own());
         spread.add(0, 1);
         one.add(0, 2);
         other.add(9, 4);
-        let sums = |spread: &Spread| (spread.sums()[0], spread.sums()[9]);
+        let sums = |spread: &ShardedCounters| (spread.sums()[0], spread.sums()[9]);
         assert_eq!(sums(&spread), (3, 4));
         drop(one);
         assert_eq!(sums(&spread), (3, 4));
@@ -235,7 +236,8 @@ mod tests {
     #[test]
     fn counters_are_shown_by_their_labels_once_there_is_something_to_count() {
         let registry = Registry::new();
-        let counters = SpreadVec::register(&registry, "asked_total", "Asked.", &["zone", "kind"]).unwrap();
+        let counters =
+            ShardedCounterVec::register(&registry, "asked_total", "Asked.", &["zone", "kind"]).unwrap();
         let counter = counters.with(&["z", "k"]);
         assert!(registry.gather().is_empty());
         counter.add(0, 2);

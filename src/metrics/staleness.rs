@@ -9,13 +9,13 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts, Registry};
 
-use super::{Family, registered};
+use super::{MetricGroup, registered};
 
 /// When a watch has heard something last: an event, a bookmark or a complete list.
 #[derive(Debug)]
-pub struct Sign(Mutex<Instant>);
+pub struct LastHeard(Mutex<Instant>);
 
-impl Sign {
+impl LastHeard {
     /// Takes over that something has been heard now.
     pub fn note(&self) {
         *self.0.lock() = Instant::now();
@@ -30,10 +30,10 @@ impl Sign {
 #[derive(Clone, Debug)]
 pub struct Staleness {
     gauge: GaugeVec,
-    watches: Arc<Mutex<BTreeMap<String, Weak<Sign>>>>,
+    watches: Arc<Mutex<BTreeMap<String, Weak<LastHeard>>>>,
 }
 
-impl Family for Staleness {
+impl MetricGroup for Staleness {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let opts = Opts::new(
             "lb_linker_watch_staleness_seconds",
@@ -58,11 +58,11 @@ impl Collector for Staleness {
 impl Staleness {
     /// Returns where the watch of this name notes what it hears. Its age counts from now, or goes on where the watch
     /// takes the place of another one of its name; it is shown as long as anything keeps what is returned.
-    pub fn watch(&self, name: &str) -> Arc<Sign> {
+    pub fn watch(&self, name: &str) -> Arc<LastHeard> {
         let mut watches = self.watches.lock();
         let known = watches.get(name).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let sign = Arc::new(Sign(Mutex::new(Instant::now())));
+            let sign = Arc::new(LastHeard(Mutex::new(Instant::now())));
             watches.insert(name.to_owned(), Arc::downgrade(&sign));
             sign
         })

@@ -29,7 +29,7 @@ use super::controller::backoff::Pauses;
 use super::controller::supervisor::SyncError;
 use super::k8s::errors::{Outage, Trouble, explain, retry_after, root_cause};
 use super::k8s::labels::FIELD_MANAGER;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};
 use elector::{Elector, News, Pod, Step, Timing};
@@ -63,7 +63,7 @@ pub struct ElectionMetrics {
     pub leader: IntGauge,
 }
 
-impl Family for ElectionMetrics {
+impl MetricGroup for ElectionMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let leader = IntGauge::new("lb_linker_leader", "1 while this instance leads: it alone writes.");
         Ok(Self { leader: registered(registry, leader)? })

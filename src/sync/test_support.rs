@@ -11,7 +11,7 @@ use kube::Client;
 use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
-use crate::metrics::{Family, Metrics};
+use crate::metrics::{MetricGroup, Metrics};
 use crate::sync::events::Recorder;
 use crate::sync::events::link_log::News;
 use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
@@ -64,7 +64,7 @@ pub(crate) fn policy(instance: Option<&str>) -> Policy {
 }
 
 /// Returns metrics of their own.
-pub(crate) fn metrics<F: Family>() -> Arc<F> {
+pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
     Metrics::new().unwrap().family().unwrap()
 }
 

@@ -16,9 +16,9 @@ use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::validity::Charge;
 use crate::dns::net::Protocol;
 use crate::metrics::sharded::{
-    DURATION_COUNTERS, DURATIONS, Spread, counted, desc, duration, family, labelled,
+    DURATION_COUNTERS, DURATIONS, ShardedCounters, counted, desc, duration, family, labelled,
 };
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// The buckets of sizes, in bytes, but for the last one, which is for all that is longer.
 const SIZES: [u32; 14] = [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
@@ -66,7 +66,7 @@ struct Descs {
     duration: Desc,
 }
 
-impl Family for Report {
+impl MetricGroup for Report {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauge = |name, help, labels: &[&str]| {
             registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
@@ -141,7 +141,7 @@ impl Report {
             Arc::new(Tally {
                 server: server.to_owned(),
                 zone: zone.to_owned(),
-                counters: Arc::new(Spread::new(COUNTERS)),
+                counters: Arc::new(ShardedCounters::new(COUNTERS)),
                 responses: RwLock::default(),
             })
         });
@@ -154,7 +154,7 @@ impl Report {
 pub struct Tally {
     server: String,
     zone: String,
-    counters: Arc<Spread>,
+    counters: Arc<ShardedCounters>,
     /// The response codes and plugins that the counters behind [`RESPONSES`] are for, in order, and the counts of
     /// further pairs: only made-up codes can be so many.
     responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,

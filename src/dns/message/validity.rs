@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::metrics::sharded::Spread;
+use crate::metrics::sharded::ShardedCounters;
 use crate::model::link::{IpFamily, Link};
 use crate::store::{Names, Store};
 
@@ -38,7 +38,7 @@ pub struct Repeat {
     /// What is counted of a question.
     pub charges: Vec<Charge>,
     /// What is counted beside that.
-    pub counts: Vec<Arc<Spread>>,
+    pub counts: Vec<Arc<ShardedCounters>>,
     /// The family of addresses that was asked for: the link notes when it was last queried for it.
     pub family: Option<IpFamily>,
 }
@@ -252,7 +252,7 @@ impl Repeat {
 #[derive(Clone, Debug)]
 pub struct Charge {
     /// The counters of the tally.
-    pub counters: Arc<Spread>,
+    pub counters: Arc<ShardedCounters>,
     /// Which of them, and how much.
     pub adds: Vec<(usize, u64)>,
 }

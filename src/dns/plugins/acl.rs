@@ -103,8 +103,8 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::validity::Clients;
 use crate::dns::message::zone_set::Origins;
-use crate::metrics::sharded::SpreadVec;
-use crate::metrics::{Family, registered};
+use crate::metrics::sharded::ShardedCounterVec;
+use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "acl";
 /// RFC 8914 section 4.16.
@@ -147,10 +147,10 @@ struct Counts {
     blocked: IntCounterVec,
     filtered: IntCounterVec,
     dropped: IntCounterVec,
-    allowed: SpreadVec,
+    allowed: ShardedCounterVec,
 }
 
-impl Family for Counts {
+impl MetricGroup for Counts {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |what: &str, labels: &[&str]| {
             let name = format!("coredns_acl_{what}_requests_total");
@@ -161,7 +161,7 @@ impl Family for Counts {
             blocked: counter("blocked", &["server", "zone", "view"])?,
             filtered: counter("filtered", &["server", "zone", "view"])?,
             dropped: counter("dropped", &["server", "zone", "view"])?,
-            allowed: SpreadVec::register(
+            allowed: ShardedCounterVec::register(
                 registry,
                 "coredns_acl_allowed_requests_total",
                 "Counter of DNS requests being allowed.",

@@ -80,7 +80,7 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "clients";
 /// What stands for all clients.
@@ -106,7 +106,7 @@ pub(super) struct Prohibited {
     last_line: Mutex<Option<Instant>>,
 }
 
-impl Family for Prohibited {
+impl MetricGroup for Prohibited {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let options = Opts::new(
             "lb_linker_dns_prohibited_requests_total",

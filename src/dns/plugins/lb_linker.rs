@@ -151,7 +151,7 @@ struct LbLinkerMetrics {
     stale_answers: IntCounter,
 }
 
-impl metrics::Family for LbLinkerMetrics {
+impl metrics::MetricGroup for LbLinkerMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let failing = IntGauge::new(
             "lb_linker_dns_targets_failing",

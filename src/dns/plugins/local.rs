@@ -58,7 +58,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::{CorefileError, Line};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "local";
 const LOCALHOST: &str = "localhost";
@@ -83,7 +83,7 @@ struct Counts {
     requests: IntCounter,
 }
 
-impl Family for Counts {
+impl MetricGroup for Counts {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let requests = IntCounter::new(
             "coredns_local_localhost_requests_total",

@@ -68,7 +68,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::CorefileError;
 use crate::dns::net::Protocol;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "loop";
 
@@ -134,7 +134,7 @@ struct LoopMetrics {
     looping: IntGauge,
 }
 
-impl Family for LoopMetrics {
+impl MetricGroup for LoopMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let loops = IntCounter::new(
             "lb_linker_dns_loops_total",

@@ -21,7 +21,7 @@ use crate::dns::query_log::{LineFormat, Lines, Queue};
 use crate::dns::transport::tcp::Timeouts;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::Memories;
-use crate::metrics::{Family, Metrics};
+use crate::metrics::{MetricGroup, Metrics};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 use crate::store::metrics::LinkMetrics;
@@ -203,7 +203,7 @@ impl Setup<'_> {
     ///
     /// # Errors
     /// If two have one name: a defect of ours.
-    pub fn metrics<F: Family>(&self) -> Result<Arc<F>, CorefileError> {
+    pub fn metrics<F: MetricGroup>(&self) -> Result<Arc<F>, CorefileError> {
         self.site.metrics.family().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
     }
 

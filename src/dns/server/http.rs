@@ -24,7 +24,7 @@ use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
-use crate::metrics::{Family, Metrics};
+use crate::metrics::{MetricGroup, Metrics};
 
 /// How often `/health` is asked by ourselves, and how long it may take; as with CoreDNS.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -68,7 +68,7 @@ struct HealthMetrics {
     failures: IntCounter,
 }
 
-impl Family for HealthMetrics {
+impl MetricGroup for HealthMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let buckets = prometheus::exponential_buckets(0.000_25, 10.0, 5)?;
         let help = "Histogram of the time (in seconds) each request took.";

@@ -22,14 +22,14 @@ use crate::dns::plugins::setup::{Reload, Site};
 use crate::dns::server::config::Configuration;
 use crate::dns::server::error::ServerError;
 use crate::dns::server::instance::SetDebug;
-use crate::metrics::Family;
+use crate::metrics::MetricGroup;
 
 struct ReloadMetrics {
     failed: IntCounter,
     version: IntGaugeVec,
 }
 
-impl Family for ReloadMetrics {
+impl MetricGroup for ReloadMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let failed = IntCounter::new(
             "coredns_reload_failed_total",

@@ -2,11 +2,11 @@
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// Why a UDP question was dropped, or the answer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dropped {
+pub enum DropReason {
     /// Too many wait for an upstream.
     Busy,
     /// The kernel's queue was full.
@@ -17,7 +17,7 @@ pub enum Dropped {
     Unreachable,
 }
 
-impl Dropped {
+impl DropReason {
     const ALL: [Self; 4] = [Self::Busy, Self::Queue, Self::Send, Self::Unreachable];
 
     fn label(self) -> &'static str {
@@ -41,11 +41,11 @@ pub struct TransportMetrics {
     pub tcp_busy: IntCounter,
     /// TCP connections that were closed because too many big answers aren't read.
     pub tcp_unread: IntCounter,
-    /// UDP questions that were dropped, by `reason`: see [`Dropped`].
+    /// UDP questions that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,
 }
 
-impl Family for TransportMetrics {
+impl MetricGroup for TransportMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name, help| registered(registry, IntCounter::new(name, help));
         let dropped = Opts::new(
@@ -72,7 +72,7 @@ impl Family for TransportMetrics {
             )?,
             udp_dropped: registered(registry, IntCounterVec::new(dropped, &["reason"]))?,
         };
-        for reason in Dropped::ALL {
+        for reason in DropReason::ALL {
             metrics.udp_dropped.with_label_values(&[reason.label()]);
         }
         Ok(metrics)
@@ -81,7 +81,7 @@ impl Family for TransportMetrics {
 
 impl TransportMetrics {
     /// Counts UDP questions that were dropped.
-    pub fn dropped(&self, reason: Dropped, number: u32) {
+    pub fn dropped(&self, reason: DropReason, number: u32) {
         self.udp_dropped.with_label_values(&[reason.label()]).inc_by(number.into());
     }
 }

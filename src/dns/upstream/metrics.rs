@@ -10,7 +10,7 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterV
 
 use crate::dns::message::presentation::rcode_name;
 use crate::metrics::sharded::DURATIONS;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.
 const PROXY: &str = "forward";
@@ -64,7 +64,7 @@ impl fmt::Debug for ForwardMetrics {
     }
 }
 
-impl Family for ForwardMetrics {
+impl MetricGroup for ForwardMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counters = |name, help, labels: &[&str]| {
             registered(registry, IntCounterVec::new(Opts::new(name, help), labels))

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::backoff::Pauses;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// The first and the longest pause before a sync task is started again.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -35,7 +35,7 @@ pub struct SupervisorMetrics {
     restarts: IntCounterVec,
 }
 
-impl Family for SupervisorMetrics {
+impl MetricGroup for SupervisorMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let opts =
             Opts::new("lb_linker_sync_restarts_total", "Sync tasks that ended and were started again.");

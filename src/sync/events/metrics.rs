@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounter, Registry};
 
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// What is counted of Kubernetes Events and of the changes that they tell.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct EventMetrics {
     pub target_changes: IntCounter,
 }
 
-impl Family for EventMetrics {
+impl MetricGroup for EventMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let dropped = IntCounter::new(
             "lb_linker_events_dropped_total",

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// Buckets for the duration of a reconcile, in seconds: 1 ms doubled 15 times, past the timeout of
 /// a request.
@@ -12,7 +12,7 @@ const RECONCILE_BUCKETS: (f64, f64, usize) = (0.001, 2.0, 15);
 
 /// What a look at a link has led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reconciled {
+pub enum ReconcileResult {
     /// Nothing had to be written.
     Unchanged,
     /// A write was made.
@@ -26,7 +26,7 @@ pub enum Reconciled {
     Failed,
 }
 
-impl Reconciled {
+impl ReconcileResult {
     const ALL: [Self; 5] = [Self::Unchanged, Self::Written, Self::Waiting, Self::Conflict, Self::Failed];
 
     fn label(self) -> &'static str {
@@ -56,7 +56,7 @@ pub struct ReconcilerMetrics {
     reconcile_duration: Histogram,
 }
 
-impl Family for ReconcilerMetrics {
+impl MetricGroup for ReconcilerMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauge = |name, help| registered(registry, IntGauge::new(name, help));
         let (first, factor, number) = RECONCILE_BUCKETS;
@@ -92,7 +92,7 @@ impl Family for ReconcilerMetrics {
             reconciles: registered(registry, IntCounterVec::new(reconciles, &["result"]))?,
             reconcile_duration: registered(registry, Histogram::with_opts(duration))?,
         };
-        for result in Reconciled::ALL {
+        for result in ReconcileResult::ALL {
             metrics.reconciles.with_label_values(&[result.label()]);
         }
         Ok(metrics)
@@ -106,12 +106,12 @@ impl ReconcilerMetrics {
     }
 
     #[cfg(test)]
-    pub(crate) fn count(&self, result: Reconciled) -> u64 {
+    pub(crate) fn count(&self, result: ReconcileResult) -> u64 {
         self.reconciles.with_label_values(&[result.label()]).get()
     }
 
     /// Counts a look at a link that was begun at `since` and has ended now.
-    pub fn reconciled(&self, result: Reconciled, since: Instant) {
+    pub fn reconciled(&self, result: ReconcileResult, since: Instant) {
         self.reconciles.with_label_values(&[result.label()]).inc();
         self.reconcile_duration.observe(since.elapsed().as_secs_f64());
     }

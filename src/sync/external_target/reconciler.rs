@@ -44,7 +44,7 @@ use crate::sync::controller::work_queue::Pace;
 use crate::sync::election::Leadership;
 use crate::sync::election::term::unix_now;
 use crate::sync::events::link_log::{News, log_change};
-use crate::sync::external_target::metrics::{Reconciled, ReconcilerMetrics};
+use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
 use crate::sync::external_target::write::Ended;
 pub(crate) use crate::sync::external_target::write::OUTDATED;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
@@ -391,7 +391,7 @@ impl Reconciler {
             self.reconcile(key.clone());
         }));
         if looked.is_err() {
-            self.settings.metrics.reconciled(Reconciled::Failed, now);
+            self.settings.metrics.reconciled(ReconcileResult::Failed, now);
             let pause = self.pace.failed(&key, None);
             error!(
                 "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
@@ -421,7 +421,7 @@ impl Reconciler {
         self.note_orphans(&key);
         if link.is_left_out() {
             self.follow_recorded(&link);
-            return self.settings.metrics.reconciled(Reconciled::Waiting, now);
+            return self.settings.metrics.reconciled(ReconcileResult::Waiting, now);
         }
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
@@ -489,33 +489,33 @@ impl Reconciler {
                 if annotate.is_some_and(|write| self.start(&link, write, now)) {
                     return;
                 }
-                Reconciled::Unchanged
+                ReconcileResult::Unchanged
             }
-            Step::Write(_) if self.settings.policy.sync == SyncMode::Off => Reconciled::Unchanged,
-            Step::Write(write) if is_kept(&write) => Reconciled::Waiting,
+            Step::Write(_) if self.settings.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
+            Step::Write(write) if is_kept(&write) => ReconcileResult::Waiting,
             Step::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
                 let removal = Self::removal(&link, &write);
                 if removal.is_none_or(|object| self.may_remove(&link, &object)) {
                     self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
                 }
-                Reconciled::Waiting
+                ReconcileResult::Waiting
             }
             // The leader does it. All links are looked at again when this replica leads and has listed them.
-            Step::Write(_) if !self.may_write_for(&link) => Reconciled::Waiting,
+            Step::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
             Step::Forget => {
                 if let Some(change) = self.settings.store.forget(&key) {
                     log_change(&self.settings.news, &change);
                 }
-                Reconciled::Unchanged
+                ReconcileResult::Unchanged
             }
             Step::Wait(due) => {
                 self.pace.wait(key, due.saturating_duration_since(now));
-                Reconciled::Waiting
+                ReconcileResult::Waiting
             }
             Step::Conflict { object, why } => {
                 self.report.settled(&link);
                 self.report.conflict(&link, &object.name, &why, is_news);
-                Reconciled::Conflict
+                ReconcileResult::Conflict
             }
             Step::Write(write) => {
                 let ours =
@@ -525,7 +525,7 @@ impl Reconciler {
                 if self.start(&link, write, now) {
                     return;
                 }
-                Reconciled::Waiting
+                ReconcileResult::Waiting
             }
         };
         self.settings.metrics.reconciled(result, now);

@@ -16,7 +16,7 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::News;
-use crate::sync::external_target::metrics::{Reconciled, ReconcilerMetrics};
+use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
 use crate::sync::k8s::errors::Trouble;
 use crate::sync::k8s::instance::OtherOwner;
 use crate::sync::k8s::metrics::ApiMetrics;
@@ -103,9 +103,9 @@ impl Report {
         looked_at: Instant,
     ) {
         let outcome = match result {
-            Ok(_) => Reconciled::Written,
-            Err(WriteError::Conflict | WriteError::Gone) => Reconciled::Waiting,
-            Err(_) => Reconciled::Failed,
+            Ok(_) => ReconcileResult::Written,
+            Err(WriteError::Conflict | WriteError::Gone) => ReconcileResult::Waiting,
+            Err(_) => ReconcileResult::Failed,
         };
         self.metrics.reconciled(outcome, looked_at);
         if matches!(self.keeper, Keeper::Namespace { .. }) {

@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounterVec, Opts, Registry};
 
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// What is counted of the requests to the API server.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub struct ApiMetrics {
     writes: IntCounterVec,
 }
 
-impl Family for ApiMetrics {
+impl MetricGroup for ApiMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let opts = Opts::new("lb_linker_api_writes_total", "Writes to the API server.");
         let writes = registered(registry, IntCounterVec::new(opts, &["verb", "kind", "code"]))?;

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::Guarded;
 use super::errors::retry_after;
-use crate::metrics::staleness::Sign;
+use crate::metrics::staleness::LastHeard;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::Complaints;
 use progress::{Change, Input, Progress, Step, number};
@@ -193,7 +193,7 @@ async fn read_one<K: DeserializeOwned>(
 }
 
 /// Lists the objects of a query, and watches them from there on. `sign` learns when something has been heard.
-pub fn list_watch<K>(client: Client, query: Query, sign: Arc<Sign>) -> Events<K>
+pub fn list_watch<K>(client: Client, query: Query, sign: Arc<LastHeard>) -> Events<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
@@ -329,7 +329,7 @@ struct ListWatch<K> {
     client: Client,
     request: Request,
     query: Query,
-    sign: Arc<Sign>,
+    sign: Arc<LastHeard>,
     progress: Progress,
     pages: PageSize,
     streams: Streams,

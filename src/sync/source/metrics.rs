@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{Gauge, IntCounter, Registry};
 
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// What is counted of the watch of LoadBalancer Services.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct WatchMetrics {
     last_event: Gauge,
 }
 
-impl Family for WatchMetrics {
+impl MetricGroup for WatchMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let events = IntCounter::new(
             "lb_linker_watch_events_total",

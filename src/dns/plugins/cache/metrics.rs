@@ -5,16 +5,16 @@ use std::sync::Arc;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::dns::plugins::cache::entry::Kind;
-use crate::metrics::sharded::{Spread, SpreadVec};
-use crate::metrics::{Family, registered};
+use crate::metrics::sharded::{ShardedCounterVec, ShardedCounters};
+use crate::metrics::{MetricGroup, registered};
 
 /// The counters of all caches.
 #[derive(Debug)]
 pub(super) struct CacheMetrics {
     entries: IntGaugeVec,
-    requests: SpreadVec,
-    hits: SpreadVec,
-    misses: SpreadVec,
+    requests: ShardedCounterVec,
+    hits: ShardedCounterVec,
+    misses: ShardedCounterVec,
     prefetch: IntCounterVec,
     served_stale: IntCounterVec,
     evictions: IntCounterVec,
@@ -28,14 +28,14 @@ pub(super) struct Counters<'a> {
     pub(super) zones: &'a str,
 }
 
-impl Family for CacheMetrics {
+impl MetricGroup for CacheMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         const COMMON: &[&str] = &["server", "zones", "view"];
         const TYPED: &[&str] = &["server", "type", "zones", "view"];
         let counter = |name, help, labels: &[&str]| {
             registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
-        let spread = |name, help, labels: &[&str]| SpreadVec::register(registry, name, help, labels);
+        let spread = |name, help, labels: &[&str]| ShardedCounterVec::register(registry, name, help, labels);
         let entries = Opts::new("coredns_cache_entries", "The number of elements in the cache.");
         Ok(Self {
             entries: registered(registry, IntGaugeVec::new(entries, TYPED))?,
@@ -63,7 +63,7 @@ impl Family for CacheMetrics {
 
 impl Counters<'_> {
     /// Counts that a question was answered from the cache, or not. Returns what was counted.
-    pub(super) fn answered(self, found: Option<Kind>) -> [Arc<Spread>; 2] {
+    pub(super) fn answered(self, found: Option<Kind>) -> [Arc<ShardedCounters>; 2] {
         let common = [self.server, self.zones, ""];
         let how = match found {
             Some(kind) => self.metrics.hits.with(&self.typed(part(kind))),

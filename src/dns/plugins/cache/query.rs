@@ -14,7 +14,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Repeat;
 use crate::dns::plugins::cache::entry::Kind;
 use crate::dns::plugins::cache::store::Found;
-use crate::metrics::sharded::Spread;
+use crate::metrics::sharded::ShardedCounters;
 
 /// A question, as a client asks it.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl Asked {
         request: &Request,
         found: &Found,
         reply: &Reply,
-        counted: [Arc<Spread>; 2],
+        counted: [Arc<ShardedCounters>; 2],
     ) -> Option<Box<Repeat>> {
         let kept = found.kept()?;
         let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];

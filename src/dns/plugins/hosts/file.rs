@@ -18,7 +18,7 @@ use tracing::debug;
 use super::map::{Map, address_of};
 use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::Origins;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// A hosts file, and the lines of the Corefile.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(super) struct Counters {
     reloaded: Gauge,
 }
 
-impl Family for Counters {
+impl MetricGroup for Counters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let entries =
             Opts::new("coredns_hosts_entries", "The combined number of entries in hosts and Corefile.");

@@ -14,8 +14,8 @@ use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Clients;
 use crate::dns::plugins::lb_linker::zone::{Hop, RestsOn, Zone};
-use crate::metrics::Family;
-use crate::metrics::sharded::SpreadVec;
+use crate::metrics::MetricGroup;
+use crate::metrics::sharded::ShardedCounterVec;
 
 /// What a client asks for that has got the name of a host.
 const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
@@ -54,15 +54,15 @@ impl Denial {
 
 /// Counts answers in which something of a target was denied.
 #[derive(Debug)]
-pub(super) struct Denials(SpreadVec);
+pub(super) struct Denials(ShardedCounterVec);
 
-impl Family for Denials {
+impl MetricGroup for Denials {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let (name, help) = (
             "lb_linker_dns_targets_denied_total",
             "Answers about links without a name or an address that the target policy, allow-from or an acl denies.",
         );
-        Ok(Self(SpreadVec::register(registry, name, help, &["reason"])?))
+        Ok(Self(ShardedCounterVec::register(registry, name, help, &["reason"])?))
     }
 }
 

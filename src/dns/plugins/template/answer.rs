@@ -18,7 +18,7 @@ use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::{class_name, name_text, type_name};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::Origins;
-use crate::metrics::{Family, registered};
+use crate::metrics::{MetricGroup, registered};
 
 /// The templates of a block.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(super) struct Counters {
     record_failures: IntCounterVec,
 }
 
-impl Family for Counters {
+impl MetricGroup for Counters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let labels = ["server", "zone", "view", "class", "type", "section", "template"];
         let counter = |name, help, labels: &[&str]| {

@@ -22,7 +22,7 @@ use super::netlink::Netlink;
 use super::routes::direct_interface;
 use super::unreachable::{REPORTED, Unreachable};
 use crate::dns::net::unmapped;
-use crate::dns::transport::metrics::{Dropped, TransportMetrics};
+use crate::dns::transport::metrics::{DropReason, TransportMetrics};
 
 /// The send buffer, in bytes. It bridges the seconds in which answers to an unreachable address wait in the kernel.
 const SEND_BUFFER: usize = 4 << 20;
@@ -87,14 +87,14 @@ impl AnswerSocket {
     }
 
     /// Counts questions that were dropped.
-    pub(super) fn count_dropped(&self, reason: Dropped, number: u32) {
+    pub(super) fn count_dropped(&self, reason: DropReason, number: u32) {
         self.metrics.dropped(reason, number);
     }
 
     /// Counts answers that the kernel refused.
     pub(super) fn count_refused(&self, number: u32) {
         if number > 0 {
-            self.metrics.dropped(Dropped::Send, number);
+            self.metrics.dropped(DropReason::Send, number);
         }
     }
 
@@ -103,7 +103,7 @@ impl AnswerSocket {
         let has_room = || self.queued() < self.send_buffer / 4;
         let admitted = self.unreachable.admits(address, now, has_room, || self.direct_interface(address));
         if !admitted {
-            self.metrics.dropped(Dropped::Unreachable, 1);
+            self.metrics.dropped(DropReason::Unreachable, 1);
         }
         admitted
     }

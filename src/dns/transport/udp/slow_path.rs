@@ -18,7 +18,7 @@ use super::{Asking, Keep, Peer, Question};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::Shares;
-use crate::dns::transport::metrics::Dropped;
+use crate::dns::transport::metrics::DropReason;
 
 /// Questions that are taken in one go, and answers that are sent, before others have their turn.
 const TURN: usize = SIZE;
@@ -85,7 +85,7 @@ impl Full {
                 if share.is_some() {
                     return Poll::Pending;
                 }
-                self.socket.count_dropped(Dropped::Busy, 1);
+                self.socket.count_dropped(DropReason::Busy, 1);
                 Poll::Ready(None)
             }
             answer => answer,

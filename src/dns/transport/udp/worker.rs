@@ -22,7 +22,7 @@ use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
 use crate::dns::chain::handler::{Answer, Handler};
 use crate::dns::net::{Protocol, REST, is_fatal, is_shortage, unmapped};
 use crate::dns::response_cache::{Miss, Packets, Room};
-use crate::dns::transport::metrics::Dropped;
+use crate::dns::transport::metrics::DropReason;
 
 /// The answers that a thread keeps.
 const ROOM: Room = Room { sets: 4096, bytes: 8 << 20 };
@@ -142,7 +142,7 @@ impl Worker {
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
             if peer.lost != *lost && peer.lost != 0 {
-                self.socket.count_dropped(Dropped::Queue, peer.lost.wrapping_sub(*lost));
+                self.socket.count_dropped(DropReason::Queue, peer.lost.wrapping_sub(*lost));
                 *lost = peer.lost;
             }
             if !self.socket.admits(unmapped(peer.address).ip(), now) {
@@ -220,7 +220,7 @@ impl Worker {
     fn pass_on(&self, asking: Asking, peer: Peer, key: Option<Box<[u8]>>) {
         let ticket = Ticket::new(&self.pending);
         if self.questions.try_send(Question { asking, peer, key, ticket }).is_err() {
-            self.socket.count_dropped(Dropped::Busy, 1);
+            self.socket.count_dropped(DropReason::Busy, 1);
         }
     }
 }

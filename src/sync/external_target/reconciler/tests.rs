@@ -10,7 +10,7 @@ use crate::store::Departed;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
-use crate::sync::external_target::metrics::Reconciled;
+use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::k8s::errors::Outage;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::test_support;
@@ -155,7 +155,11 @@ async fn panic_about_one_link_stops_no_other() {
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(reconciler.pace.rests(&key), "the next try comes later");
-    assert_eq!(reconciler.settings.metrics.count(Reconciled::Failed), 3, "the panic, and two refused writes");
+    assert_eq!(
+        reconciler.settings.metrics.count(ReconcileResult::Failed),
+        3,
+        "the panic, and two refused writes"
+    );
 }
 
 /// The message of RBAC about a look without the right to it.
