@@ -27,7 +27,7 @@ use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
 use crate::model::hostname::to_presentation;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncThread;
@@ -81,7 +81,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
 }
 
 fn store_for(flags: &Flags, source: &Source) -> Store {
-    let departed = if source.keeper().is_some() { Departed::Kept } else { Departed::Dropped };
+    let departed = if source.keeper().is_some() { OnGone::Kept } else { OnGone::Dropped };
     let store = Store::new(departed).with_zones(&flags.zones);
     if source.has_versions() { store.with_versions() } else { store }
 }

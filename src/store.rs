@@ -31,9 +31,9 @@ use crate::model::link::{
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use index::Index;
-pub use index::{Found, Names};
-use names::allocator::Allotment;
-pub(crate) use ports::Ports;
+pub use index::{Lookup, NameSetVersion};
+use names::allocator::NameAllocator;
+pub(crate) use ports::PortInterner;
 use table::{Keyed, Table};
 
 /// How many changes a subscriber may be behind before it is told that it missed some. It then
@@ -42,7 +42,7 @@ const FEED_CAPACITY: usize = 1024;
 
 /// What the store does with a link whose Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departed {
+pub enum OnGone {
     /// Its names stay taken, without a target, until [`Store::forget`]: the reconciler removes
     /// the external target first.
     Kept,
@@ -52,40 +52,40 @@ pub enum Departed {
 
 /// The external target of a link that an earlier process has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastTarget {
+pub struct PersistedTarget {
     /// What it points at; nothing if that isn't a target that may be followed.
     pub target: Option<Target>,
     /// The Service whose target that is: another one of its name has another.
-    pub written_for: WrittenFor,
+    pub written_for: TargetOwner,
     /// The further DNS names that are noted on it, as far as they are granted.
     pub hostnames: Box<[Box<str>]>,
     /// Whether lb-linker would remove it without its Service.
     pub is_ours: bool,
 }
 
-impl LastTarget {
+impl PersistedTarget {
     /// Returns the uid of its Service, where that is noted; else an empty one.
     #[must_use]
     pub fn uid(&self) -> Uid {
         match &self.written_for {
-            WrittenFor::Uid(uid) => uid.clone(),
-            WrittenFor::CreatedUntil(_) | WrittenFor::Anybody => Uid::default(),
+            TargetOwner::Uid(uid) => uid.clone(),
+            TargetOwner::CreatedUntil(_) | TargetOwner::Anybody => Uid::default(),
         }
     }
 }
 
 /// The external targets that an earlier process has left, and what the first complete list says of their Services.
 #[derive(Clone, Debug, Default)]
-pub struct Recorded {
+pub struct PersistedTargets {
     /// How many Services with an external target are in the list.
     pub listed: usize,
     /// The others' external targets.
-    pub unlisted: Vec<(ServiceKey, LastTarget)>,
+    pub unlisted: Vec<(ServiceKey, PersistedTarget)>,
 }
 
 /// Which Service of a name an external target was written for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WrittenFor {
+pub enum TargetOwner {
     /// The one with this uid, as lb-linker has noted.
     Uid(Uid),
     /// One that was created until then, in seconds since 1970: the earlier operator made external
@@ -95,7 +95,7 @@ pub enum WrittenFor {
     Anybody,
 }
 
-impl WrittenFor {
+impl TargetOwner {
     fn is(&self, uid: &Uid, created: Option<i64>) -> bool {
         match self {
             Self::Uid(noted) => noted == uid,
@@ -111,13 +111,13 @@ pub struct Store {
     links: Table<Keyed>,
     index: Index,
     /// Which link has which name. Each write to the store holds this lock.
-    allotment: Mutex<Allotment>,
+    allotment: Mutex<NameAllocator>,
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     holders_known: watch::Sender<bool>,
     /// What the external targets point at that an earlier process has left: until all Services are
     /// listed of all, from then on of those whose Service was gone.
-    last_targets: DashMap<ServiceKey, LastTarget>,
+    last_targets: DashMap<ServiceKey, PersistedTarget>,
     /// Services that exist and can't be read.
     unreadable: DashSet<ServiceKey>,
     serial: AtomicU64,
@@ -125,7 +125,7 @@ pub struct Store {
     ahead: AtomicU64,
     /// Whether the serial is a resourceVersion.
     versioned: AtomicBool,
-    departed: Departed,
+    departed: OnGone,
     /// The origins of the zones, in wire form.
     zones: RwLock<Zones>,
 }
@@ -142,7 +142,7 @@ fn origins<'a>(zones: impl IntoIterator<Item = &'a Name>) -> Zones {
 impl Store {
     /// Returns an empty store that isn't synced yet.
     #[must_use]
-    pub fn new(departed: Departed) -> Self {
+    pub fn new(departed: OnGone) -> Self {
         Self {
             links: Table::default(),
             index: Index::default(),
@@ -173,7 +173,7 @@ impl Store {
         *self.zones.write() = origins(zones);
         self.index.names.change();
         for link in self.links() {
-            self.see_hostnames(&mut allotment, &link.key);
+            self.refresh_hostnames(&mut allotment, &link.key);
         }
     }
 
@@ -219,7 +219,7 @@ impl Store {
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
             // Its Service couldn't be decoded, but its external target may still be there.
-            return was_unreadable.then(|| self.publish(&mut allotment, key, None, None));
+            return was_unreadable.then(|| self.record_change(&mut allotment, key, None, None));
         };
         if link.uid != *uid || link.is_gone() {
             return None;
@@ -276,14 +276,14 @@ impl Store {
             .filter(|link| !link.is_gone() && !link.is_left_out())
             .collect();
         let mut changes = Vec::new();
-        allotment.untold = Some(Vec::new());
+        allotment.pending_changes = Some(Vec::new());
         for observed in list {
             changes.extend(self.apply_one(&mut allotment, observed));
         }
         for link in absent {
             changes.push(self.depart(&mut allotment, &link, Instant::now()));
         }
-        allotment.untold.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allotment.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
         changes
     }
 
@@ -311,7 +311,7 @@ impl Store {
     /// Takes over what the external target of a link pointed at before this process was there. A
     /// Service whose status is blank when it is seen first keeps it, unless it is another Service: then the
     /// external target is an earlier Service's. Returns the change of its link, if it was seen before.
-    pub fn set_last_target(&self, key: &ServiceKey, last: LastTarget) -> Option<LinkChange> {
+    pub fn set_last_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allotment = self.write();
         if !self.is_synced() {
             self.last_targets.insert(key.clone(), last);
@@ -322,7 +322,7 @@ impl Store {
         let link = self.get(key).filter(blank)?;
         let kept = match last.target {
             // By now its predecessor may have been seen, too: only a note is certain.
-            Some(target) if last.written_for == WrittenFor::Uid(link.uid.clone()) => {
+            Some(target) if last.written_for == TargetOwner::Uid(link.uid.clone()) => {
                 Link { target: Some(target), state: LinkState::Stale, ..Link::clone(&link) }
             }
             _ if link.state == LinkState::Live && !last.written_for.is(&link.uid, Some(link.created)) => {
@@ -330,7 +330,7 @@ impl Store {
             }
             _ => return None,
         };
-        Some(self.put(&mut allotment, Some(link), kept))
+        Some(self.upsert(&mut allotment, Some(link), kept))
     }
 
     /// Adds a link for a Service that was gone before this process could see it, because its
@@ -344,17 +344,17 @@ impl Store {
     /// Returns the external targets that an earlier process has left and that lb-linker would remove without their
     /// Services, once all Services have been listed and before [`Store::set_synced`].
     #[must_use]
-    pub fn recorded(&self) -> Recorded {
+    pub fn recorded(&self) -> PersistedTargets {
         // A Service that isn't followed may be known for the finalizer that it carries.
         let is_unlisted = |key: &ServiceKey| self.get(key).is_none_or(|link| link.was_never_seen());
-        let left = |entry: &dashmap::mapref::multiple::RefMulti<'_, ServiceKey, LastTarget>| {
+        let left = |entry: &dashmap::mapref::multiple::RefMulti<'_, ServiceKey, PersistedTarget>| {
             entry.is_ours && is_unlisted(entry.key()) && !self.unreadable.contains(entry.key())
         };
         let unlisted = self.last_targets.iter().filter(left);
         let unlisted: Vec<_> = unlisted.map(|entry| (entry.key().clone(), entry.value().clone())).collect();
         let allotment = self.write();
         let holds = |link: &&Arc<Link>| !link.is_gone() && allotment.holds_something(&link.key);
-        Recorded { listed: self.links().iter().filter(holds).count(), unlisted }
+        PersistedTargets { listed: self.links().iter().filter(holds).count(), unlisted }
     }
 
     /// Takes over that a Service isn't followed, perhaps because a flag leaves it out, and what its external target
@@ -384,7 +384,7 @@ impl Store {
         if known.as_deref() == Some(&kept) {
             return None;
         }
-        Some(self.put(&mut allotment, known, kept))
+        Some(self.upsert(&mut allotment, known, kept))
     }
 
     /// Takes over that the Service of a link in [`LinkState::LeftOut`] is gone, and counts as gone since then.
@@ -397,7 +397,7 @@ impl Store {
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
     /// or is being deleted; `guarded` says whether it carries our finalizer. A link whose Service is
     /// gone learns that. Returns nothing if nothing changes.
-    pub fn insert_departing(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<LinkChange> {
+    pub fn insert_terminating(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<LinkChange> {
         self.insert_ghost(key, uid, guarded, Vec::new())
     }
 
@@ -415,7 +415,7 @@ impl Store {
                 return None;
             }
             let waiting = Link { uid: uid.into(), has_finalizer: guarded, ..Link::clone(&link) };
-            return Some(self.put(&mut allotment, Some(link), waiting));
+            return Some(self.upsert(&mut allotment, Some(link), waiting));
         }
         if self.unreadable.contains(key) {
             return None;
@@ -427,7 +427,7 @@ impl Store {
             state: LinkState::Gone(Instant::now().into()),
             ..Link::new(key.clone(), uid)
         };
-        Some(self.put(&mut allotment, None, ghost))
+        Some(self.upsert(&mut allotment, None, ghost))
     }
 
     /// Takes over that our finalizer has been put on the Service of a link, or taken off.
@@ -435,7 +435,7 @@ impl Store {
         let mut allotment = self.write();
         let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != guarded)?;
         let changed = Link { has_finalizer: guarded, ..Link::clone(&link) };
-        Some(self.put(&mut allotment, Some(link), changed))
+        Some(self.upsert(&mut allotment, Some(link), changed))
     }
 
     /// Forgets a link whose Service is gone or isn't followed: its names are free from here on.
@@ -450,12 +450,12 @@ impl Store {
     pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
         let mut allotment = self.write();
         let reallotted = allotment.set_holder(object, holder);
-        self.carry_out(&mut allotment, reallotted);
-        let passed = allotment.extras.note(object, holder.map(|holder| (holder, hostnames)));
-        self.pass_on(&mut allotment, passed);
+        self.apply_reassigned(&mut allotment, reallotted);
+        let passed = allotment.extras.set_recorded(object, holder.map(|holder| (holder, hostnames)));
+        self.apply_owner_changes(&mut allotment, passed);
     }
 
-    fn apply_one(&self, allotment: &mut Allotment, observed: ObservedService) -> Option<LinkChange> {
+    fn apply_one(&self, allotment: &mut NameAllocator, observed: ObservedService) -> Option<LinkChange> {
         let ObservedService { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
             observed;
         self.unreadable.remove(&key);
@@ -469,7 +469,7 @@ impl Store {
         let (in_use, predecessor_gone) = match &known {
             None => {
                 let last = self.last_targets.remove(&key).map(|(_, last)| last);
-                let own = |last: &LastTarget| !self.is_synced() && last.written_for.is(&uid, created);
+                let own = |last: &PersistedTarget| !self.is_synced() && last.written_for.is(&uid, created);
                 match last {
                     Some(last) if own(&last) => (last.target, None),
                     Some(_) => (None, Some(Instant::now())),
@@ -519,35 +519,35 @@ impl Store {
         if named && known.as_ref().is_some_and(other_ports) {
             // Nothing but DNS shows the ports of a hostname: subscribers of the feed need no change.
             self.advance_serial(None);
-            self.show(allotment, &Arc::new(link));
+            self.publish(allotment, &Arc::new(link));
             return None;
         }
-        Some(self.put(allotment, known, link))
+        Some(self.upsert(allotment, known, link))
     }
 
-    fn depart(&self, allotment: &mut Allotment, link: &Arc<Link>, since: Instant) -> LinkChange {
+    fn depart(&self, allotment: &mut NameAllocator, link: &Arc<Link>, since: Instant) -> LinkChange {
         match self.departed {
-            Departed::Dropped => self.remove(allotment, link),
-            Departed::Kept => {
+            OnGone::Dropped => self.remove(allotment, link),
+            OnGone::Kept => {
                 // What a Service has left that never had a target itself is its predecessor's.
                 let since = link.outlived_since().map_or(since, |outlived| outlived.min(since));
                 let state = LinkState::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
-                self.put(allotment, Some(Arc::clone(link)), gone)
+                self.upsert(allotment, Some(Arc::clone(link)), gone)
             }
         }
     }
 
-    fn publish(
+    fn record_change(
         &self,
-        allotment: &mut Allotment,
+        allotment: &mut NameAllocator,
         key: &ServiceKey,
         before: Option<Arc<Link>>,
         after: Option<Arc<Link>>,
     ) -> LinkChange {
         let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
-        match &mut allotment.untold {
+        match &mut allotment.pending_changes {
             Some(untold) => untold.push(change.clone()),
             None => self.tell(change.clone()),
         }
@@ -587,11 +587,11 @@ impl Store {
         }
     }
 
-    fn write(&self) -> MutexGuard<'_, Allotment> {
+    fn write(&self) -> MutexGuard<'_, NameAllocator> {
         // A panic of another writer leaves claims and maps usable: each step stands for itself.
         let mut allotment = self.allotment.lock();
         // What it had not told yet is told now.
-        allotment.untold.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allotment.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
         allotment
     }
 }
@@ -613,8 +613,8 @@ impl Store {
 
     /// Returns the links whose external target has this name: one, if any.
     #[must_use]
-    pub fn wanting(&self, external_target: &str) -> Vec<ServiceKey> {
-        let mut keys = self.write().wanting(external_target);
+    pub fn claimants(&self, external_target: &str) -> Vec<ServiceKey> {
+        let mut keys = self.write().claimants(external_target);
         keys.retain(|key| self.get(key).is_some_and(|link| link.external_target() == external_target));
         keys
     }
@@ -634,7 +634,7 @@ impl Store {
 
     /// Returns whether there is a link of this Service, or the Service is there and can't be read.
     #[must_use]
-    pub fn knows(&self, key: &ServiceKey) -> bool {
+    pub fn contains(&self, key: &ServiceKey) -> bool {
         self.links.contains(key.bytes()) || self.unreadable.contains(key)
     }
 
@@ -647,7 +647,7 @@ impl Store {
     /// Looks up a DNS name: the part below its zone, and the zone's origin, both as [`crate::model::names::wire`]
     /// writes them.
     #[must_use]
-    pub fn find(&self, name: &[u8], origin: &[u8]) -> Found {
+    pub fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
         self.index.find(name, origin)
     }
 
@@ -655,29 +655,29 @@ impl Store {
     #[must_use]
     pub fn link_of_host(&self, host: &Name) -> Option<Arc<Link>> {
         match self.find_host(host) {
-            Found::Link(link) => Some(link),
-            Found::EmptyNonTerminal | Found::Nothing => None,
+            Lookup::Link(link) => Some(link),
+            Lookup::EmptyNonTerminal | Lookup::Nothing => None,
         }
     }
 
     /// Looks up an absolute DNS name; outside the zones there is nothing.
     #[must_use]
-    pub fn find_host(&self, host: &Name) -> Found {
-        let Some(wire) = crate::model::names::wire(host.iter()) else { return Found::Nothing };
+    pub fn find_host(&self, host: &Name) -> Lookup {
+        let Some(wire) = crate::model::names::wire(host.iter()) else { return Lookup::Nothing };
         let zones = self.zones();
         // Zones end at the border of a label: what is below one consists of whole labels.
         let in_zone = |zone: &&[u8]| wire.strip_suffix(*zone).is_some_and(is_whole);
         // The closest zone of several that a name is in.
         match zones.iter().map(|zone| &**zone).filter(in_zone).max_by_key(|zone| zone.len()) {
             Some(zone) => self.find(&wire[..wire.len() - zone.len()], zone),
-            None => Found::Nothing,
+            None => Lookup::Nothing,
         }
     }
 
     /// Returns the present version of the set of names, to be compared later. Take it before the look-ups that depend
     /// on it.
     #[must_use]
-    pub fn names(&self) -> Names {
+    pub fn names(&self) -> NameSetVersion {
         self.index.names.now()
     }
 

@@ -15,7 +15,7 @@ use lb_linker::dns::transport::udp;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +33,7 @@ const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus
 
 /// Serves a store on threads of its own, and changes it.
 pub fn run(verdicts: &mut Verdicts) {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
     store.set_synced();
     let store = Arc::new(store);

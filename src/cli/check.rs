@@ -11,7 +11,7 @@ use crate::cli::flags::Flags;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::setup::Site;
 use crate::dns::server::corefile_source::Origin;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{Connection, connect};
 use crate::sync::source::manifests;
@@ -82,7 +82,7 @@ fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), 
     let mut flags = flags.clone();
     let corefile = Origin::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
     flags.set_zones(&corefile.link_zones()?)?;
-    let site = Site::silent(Arc::new(Store::new(Departed::Dropped).with_zones(&flags.zones)))?;
+    let site = Site::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(&flags.zones)))?;
     let configuration = corefile.configure(&site)?;
     let doubts = configuration.blocks.into_iter().flat_map(|built| built.draft.doubts).collect();
     Ok((flags, corefile.text(), doubts))

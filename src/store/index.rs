@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use dashmap::DashMap;
 use hashbrown::hash_table::Entry;
 
-use super::reverse_index::Addresses;
+use super::reverse_index::ReverseIndex;
 use super::table::{Dashed, Dotted, Extra, Place, Table};
 use crate::model::link::Link;
 
 /// What the index knows of a DNS name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum Lookup {
     /// The link whose name it is.
     Link(Arc<Link>),
     /// No link's name, but there are names below it (RFC 8020: it exists).
@@ -23,51 +23,51 @@ pub enum Found {
 
 /// Which names there were at some time. It says nothing of what they led to.
 #[derive(Clone, Debug)]
-pub struct Names {
+pub struct NameSetVersion {
     generation: u64,
     generations: Arc<AtomicU64>,
 }
 
 /// Counts the changes of which names there are: odd while there is one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Generations(Arc<AtomicU64>);
+pub(super) struct NameSetCounter(Arc<AtomicU64>);
 
 /// A change that is under way.
 #[derive(Debug)]
-struct Changing<'a>(&'a Generations);
+struct Changing<'a>(&'a NameSetCounter);
 
 /// The names of all links, in wire form, and their addresses.
 #[derive(Debug)]
 pub(super) struct Index {
     /// The names `<service>.<namespace>`, relative to the zone.
-    dotted: Tree<Dotted>,
+    dotted: NameTree<Dotted>,
     /// The labels `<service>-<namespace>`, relative to the zone.
-    labels: Tree<Dashed>,
+    labels: NameTree<Dashed>,
     /// The further names that links ask for: absolute ones.
-    extras: Tree<Extra>,
+    extras: NameTree<Extra>,
     /// The addresses of their targets.
-    pub(super) addresses: Addresses,
-    pub(super) names: Generations,
+    pub(super) addresses: ReverseIndex,
+    pub(super) names: NameSetCounter,
 }
 
 /// Names, and the domains that they stand in.
 #[derive(Debug)]
-struct Tree<P> {
+struct NameTree<P> {
     /// The names that lead to a link.
     names: Table<P>,
     /// The domains that names stand in, and how many.
     domains: DashMap<Box<[u8]>, usize>,
     /// How many names lead to a link.
     owned: AtomicUsize,
-    generations: Generations,
+    generations: NameSetCounter,
 }
 
 // === impl Names ===
 
-impl Names {
+impl NameSetVersion {
     /// Returns whether there are the same names still.
     #[must_use]
-    pub fn are_the_same(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         // What was seen during a change may be of before.
         self.generation.is_multiple_of(2) && self.generations.load(Ordering::Acquire) == self.generation
     }
@@ -75,9 +75,9 @@ impl Names {
 
 // === impl Generations ===
 
-impl Generations {
-    pub(super) fn now(&self) -> Names {
-        Names { generation: self.0.load(Ordering::Acquire), generations: Arc::clone(&self.0) }
+impl NameSetCounter {
+    pub(super) fn now(&self) -> NameSetVersion {
+        NameSetVersion { generation: self.0.load(Ordering::Acquire), generations: Arc::clone(&self.0) }
     }
 
     /// Takes in that everything may have changed. Writers take turns.
@@ -102,12 +102,12 @@ impl Drop for Changing<'_> {
 
 impl Default for Index {
     fn default() -> Self {
-        let names = Generations::default();
+        let names = NameSetCounter::default();
         Self {
-            dotted: Tree::new(&names),
-            labels: Tree::new(&names),
-            extras: Tree::new(&names),
-            addresses: Addresses::default(),
+            dotted: NameTree::new(&names),
+            labels: NameTree::new(&names),
+            extras: NameTree::new(&names),
+            addresses: ReverseIndex::default(),
             names,
         }
     }
@@ -116,23 +116,23 @@ impl Default for Index {
 impl Index {
     /// Looks up a name: the part below its zone, and the zone's origin. A link's default names come before
     /// custom hostnames.
-    pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Found {
+    pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let own = self.find_own(name);
         // Fast path: there are no custom hostnames.
-        if matches!(own, Found::Link(_)) || self.extras.owned.load(Ordering::Acquire) == 0 {
+        if matches!(own, Lookup::Link(_)) || self.extras.owned.load(Ordering::Acquire) == 0 {
             return own;
         }
         match self.extras.find(&[name, origin].concat()) {
-            Found::Nothing if own == Found::Nothing => self.find_wildcard(name, origin),
-            Found::Nothing => own,
+            Lookup::Nothing if own == Lookup::Nothing => self.find_wildcard(name, origin),
+            Lookup::Nothing => own,
             found => found,
         }
     }
 
     /// Looks up one of the names that every link has, relative to the zone.
-    pub(super) fn find_own(&self, name: &[u8]) -> Found {
+    pub(super) fn find_own(&self, name: &[u8]) -> Lookup {
         let label = if is_label(name) { self.labels.names.get(name) } else { None };
-        label.map_or_else(|| self.dotted.find(name), Found::Link)
+        label.map_or_else(|| self.dotted.find(name), Lookup::Link)
     }
 
     /// Has one of the names that every link has lead to a link, or to nothing. Returns what it led to before.
@@ -151,30 +151,30 @@ impl Index {
 
     /// Looks for the wildcard that stands directly below the closest name that exists (RFC 4592
     /// section 3.3.1).
-    fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Found {
+    fn find_wildcard(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let mut rest = name;
         while let Some(parent) = parent(rest) {
             // Names below `_tcp` and the like aren't a load balancer's to have.
             if rest.get(1) == Some(&b'_') {
-                return Found::Nothing;
+                return Lookup::Nothing;
             }
             let absolute = [parent, origin].concat();
-            if let Found::Link(link) = self.extras.find(&[b"\x01*", &*absolute].concat()) {
-                return Found::Link(link);
+            if let Lookup::Link(link) = self.extras.find(&[b"\x01*", &*absolute].concat()) {
+                return Lookup::Link(link);
             }
-            if self.find_own(parent) != Found::Nothing || self.extras.find(&absolute) != Found::Nothing {
-                return Found::Nothing;
+            if self.find_own(parent) != Lookup::Nothing || self.extras.find(&absolute) != Lookup::Nothing {
+                return Lookup::Nothing;
             }
             rest = parent;
         }
-        Found::Nothing
+        Lookup::Nothing
     }
 }
 
 // === impl Tree ===
 
-impl<P: Place> Tree<P> {
-    fn new(generations: &Generations) -> Self {
+impl<P: Place> NameTree<P> {
+    fn new(generations: &NameSetCounter) -> Self {
         let (names, domains) = (Table::default(), DashMap::new());
         Self { names, domains, owned: AtomicUsize::new(0), generations: generations.clone() }
     }
@@ -216,11 +216,11 @@ impl<P: Place> Tree<P> {
         before
     }
 
-    fn find(&self, name: &[u8]) -> Found {
+    fn find(&self, name: &[u8]) -> Lookup {
         match self.names.get(name) {
-            Some(link) => Found::Link(link),
-            None if self.domains.contains_key(name) => Found::EmptyNonTerminal,
-            None => Found::Nothing,
+            Some(link) => Lookup::Link(link),
+            None if self.domains.contains_key(name) => Lookup::EmptyNonTerminal,
+            None => Lookup::Nothing,
         }
     }
 

@@ -7,9 +7,9 @@ use crate::model::link::Port;
 
 /// A pool of lists of ports.
 #[derive(Debug, Default)]
-pub(crate) struct Ports(HashSet<Arc<[Port]>>);
+pub(crate) struct PortInterner(HashSet<Arc<[Port]>>);
 
-impl Ports {
+impl PortInterner {
     /// Returns the same list, which others may have, too.
     pub(crate) fn shared(&mut self, ports: Arc<[Port]>) -> Arc<[Port]> {
         if let Some(known) = self.0.get(&ports) {
@@ -32,7 +32,7 @@ mod tests {
     fn a_list_is_kept_once_and_only_while_somebody_has_it() {
         let port = |port| Port { name: None, protocol: "TCP".to_owned(), port, app_protocol: None };
         let list = |number| Arc::from([port(number)]);
-        let mut ports = Ports::default();
+        let mut ports = PortInterner::default();
         let one = ports.shared(list(80));
         assert!(Arc::ptr_eq(&one, &ports.shared(list(80))));
         for port in 1000..9000 {

@@ -13,9 +13,9 @@ use crate::model::service_key::ServiceKey;
 /// The addresses of all targets, each with the link whose it is. They are in order: those of a
 /// network stand together.
 #[derive(Debug, Default)]
-pub(super) struct Addresses(RwLock<BTreeSet<(IpAddr, ServiceKey)>>);
+pub(super) struct ReverseIndex(RwLock<BTreeSet<(IpAddr, ServiceKey)>>);
 
-impl Addresses {
+impl ReverseIndex {
     /// Adds the addresses of a link.
     pub(super) fn add(&self, link: &Link) {
         let addresses = addresses(link);
@@ -40,14 +40,16 @@ impl Addresses {
     /// Returns the links that have this address, ordered by namespace and name.
     pub(super) fn of(&self, ip: IpAddr) -> Vec<ServiceKey> {
         let all = self.0.read();
-        let from = all.range((ip, FIRST.clone())..);
+        let from = all.range((ip, SMALLEST_KEY.clone())..);
         from.take_while(|(other, _)| *other == ip).map(|(_, key)| key.clone()).collect()
     }
 
     /// Returns whether any link has an address in this network.
     pub(super) fn any_in(&self, net: IpNet) -> bool {
         let all = self.0.read();
-        all.range((net.network(), FIRST.clone())..).next().is_some_and(|(ip, _)| *ip <= net.broadcast())
+        all.range((net.network(), SMALLEST_KEY.clone())..)
+            .next()
+            .is_some_and(|(ip, _)| *ip <= net.broadcast())
     }
 }
 
@@ -59,7 +61,7 @@ fn addresses(link: &Link) -> &[IpAddr] {
 }
 
 /// The key that stands before all others.
-static FIRST: LazyLock<ServiceKey> = LazyLock::new(|| ServiceKey::new("", ""));
+static SMALLEST_KEY: LazyLock<ServiceKey> = LazyLock::new(|| ServiceKey::new("", ""));
 
 #[cfg(test)]
 mod tests {
@@ -70,7 +72,7 @@ mod tests {
 
     use crate::model::hostname::Hostname;
     use crate::model::link::{Annotations, Ingress, ObservedService};
-    use crate::store::{Departed, LastTarget, Store, WrittenFor};
+    use crate::store::{OnGone, PersistedTarget, Store, TargetOwner};
 
     use super::*;
 
@@ -125,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_links_of_an_address_are_those_that_have_it_whatever_happens() {
-        for (seed, departed) in (0..40).zip([Departed::Kept, Departed::Dropped].into_iter().cycle()) {
+        for (seed, departed) in (0..40).zip([OnGone::Kept, OnGone::Dropped].into_iter().cycle()) {
             let mut random = StdRng::seed_from_u64(seed);
             let store = Store::new(departed);
             if random.random_bool(0.8) {
@@ -151,10 +153,10 @@ mod tests {
                     7 => drop((store.delete(&key, &uid, None), store.forget(&key))),
                     8 => {
                         let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
-                        let written_for = WrittenFor::Uid(uid.as_str().into());
+                        let written_for = TargetOwner::Uid(uid.as_str().into());
                         store.set_last_target(
                             &key,
-                            LastTarget {
+                            PersistedTarget {
                                 target: Some(target),
                                 written_for,
                                 hostnames: Box::default(),
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn an_address_that_a_link_keeps_is_never_missing_while_others_come_and_go() {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         let (key, kept) = (ServiceKey::new("default", "web"), "192.0.2.1".parse().unwrap());
         store.apply(observed(&key, "u", &["192.0.2.1"], false));
         std::thread::scope(|scope| {

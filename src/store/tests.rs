@@ -28,7 +28,7 @@ fn host(name: &str) -> Hostname {
     Hostname::from(&Name::from_ascii(name).unwrap())
 }
 
-fn find(store: &Store, labels: &[&str]) -> Found {
+fn find(store: &Store, labels: &[&str]) -> Lookup {
     store.find(
         &crate::model::names::wire(labels.iter().map(|label| label.as_bytes())).unwrap(),
         b"\x02lb\x08internal",
@@ -37,31 +37,31 @@ fn find(store: &Store, labels: &[&str]) -> Found {
 
 fn target(store: &Store, labels: &[&str]) -> Option<String> {
     match find(store, labels) {
-        Found::Link(link) => Some(link.target.as_ref().map_or("pending".into(), Target::to_string)),
+        Lookup::Link(link) => Some(link.target.as_ref().map_or("pending".into(), Target::to_string)),
         _ => None,
     }
 }
 
 fn owner(store: &Store, labels: &[&str]) -> Option<String> {
     match find(store, labels) {
-        Found::Link(link) => Some(link.key.to_string()),
+        Lookup::Link(link) => Some(link.key.to_string()),
         _ => None,
     }
 }
 
 #[test]
 fn a_link_is_found_under_both_names_and_its_namespace_exists() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
     assert_eq!(target(&store, &["web", "default"]).as_deref(), Some("a.example"));
-    assert_eq!(find(&store, &["default"]), Found::EmptyNonTerminal);
-    assert_eq!(find(&store, &["web"]), Found::Nothing);
+    assert_eq!(find(&store, &["default"]), Lookup::EmptyNonTerminal);
+    assert_eq!(find(&store, &["web"]), Lookup::Nothing);
 }
 
 #[test]
 fn a_new_target_shows_under_every_name_and_in_the_feed() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     let mut feed = store.subscribe();
     let change = store.apply(seen("default", "web", "1", &["b.example."])).unwrap();
@@ -74,7 +74,7 @@ fn a_new_target_shows_under_every_name_and_in_the_feed() {
 
 #[test]
 fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.apply(seen("default", "web", "1", &[]));
     let link = store.get(&ServiceKey::new("default", "web")).unwrap();
@@ -85,13 +85,13 @@ fn a_blank_status_of_the_same_service_keeps_the_target_and_of_a_new_one_doesnt()
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
 }
 
-fn last(host: &str, written_for: WrittenFor) -> LastTarget {
+fn last(host: &str, written_for: TargetOwner) -> PersistedTarget {
     let target = Some(Target::Hostname(self::host(host)));
-    LastTarget { target, written_for, hostnames: Box::default(), is_ours: true }
+    PersistedTarget { target, written_for, hostnames: Box::default(), is_ours: true }
 }
 
-fn noted(uid: &str) -> WrittenFor {
-    WrittenFor::Uid(uid.into())
+fn noted(uid: &str) -> TargetOwner {
+    TargetOwner::Uid(uid.into())
 }
 
 #[test]
@@ -99,11 +99,11 @@ fn what_an_external_target_points_at_is_only_the_target_of_the_service_that_it_w
     for (written_for, expected) in [
         (noted("1"), "a.example"),
         (noted("0"), "pending"),
-        (WrittenFor::CreatedUntil(5), "a.example"),
-        (WrittenFor::CreatedUntil(4), "pending"),
-        (WrittenFor::Anybody, "a.example"),
+        (TargetOwner::CreatedUntil(5), "a.example"),
+        (TargetOwner::CreatedUntil(4), "pending"),
+        (TargetOwner::Anybody, "a.example"),
     ] {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         store.set_last_target(&ServiceKey::new("default", "web"), last("a.example.", written_for.clone()));
         store.apply(ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) });
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{written_for:?}");
@@ -112,12 +112,12 @@ fn what_an_external_target_points_at_is_only_the_target_of_the_service_that_it_w
 
 #[test]
 fn external_targets_that_are_seen_late_still_say_what_a_blank_service_pointed_at() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &[]));
     store.set_synced();
     assert!(
-        store.set_last_target(&key, last("a.example.", WrittenFor::Anybody)).is_none(),
+        store.set_last_target(&key, last("a.example.", TargetOwner::Anybody)).is_none(),
         "it may be its predecessor's"
     );
     assert!(store.set_last_target(&key, last("a.example.", noted("1"))).is_some());
@@ -136,25 +136,25 @@ fn key(name: &str) -> ServiceKey {
 
 #[test]
 fn unlisted_external_targets_of_ours_are_told_from_listed_ones() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     for name in ["listed", "unlisted", "unreadable", "orphan"] {
         store.set_holder(&format!("{name}-default-ext"), Some(&key(name)), &[]);
         let is_ours = name != "orphan";
-        store.set_last_target(&key(name), LastTarget { is_ours, ..last("a.example.", noted("1")) });
+        store.set_last_target(&key(name), PersistedTarget { is_ours, ..last("a.example.", noted("1")) });
     }
     store.apply(seen("default", "listed", "1", &["a.example."]));
     store.apply(seen("default", "without", "1", &[]));
     store.set_unreadable(&key("unreadable"));
     assert_eq!(store.recorded().unlisted.len(), 1);
     // That it carries our finalizer doesn't say that it is gone.
-    store.insert_departing(&key("unlisted"), "1", true);
+    store.insert_terminating(&key("unlisted"), "1", true);
     let recorded = store.recorded();
     assert_eq!(recorded.listed, 1);
     let unlisted: Vec<&ServiceKey> = recorded.unlisted.iter().map(|(key, _)| key).collect();
     assert_eq!(unlisted, [&key("unlisted")]);
     assert_eq!(recorded.unlisted[0].1.uid(), Uid::from("1"));
-    assert!(WrittenFor::Anybody.is(&"2".into(), None));
-    assert!(last("a.example.", WrittenFor::Anybody).uid().is_empty());
+    assert!(TargetOwner::Anybody.is(&"2".into(), None));
+    assert!(last("a.example.", TargetOwner::Anybody).uid().is_empty());
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     assert_eq!(store.get(&web).unwrap().state, LinkState::Stale);
     assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
     for (noted, uid, expected) in [("1", "1", "a.example"), ("", "2", "a.example"), ("1", "2", "pending")] {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         store.keep_left_out(&web, noted.into(), host.clone(), vec![]);
         store.apply(seen("default", "web", uid, &[]));
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{noted:?} {uid}");
@@ -191,7 +191,7 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
 fn left_out_service_ends_as_others_do() {
     let host = Some(Target::Hostname(host("a.example.")));
     let left_out = || {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         store.insert_gone(&key("web"), vec![]);
         assert!(store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]).is_some());
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
@@ -216,8 +216,8 @@ fn left_out_service_ends_as_others_do() {
     assert!(store.forget(&key("web")).is_some());
     assert_eq!(target(&store, &["web-default"]), None);
     // What carries our finalizer still does.
-    let store = Store::new(Departed::Kept);
-    store.insert_departing(&key("web"), "1", true);
+    let store = Store::new(OnGone::Kept);
+    store.insert_terminating(&key("web"), "1", true);
     store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]);
     assert!(store.get(&key("web")).unwrap().has_finalizer);
 }
@@ -227,21 +227,22 @@ fn recreated_service_without_target_outlives_nothing_of_its_own() {
     for (written_for, is_predecessors) in [
         (noted("1"), false),
         (noted("0"), true),
-        (WrittenFor::CreatedUntil(5), false),
-        (WrittenFor::CreatedUntil(4), true),
-        (WrittenFor::Anybody, false),
+        (TargetOwner::CreatedUntil(5), false),
+        (TargetOwner::CreatedUntil(4), true),
+        (TargetOwner::Anybody, false),
     ] {
         let key = ServiceKey::new("default", "web");
         let pending = || ObservedService { created: Some(5), ..seen("default", "web", "1", &[]) };
         let before = Instant::now();
         // The external target is seen before the Service, or after it; what it points at may be denied by now.
-        for target in [last("a.example.", WrittenFor::Anybody).target, None] {
-            let last = || LastTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
-            let early = Store::new(Departed::Kept);
+        for target in [last("a.example.", TargetOwner::Anybody).target, None] {
+            let last =
+                || PersistedTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
+            let early = Store::new(OnGone::Kept);
             early.set_last_target(&key, last());
             early.apply(pending());
             early.set_synced();
-            let late = Store::new(Departed::Kept);
+            let late = Store::new(OnGone::Kept);
             late.apply(pending());
             late.set_synced();
             late.set_last_target(&key, last());
@@ -260,7 +261,7 @@ fn recreated_service_without_target_outlives_nothing_of_its_own() {
 
 #[test]
 fn recreated_service_counts_from_the_end_of_the_first_one() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(outlived_since(&store), None);
     store.delete(&ServiceKey::new("default", "web"), "1", None);
@@ -276,7 +277,7 @@ fn recreated_service_counts_from_the_end_of_the_first_one() {
     assert_eq!(outlived_since(&store), Some(end));
 
     // No event has told of the end of the first one.
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     let before = Instant::now();
     store.apply(seen("default", "web", "2", &[]));
@@ -285,7 +286,7 @@ fn recreated_service_counts_from_the_end_of_the_first_one() {
 
 #[test]
 fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_points_at() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.set_last_target(&key, last("a.example.", noted("1")));
     store.apply(seen("default", "web", "1", &[]));
@@ -297,7 +298,7 @@ fn a_service_that_is_blank_when_it_is_seen_first_keeps_what_its_external_target_
 
 #[test]
 fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
@@ -315,8 +316,8 @@ fn the_holder_of_an_external_target_keeps_its_names_against_an_older_service() {
 
 #[test]
 fn who_wants_an_external_target_is_who_has_its_name_now() {
-    let store = Store::new(Departed::Kept);
-    let wanting = |name: &str| store.wanting(name).iter().map(ToString::to_string).collect::<Vec<_>>();
+    let store = Store::new(OnGone::Kept);
+    let wanting = |name: &str| store.claimants(name).iter().map(ToString::to_string).collect::<Vec<_>>();
     store.set_holder("x-y-z-ext", Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
@@ -333,22 +334,22 @@ fn who_wants_an_external_target_is_who_has_its_name_now() {
 
 #[test]
 fn a_gone_service_keeps_its_names_until_it_is_forgotten() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert!(store.delete(&key, "0", None).is_none(), "another Service's end");
     assert_eq!(store.delete(&key, "1", None).unwrap().to_string(), "link default/web: a.example → gone");
     assert_eq!(target(&store, &["web", "default"]).as_deref(), Some("pending"));
     store.forget(&key).unwrap();
-    assert_eq!(find(&store, &["web", "default"]), Found::Nothing);
-    assert_eq!(find(&store, &["default"]), Found::Nothing);
-    assert_eq!(find(&store, &["web-default"]), Found::Nothing);
+    assert_eq!(find(&store, &["web", "default"]), Lookup::Nothing);
+    assert_eq!(find(&store, &["default"]), Lookup::Nothing);
+    assert_eq!(find(&store, &["web-default"]), Lookup::Nothing);
     assert!(store.links().is_empty());
 }
 
 #[test]
 fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let ghost = ServiceKey::new("z", "x-y");
     let object = |key: &ServiceKey| store.get(key).unwrap().external_target().into_owned();
     store.apply(ObservedService { created: Some(5), ..seen("y-z", "x", "1", &["a.example."]) });
@@ -368,7 +369,7 @@ fn what_is_left_of_a_service_takes_no_name_from_a_living_one() {
 
 #[test]
 fn a_service_that_cant_be_read_isnt_gone() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.replace(None, vec![], vec![key.clone()], &HashSet::new());
     assert!(store.insert_gone(&key, vec![]).is_none());
@@ -380,22 +381,22 @@ fn a_service_that_cant_be_read_isnt_gone() {
 
 #[test]
 fn a_living_service_is_never_forgotten() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert!(store.forget(&ServiceKey::new("default", "web")).is_none());
 }
 
 #[test]
 fn without_anybody_to_keep_external_targets_a_gone_link_is_dropped() {
-    let store = Store::new(Departed::Dropped);
+    let store = Store::new(OnGone::Dropped);
     store.apply(seen("default", "web", "1", &["a.example."]));
     store.delete(&ServiceKey::new("default", "web"), "1", None);
-    assert_eq!(find(&store, &["web-default"]), Found::Nothing);
+    assert_eq!(find(&store, &["web-default"]), Lookup::Nothing);
 }
 
 #[test]
 fn a_list_replaces_everything_in_its_namespace() {
-    let store = Store::new(Departed::Dropped);
+    let store = Store::new(OnGone::Dropped);
     store.apply(seen("default", "old", "1", &["a.example."]));
     store.apply(seen("default", "same", "2", &["b.example."]));
     store.apply(seen("default", "unreadable", "4", &["d.example."]));
@@ -414,7 +415,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
     let x = || ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) };
     let y = || ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) };
     for list in [vec![x(), y()], vec![y(), x()]] {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         for observed in list {
             store.apply(observed);
         }
@@ -438,7 +439,7 @@ fn an_ambiguous_name_goes_to_the_older_service_in_whatever_order_they_come() {
 
 #[test]
 fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
     store.delete(&ServiceKey::new("z", "x-y"), "1", None);
@@ -448,16 +449,16 @@ fn a_recreated_load_balancer_keeps_its_place_for_its_names() {
 
 #[test]
 fn a_namespace_with_a_reserved_name_gives_no_dotted_names() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(seen("deleted", "x", "1", &["a.example."]));
-    assert_eq!(find(&store, &["x", "deleted"]), Found::Nothing);
-    assert_eq!(find(&store, &["deleted"]), Found::Nothing);
+    assert_eq!(find(&store, &["x", "deleted"]), Lookup::Nothing);
+    assert_eq!(find(&store, &["deleted"]), Lookup::Nothing);
     assert_eq!(owner(&store, &["x-deleted"]).as_deref(), Some("deleted/x"));
 }
 
 #[test]
 fn the_serial_is_the_newest_version_and_never_goes_back() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let at = |version| ObservedService { resource_version: Some(version), ..seen("a", "b", "1", &[]) };
     store.apply(at((1 << 32) + 7));
     assert_eq!(store.serial(), 7);
@@ -470,7 +471,7 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
     store.forget(&ServiceKey::new("a", "gone"));
     assert_eq!(store.serial(), 9);
 
-    let clock = Store::new(Departed::Kept);
+    let clock = Store::new(OnGone::Kept);
     clock.apply(seen("a", "b", "", &["a.example."]));
     let first = clock.serial();
     clock.apply(seen("a", "b", "", &["b.example."]));
@@ -483,9 +484,9 @@ fn the_serial_is_the_newest_version_and_never_goes_back() {
 /// What a name of the zone `lb.internal` leads to: a Service's name, `.` for an empty non-terminal, or nothing.
 fn leads(store: &Store, name: &str) -> String {
     match find(store, &name.split('.').collect::<Vec<_>>()) {
-        Found::Link(link) => link.key.name().to_string(),
-        Found::EmptyNonTerminal => ".".to_owned(),
-        Found::Nothing => String::new(),
+        Lookup::Link(link) => link.key.name().to_string(),
+        Lookup::EmptyNonTerminal => ".".to_owned(),
+        Lookup::Nothing => String::new(),
     }
 }
 
@@ -496,7 +497,7 @@ fn asking(service: ObservedService, names: &[&str]) -> ObservedService {
 
 #[test]
 fn a_link_has_the_names_that_it_asks_for_below_all_others() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let names = ["shop.a.default.lb.internal", "*.w.lb.internal", "api.default.lb.internal"];
     store.apply(asking(seen("default", "web", "1", &["a.example."]), &names));
     for (name, expected) in [
@@ -516,7 +517,7 @@ fn a_link_has_the_names_that_it_asks_for_below_all_others() {
         assert_eq!(leads(&store, name), expected, "{name}");
     }
     // The origin counts: the same name in another zone isn't asked for.
-    assert_eq!(store.find(b"\x03api\x07default", b"\x05other"), Found::Nothing);
+    assert_eq!(store.find(b"\x03api\x07default", b"\x05other"), Lookup::Nothing);
 
     // A Service's own names come first, and go back when it is forgotten.
     store.apply(seen("default", "api", "2", &["b.example."]));
@@ -538,7 +539,7 @@ fn a_link_has_the_names_that_it_asks_for_below_all_others() {
 
 #[test]
 fn a_name_that_two_links_ask_for_goes_to_the_holder_else_the_older_and_then_to_the_other() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let name = ["shop.lb.internal"];
     let ask = |service, created| {
         store.apply(ObservedService {
@@ -565,7 +566,7 @@ fn a_name_that_two_links_ask_for_goes_to_the_holder_else_the_older_and_then_to_t
 }
 
 fn store_with_zone() -> Store {
-    Store::new(Departed::Kept).with_zones([&Name::from_ascii("lb.internal.").unwrap()])
+    Store::new(OnGone::Kept).with_zones([&Name::from_ascii("lb.internal.").unwrap()])
 }
 
 /// Parts of names that are bound to clash: joined by hyphens they give the same label in many ways.
@@ -588,7 +589,7 @@ fn check_names(store: &Store, context: &str) {
     let objects: HashSet<_> = links.iter().map(|link| link.external_target()).collect();
     assert_eq!(objects.len(), links.len(), "{context}: two links share an external target");
     let owner = |name: &str| match find(store, &name.split('.').collect::<Vec<_>>()) {
-        Found::Link(link) => Some(link.key.clone()),
+        Lookup::Link(link) => Some(link.key.clone()),
         _ => None,
     };
     let mut labels: HashMap<String, HashSet<ServiceKey>> = HashMap::new();
@@ -706,7 +707,7 @@ fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
     assert!(feed.try_recv().is_err());
     assert!(store.serial() > serial, "the zone has changed");
     for name in ["web-default", "web.default", "shop.default"] {
-        let Found::Link(link) = find(&store, &name.split('.').collect::<Vec<_>>()) else { panic!("{name}") };
+        let Lookup::Link(link) = find(&store, &name.split('.').collect::<Vec<_>>()) else { panic!("{name}") };
         assert_eq!(link.ports[0].port, 81, "{name}");
     }
     assert_eq!(store.get(&key).unwrap().ports[0].port, 81);
@@ -725,7 +726,7 @@ fn other_ports_of_a_hostname_are_kept_and_are_nobody_elses_change() {
 fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
     // From 60 bytes on external targets' names end in hashes and don't clash: only the label changes hands.
     for length in 56..=64 {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         let middle = "y".repeat(length - 4);
         let created = |created, observed| ObservedService { created: Some(created), ..observed };
         store.apply(created(200, seen("z", &format!("x-{middle}"), "1", &["a.example."])));
@@ -733,7 +734,7 @@ fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
         let key = ServiceKey::new("z", &format!("x-{middle}"));
         let loser = store.get(&key).unwrap();
         assert!(!loser.is_outdated(), "a label of {length} bytes");
-        if let Found::Link(shown) = find(&store, &[key.name(), "z"]) {
+        if let Lookup::Link(shown) = find(&store, &[key.name(), "z"]) {
             assert!(Arc::ptr_eq(&shown, &loser), "a label of {length} bytes");
         }
     }
@@ -743,7 +744,7 @@ fn who_loses_a_label_to_an_older_one_is_what_its_other_names_lead_to() {
 fn target_in_our_zone_is_allowed_if_its_link_allows_it() {
     let policy =
         TargetPolicy { zones: vec![Name::from_ascii("lb.internal.").unwrap()], ..Default::default() };
-    let store = Store::new(Departed::Kept).with_zones(&policy.zones);
+    let store = Store::new(OnGone::Kept).with_zones(&policy.zones);
     for (namespace, name, allowed) in [
         ("default", "own", ""),
         ("other", "closed", "third"),

@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use super::names::allocator::{Allotment, Reallotted, outcome};
+use super::names::allocator::{NameAllocator, Reassigned, coalesce};
 use super::names::custom_hostnames;
-use super::names::custom_hostnames::Passed;
+use super::names::custom_hostnames::OwnerChange;
 use super::table::Keyed;
-use super::{Found, Store};
+use super::{Lookup, Store};
 use crate::model::link::{Link, LinkChange};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 impl Store {
     /// Stores a link under its names. A new one is put into the queues for them.
-    pub(super) fn put(
+    pub(super) fn upsert(
         &self,
-        allotment: &mut Allotment,
+        allotment: &mut NameAllocator,
         before: Option<Arc<Link>>,
         mut link: Link,
     ) -> LinkChange {
@@ -29,19 +29,19 @@ impl Store {
         let asks = |link: &Link| (link.created, link.wishes.hostnames.clone());
         let mut passed = Vec::new();
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
-            passed = allotment.extras.ask(&link.key, link.created, &link.wishes.hostnames);
+            passed = allotment.extras.set_requested(&link.key, link.created, &link.wishes.hostnames);
         }
         link.hostnames = self.hostnames_of(allotment, &link.key);
         let link = Arc::new(link);
-        self.show(allotment, &link);
-        let change = self.publish(allotment, &Arc::clone(&link).key, before, Some(link));
-        self.carry_out(allotment, reallotted);
-        self.pass_on(allotment, passed);
+        self.publish(allotment, &link);
+        let change = self.record_change(allotment, &Arc::clone(&link).key, before, Some(link));
+        self.apply_reassigned(allotment, reallotted);
+        self.apply_owner_changes(allotment, passed);
         change
     }
 
     /// Shows a link, in place of what it was, under the names and addresses that it has.
-    pub(super) fn show(&self, allotment: &mut Allotment, link: &Arc<Link>) {
+    pub(super) fn publish(&self, allotment: &mut NameAllocator, link: &Arc<Link>) {
         // Add new addresses first: a link must be found under each address that it has.
         self.index.addresses.add(link);
         if let Some(before) = self.links.insert(Keyed(Arc::clone(link))) {
@@ -59,35 +59,35 @@ impl Store {
     }
 
     /// Takes a link and its claims out; the next link in each queue gets the name.
-    pub(super) fn remove(&self, allotment: &mut Allotment, link: &Arc<Link>) -> LinkChange {
+    pub(super) fn remove(&self, allotment: &mut NameAllocator, link: &Arc<Link>) -> LinkChange {
         let reallotted = allotment.remove(&link.key);
-        self.carry_out(allotment, reallotted);
-        let passed = allotment.extras.ask(&link.key, link.created, &[]);
+        self.apply_reassigned(allotment, reallotted);
+        let passed = allotment.extras.set_requested(&link.key, link.created, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
             self.set_own(allotment, &dotted, None);
         }
         if let Some(before) = self.links.remove(link.key.bytes()) {
             self.index.addresses.remove(&before.0, None);
         }
-        self.pass_on(allotment, passed);
-        self.publish(allotment, &link.key, Some(Arc::clone(link)), None)
+        self.apply_owner_changes(allotment, passed);
+        self.record_change(allotment, &link.key, Some(Arc::clone(link)), None)
     }
 
     /// Gives names that have changed hands to their new owners. States in between aren't visible.
-    pub(super) fn carry_out(&self, allotment: &mut Allotment, changes: Vec<Reallotted>) {
-        for change in outcome(changes) {
+    pub(super) fn apply_reassigned(&self, allotment: &mut NameAllocator, changes: Vec<Reassigned>) {
+        for change in coalesce(changes) {
             match change {
-                Reallotted::Label(label, owner) => {
+                Reassigned::Label(label, owner) => {
                     let owner = owner.and_then(|key| self.get(&key));
                     self.set_own(allotment, &label, owner);
                 }
-                Reallotted::Object(key, external_target) => {
+                Reassigned::Object(key, external_target) => {
                     if let Some(link) =
                         self.get(&key).filter(|link| link.external_target() != *external_target)
                     {
                         let mut renamed = Link::clone(&link);
                         renamed.rename(external_target);
-                        self.put(allotment, Some(link), renamed);
+                        self.upsert(allotment, Some(link), renamed);
                     }
                 }
             }
@@ -95,21 +95,21 @@ impl Store {
     }
 
     /// Gives further names that have changed hands to their new owners.
-    pub(super) fn pass_on(&self, allotment: &mut Allotment, passed: Vec<Passed>) {
-        for Passed { name, from, to } in passed {
+    pub(super) fn apply_owner_changes(&self, allotment: &mut NameAllocator, passed: Vec<OwnerChange>) {
+        for OwnerChange { name, from, to } in passed {
             if to.is_none() {
                 self.index.set_extra(name, None);
             }
             // Publish the new owner before unpublishing the old one.
             for key in [to, from].into_iter().flatten() {
-                self.see_hostnames(allotment, &key);
+                self.refresh_hostnames(allotment, &key);
             }
         }
     }
 
     /// Has one of the names that every link has lead to a link, or to nothing. A link with this
     /// custom hostname loses or gets it.
-    fn set_own(&self, allotment: &mut Allotment, name: &[u8], link: Option<Arc<Link>>) {
+    fn set_own(&self, allotment: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.set_own(name, link);
         let is_changed = before.is_some() != owner.is_some();
@@ -118,34 +118,34 @@ impl Store {
             && loser.key != owner
             && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))
         {
-            self.show(allotment, &Arc::new(Link::clone(&loser)));
+            self.publish(allotment, &Arc::new(Link::clone(&loser)));
         }
         if !is_changed {
             return;
         }
         for zone in &*self.zones() {
-            for key in allotment.extras.askers(&[name, &**zone].concat().into()) {
-                self.see_hostnames(allotment, &key);
+            for key in allotment.extras.requesters(&[name, &**zone].concat().into()) {
+                self.refresh_hostnames(allotment, &key);
             }
         }
     }
 
     /// Stores a link again if its names have changed.
-    pub(super) fn see_hostnames(&self, allotment: &mut Allotment, key: &ServiceKey) {
+    pub(super) fn refresh_hostnames(&self, allotment: &mut NameAllocator, key: &ServiceKey) {
         let Some(link) = self.get(key) else { return };
         if link.hostnames != self.hostnames_of(allotment, key) {
             let again = Link::clone(&link);
-            self.put(allotment, Some(link), again);
+            self.upsert(allotment, Some(link), again);
         }
     }
 
     /// Returns the names that a link asks for and has: none that is another link's own.
-    fn hostnames_of(&self, allotment: &Allotment, key: &ServiceKey) -> Box<[Box<str>]> {
+    fn hostnames_of(&self, allotment: &NameAllocator, key: &ServiceKey) -> Box<[Box<str>]> {
         let zones = self.zones();
         let free = |name: &str| {
             let Some(name) = custom_hostnames::wire(name) else { return false };
             let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
-            !own.any(|name| matches!(self.index.find_own(name), Found::Link(_)))
+            !own.any(|name| matches!(self.index.find_own(name), Lookup::Link(_)))
         };
         allotment.extras.names_of(key).into_iter().filter(|name| free(name)).collect()
     }

@@ -359,7 +359,7 @@ impl Following {
         }
         let store = &self.settings.store;
         let (link, gone) = (store.get(source), self.memory.departed.get(source));
-        if gone.is_some() || store.knows(source) {
+        if gone.is_some() || store.contains(source) {
             self.resolved.insert(key.clone());
             self.unknown.remove(key);
         } else if !self.resolved.contains(key) {

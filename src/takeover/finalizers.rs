@@ -158,7 +158,7 @@ pub async fn look(
     // Another lb-linker with other labels may have put it on: whose external targets are elsewhere.
     let belongs = |bound: &Bound| selection.labels.matches(&bound.labels) || store.is_held_by(&bound.key);
     for bound in found.iter().filter(|bound| belongs(bound)) {
-        if let Some(change) = store.insert_departing(&bound.key, &bound.uid, true) {
+        if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {
             info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
         }
     }

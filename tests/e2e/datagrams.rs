@@ -10,7 +10,7 @@ use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::transport::udp;
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -44,7 +44,7 @@ impl Served {
         let text = format!(
             ". {{\nbufsize {LARGE}\nhosts /nonexistent {{\n192.0.2.1 few.example\n{many}{more}}}\n}}\n"
         );
-        let store = Arc::new(Store::new(Departed::Kept));
+        let store = Arc::new(Store::new(OnGone::Kept));
         let handler = first_handler(&text, &Site::silent(Arc::clone(&store)).unwrap()).unwrap();
         let sockets = udp::bind("[::]:0".parse().unwrap()).unwrap();
         for socket in &sockets {

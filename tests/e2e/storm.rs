@@ -21,7 +21,7 @@ use lb_linker::dns::transport::udp;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress as StoreIngress, IpFamily, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 use tokio::net::UdpSocket;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -237,7 +237,7 @@ fn observed(link: u32, generation: u32) -> ObservedService {
 
 /// A store with so many links in their first generation.
 fn stored(links: u32) -> Arc<Store> {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let all = (0..links).map(|link| observed(link, 0)).collect();
     store.replace(None, all, vec![], &HashSet::default());
     store.set_synced();

@@ -13,7 +13,7 @@ use lb_linker::dns::transport::tcp::connection_limit::Places;
 use lb_linker::dns::transport::tcp::{Limits, Terms};
 use lb_linker::dns::transport::tls::{ClientAuth, Pem, config};
 use lb_linker::metrics::Metrics;
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -74,7 +74,7 @@ impl Server {
         let [certificate, key, ca] = [0, 1, 2].map(|at| Pem { file: &files[at], bytes: &read[at] });
         let clients = if client_ca { ClientAuth::RequireAndVerify } else { ClientAuth::None };
         let config = config(certificate, key, clients, Some(ca)).unwrap();
-        let store = Arc::new(Store::new(Departed::Kept));
+        let store = Arc::new(Store::new(OnGone::Kept));
         let site = Site::silent(Arc::clone(&store)).unwrap();
         let metrics = Arc::clone(&site.metrics);
         let forward = upstream.map(|address| format!(". {{\nforward . {address}\n}}\n")).unwrap_or_default();

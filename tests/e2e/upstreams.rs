@@ -14,7 +14,7 @@ use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::net::Protocol;
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::server::config::first_handler;
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 use tokio::time::timeout;
 
 use crate::answers::{fixture, manifests, serving, with_upstream};
@@ -681,7 +681,7 @@ async fn a_referral_is_no_answer() {
 
 /// What answers with these lines for all names.
 fn resolver(lines: &str) -> Arc<Handler> {
-    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     first_handler(&format!(". {{\n{lines}\n}}\n"), &site).unwrap()
 }
 

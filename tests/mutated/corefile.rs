@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use lb_linker::dns::corefile::{Block, CorefileError, Line, Sources, parse};
 use lb_linker::dns::plugins::setup::Site;
 use lb_linker::dns::server::config::{configure, text_of};
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 
 /// No files beside it, and one variable.
 static SOURCES: Sources<'static> = Sources {
@@ -16,7 +16,7 @@ static SOURCES: Sources<'static> = Sources {
     glob: &|_| Vec::new(),
 };
 
-static SITE: LazyLock<Site> = LazyLock::new(|| Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap());
+static SITE: LazyLock<Site> = LazyLock::new(|| Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap());
 
 /// Reads the text, and builds what it asks for. Returns what has come of it, or the rule that is broken.
 pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {

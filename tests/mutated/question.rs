@@ -13,7 +13,7 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::store::{Departed, Store};
+use lb_linker::store::{OnGone, Store};
 use tokio::runtime::Runtime;
 
 /// RFC 1035 section 4.1.1.
@@ -85,7 +85,7 @@ fn handler() -> Arc<Handler> {
         link("hen", Some("egg.default.lb.internal."), vec![], ""),
     ];
     let zone = name("lb.internal.");
-    let store = Store::new(Departed::Kept).with_zones([&zone]);
+    let store = Store::new(OnGone::Kept).with_zones([&zone]);
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
     let site = Site::silent(Arc::new(store)).unwrap();

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::metrics::sharded::ShardedCounters;
 use crate::model::link::{IpFamily, Link};
-use crate::store::{Names, Store};
+use crate::store::{NameSetVersion, Store};
 
 /// What an answer rests on, and what giving it again brings with it.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub struct Repeat {
     /// The links that it is about, as they were.
     pub links: Vec<Arc<Link>>,
     /// Which names there were.
-    pub names: Option<Names>,
+    pub names: Option<NameSetVersion>,
     /// The cached answers that it was made of.
     pub kept: Vec<Kept>,
     /// What clients have to be for it.
@@ -199,7 +199,7 @@ impl Repeat {
     }
 
     /// Takes in which names there were at a look-up. Of several the first counts: what has changed since is noticed.
-    pub fn rest_on_names(&mut self, names: Option<Names>) {
+    pub fn rest_on_names(&mut self, names: Option<NameSetVersion>) {
         if self.names.is_none() {
             self.names = names;
         }
@@ -244,7 +244,7 @@ impl Repeat {
     #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.links.iter().any(|link| link.is_outdated())
-            || !self.names.as_ref().is_none_or(Names::are_the_same)
+            || !self.names.as_ref().is_none_or(NameSetVersion::is_current)
     }
 }
 

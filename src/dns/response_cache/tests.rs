@@ -20,7 +20,7 @@ use crate::dns::response_cache::*;
 use crate::dns::server::config::first_handler;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 /// What is behind targets: names with addresses, aliases that lead back, and what there isn't.
 const OTHERS: &str = "
@@ -59,10 +59,10 @@ impl Served {
     fn new(first: &str, others: &str) -> Self {
         let text =
             format!("lb.internal {{\nprometheus\n{first}\nlb_linker\n}}\n. {{\nprometheus\n{others}\n}}\n");
-        Self::of(&text, Departed::Dropped, &["lb.internal."])
+        Self::of(&text, OnGone::Dropped, &["lb.internal."])
     }
 
-    fn of(text: &str, departed: Departed, zones: &[&str]) -> Self {
+    fn of(text: &str, departed: OnGone, zones: &[&str]) -> Self {
         let zones: Vec<Name> = zones.iter().map(|zone| Name::from_ascii(zone).unwrap()).collect();
         let store = Arc::new(Store::new(departed).with_zones(&zones));
         store.set_synced();

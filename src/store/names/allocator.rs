@@ -9,17 +9,17 @@ use std::collections::{HashMap, HashSet};
 
 use arcstr::ArcStr;
 
-use super::claims::{Claims, Kind, Rank};
-use super::custom_hostnames::Extras;
-use super::owners::Holders;
+use super::claims::{Claim, Claims, NameKind};
+use super::custom_hostnames::CustomHostnames;
+use super::owners::CurrentOwners;
 use crate::model::link::LinkChange;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::ports::Ports;
+use crate::store::ports::PortInterner;
 
 /// A link whose names have changed hands: it has to be stored again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reallotted {
+pub(crate) enum Reassigned {
     /// The link has another external target's name from now on.
     Object(ServiceKey, ArcStr),
     /// The label is this link's from now on, or no link's.
@@ -27,14 +27,14 @@ pub(crate) enum Reallotted {
 }
 
 /// Returns what has changed in the end: of each name and each link the last change.
-pub(crate) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
+pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
     let (mut labels, mut objects) = (HashSet::new(), HashSet::new());
-    let mut last: Vec<Reallotted> = changes
+    let mut last: Vec<Reassigned> = changes
         .into_iter()
         .rev()
         .filter(|change| match change {
-            Reallotted::Object(key, _) => objects.insert(key.clone()),
-            Reallotted::Label(label, _) => labels.insert(label.clone()),
+            Reassigned::Object(key, _) => objects.insert(key.clone()),
+            Reassigned::Label(label, _) => labels.insert(label.clone()),
         })
         .collect();
     last.reverse();
@@ -43,49 +43,49 @@ pub(crate) fn outcome(changes: Vec<Reallotted>) -> Vec<Reallotted> {
 
 /// Which name is whose.
 #[derive(Debug)]
-pub(crate) struct Allotment {
+pub(crate) struct NameAllocator {
     /// Every link has a claim here.
     objects: Claims,
     labels: Claims,
     /// What links claim and have, where that isn't just their first choice.
     losers: HashMap<ServiceKey, Vec<ArcStr>>,
-    holders: Holders,
+    holders: CurrentOwners,
     /// Further names, which links ask for.
-    pub(crate) extras: Extras,
-    pub(crate) ports: Ports,
+    pub(crate) extras: CustomHostnames,
+    pub(crate) ports: PortInterner,
     /// Changes that are told later, all at once: each one wakes the feed's subscribers.
-    pub(crate) untold: Option<Vec<LinkChange>>,
+    pub(crate) pending_changes: Option<Vec<LinkChange>>,
 }
 
-impl Default for Allotment {
+impl Default for NameAllocator {
     fn default() -> Self {
         Self {
-            objects: Claims::of(Kind::ExternalTarget),
-            labels: Claims::of(Kind::Label),
+            objects: Claims::of(NameKind::ExternalTarget),
+            labels: Claims::of(NameKind::Label),
             losers: HashMap::new(),
-            holders: Holders::default(),
-            extras: Extras::default(),
-            ports: Ports::default(),
-            untold: None,
+            holders: CurrentOwners::default(),
+            extras: CustomHostnames::default(),
+            ports: PortInterner::default(),
+            pending_changes: None,
         }
     }
 }
 
-impl Allotment {
+impl NameAllocator {
     /// Takes a link in that was created at that time (seconds since 1970). Returns the name of its external
     /// target, and what changed for others.
-    pub(crate) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reallotted>) {
-        let rank = Rank { created, key: key.clone() };
+    pub(crate) fn add(&mut self, key: &ServiceKey, created: i64) -> (ArcStr, Vec<Reassigned>) {
+        let rank = Claim { created, key: key.clone() };
         let mut changes = Vec::new();
         if let Some(label) = key.label() {
             let before = self.label_winner(&label).cloned();
             self.labels.add(&label, rank.clone());
             self.note_label(label, before.as_ref(), &mut changes);
         }
-        self.settle(vec![rank], &mut changes);
+        self.rebalance(vec![rank], &mut changes);
         let mut own = first_choice(key);
         changes.retain(|change| match change {
-            Reallotted::Object(whose, name) if whose == key => {
+            Reassigned::Object(whose, name) if whose == key => {
                 own = name.clone();
                 false
             }
@@ -95,7 +95,7 @@ impl Allotment {
     }
 
     /// Lets a link go. Returns what changed for others.
-    pub(crate) fn remove(&mut self, key: &ServiceKey) -> Vec<Reallotted> {
+    pub(crate) fn remove(&mut self, key: &ServiceKey) -> Vec<Reassigned> {
         let mut changes = Vec::new();
         let claimed = self.claimed(key);
         let Some(rank) = self.rank(key).cloned() else { return changes };
@@ -110,13 +110,13 @@ impl Allotment {
             self.objects.remove(name.as_bytes(), &rank);
             next.extend(self.object_winner(&name).cloned());
         }
-        self.settle(next, &mut changes);
+        self.rebalance(next, &mut changes);
         changes
     }
 
     /// Takes over which link an object is labelled for, if it is one of ours at all. Returns what
     /// changed.
-    pub(crate) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reallotted> {
+    pub(crate) fn set_holder(&mut self, object: &str, holder: Option<&ServiceKey>) -> Vec<Reassigned> {
         let before = self.holders.get(object).cloned();
         if before.as_ref() == holder {
             return Vec::new();
@@ -130,15 +130,15 @@ impl Allotment {
         for (label, owner) in labels.into_iter().zip(owners) {
             self.note_label(label, owner.as_ref(), &mut changes);
         }
-        let mut dirty: Vec<Rank> = concerned.iter().filter_map(|key| self.rank(key)).cloned().collect();
+        let mut dirty: Vec<Claim> = concerned.iter().filter_map(|key| self.rank(key)).cloned().collect();
         dirty.extend(self.object_winner(object).cloned());
         dirty.extend(displaced);
-        self.settle(dirty, &mut changes);
+        self.rebalance(dirty, &mut changes);
         changes
     }
 
     /// Returns the links that are in the queue for an object's name.
-    pub(crate) fn wanting(&self, object: &str) -> Vec<ServiceKey> {
+    pub(crate) fn claimants(&self, object: &str) -> Vec<ServiceKey> {
         self.objects.ranks(object.as_bytes()).iter().map(|rank| rank.key.clone()).collect()
     }
 
@@ -154,7 +154,7 @@ impl Allotment {
 
     /// Gives each of these links the first of its candidates that it wins, and looks again at each link that this
     /// concerns.
-    fn settle(&mut self, mut dirty: Vec<Rank>, changes: &mut Vec<Reallotted>) {
+    fn rebalance(&mut self, mut dirty: Vec<Claim>, changes: &mut Vec<Reassigned>) {
         while let Some(rank) = dirty.pop() {
             let key = &rank.key;
             let claimed = self.claimed(key);
@@ -180,7 +180,7 @@ impl Allotment {
                 self.losers.insert(key.clone(), claims);
             }
             if let Some(has) = has.filter(|has| Some(has) != had.as_ref()) {
-                changes.push(Reallotted::Object(rank.key, has));
+                changes.push(Reassigned::Object(rank.key, has));
             }
         }
     }
@@ -215,7 +215,7 @@ impl Allotment {
     }
 
     /// Returns the link's place in queues, if there is such a link.
-    fn rank(&self, key: &ServiceKey) -> Option<&Rank> {
+    fn rank(&self, key: &ServiceKey) -> Option<&Claim> {
         let first = || key.external_target().into();
         let claim = self.losers.get(key).and_then(|claims| claims.first()).cloned().unwrap_or_else(first);
         self.objects.ranks(claim.as_bytes()).iter().find(|rank| rank.key == *key)
@@ -227,7 +227,7 @@ impl Allotment {
         self.rank(key).map(|rank| &rank.key).or_else(holder).unwrap_or(key).clone()
     }
 
-    fn object_winner(&self, name: &str) -> Option<&Rank> {
+    fn object_winner(&self, name: &str) -> Option<&Claim> {
         self.objects.winner(name.as_bytes(), |key| self.holders.get(name) == Some(key))
     }
 
@@ -236,11 +236,11 @@ impl Allotment {
         self.labels.winner(label, |key| self.holders.usual(key).is_some()).map(|rank| &rank.key)
     }
 
-    fn note_label(&self, label: Vec<u8>, before: Option<&ServiceKey>, changes: &mut Vec<Reallotted>) {
+    fn note_label(&self, label: Vec<u8>, before: Option<&ServiceKey>, changes: &mut Vec<Reassigned>) {
         let now = self.label_winner(&label);
         if now != before {
             let now = now.cloned();
-            changes.push(Reallotted::Label(label.into(), now));
+            changes.push(Reassigned::Label(label.into(), now));
         }
     }
 }
@@ -262,29 +262,29 @@ mod tests {
 
     /// What the store would know: each link's external target, and whose each label is.
     #[derive(Debug, Default, PartialEq)]
-    struct Known {
+    struct TestState {
         objects: BTreeMap<ServiceKey, ArcStr>,
         labels: BTreeMap<Box<[u8]>, ServiceKey>,
     }
 
-    impl Known {
-        fn take(&mut self, changes: Vec<Reallotted>) {
+    impl TestState {
+        fn take(&mut self, changes: Vec<Reassigned>) {
             for change in changes {
                 match change {
-                    Reallotted::Object(key, name) => drop(self.objects.insert(key, name)),
-                    Reallotted::Label(label, Some(key)) => drop(self.labels.insert(label, key)),
-                    Reallotted::Label(label, None) => drop(self.labels.remove(&label)),
+                    Reassigned::Object(key, name) => drop(self.objects.insert(key, name)),
+                    Reassigned::Label(label, Some(key)) => drop(self.labels.insert(label, key)),
+                    Reassigned::Label(label, None) => drop(self.labels.remove(&label)),
                 }
             }
         }
 
-        fn add(&mut self, allotment: &mut Allotment, key: &ServiceKey, created: i64) {
+        fn add(&mut self, allotment: &mut NameAllocator, key: &ServiceKey, created: i64) {
             let (name, changes) = allotment.add(key, created);
             self.objects.insert(key.clone(), name);
             self.take(changes);
         }
 
-        fn remove(&mut self, allotment: &mut Allotment, key: &ServiceKey) {
+        fn remove(&mut self, allotment: &mut NameAllocator, key: &ServiceKey) {
             self.objects.remove(key);
             self.take(allotment.remove(key));
         }
@@ -301,7 +301,7 @@ mod tests {
             .collect()
     }
 
-    fn check(known: &Known, allotment: &Allotment, seed: u64) {
+    fn check(known: &TestState, allotment: &NameAllocator, seed: u64) {
         let distinct: BTreeSet<_> = known.objects.values().collect();
         assert_eq!(distinct.len(), known.objects.len(), "seed {seed}: two links share an object: {known:#?}");
         for (label, key) in &known.labels {
@@ -319,7 +319,7 @@ mod tests {
         for seed in 0..100 {
             let mut random = StdRng::seed_from_u64(seed);
             let keys = keys();
-            let (mut allotment, mut known) = (Allotment::default(), Known::default());
+            let (mut allotment, mut known) = (NameAllocator::default(), TestState::default());
             let mut created = HashMap::new();
             let mut holders: HashMap<ArcStr, ServiceKey> = HashMap::new();
             for step in 0..120 {
@@ -357,7 +357,7 @@ mod tests {
                 check(&known, &allotment, seed);
                 if step % 20 == 0 {
                     // A restart: the objects are listed, then the links, in any order.
-                    let (mut fresh, mut after) = (Allotment::default(), Known::default());
+                    let (mut fresh, mut after) = (NameAllocator::default(), TestState::default());
                     for (name, holder) in &holders {
                         fresh.set_holder(name, Some(holder));
                     }
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn the_holder_of_a_name_keeps_it_against_an_older_link() {
         let (old, holder) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
-        let (mut allotment, mut known) = (Allotment::default(), Known::default());
+        let (mut allotment, mut known) = (NameAllocator::default(), TestState::default());
         allotment.set_holder("x-y-z-ext", Some(&holder));
         known.add(&mut allotment, &holder, 2);
         known.add(&mut allotment, &old, 1);
@@ -393,25 +393,25 @@ mod tests {
     fn a_link_keeps_the_object_that_the_earlier_operator_cut_off() {
         let key = ServiceKey::new("namespace", &"s".repeat(60));
         let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
-        let mut allotment = Allotment::default();
+        let mut allotment = NameAllocator::default();
         allotment.set_holder(&earlier, Some(&key));
         assert_eq!(&*allotment.add(&key, 0).0, earlier);
         // It is deleted by hand: from here on the link has the name that it would have had.
         let changes = allotment.set_holder(&earlier, None);
-        assert_eq!(changes, [Reallotted::Object(key.clone(), first_choice(&key))]);
+        assert_eq!(changes, [Reassigned::Object(key.clone(), first_choice(&key))]);
     }
 
     #[test]
     fn a_hash_that_is_taken_too_gets_more_digits() {
         let (winner, loser) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
-        let (mut allotment, mut known) = (Allotment::default(), Known::default());
+        let (mut allotment, mut known) = (NameAllocator::default(), TestState::default());
         known.add(&mut allotment, &winner, 1);
         // An object of another link has the name with 8 digits, and that link wants it.
         let taken = names::external_target_hashed("y-z", "x", 8);
         let squatter = ServiceKey::new("q", "q");
         allotment.set_holder(&taken, Some(&squatter));
         known.add(&mut allotment, &squatter, 3);
-        allotment.objects.add(taken.as_bytes(), Rank { created: 0, key: squatter });
+        allotment.objects.add(taken.as_bytes(), Claim { created: 0, key: squatter });
         known.add(&mut allotment, &loser, 2);
         assert_eq!(*known.objects[&loser], *names::external_target_hashed("y-z", "x", 16));
     }

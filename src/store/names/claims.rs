@@ -10,14 +10,14 @@ use crate::model::service_key::ServiceKey;
 
 /// A link's place in the queue for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rank {
+pub(crate) struct Claim {
     pub(crate) created: i64,
     pub(crate) key: ServiceKey,
 }
 
 /// Which names there are queues for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Kind {
+pub(crate) enum NameKind {
     /// Labels `<service>-<namespace>`, in wire form.
     Label,
     /// Names of external targets.
@@ -29,29 +29,29 @@ pub(crate) enum Kind {
 
 /// The links that want a name, the oldest first.
 #[derive(Debug)]
-enum Queue {
+enum ClaimQueue {
     /// One link, whose default name it is: the name is derived, not stored. Nearly all queues are such.
-    Usual(Rank),
-    Other(Box<Named>),
+    Default(Claim),
+    Contested(Box<ContestedName>),
 }
 
 #[derive(Debug)]
-struct Named {
+struct ContestedName {
     name: Box<[u8]>,
-    ranks: Vec<Rank>,
+    ranks: Vec<Claim>,
 }
 
 /// For each name the links that want it.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    kind: Kind,
-    queues: HashTable<Queue>,
+    kind: NameKind,
+    queues: HashTable<ClaimQueue>,
     hasher: RandomState,
 }
 
 // === impl Kind ===
 
-impl Kind {
+impl NameKind {
     /// Returns whether a link likes that name best.
     fn is_first(self, name: &[u8], key: &ServiceKey) -> bool {
         match self {
@@ -62,13 +62,14 @@ impl Kind {
     }
 
     /// Returns the queue of these links, if there are any.
-    fn queue(self, name: &[u8], mut ranks: Vec<Rank>) -> Option<Queue> {
+    fn queue(self, name: &[u8], mut ranks: Vec<Claim>) -> Option<ClaimQueue> {
         if let [only] = &ranks[..]
             && self.is_first(name, &only.key)
         {
-            return ranks.pop().map(Queue::Usual);
+            return ranks.pop().map(ClaimQueue::Default);
         }
-        (!ranks.is_empty()).then(|| Queue::Other(Box::new(Named { name: name.into(), ranks })))
+        (!ranks.is_empty())
+            .then(|| ClaimQueue::Contested(Box::new(ContestedName { name: name.into(), ranks })))
     }
 
     /// Returns the name that a link likes best.
@@ -83,18 +84,18 @@ impl Kind {
 
 // === impl Queue ===
 
-impl Queue {
-    fn is_for(&self, name: &[u8], kind: Kind) -> bool {
+impl ClaimQueue {
+    fn is_for(&self, name: &[u8], kind: NameKind) -> bool {
         match self {
-            Self::Usual(only) => kind.is_first(name, &only.key),
-            Self::Other(other) => *other.name == *name,
+            Self::Default(only) => kind.is_first(name, &only.key),
+            Self::Contested(other) => *other.name == *name,
         }
     }
 
-    fn ranks(&self) -> &[Rank] {
+    fn ranks(&self) -> &[Claim] {
         match self {
-            Self::Usual(only) => slice::from_ref(only),
-            Self::Other(other) => &other.ranks,
+            Self::Default(only) => slice::from_ref(only),
+            Self::Contested(other) => &other.ranks,
         }
     }
 }
@@ -102,12 +103,12 @@ impl Queue {
 // === impl Claims ===
 
 impl Claims {
-    pub(crate) fn of(kind: Kind) -> Self {
+    pub(crate) fn of(kind: NameKind) -> Self {
         Self { kind, ..Self::default() }
     }
 
     /// Puts a link into the queue for a name.
-    pub(crate) fn add(&mut self, name: &[u8], rank: Rank) {
+    pub(crate) fn add(&mut self, name: &[u8], rank: Claim) {
         self.change(name, |ranks| {
             if let Err(place) = ranks.binary_search(&rank) {
                 ranks.insert(place, rank);
@@ -116,29 +117,29 @@ impl Claims {
     }
 
     /// Takes a link out of the queue for a name.
-    pub(crate) fn remove(&mut self, name: &[u8], rank: &Rank) {
+    pub(crate) fn remove(&mut self, name: &[u8], rank: &Claim) {
         self.change(name, |ranks| ranks.retain(|other| other != rank));
     }
 
     /// Returns the links that want a name, in the order in which they get it.
-    pub(crate) fn ranks(&self, name: &[u8]) -> &[Rank] {
+    pub(crate) fn ranks(&self, name: &[u8]) -> &[Claim] {
         let queue = self.queues.find(self.hasher.hash_one(name), |queue| queue.is_for(name, self.kind));
-        queue.map(Queue::ranks).unwrap_or_default()
+        queue.map(ClaimQueue::ranks).unwrap_or_default()
     }
 
     /// Returns whose name it is: the claimant that holds it, else the first.
-    pub(crate) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Rank> {
+    pub(crate) fn winner(&self, name: &[u8], holds: impl Fn(&ServiceKey) -> bool) -> Option<&Claim> {
         let ranks = self.ranks(name);
         // Nearly always there is just one.
         let holder = if ranks.len() > 1 { ranks.iter().find(|rank| holds(&rank.key)) } else { None };
         holder.or(ranks.first())
     }
 
-    fn change(&mut self, name: &[u8], change: impl FnOnce(&mut Vec<Rank>)) {
+    fn change(&mut self, name: &[u8], change: impl FnOnce(&mut Vec<Claim>)) {
         let Self { kind, queues, hasher } = self;
-        let hash = |queue: &Queue| match queue {
-            Queue::Usual(only) => hasher.hash_one(&*kind.first(&only.key)),
-            Queue::Other(other) => hasher.hash_one(&*other.name),
+        let hash = |queue: &ClaimQueue| match queue {
+            ClaimQueue::Default(only) => hasher.hash_one(&*kind.first(&only.key)),
+            ClaimQueue::Contested(other) => hasher.hash_one(&*other.name),
         };
         match queues.entry(hasher.hash_one(name), |queue| queue.is_for(name, *kind), hash) {
             Entry::Occupied(mut queue) => {

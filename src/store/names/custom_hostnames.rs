@@ -6,51 +6,56 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::claims::{Claims, Rank};
+use super::claims::{Claim, Claims};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 /// A name in wire form.
-type Wire = Box<[u8]>;
+type WireName = Box<[u8]>;
 
 /// Which further name is whose.
 #[derive(Debug, Default)]
-pub(crate) struct Extras {
+pub(crate) struct CustomHostnames {
     claims: Claims,
-    asked: HashMap<ServiceKey, Asked>,
+    asked: HashMap<ServiceKey, HostnameRequest>,
     /// By external target: the link that it is labelled for, and the names that are noted on it.
-    noted: HashMap<Box<str>, (ServiceKey, Vec<Wire>)>,
+    noted: HashMap<Box<str>, (ServiceKey, Vec<WireName>)>,
     /// The links for which a name is noted, and on how many external targets: while one takes the place
     /// of another there are two.
-    holders: HashMap<Wire, BTreeMap<ServiceKey, usize>>,
+    holders: HashMap<WireName, BTreeMap<ServiceKey, usize>>,
 }
 
 /// What a link asks for.
 #[derive(Debug)]
-struct Asked {
+struct HostnameRequest {
     created: i64,
-    names: Vec<(Box<str>, Wire)>,
+    names: Vec<(Box<str>, WireName)>,
 }
 
 /// A name that has another owner from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Passed {
+pub(crate) struct OwnerChange {
     /// Which name.
-    pub(crate) name: Wire,
+    pub(crate) name: WireName,
     /// Whose it was.
     pub(crate) from: Option<ServiceKey>,
     /// Whose it is.
     pub(crate) to: Option<ServiceKey>,
 }
 
-impl Extras {
+impl CustomHostnames {
     /// Takes over which names a link asks for; none when it is gone. Returns what changed.
-    pub(crate) fn ask(&mut self, key: &ServiceKey, created: i64, names: &[Box<str>]) -> Vec<Passed> {
+    pub(crate) fn set_requested(
+        &mut self,
+        key: &ServiceKey,
+        created: i64,
+        names: &[Box<str>],
+    ) -> Vec<OwnerChange> {
         let before = self.asked.remove(key);
         if before.is_none() && names.is_empty() {
             return Vec::new();
         }
-        let names: Vec<(Box<str>, Wire)> =
+        let names: Vec<(Box<str>, WireName)> =
             names.iter().filter_map(|name| Some((name.clone(), wire(name)?))).collect();
         let concerned = before
             .iter()
@@ -61,24 +66,28 @@ impl Extras {
         self.watching(concerned, |extras| {
             for (_, wire) in before.iter().flat_map(|before| &before.names) {
                 let created = before.as_ref().map_or(created, |before| before.created);
-                extras.claims.remove(wire, &Rank { created, key: key.clone() });
+                extras.claims.remove(wire, &Claim { created, key: key.clone() });
             }
             for (_, wire) in &names {
-                extras.claims.add(wire, Rank { created, key: key.clone() });
+                extras.claims.add(wire, Claim { created, key: key.clone() });
             }
             if !names.is_empty() {
-                extras.asked.insert(key.clone(), Asked { created, names });
+                extras.asked.insert(key.clone(), HostnameRequest { created, names });
             }
         })
     }
 
     /// Takes over which names are noted on an external target, and for which link; `None` when it is
     /// gone. Returns what changed.
-    pub(crate) fn note(&mut self, object: &str, holder: Option<(&ServiceKey, &[Box<str>])>) -> Vec<Passed> {
+    pub(crate) fn set_recorded(
+        &mut self,
+        object: &str,
+        holder: Option<(&ServiceKey, &[Box<str>])>,
+    ) -> Vec<OwnerChange> {
         let before = self.noted.remove(object);
-        let now: Option<(ServiceKey, Vec<Wire>)> = holder
+        let now: Option<(ServiceKey, Vec<WireName>)> = holder
             .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
-            .filter(|(_, names): &(_, Vec<Wire>)| !names.is_empty());
+            .filter(|(_, names): &(_, Vec<WireName>)| !names.is_empty());
         let concerned = before.iter().chain(&now).flat_map(|(_, names)| names).cloned().collect();
         self.watching(concerned, |extras| {
             for (key, names) in before.iter() {
@@ -110,19 +119,19 @@ impl Extras {
     }
 
     /// Returns the links that ask for a name.
-    pub(crate) fn askers(&self, name: &Wire) -> Vec<ServiceKey> {
+    pub(crate) fn requesters(&self, name: &WireName) -> Vec<ServiceKey> {
         self.claims.ranks(name).iter().map(|rank| rank.key.clone()).collect()
     }
 
-    fn owner(&self, name: &Wire) -> Option<&ServiceKey> {
+    fn owner(&self, name: &WireName) -> Option<&ServiceKey> {
         let holds =
             |key: &ServiceKey| self.holders.get(name).is_some_and(|holders| holders.contains_key(key));
         self.claims.winner(name, holds).map(|rank| &rank.key)
     }
 
     /// Carries out a change, and returns what it means for these names.
-    fn watching(&mut self, names: BTreeSet<Wire>, change: impl FnOnce(&mut Self)) -> Vec<Passed> {
-        let before: Vec<(Wire, Option<ServiceKey>)> = names
+    fn watching(&mut self, names: BTreeSet<WireName>, change: impl FnOnce(&mut Self)) -> Vec<OwnerChange> {
+        let before: Vec<(WireName, Option<ServiceKey>)> = names
             .into_iter()
             .map(|name| {
                 let owner = self.owner(&name).cloned();
@@ -134,7 +143,7 @@ impl Extras {
             .into_iter()
             .map(|(name, from)| {
                 let to = self.owner(&name).cloned();
-                Passed { name, from, to }
+                OwnerChange { name, from, to }
             })
             .filter(|passed| passed.from != passed.to)
             .collect()
@@ -142,7 +151,7 @@ impl Extras {
 }
 
 /// Returns a name as the index writes it, if DNS can carry it.
-pub(crate) fn wire(name: &str) -> Option<Wire> {
+pub(crate) fn wire(name: &str) -> Option<WireName> {
     names::wire(name.split('.').map(str::as_bytes)).map(Into::into)
 }
 
@@ -162,16 +171,19 @@ mod tests {
         names.iter().map(|name| Box::from(*name)).collect()
     }
 
-    fn passed(name: &str, from: Option<&str>, to: Option<&str>) -> Passed {
-        Passed { name: wire(name).unwrap(), from: from.map(key), to: to.map(key) }
+    fn passed(name: &str, from: Option<&str>, to: Option<&str>) -> OwnerChange {
+        OwnerChange { name: wire(name).unwrap(), from: from.map(key), to: to.map(key) }
     }
 
     #[test]
     fn the_oldest_has_a_name_until_it_asks_no_more() {
-        let mut extras = Extras::default();
+        let mut extras = CustomHostnames::default();
         let shop = names(&["shop.example", "b.example"]);
-        assert_eq!(extras.ask(&key("young"), 2, &shop[..1]), [passed("shop.example", None, Some("young"))]);
-        let changes = extras.ask(&key("old"), 1, &shop);
+        assert_eq!(
+            extras.set_requested(&key("young"), 2, &shop[..1]),
+            [passed("shop.example", None, Some("young"))]
+        );
+        let changes = extras.set_requested(&key("old"), 1, &shop);
         assert_eq!(
             changes,
             [passed("b.example", None, Some("old")), passed("shop.example", Some("young"), Some("old"))]
@@ -179,33 +191,39 @@ mod tests {
         assert_eq!(*extras.names_of(&key("old")), *shop);
         assert!(extras.names_of(&key("young")).is_empty());
         assert_eq!(
-            extras.ask(&key("old"), 1, &shop[1..]),
+            extras.set_requested(&key("old"), 1, &shop[1..]),
             [passed("shop.example", Some("old"), Some("young"))]
         );
-        assert_eq!(extras.ask(&key("young"), 2, &[]), [passed("shop.example", Some("young"), None)]);
+        assert_eq!(
+            extras.set_requested(&key("young"), 2, &[]),
+            [passed("shop.example", Some("young"), None)]
+        );
     }
 
     #[test]
     fn who_holds_a_name_keeps_it_against_an_older_one_and_a_note_alone_is_no_claim() {
-        let mut extras = Extras::default();
+        let mut extras = CustomHostnames::default();
         let shop = names(&["shop.example"]);
-        assert!(extras.note("young-ext", Some((&key("young"), &shop))).is_empty());
+        assert!(extras.set_recorded("young-ext", Some((&key("young"), &shop))).is_empty());
         assert!(extras.names_of(&key("young")).is_empty());
-        extras.ask(&key("young"), 2, &shop);
-        assert!(extras.ask(&key("old"), 1, &shop).is_empty());
+        extras.set_requested(&key("young"), 2, &shop);
+        assert!(extras.set_requested(&key("old"), 1, &shop).is_empty());
         assert_eq!(*extras.names_of(&key("young")), *shop);
-        assert_eq!(extras.note("young-ext", None), [passed("shop.example", Some("young"), Some("old"))]);
+        assert_eq!(
+            extras.set_recorded("young-ext", None),
+            [passed("shop.example", Some("young"), Some("old"))]
+        );
     }
 
     #[test]
     fn a_name_stays_held_while_one_external_target_takes_the_place_of_another() {
-        let mut extras = Extras::default();
+        let mut extras = CustomHostnames::default();
         let shop = names(&["shop.example"]);
-        extras.ask(&key("young"), 2, &shop);
-        extras.note("hashed-ext", Some((&key("young"), &shop)));
-        extras.ask(&key("old"), 1, &shop);
-        extras.note("young-ext", Some((&key("young"), &shop)));
-        assert!(extras.note("hashed-ext", None).is_empty());
+        extras.set_requested(&key("young"), 2, &shop);
+        extras.set_recorded("hashed-ext", Some((&key("young"), &shop)));
+        extras.set_requested(&key("old"), 1, &shop);
+        extras.set_recorded("young-ext", Some((&key("young"), &shop)));
+        assert!(extras.set_recorded("hashed-ext", None).is_empty());
         assert_eq!(*extras.names_of(&key("young")), *shop);
     }
 
@@ -215,9 +233,9 @@ mod tests {
             let mut random = StdRng::seed_from_u64(seed);
             let all = names(&["a.example", "b.example", "*.a.example"]);
             let keys: Vec<ServiceKey> = ["x", "y", "z"].map(key).into();
-            let mut extras = Extras::default();
+            let mut extras = CustomHostnames::default();
             let (mut asked, mut noted) = (HashMap::new(), HashMap::<String, (ServiceKey, Vec<_>)>::new());
-            let mut owners: HashMap<Wire, ServiceKey> = HashMap::new();
+            let mut owners: HashMap<WireName, ServiceKey> = HashMap::new();
             for _ in 0..80 {
                 let key = keys[random.random_range(0..keys.len())].clone();
                 let changes = if random.random_bool(0.4) {
@@ -225,35 +243,35 @@ mod tests {
                     let names = extras.names_of(&key).to_vec();
                     let object = format!("{}-ext", key.name());
                     noted.insert(object.clone(), (key.clone(), names.clone()));
-                    extras.note(&object, Some((&key, &names)))
+                    extras.set_recorded(&object, Some((&key, &names)))
                 } else {
                     let names: Vec<_> = all.iter().filter(|_| random.random_bool(0.5)).cloned().collect();
                     let created = asked.get(&key).map_or(random.random_range(0..3), |(created, _)| *created);
                     asked.insert(key.clone(), (created, names.clone()));
-                    extras.ask(&key, created, &names)
+                    extras.set_requested(&key, created, &names)
                 };
-                for Passed { name, from, to } in changes {
+                for OwnerChange { name, from, to } in changes {
                     assert_eq!(owners.get(&name), from.as_ref(), "seed {seed}");
                     match to {
                         Some(to) => owners.insert(name, to),
                         None => owners.remove(&name),
                     };
                 }
-                let mut shown: Vec<(Wire, ServiceKey)> = Vec::new();
+                let mut shown: Vec<(WireName, ServiceKey)> = Vec::new();
                 for key in &keys {
                     shown.extend(extras.names_of(key).iter().map(|name| (wire(name).unwrap(), key.clone())));
                 }
                 assert_eq!(shown.len(), owners.len(), "seed {seed}: {shown:?} {owners:?}");
                 assert_eq!(shown.into_iter().collect::<HashMap<_, _>>(), owners, "seed {seed}");
 
-                let mut fresh = Extras::default();
+                let mut fresh = CustomHostnames::default();
                 let mut order: Vec<_> = asked.iter().collect();
                 order.shuffle(&mut random);
                 for (key, (created, names)) in order {
-                    fresh.ask(key, *created, names);
+                    fresh.set_requested(key, *created, names);
                 }
                 for (object, (key, names)) in &noted {
-                    fresh.note(object, Some((key, names)));
+                    fresh.set_recorded(object, Some((key, names)));
                 }
                 for key in &keys {
                     assert_eq!(fresh.names_of(key), extras.names_of(key), "seed {seed}");

@@ -9,14 +9,14 @@ use crate::model::service_key::ServiceKey;
 
 /// By external target the link that it is labelled for.
 #[derive(Debug, Default)]
-pub(crate) struct Holders {
+pub(crate) struct CurrentOwners {
     /// Owners of their default name; the name is derived, not stored.
     usual: HashTable<ServiceKey>,
     others: HashMap<Box<str>, ServiceKey>,
     hasher: RandomState,
 }
 
-impl Holders {
+impl CurrentOwners {
     /// Returns the link that an external target is labelled for.
     pub(crate) fn get(&self, object: &str) -> Option<&ServiceKey> {
         let is_it = |holder: &ServiceKey| holder.is_external_target(object.as_bytes());

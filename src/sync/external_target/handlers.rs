@@ -11,7 +11,7 @@ use super::write::removal_of;
 use crate::model::hostname_policy::noted_hostnames;
 use crate::model::link::{LinkChange, LinkState, Target};
 use crate::model::service_key::ServiceKey;
-use crate::store::{LastTarget, WrittenFor};
+use crate::store::{PersistedTarget, TargetOwner};
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
@@ -164,13 +164,13 @@ impl Reconciler {
             return;
         };
         let written_for = match (service.annotation(SERVICE_UID), &object.meta().creation_timestamp) {
-            (Some(uid), _) => WrittenFor::Uid(uid.into()),
-            (None, Some(created)) => WrittenFor::CreatedUntil(created.0.as_second()),
-            (None, None) => WrittenFor::Anybody,
+            (Some(uid), _) => TargetOwner::Uid(uid.into()),
+            (None, Some(created)) => TargetOwner::CreatedUntil(created.0.as_second()),
+            (None, None) => TargetOwner::Anybody,
         };
         let hostnames =
             self.settings.admission.still_granted(holder.namespace(), noted_hostnames(object.meta()));
-        let last = LastTarget {
+        let last = PersistedTarget {
             target: self.target_of(&holder, service),
             written_for,
             hostnames: hostnames.into(),
@@ -216,7 +216,7 @@ impl Reconciler {
             return;
         }
         let labelled = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
-        let wanting = external_target(id).map(|name| self.settings.store.wanting(name)).unwrap_or_default();
+        let wanting = external_target(id).map(|name| self.settings.store.claimants(name)).unwrap_or_default();
         for key in labelled.iter().chain(&wanting) {
             self.queue(key);
         }
@@ -224,7 +224,7 @@ impl Reconciler {
 
     /// Takes over what is left of Services that aren't followed; and orphans, which no Service has. `begins`: at the start.
     pub(crate) fn adopt_departed(&mut self, begins: bool) {
-        let unknown = self.objects.links().filter(|key| !self.settings.store.knows(key));
+        let unknown = self.objects.links().filter(|key| !self.settings.store.contains(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();
         self.take_stock(begins);
         keys.extend(self.orphans.links().cloned());
@@ -251,7 +251,7 @@ impl Reconciler {
         let mut orphans = Vec::new();
         // An earlier Service of this name may have left one, too.
         let recreated = || store.get(key).is_some_and(|link| matches!(link.state, LinkState::Recreated(_)));
-        if policy.sync != SyncMode::Off && !policy.prune && (!store.knows(key) || recreated()) {
+        if policy.sync != SyncMode::Off && !policy.prune && (!store.contains(key) || recreated()) {
             let objects: Vec<Object> = self.objects.of_link(key).into_iter().map(Packed::unpack).collect();
             let services = objects.iter().filter_map(Object::as_service);
             let services = services.filter(|service| orphan_of(&service.metadata, selection, own).is_some());

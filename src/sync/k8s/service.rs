@@ -375,7 +375,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::store::Departed;
+    use crate::store::OnGone;
 
     #[test]
     fn fields_that_matter_are_read_and_nulls_taken_for_absent() {
@@ -394,7 +394,7 @@ mod tests {
         }))
         .unwrap();
         assert!(service.is_living_load_balancer());
-        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(Departed::Kept));
+        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
         assert_eq!(observed.key, ServiceKey::new("default", "web"));
         assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
         assert_eq!(observed.ingress.hostnames, [Hostname::from(&Name::from_ascii("a.example.").unwrap())]);
@@ -405,7 +405,7 @@ mod tests {
 
     fn observe(service: serde_json::Value) -> (ObservedService, String) {
         let service: Service = serde_json::from_value(service).unwrap();
-        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(Departed::Kept));
+        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
         (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
     }
 
@@ -462,8 +462,7 @@ mod tests {
             let service: Service =
                 serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
                     .unwrap();
-            let (observed, unusable) =
-                service.observe(&HostnamePolicy::default(), &Store::new(Departed::Kept));
+            let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
             assert_eq!(observed.wishes.ttl, expected, "{text}");
             assert_eq!(unusable.len(), usize::from(expected.is_none()));
         }

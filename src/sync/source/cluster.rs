@@ -22,7 +22,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{LinkChange, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
-use crate::store::{Ports, Store};
+use crate::store::{PortInterner, Store};
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{News, log_changes, log_first_list};
@@ -348,7 +348,7 @@ impl ClusterSource {
             }
         }
         changes.extend(self.store.replace(namespace, seen, unreadable, &kept));
-        let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_departing(&key, &uid, true);
+        let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
         changes.extend(departing.into_iter().filter_map(insert));
         changes
     }
@@ -441,7 +441,7 @@ impl ClusterSource {
         self.left(&deleted, membership, &mut heard.leaving);
         if self.guards && service.is_guarded() {
             // It waits for us, also where we have never known it as a load balancer.
-            log_changes(&self.news, self.store.insert_departing(&service.key(), service.uid(), true));
+            log_changes(&self.news, self.store.insert_terminating(&service.key(), service.uid(), true));
         }
     }
 
@@ -514,7 +514,7 @@ struct List {
     keys: HashSet<ServiceKey>,
     seen: Vec<ObservedService>,
     /// Of those, which are many: most have the same.
-    ports: Ports,
+    ports: PortInterner,
     unreadable: Vec<ServiceKey>,
     /// Services that are no links and carry our finalizer, with their uid.
     departing: Vec<(ServiceKey, Box<str>)>,

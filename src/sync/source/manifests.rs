@@ -26,7 +26,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::ObservedService;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::events::link_log::{News, log_changes, log_first_list};
 use crate::sync::k8s::errors::{Complaints, located};
@@ -225,7 +225,7 @@ impl Files {
         complaints: &mut Complaints,
     ) -> Vec<ObservedService> {
         // Whether a name in our zones is followed depends on the load balancers of all files.
-        let all = Store::new(Departed::Dropped).with_zones(&admission.targets.zones);
+        let all = Store::new(OnGone::Dropped).with_zones(&admission.targets.zones);
         let services = self.by_name.values().flat_map(|file| &file.services);
         if services.into_iter().any(|service| !own_hosts(service, admission).is_empty()) {
             let list = self.observed(selection, |service| service.observe(admission, &all).0);

@@ -13,7 +13,7 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
-use crate::store::{Found, Store};
+use crate::store::{Lookup, Store};
 use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
 
 /// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
@@ -245,8 +245,8 @@ fn look(key: &ServiceKey, hosts: &[Name], admission: &HostnamePolicy, store: &St
     let refusal =
         |host| admission.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err();
     let link = |host| match store.find_host(host) {
-        Found::Link(link) => Some(link.key.clone()),
-        Found::EmptyNonTerminal | Found::Nothing => None,
+        Lookup::Link(link) => Some(link.key.clone()),
+        Lookup::EmptyNonTerminal | Lookup::Nothing => None,
     };
     Looked {
         refused: Some(hosts.iter().map(refusal).collect()),
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::model::target_policy::TargetPolicy;
-    use crate::store::Departed;
+    use crate::store::OnGone;
 
     fn admission() -> HostnamePolicy {
         let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn service_is_looked_at_again_when_its_target_opens_or_closes() {
-        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        let (admission, store) = (admission(), Store::new(OnGone::Dropped));
         store.set_zones(&admission.targets.zones);
         let mut own = OwnTargets::default();
         let apply = |own: &mut OwnTargets, service: &Service| {
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn change_of_a_link_concerns_only_its_dependents() {
-        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        let (admission, store) = (admission(), Store::new(OnGone::Dropped));
         store.set_zones(&admission.targets.zones);
         let mut own = OwnTargets::default();
         let apply = |service: &Service| store.apply(service.observe(&admission, &store).0).unwrap();
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn wildcard_names_concern_the_hosts_that_they_may_match() {
-        let (mut admission, store) = (admission(), Store::new(Departed::Dropped));
+        let (mut admission, store) = (admission(), Store::new(OnGone::Dropped));
         admission.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
         store.set_zones(&admission.targets.zones);
         let mut own = OwnTargets::default();
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn one_namespace_takes_a_share_of_the_room_only() {
-        let (admission, store) = (admission(), Store::new(Departed::Dropped));
+        let (admission, store) = (admission(), Store::new(OnGone::Dropped));
         let mut own = OwnTargets::default();
         let mut note = |namespace: &str, name: &str, allow_from: &str| {
             own.note(&service(namespace, name, "host.b.lb.internal", allow_from), &admission, Some(&store))

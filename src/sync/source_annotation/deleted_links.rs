@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
     use crate::model::link::LinkState;
-    use crate::store::Departed as Policy;
+    use crate::store::OnGone as Policy;
 
     fn change(before: Option<Link>, after: Option<Link>) -> LinkChange {
         let key = ServiceKey::new("shop", "web");

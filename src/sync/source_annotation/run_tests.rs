@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::Departed;
+use crate::store::OnGone;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
 use crate::sync::test_support;
@@ -22,7 +22,7 @@ fn settings(client: Client) -> Settings {
     let leadership = Leadership::always();
     let lists = LinkLists::new(&BTreeSet::new(), Listed { term: leadership.term(), rewinds: 0 });
     let settings = Settings {
-        store: Arc::new(Store::new(Departed::Kept)),
+        store: Arc::new(Store::new(OnGone::Kept)),
         client,
         outage: Outage::default(),
         selection: Arc::default(),

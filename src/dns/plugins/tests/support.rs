@@ -25,7 +25,7 @@ use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 /// A Service in `default` whose load balancer is at that address, or has that name.
 pub(crate) fn link(service: &str, target: &str) -> ObservedService {
@@ -63,8 +63,7 @@ pub(crate) struct Site {
 }
 
 fn shared() -> (setup::Site, Queue) {
-    let (mut shared, queue) =
-        setup::Site::new(Arc::new(Store::new(Departed::Kept)), LineFormat::Text).unwrap();
+    let (mut shared, queue) = setup::Site::new(Arc::new(Store::new(OnGone::Kept)), LineFormat::Text).unwrap();
     shared.own_addresses = |_| vec![[192, 0, 2, 53].into()];
     (shared, queue)
 }

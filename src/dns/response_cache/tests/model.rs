@@ -13,7 +13,7 @@ use rand::seq::SliceRandom;
 use crate::dns::response_cache::tests::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Port, Target};
-use crate::store::{LastTarget, WrittenFor};
+use crate::store::{PersistedTarget, TargetOwner};
 
 const SEEDS: std::ops::Range<u64> = 0..60;
 const STEPS: usize = 150;
@@ -265,9 +265,9 @@ impl World<'_> {
                     (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
                 store.set_last_target(
                     &key,
-                    LastTarget {
+                    PersistedTarget {
                         target: Some(target),
-                        written_for: WrittenFor::Uid("u".into()),
+                        written_for: TargetOwner::Uid("u".into()),
                         hostnames: Box::default(),
                         is_ours: true,
                     },
@@ -323,7 +323,7 @@ fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
 
 async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
     let random = &mut StdRng::seed_from_u64(seed);
-    let departed = [Departed::Kept, Departed::Dropped][random.random_range(0..2)];
+    let departed = [OnGone::Kept, OnGone::Dropped][random.random_range(0..2)];
     let served = Served::of(&corefile(), departed, &ZONES);
     let own = NAMESPACES.iter().flat_map(|namespace| SERVICES.map(|service| (*namespace, service)));
     let names = own.flat_map(|(namespace, service)| {

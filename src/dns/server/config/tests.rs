@@ -1,8 +1,8 @@
 use crate::dns::server::config::*;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 fn configured(text: &str) -> Result<Configuration, String> {
-    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     configure(Path::new("Corefile"), text, &Sources::SYSTEM, &site).map_err(|error| error.to_string())
 }
 

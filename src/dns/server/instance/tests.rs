@@ -13,10 +13,10 @@ use crate::dns::corefile::Sources;
 use crate::dns::server::config::configure;
 use crate::dns::server::instance::*;
 use crate::held_port::HeldPort;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 fn serving() -> (Serving, Site) {
-    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     (Serving::new(site.clone(), Box::new(|_| {})).unwrap(), site)
 }
 

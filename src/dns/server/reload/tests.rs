@@ -3,7 +3,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::dns::server::reload::*;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 const WHOAMI: &str = ".:0 {\nbind 127.0.0.1\nwhoami\n}\n";
 
@@ -13,7 +13,7 @@ fn start(text: &str) -> (Reloader, TempDir) {
     std::fs::write(&path, text.replace("DIR", &directory.path().to_string_lossy())).unwrap();
     let origin = Origin::File(path);
     let text = origin.read().unwrap();
-    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let check_zones: CheckZones = Arc::new(|_| Ok(()));
     (Reloader::start(origin, text, check_zones, Vec::new(), site, Box::new(|_| {})).unwrap(), directory)
 }

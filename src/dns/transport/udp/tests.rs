@@ -13,14 +13,14 @@ use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 const KNOWN: &str = "web.lb.internal.";
 const SLOW: &str = "slow.example.";
 
 /// What answers, with an upstream that doesn't.
 async fn handler() -> (Arc<Handler>, UdpSocket) {
-    handler_of(Arc::new(Store::new(Departed::Kept))).await
+    handler_of(Arc::new(Store::new(OnGone::Kept))).await
 }
 
 async fn handler_of(store: Arc<Store>) -> (Arc<Handler>, UdpSocket) {
@@ -177,7 +177,7 @@ struct Served {
 
 async fn serve_web() -> Served {
     let origin = Name::from_ascii("lb.internal.").unwrap();
-    let store = Arc::new(Store::new(Departed::Kept).with_zones([&origin]));
+    let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
     store.apply(link("web", "192.0.2.1"));
     store.set_synced();
     let (handler, upstream) = handler_of(Arc::clone(&store)).await;

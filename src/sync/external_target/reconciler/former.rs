@@ -94,7 +94,7 @@ impl Reconciler {
         let unwanted = |key: ServiceKey| {
             self.settings.selection.watches(key.namespace())
                 && self.are_links_listed(key.namespace())
-                && !self.settings.store.knows(&key)
+                && !self.settings.store.contains(&key)
         };
         if is_new
             && term < self.term

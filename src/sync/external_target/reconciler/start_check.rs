@@ -173,7 +173,7 @@ impl Reconciler {
         let store: &Store = &self.settings.store;
         let ended = self.start_check.ended.contains(key);
         let Some(link) = store.get(key) else {
-            return if ended || store.knows(key) { Fate::Stays } else { Fate::Unlisted };
+            return if ended || store.contains(key) { Fate::Stays } else { Fate::Unlisted };
         };
         let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
         match &link.target {

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::Departed;
+use crate::store::OnGone;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
@@ -24,7 +24,7 @@ fn lists(term: u64, rewinds: u64) -> LinkLists {
 fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::always();
     Reconciler::new(Settings {
-        store: Arc::new(Store::new(Departed::Kept)),
+        store: Arc::new(Store::new(OnGone::Kept)),
         keeper: Keeper::Namespace {
             client: client.clone(),
             outage: Outage::default(),

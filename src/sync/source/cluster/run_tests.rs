@@ -8,7 +8,7 @@ use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
 use crate::model::target_policy::TargetPolicy;
-use crate::store::Departed;
+use crate::store::OnGone;
 use crate::sync::source::cluster::*;
 use crate::sync::test_support;
 
@@ -23,7 +23,7 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
         std::future::ready(Ok::<_, Infallible>(Response::new(body)))
     });
     let zones = vec![hickory_proto::rr::Name::from_ascii("lb.internal.").unwrap()];
-    let store = Arc::new(Store::new(Departed::Dropped));
+    let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
     store.set_holders_known();
     let leadership = Leadership::always();

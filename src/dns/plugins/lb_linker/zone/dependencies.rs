@@ -6,14 +6,14 @@ use smallvec::SmallVec;
 
 use super::link_names::Forward;
 use crate::model::link::Link;
-use crate::store::{Found, Names, Store};
+use crate::store::{Lookup, NameSetVersion, Store};
 
 /// Looks names up for one answer, and records what each look-up has found.
 #[derive(Debug)]
 pub(super) struct Lookups<'a> {
     store: &'a Store,
     /// Which names there were before the first look-up.
-    before: Names,
+    before: NameSetVersion,
     depends_on_names: bool,
     links: SmallVec<[Arc<Link>; 1]>,
 }
@@ -24,7 +24,7 @@ pub struct RestsOn {
     /// The links that were found, as they were.
     pub links: SmallVec<[Arc<Link>; 1]>,
     /// Which names there were, where another name could have changed the answer.
-    pub names: Option<Names>,
+    pub names: Option<NameSetVersion>,
 }
 
 impl<'a> Lookups<'a> {
@@ -33,16 +33,16 @@ impl<'a> Lookups<'a> {
     }
 
     /// Looks up a name below an origin, both in wire form.
-    pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Found {
+    pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Lookup {
         let found = self.store.find(name, origin);
         match &found {
-            Found::Link(link) => {
+            Lookup::Link(link) => {
                 // One of the two names that every link has leads to this link until the link is outdated. A name
                 // that a link asks for gives way to another link's own name, a wildcard to any closer name.
                 self.depends_on_names |= !Forward::is_own(&link.key, name);
                 self.links.push(Arc::clone(link));
             }
-            Found::EmptyNonTerminal | Found::Nothing => self.depends_on_names = true,
+            Lookup::EmptyNonTerminal | Lookup::Nothing => self.depends_on_names = true,
         }
         found
     }

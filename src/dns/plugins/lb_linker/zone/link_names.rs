@@ -11,7 +11,7 @@ use super::srv::is_service_label;
 use crate::model::link::Link;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::Found;
+use crate::store::Lookup;
 
 /// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.
 #[derive(Clone, Debug)]
@@ -40,9 +40,9 @@ impl Forward {
             };
         }
         match lookups.find(relative, &self.wire) {
-            Found::Link(link) => Node::Link(link),
-            Found::EmptyNonTerminal => Node::Empty,
-            Found::Nothing => self.find_service(lookups, relative),
+            Lookup::Link(link) => Node::Link(link),
+            Lookup::EmptyNonTerminal => Node::Empty,
+            Lookup::Nothing => self.find_service(lookups, relative),
         }
     }
 
@@ -56,7 +56,7 @@ impl Forward {
             _ => (None, first, rest),
         };
         match lookups.find(service, &self.wire) {
-            Found::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
+            Lookup::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
                 srv::find(link, protocol, port)
             }
             _ => Node::Nothing,
@@ -80,7 +80,7 @@ impl Forward {
         let mut leads_back = |relative: &Vec<u8>| {
             let reserved = labels(relative).last().is_none_or(|top| self.is_reserved(top));
             !reserved
-                && matches!(lookups.find(relative, &self.wire), Found::Link(found) if found.key == link.key)
+                && matches!(lookups.find(relative, &self.wire), Lookup::Link(found) if found.key == link.key)
         };
         let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
         Name::from_labels(labels(&relative)).ok()?.append_domain(&self.origin).ok()

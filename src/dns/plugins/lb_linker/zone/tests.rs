@@ -7,7 +7,7 @@ use crate::dns::plugins::lb_linker::zone::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
-use crate::store::Departed;
+use crate::store::OnGone;
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
@@ -59,7 +59,7 @@ fn with_ports(ports: &[&str], link: ObservedService) -> ObservedService {
 }
 
 fn store_of(links: Vec<ObservedService>) -> Store {
-    let store = Store::new(Departed::Kept).with_zones([zone().origin()]);
+    let store = Store::new(OnGone::Kept).with_zones([zone().origin()]);
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
     store
@@ -300,7 +300,7 @@ fn a_link_may_have_a_ttl_of_its_own_and_absence_never_has() {
 
 #[test]
 fn before_the_first_list_only_what_is_known_is_answered() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let not_ready = "ServFail EDE 14 |  |  | ";
     for question in ["web-default.lb.internal. A", "lb.internal. SOA"] {
         assert_eq!(ask(&store, question), not_ready);
@@ -331,7 +331,7 @@ fn a_name_that_is_listed_while_it_is_looked_up_is_never_denied() {
     let qname = name("web.default.lb.internal.");
     let relative = zone.relative(&qname).unwrap();
     for _ in 0..2_000 {
-        let store = Store::new(Departed::Kept);
+        let store = Store::new(OnGone::Kept);
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
                 loop {

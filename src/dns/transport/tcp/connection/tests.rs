@@ -13,7 +13,7 @@ use crate::dns::server::config::first_handler;
 use crate::dns::transport::metrics::TransportMetrics;
 use crate::dns::transport::tcp::connection::*;
 use crate::dns::transport::tcp::connection_limit::Places;
-use crate::store::{Departed, Store};
+use crate::store::{OnGone, Store};
 
 const IDLE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353
 
 /// What answers, and passes questions about other names to that upstream.
 fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
-    let site = Site::silent(Arc::new(Store::new(Departed::Kept))).unwrap();
+    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let forward = upstream.map(|upstream| format!(". {{\nforward . {upstream}\n}}\n")).unwrap_or_default();
     first_handler(&format!("lb.internal {{\nlb_linker\n}}\n{forward}"), &site).unwrap()
 }
@@ -94,7 +94,7 @@ fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
 
 #[tokio::test]
 async fn kept_answer_is_given_again_and_counted() {
-    let store = Arc::new(Store::new(Departed::Kept));
+    let store = Arc::new(Store::new(OnGone::Kept));
     store.apply(link("web", "192.0.2.1"));
     let handler = handler_of(&store);
     // A kept answer for another name shows where an answer comes from: nothing else answers so.
@@ -130,7 +130,7 @@ async fn kept_answer_is_given_again_and_counted() {
 
 #[tokio::test]
 async fn what_is_asked_again_is_answered_as_it_is_now() {
-    let store = Arc::new(Store::new(Departed::Kept));
+    let store = Arc::new(Store::new(OnGone::Kept));
     let handler = handler_of(&store);
     let (mut client, serving) = duplex(4096);
     let stop = CancellationToken::new();

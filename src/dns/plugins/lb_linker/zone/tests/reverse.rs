@@ -151,7 +151,7 @@ fn the_zone_of_one_address_has_its_pointer_at_the_apex() {
 
 #[test]
 fn before_the_first_list_no_address_is_denied() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     let zone = reverse("192.0.2.0/24");
     store.apply(link("default", "ips", &[], &["192.0.2.1"]));
     assert!(ask_in(&zone, &store, "1.2.0.192.in-addr.arpa. PTR").contains("PTR ips.default"));

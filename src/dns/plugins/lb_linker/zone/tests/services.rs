@@ -132,7 +132,7 @@ fn services_go_when_their_load_balancer_does() {
 
 #[test]
 fn unknown_service_is_not_denied_before_the_first_list() {
-    let store = Store::new(Departed::Kept);
+    let store = Store::new(OnGone::Kept);
     store.apply(with_ports(&["http/TCP/80"], link("default", "web", &["a.example."], &[])));
     assert!(ask(&store, "_http._tcp.web.default.lb.internal. SRV").contains("SRV 0 100 80 a.example."));
     for name in ["_ftp._tcp.web", "_tcp.web", "_http._tcp.other"] {
