@@ -50,7 +50,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let (source, flags) = sync.open(flags).await?;
     let store = Arc::new(store_for(&flags, &source));
     let (mut site, queue) = Site::new(Arc::clone(&store), flags.log_format.into())?;
-    site.targets = Arc::new(flags.admission().targets);
+    site.targets = Arc::new(flags.hostname_policy().targets);
     site.own_addresses = crate::dns::server::ns_addresses::of_this_server;
     let metrics = SyncMetrics::register(&site.metrics)?;
     // To the last: it ends when this function does.
@@ -81,7 +81,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
 }
 
 fn store_for(flags: &Flags, source: &Source) -> Store {
-    let departed = if source.keeper().is_some() { OnGone::Kept } else { OnGone::Dropped };
+    let departed = if source.backend().is_some() { OnGone::Kept } else { OnGone::Dropped };
     let store = Store::new(departed).with_zones(&flags.zones);
     if source.has_versions() { store.with_versions() } else { store }
 }

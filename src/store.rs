@@ -111,7 +111,7 @@ pub struct Store {
     links: Table<Keyed>,
     index: Index,
     /// Which link has which name. Each write to the store holds this lock.
-    allotment: Mutex<NameAllocator>,
+    allocator: Mutex<NameAllocator>,
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     holders_known: watch::Sender<bool>,
@@ -146,7 +146,7 @@ impl Store {
         Self {
             links: Table::default(),
             index: Index::default(),
-            allotment: Mutex::default(),
+            allocator: Mutex::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
             synced: watch::Sender::new(false),
             holders_known: watch::Sender::new(false),
@@ -169,11 +169,11 @@ impl Store {
 
     /// Takes over that the zones have changed: a name that a link asks for may be another one's own now.
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         *self.zones.write() = origins(zones);
         self.index.names.change();
         for link in self.links() {
-            self.refresh_hostnames(&mut allotment, &link.key);
+            self.refresh_hostnames(&mut allocator, &link.key);
         }
     }
 
@@ -191,8 +191,8 @@ impl Store {
 
     /// Takes over what a source saw of one Service; returns the change of its link, if any.
     pub fn apply(&self, observed: ObservedService) -> Option<LinkChange> {
-        let mut allotment = self.write();
-        self.apply_one(&mut allotment, observed)
+        let mut allocator = self.write();
+        self.apply_one(&mut allocator, observed)
     }
 
     /// Takes over that a Service exists though it can't be read: what is known of it stays.
@@ -215,17 +215,17 @@ impl Store {
         resource_version: Option<u64>,
         since: Instant,
     ) -> Option<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         let was_unreadable = self.unreadable.remove(key).is_some();
         let Some(link) = self.get(key) else {
             // Its Service couldn't be decoded, but its external target may still be there.
-            return was_unreadable.then(|| self.record_change(&mut allotment, key, None, None));
+            return was_unreadable.then(|| self.record_change(&mut allocator, key, None, None));
         };
         if link.uid != *uid || link.is_gone() {
             return None;
         }
         self.advance_serial(resource_version);
-        Some(self.depart(&mut allotment, &link, since))
+        Some(self.depart(&mut allocator, &link, since))
     }
 
     /// Returns how many links there are whose Services are followed, and which of those in a namespace, or in all, a
@@ -259,7 +259,7 @@ impl Store {
         unreadable: Vec<ServiceKey>,
         kept: &HashSet<ServiceKey>,
     ) -> Vec<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
         self.unreadable.retain(|key| !within(key));
         let mut listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
@@ -276,14 +276,14 @@ impl Store {
             .filter(|link| !link.is_gone() && !link.is_left_out())
             .collect();
         let mut changes = Vec::new();
-        allotment.pending_changes = Some(Vec::new());
+        allocator.pending_changes = Some(Vec::new());
         for observed in list {
-            changes.extend(self.apply_one(&mut allotment, observed));
+            changes.extend(self.apply_one(&mut allocator, observed));
         }
         for link in absent {
-            changes.push(self.depart(&mut allotment, &link, Instant::now()));
+            changes.push(self.depart(&mut allocator, &link, Instant::now()));
         }
-        allotment.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
         changes
     }
 
@@ -312,7 +312,7 @@ impl Store {
     /// Service whose status is blank when it is seen first keeps it, unless it is another Service: then the
     /// external target is an earlier Service's. Returns the change of its link, if it was seen before.
     pub fn set_last_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         if !self.is_synced() {
             self.last_targets.insert(key.clone(), last);
             return None;
@@ -330,7 +330,7 @@ impl Store {
             }
             _ => return None,
         };
-        Some(self.upsert(&mut allotment, Some(link), kept))
+        Some(self.upsert(&mut allocator, Some(link), kept))
     }
 
     /// Adds a link for a Service that was gone before this process could see it, because its
@@ -352,8 +352,8 @@ impl Store {
         };
         let unlisted = self.last_targets.iter().filter(left);
         let unlisted: Vec<_> = unlisted.map(|entry| (entry.key().clone(), entry.value().clone())).collect();
-        let allotment = self.write();
-        let holds = |link: &&Arc<Link>| !link.is_gone() && allotment.holds_something(&link.key);
+        let allocator = self.write();
+        let holds = |link: &&Arc<Link>| !link.is_gone() && allocator.holds_something(&link.key);
         PersistedTargets { listed: self.links().iter().filter(holds).count(), unlisted }
     }
 
@@ -367,7 +367,7 @@ impl Store {
         target: Option<Target>,
         hostnames: Vec<Box<str>>,
     ) -> Option<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         let known = self.get(key);
         if known.as_ref().is_some_and(|link| !link.was_never_seen()) || self.unreadable.contains(key) {
             return None;
@@ -377,90 +377,100 @@ impl Store {
             uid,
             target,
             created: NEVER,
-            wishes: hostnames.shared(),
+            annotations: hostnames.shared(),
             state: LinkState::LeftOut,
             ..known.as_ref().map_or_else(|| Link::new(key.clone(), ""), |link| Link::clone(link))
         };
         if known.as_deref() == Some(&kept) {
             return None;
         }
-        Some(self.upsert(&mut allotment, known, kept))
+        Some(self.upsert(&mut allocator, known, kept))
     }
 
     /// Takes over that the Service of a link in [`LinkState::LeftOut`] is gone, and counts as gone since then.
     pub fn end_left_out(&self, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.is_left_out())?;
-        Some(self.depart(&mut allotment, &link, since))
+        Some(self.depart(&mut allocator, &link, since))
     }
 
     /// Adds a link for a Service of which it is only known that it isn't a load balancer any more,
     /// or is being deleted; `guarded` says whether it carries our finalizer. A link whose Service is
     /// gone learns that. Returns nothing if nothing changes.
-    pub fn insert_terminating(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<LinkChange> {
-        self.insert_ghost(key, uid, guarded, Vec::new())
+    pub fn insert_terminating(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
+        self.insert_ghost(key, uid, has_finalizer, Vec::new())
     }
 
     fn insert_ghost(
         &self,
         key: &ServiceKey,
         uid: &str,
-        guarded: bool,
+        has_finalizer: bool,
         hostnames: Vec<Box<str>>,
     ) -> Option<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         if let Some(link) = self.get(key) {
-            let known = !link.is_gone() || link.uid == *uid && link.has_finalizer == guarded;
+            let known = !link.is_gone() || link.uid == *uid && link.has_finalizer == has_finalizer;
             if known || uid.is_empty() {
                 return None;
             }
-            let waiting = Link { uid: uid.into(), has_finalizer: guarded, ..Link::clone(&link) };
-            return Some(self.upsert(&mut allotment, Some(link), waiting));
+            let waiting = Link { uid: uid.into(), has_finalizer: has_finalizer, ..Link::clone(&link) };
+            return Some(self.upsert(&mut allocator, Some(link), waiting));
         }
         if self.unreadable.contains(key) {
             return None;
         }
         let ghost = Link {
             created: NEVER,
-            has_finalizer: guarded,
-            wishes: Annotations { hostnames: hostnames.into(), ..Default::default() }.shared(),
+            has_finalizer: has_finalizer,
+            annotations: Annotations { hostnames: hostnames.into(), ..Default::default() }.shared(),
             state: LinkState::Gone(Instant::now().into()),
             ..Link::new(key.clone(), uid)
         };
-        Some(self.upsert(&mut allotment, None, ghost))
+        Some(self.upsert(&mut allocator, None, ghost))
     }
 
     /// Takes over that our finalizer has been put on the Service of a link, or taken off.
-    pub fn set_guarded(&self, key: &ServiceKey, uid: &str, guarded: bool) -> Option<LinkChange> {
-        let mut allotment = self.write();
-        let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != guarded)?;
-        let changed = Link { has_finalizer: guarded, ..Link::clone(&link) };
-        Some(self.upsert(&mut allotment, Some(link), changed))
+    pub fn set_guarded(&self, key: &ServiceKey, uid: &str, has_finalizer: bool) -> Option<LinkChange> {
+        let mut allocator = self.write();
+        let link = self.get(key).filter(|link| link.uid == *uid && link.has_finalizer != has_finalizer)?;
+        let changed = Link { has_finalizer: has_finalizer, ..Link::clone(&link) };
+        Some(self.upsert(&mut allocator, Some(link), changed))
     }
 
     /// Forgets a link whose Service is gone or isn't followed: its names are free from here on.
     pub fn forget(&self, key: &ServiceKey) -> Option<LinkChange> {
-        let mut allotment = self.write();
+        let mut allocator = self.write();
         let link = self.get(key).filter(|link| link.is_gone() || link.is_left_out())?;
-        Some(self.remove(&mut allotment, &link))
+        Some(self.remove(&mut allocator, &link))
     }
 
     /// Takes over which link an external target is labelled for, and which further names are noted
     /// on it: the holder of a name keeps it.
     pub fn set_holder(&self, object: &str, holder: Option<&ServiceKey>, hostnames: &[Box<str>]) {
-        let mut allotment = self.write();
-        let reallotted = allotment.set_holder(object, holder);
-        self.apply_reassigned(&mut allotment, reallotted);
-        let passed = allotment.extras.set_recorded(object, holder.map(|holder| (holder, hostnames)));
-        self.apply_owner_changes(&mut allotment, passed);
+        let mut allocator = self.write();
+        let reassigned = allocator.set_holder(object, holder);
+        self.apply_reassigned(&mut allocator, reassigned);
+        let passed =
+            allocator.custom_hostnames.set_recorded(object, holder.map(|holder| (holder, hostnames)));
+        self.apply_owner_changes(&mut allocator, passed);
     }
 
-    fn apply_one(&self, allotment: &mut NameAllocator, observed: ObservedService) -> Option<LinkChange> {
-        let ObservedService { key, uid, created, resource_version, ingress, ports, wishes, refused, guarded } =
-            observed;
+    fn apply_one(&self, allocator: &mut NameAllocator, observed: ObservedService) -> Option<LinkChange> {
+        let ObservedService {
+            key,
+            uid,
+            created,
+            resource_version,
+            ingress,
+            ports,
+            annotations,
+            refused,
+            has_finalizer,
+        } = observed;
         self.unreadable.remove(&key);
         let known = self.get(&key);
-        let key = known.as_ref().map_or_else(|| allotment.kept_key(&key), |link| link.key.clone());
+        let key = known.as_ref().map_or_else(|| allocator.kept_key(&key), |link| link.key.clone());
         // A recreated Service starts anew: its predecessor's target isn't its own.
         let same = known.as_ref().filter(|link| {
             let is_it = link.uid == uid || link.is_left_out() && link.uid.is_empty();
@@ -497,11 +507,11 @@ impl Store {
                 .filter(|link| link.created != NEVER)
                 .map_or(created.unwrap_or(UNKNOWN), |link| link.created),
             target,
-            ports: allotment.ports.shared(ports),
-            wishes: wishes.shared(),
+            ports: allocator.ports.shared(ports),
+            annotations: annotations.shared(),
             hostnames: known.as_ref().map_or_else(Box::default, |link| link.hostnames.clone()),
             refused,
-            has_finalizer: guarded,
+            has_finalizer: has_finalizer,
             state,
             external_target_override: known.as_ref().and_then(|link| link.external_target_override.clone()),
             last_queried: known.as_ref().map_or_else(LastQueried::default, |link| link.last_queried.clone()),
@@ -519,35 +529,35 @@ impl Store {
         if named && known.as_ref().is_some_and(other_ports) {
             // Nothing but DNS shows the ports of a hostname: subscribers of the feed need no change.
             self.advance_serial(None);
-            self.publish(allotment, &Arc::new(link));
+            self.publish(allocator, &Arc::new(link));
             return None;
         }
-        Some(self.upsert(allotment, known, link))
+        Some(self.upsert(allocator, known, link))
     }
 
-    fn depart(&self, allotment: &mut NameAllocator, link: &Arc<Link>, since: Instant) -> LinkChange {
+    fn depart(&self, allocator: &mut NameAllocator, link: &Arc<Link>, since: Instant) -> LinkChange {
         match self.departed {
-            OnGone::Dropped => self.remove(allotment, link),
+            OnGone::Dropped => self.remove(allocator, link),
             OnGone::Kept => {
                 // What a Service has left that never had a target itself is its predecessor's.
                 let since = link.outlived_since().map_or(since, |outlived| outlived.min(since));
                 let state = LinkState::Gone(since.into());
                 let gone = Link { target: None, refused: false, state, ..Link::clone(link) };
-                self.upsert(allotment, Some(Arc::clone(link)), gone)
+                self.upsert(allocator, Some(Arc::clone(link)), gone)
             }
         }
     }
 
     fn record_change(
         &self,
-        allotment: &mut NameAllocator,
+        allocator: &mut NameAllocator,
         key: &ServiceKey,
         before: Option<Arc<Link>>,
         after: Option<Arc<Link>>,
     ) -> LinkChange {
         let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
-        match &mut allotment.pending_changes {
+        match &mut allocator.pending_changes {
             Some(untold) => untold.push(change.clone()),
             None => self.tell(change.clone()),
         }
@@ -589,10 +599,10 @@ impl Store {
 
     fn write(&self) -> MutexGuard<'_, NameAllocator> {
         // A panic of another writer leaves claims and maps usable: each step stands for itself.
-        let mut allotment = self.allotment.lock();
+        let mut allocator = self.allocator.lock();
         // What it had not told yet is told now.
-        allotment.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
-        allotment
+        allocator.pending_changes.take().into_iter().flatten().for_each(|change| self.tell(change));
+        allocator
     }
 }
 

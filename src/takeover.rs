@@ -15,14 +15,14 @@ use crate::model::excerpt::examples;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::orphans::{orphan_of, removal_command};
-use crate::sync::k8s::client::{ClientError, Connection, connect};
-use crate::sync::k8s::deserialize_guard::Guarded;
-use crate::sync::k8s::errors::explain;
+use crate::sync::k8s::client::{ClientConnection, ClientError, connect};
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::errors::{ListError, in_place, is_another, places};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
-use crate::sync::k8s::watch::{Query, list_pages};
+use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
 use crate::takeover::finalizers::{Bound, bound, free};
 
@@ -53,7 +53,8 @@ pub struct Outcome {
 /// # Errors
 /// If there is no client of the cluster.
 pub async fn takeover(flags: &Flags, dry_run: bool, progress: impl Fn(&str)) -> Result<Outcome, ClientError> {
-    let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    let ClientConnection { client, server } =
+        connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     progress(&format!("API server {server}"));
     let selection = flags.selection();
     // The subcommand asks for writes; a default that doesn't isn't meant for it.
@@ -195,14 +196,14 @@ async fn free_one(client: &Client, bound: &Bound) -> Freed {
                 let doing = format!("patch Services in namespace {namespace}");
                 Freed::Failed {
                     reason: format!("no right to patch Services in namespace {namespace}"),
-                    forbidden: Some(explain(&error, &doing, RIGHTS)),
+                    forbidden: Some(describe(&error, &doing, RIGHTS)),
                 }
             }
             _ if is_another(&error) => Freed::Failed {
                 reason: "another one has its name by now; run this again".to_owned(),
                 forbidden: None,
             },
-            _ => Freed::Failed { reason: explain(&error, "patch it", ""), forbidden: None },
+            _ => Freed::Failed { reason: describe(&error, "patch it", ""), forbidden: None },
         },
     }
 }
@@ -239,7 +240,8 @@ async fn orphans(
     selection: &Selection,
     instance: &str,
 ) -> Result<BTreeMap<String, ServiceKey>, ListError> {
-    let labelled = Query { labels: format!("{}={}", MANAGED_BY.0, MANAGED_BY.1), ..Query::default() };
+    let labelled =
+        RequestQuery { labels: format!("{}={}", MANAGED_BY.0, MANAGED_BY.1), ..RequestQuery::default() };
     let objects = list(client, Some(target_namespace), "Services", labelled).await?;
     let mut orphans: BTreeMap<String, ServiceKey> = objects
         .into_iter()
@@ -253,7 +255,7 @@ async fn orphans(
     }
     let mut living = HashSet::new();
     for place in places(&selection.namespaces) {
-        let fields = Query { fields: format!("spec.type={LOAD_BALANCER}"), ..Query::default() };
+        let fields = RequestQuery { fields: format!("spec.type={LOAD_BALANCER}"), ..RequestQuery::default() };
         for service in list(client, place, "LoadBalancer Services", fields).await? {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
             // One that can't be read exists all the same.
@@ -271,9 +273,9 @@ async fn list(
     client: &Client,
     place: Option<&str>,
     what: &str,
-    query: Query,
-) -> Result<Vec<Guarded<Service>>, ListError> {
-    let query = Query { namespace: place.map(ToOwned::to_owned), ..query };
+    query: RequestQuery,
+) -> Result<Vec<RawDeserializeGuard<Service>>, ListError> {
+    let query = RequestQuery { namespace: place.map(ToOwned::to_owned), ..query };
     let all = || async {
         let mut all = Vec::new();
         list_pages(client.clone(), &query, |page| all.extend(page)).await?;

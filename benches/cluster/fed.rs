@@ -98,8 +98,8 @@ fn observed(link: usize, change: u64) -> ObservedService {
         resource_version: Some(change * LINKS as u64 + link as u64),
         ingress: Ingress { hostnames: vec![Hostname::from(&hostname)], addresses: vec![] },
         ports: [].into(),
-        wishes: Annotations::default(),
+        annotations: Annotations::default(),
         refused: false,
-        guarded: false,
+        has_finalizer: false,
     }
 }

@@ -16,28 +16,35 @@ use crate::cli::flags::Flags;
 use crate::store::Store;
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
-use crate::sync::election::{Candidacy, Election, Leadership};
-use crate::sync::events::link_log::News;
+use crate::sync::election::{Election, ElectionConfig, Leadership};
+use crate::sync::events::link_log::Telemetry;
 use crate::sync::events::{self, Recorder};
-use crate::sync::external_target::backend::Keeper;
+use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::left_out::Registry;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
-use crate::sync::k8s::client::{Connection, connect};
-use crate::sync::k8s::errors::Outage;
-use crate::sync::k8s::listed::{LinkLists, Listed};
+use crate::sync::k8s::client::{ClientConnection, connect};
+use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::k8s::listed::{LinkLists, ListedUpTo};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service_log::ServiceLog;
-use crate::sync::source::cluster::ClusterSource;
+use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
 
 /// Where the links come from.
 pub(super) enum Source {
-    Cluster { client: kube::Client, outage: Outage, keeper: Keeper, candidacy: Option<Candidacy> },
-    Manifests { keeper: Option<Keeper> },
+    Cluster {
+        client: kube::Client,
+        availability: ApiAvailability,
+        backend: Backend,
+        election_config: Option<ElectionConfig>,
+    },
+    Manifests {
+        backend: Option<Backend>,
+    },
 }
 
 impl Source {
@@ -45,24 +52,26 @@ impl Source {
     pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
             // At the start a broken file is an error; later its Services stay as they were.
-            let checked = manifests::check(manifests, &flags.selection(), &flags.admission())
+            let checked = manifests::check(manifests, &flags.selection(), &flags.hostname_policy())
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
                 return Err(InputError::Manifest(error).into());
             }
             let open = |path| {
                 OutputDirectory::open(path)
-                    .map(Keeper::Directory)
+                    .map(Backend::Directory)
                     .map_err(|source| InputError::Directory { flag: "output", source })
             };
-            return Ok(Self::Manifests { keeper: flags.output.clone().map(open).transpose()? });
+            return Ok(Self::Manifests { backend: flags.output.clone().map(open).transpose()? });
         }
-        let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        let ClientConnection { client, server } =
+            connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         info!("API server {server}");
         let namespace = flags.target_namespace.clone();
-        let outage = Outage::default();
-        let keeper = Keeper::Namespace { client: client.clone(), outage: outage.clone(), namespace };
-        Ok(Self::Cluster { client, outage, keeper, candidacy: flags.candidacy()? })
+        let availability = ApiAvailability::default();
+        let backend =
+            Backend::Namespace { client: client.clone(), availability: availability.clone(), namespace };
+        Ok(Self::Cluster { client, availability, backend, election_config: flags.election_config()? })
     }
 
     /// Returns whether its objects have resourceVersions.
@@ -71,10 +80,10 @@ impl Source {
     }
 
     /// Returns where external targets are kept, if they are.
-    pub(super) fn keeper(&self) -> Option<&Keeper> {
+    pub(super) fn backend(&self) -> Option<&Backend> {
         match self {
-            Self::Cluster { keeper, .. } => Some(keeper),
-            Self::Manifests { keeper } => keeper.as_ref(),
+            Self::Cluster { backend, .. } => Some(backend),
+            Self::Manifests { backend } => backend.as_ref(),
         }
     }
 
@@ -95,14 +104,14 @@ impl Source {
         metrics: &SyncMetrics,
         end: &End,
     ) -> Recorder {
-        let Self::Cluster { client, outage, .. } = self else { return Recorder::none() };
+        let Self::Cluster { client, availability, .. } = self else { return Recorder::none() };
         if flags.sync_mode() != SyncMode::On {
             return Recorder::none();
         }
         let recorder = Recorder::new(metrics.events.dropped.clone(), leadership.clone());
-        let sender = events::Sender {
+        let sender = events::EventPublisher {
             client: client.clone(),
-            outage: outage.clone(),
+            availability: availability.clone(),
             recorder: recorder.clone(),
             instance: flags.identity(),
             metrics: Arc::clone(&metrics.api),
@@ -127,25 +136,25 @@ impl Source {
         stop: &CancellationToken,
     ) {
         let selection = Arc::new(flags.selection());
-        let admission = Arc::new(flags.admission());
+        let hostname_policy = Arc::new(flags.hostname_policy());
         let end = End::default();
         let leadership = self.elect(tasks, flags, metrics, &end);
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
         tasks.spawn(end.follow(stop.clone()));
-        let news = News { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
+        let news = Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
         // Manifests have no terms: what was read first counts.
         let rewinds = Rewinds::default();
         let term = if flags.manifests.is_some() { leadership.term() } else { 0 };
-        let listed = Listed { term, rewinds: rewinds.count() };
+        let listed = ListedUpTo { term, rewinds: rewinds.count() };
         let listed = watch::Sender::new(LinkLists::new(&selection.namespaces, listed));
-        if let Some(keeper) = self.keeper() {
-            let settings = reconciler::Settings {
+        if let Some(backend) = self.backend() {
+            let settings = reconciler::ReconcilerContext {
                 store: Arc::clone(store),
-                keeper: keeper.clone(),
+                backend: backend.clone(),
                 registry: self.registry(flags),
                 selection: Arc::clone(&selection),
-                admission: Arc::clone(&admission),
+                hostname_policy: Arc::clone(&hostname_policy),
                 policy: flags.policy(),
                 news: news.clone(),
                 metrics: Arc::clone(&metrics.reconciler),
@@ -167,15 +176,15 @@ impl Source {
         }
         // With --max-deletes the user has said that external targets may go.
         let keeps_unlisted =
-            self.keeper().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
+            self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
         let store = Arc::clone(store);
         match self {
-            Self::Cluster { client, outage, .. } => {
+            Self::Cluster { client, availability, .. } => {
                 if flags.sync_mode() != SyncMode::Off {
-                    let settings = source_annotation::Settings {
+                    let settings = source_annotation::SourceAnnotationContext {
                         store: Arc::clone(&store),
                         client: client.clone(),
-                        outage: outage.clone(),
+                        availability: availability.clone(),
                         selection: Arc::clone(&selection),
                         policy: flags.policy(),
                         news: news.clone(),
@@ -195,7 +204,7 @@ impl Source {
                 }
                 // With `--sync off` finalizers aren't looked for.
                 if flags.sync_mode() != SyncMode::Off {
-                    let (client, outage) = (client.clone(), outage.clone());
+                    let (client, availability) = (client.clone(), availability.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
                     let (store, is_ours) = (Arc::clone(&store), flags.finalizer);
                     let name = "the search for finalizers";
@@ -203,7 +212,7 @@ impl Source {
                         let selection = Arc::clone(&selection);
                         let look = finalizers::look(
                             client.clone(),
-                            outage.clone(),
+                            availability.clone(),
                             selection,
                             Arc::clone(&store),
                             is_ours,
@@ -211,11 +220,11 @@ impl Source {
                         until_stopped(until.clone(), look)
                     }));
                 }
-                let source = ClusterSource {
+                let source = ServiceWatcher {
                     client,
-                    outage,
+                    availability,
                     selection,
-                    admission,
+                    hostname_policy,
                     guards: flags.finalizer,
                     keeps_unlisted,
                     delete_delay: flags.policy().delete_delay,
@@ -241,7 +250,7 @@ impl Source {
                 let source = ManifestSource {
                     directory,
                     selection,
-                    admission,
+                    hostname_policy,
                     store,
                     news,
                     files: Arc::default(),
@@ -262,18 +271,18 @@ impl Source {
 impl Source {
     /// Starts the election, if there is one. The lease is given back at the end of `end`.
     fn elect(&self, tasks: &mut JoinSet<()>, flags: &Flags, metrics: &SyncMetrics, end: &End) -> Leadership {
-        let Self::Cluster { client, outage, candidacy: Some(candidacy), .. } = self else {
-            let writes = self.keeper().is_some() && flags.sync_mode() == SyncMode::On;
+        let Self::Cluster { client, availability, election_config: Some(election_config), .. } = self else {
+            let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
             metrics.election.leader.set(i64::from(writes));
             let in_cluster = writes && matches!(self, Self::Cluster { .. });
             return if in_cluster { Leadership::without_election(unix_now()) } else { Leadership::always() };
         };
         let election = Election::new(
             client.clone(),
-            outage.clone(),
+            availability.clone(),
             Arc::clone(&metrics.election),
             Arc::clone(&metrics.api),
-            candidacy.clone(),
+            election_config.clone(),
         );
         let leadership = election.leadership();
         let release = end.told.clone();

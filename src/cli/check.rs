@@ -13,7 +13,7 @@ use crate::dns::plugins::setup::Site;
 use crate::dns::server::corefile_source::Origin;
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::k8s::client::{Connection, connect};
+use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
 
 /// What a check found.
@@ -46,16 +46,17 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputEr
     findings.lines.push(String::new());
     findings.lines.extend(corefile.lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
-        let checked = manifests::check(directory, &flags.selection(), &flags.admission())
+        let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy())
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         findings.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         findings.lines.extend(checked.notices);
         findings.input.extend(checked.errors);
     } else if ask_cluster {
-        let Connection { client, server } = connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        let ClientConnection { client, server } =
+            connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
         findings.lines.push(format!("API server {server}"));
-        let candidacy = flags.candidacy()?;
-        let needed = permissions::needed(flags, candidacy.as_ref());
+        let election_config = flags.election_config()?;
+        let needed = permissions::needed(flags, election_config.as_ref());
         permissions::ask_for(&mut findings, client.clone(), &needed).await;
         if flags.sync_mode() == SyncMode::On {
             dry_run::try_one(&mut findings, client.clone(), &flags.target_namespace).await;
@@ -67,7 +68,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputEr
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
         match connection {
-            Ok(Connection { server, .. }) => findings.lines.push(format!("API server {server}")),
+            Ok(ClientConnection { server, .. }) => findings.lines.push(format!("API server {server}")),
             Err(error) if is_named => return Err(error.into()),
             // Flags and files can be checked where there is no cluster.
             Err(error) => findings.lines.push(format!("API server unknown: {error}")),

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::flags::{ConfigError, Flags};
 use super::parsers::{identity, object_name};
-use crate::sync::election::Candidacy;
+use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 
 /// Where a Pod is told its namespace.
@@ -58,7 +58,7 @@ pub struct ElectionFlags {
 
 /// What a process can find out about where it runs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct Environment {
     in_cluster: bool,
     pod_name: Option<String>,
     pod_namespace: Option<String>,
@@ -66,7 +66,7 @@ pub(crate) struct Surroundings {
     host: Option<String>,
 }
 
-impl Surroundings {
+impl Environment {
     /// Looks around.
     pub(crate) fn look() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -88,11 +88,11 @@ impl Flags {
     ///
     /// # Errors
     /// With leader-for-life outside a Pod.
-    pub fn candidacy(&self) -> Result<Option<Candidacy>, ConfigError> {
-        self.candidacy_in(Surroundings::look())
+    pub fn election_config(&self) -> Result<Option<ElectionConfig>, ConfigError> {
+        self.candidacy_in(Environment::look())
     }
 
-    pub(crate) fn candidacy_in(&self, around: Surroundings) -> Result<Option<Candidacy>, ConfigError> {
+    pub(crate) fn candidacy_in(&self, around: Environment) -> Result<Option<ElectionConfig>, ConfigError> {
         let usual = if self.is_own_cluster(&around) { LeaderElection::Lease } else { LeaderElection::Off };
         let how = self.election.leader_election.unwrap_or(usual);
         let writes = self.sync_mode_in(&around) == SyncMode::On;
@@ -110,17 +110,17 @@ impl Flags {
         } else {
             (self.lease_namespace_in(&around), None)
         };
-        Ok(Some(Candidacy { namespace, lease: self.election.lease_name.clone(), identity, pod }))
+        Ok(Some(ElectionConfig { namespace, lease: self.election.lease_name.clone(), identity, pod }))
     }
 
     /// Returns what is done about external targets. On a workstation the current kubeconfig may name any cluster, so
     /// outside a Pod writes need a flag.
     #[must_use]
     pub fn sync_mode(&self) -> SyncMode {
-        self.sync_mode_in(&Surroundings::look())
+        self.sync_mode_in(&Environment::look())
     }
 
-    fn sync_mode_in(&self, around: &Surroundings) -> SyncMode {
+    fn sync_mode_in(&self, around: &Environment) -> SyncMode {
         let meant = around.in_cluster || self.election.leader_election.is_some() || self.manifests.is_some();
         self.sync.unwrap_or(if meant { SyncMode::On } else { SyncMode::Plan })
     }
@@ -135,12 +135,12 @@ impl Flags {
     }
 
     /// Returns whether the cluster is the one that this process runs in.
-    fn is_own_cluster(&self, around: &Surroundings) -> bool {
+    fn is_own_cluster(&self, around: &Environment) -> bool {
         around.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
     }
 
     /// Returns the namespace of a Lease that is renewed: the Pod's, outside a Pod the target namespace.
-    fn lease_namespace_in(&self, around: &Surroundings) -> String {
+    fn lease_namespace_in(&self, around: &Environment) -> String {
         let own = around.pod_namespace.as_ref().or(around.account_namespace.as_ref());
         own.filter(|_| self.is_own_cluster(around)).unwrap_or(&self.target_namespace).clone()
     }
@@ -148,10 +148,10 @@ impl Flags {
     /// Returns the name of the installation that external targets belong to.
     #[must_use]
     pub fn instance(&self) -> String {
-        self.instance_in(&Surroundings::look())
+        self.instance_in(&Environment::look())
     }
 
-    fn instance_in(&self, around: &Surroundings) -> String {
+    fn instance_in(&self, around: &Environment) -> String {
         let default = || format!("{}/{}", self.lease_namespace_in(around), self.election.lease_name);
         self.instance.clone().unwrap_or_else(default)
     }
@@ -159,17 +159,17 @@ impl Flags {
     /// Returns what this instance is called, in the Lease and in Events.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.identity_in(&Surroundings::look())
+        self.identity_in(&Environment::look())
     }
 
-    fn identity_in(&self, around: &Surroundings) -> String {
+    fn identity_in(&self, around: &Environment) -> String {
         let named = [&self.election.identity, &around.pod_name, &around.host];
         named.into_iter().flatten().next().map_or_else(|| "lb-linker".to_owned(), Clone::clone)
     }
 
     /// Returns the flags of the election with their values in force.
     pub(crate) fn effective_election(&self) -> Vec<(&'static str, String)> {
-        let Ok(Some(Candidacy { lease, identity, pod, .. })) = self.candidacy() else {
+        let Ok(Some(ElectionConfig { lease, identity, pod, .. })) = self.election_config() else {
             return vec![("--leader-election", "off".to_owned())];
         };
         let how = if pod.is_some() { LeaderElection::Life } else { LeaderElection::Lease };
@@ -193,8 +193,8 @@ mod tests {
         flags: Flags,
     }
 
-    fn in_pod() -> Surroundings {
-        Surroundings {
+    fn in_pod() -> Environment {
+        Environment {
             in_cluster: true,
             pod_name: Some("lb-linker-7d9f".to_owned()),
             pod_namespace: Some("lb-linker".to_owned()),
@@ -203,22 +203,22 @@ mod tests {
         }
     }
 
-    fn outside() -> Surroundings {
-        Surroundings { host: Some("host".to_owned()), ..Default::default() }
+    fn outside() -> Environment {
+        Environment { host: Some("host".to_owned()), ..Default::default() }
     }
 
     /// Namespace, Lease, identity, Pod.
-    fn candidacy(around: Surroundings, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
+    fn election_config(around: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
         let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
-        let candidacy = flags.candidacy_in(around).map_err(|error| error.to_string())?;
-        Ok(candidacy.map(|Candidacy { namespace, lease, identity, pod }| {
+        let election_config = flags.candidacy_in(around).map_err(|error| error.to_string())?;
+        Ok(election_config.map(|ElectionConfig { namespace, lease, identity, pod }| {
             [namespace, lease, identity, pod.unwrap_or_default()]
         }))
     }
 
     #[test]
     fn sync_is_plan_outside_a_pod_unless_a_flag_says_otherwise() {
-        let mode = |around: Surroundings, arguments: &[&str]| {
+        let mode = |around: Environment, arguments: &[&str]| {
             let flags = Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
             flags.sync_mode_in(&around)
         };
@@ -247,11 +247,11 @@ mod tests {
     #[test]
     fn who_takes_part_where_depends_on_where_it_runs() {
         let takes_part = |around, arguments: &[&str], expected: [&str; 4]| {
-            let found = candidacy(around, arguments).unwrap();
+            let found = election_config(around, arguments).unwrap();
             assert_eq!(found, Some(expected.map(str::to_owned)), "{arguments:?}");
         };
         takes_part(in_pod(), &[], ["lb-linker", "lb-linker", "lb-linker-7d9f", ""]);
-        let unnamed = Surroundings { pod_name: None, pod_namespace: None, ..in_pod() };
+        let unnamed = Environment { pod_name: None, pod_namespace: None, ..in_pod() };
         takes_part(unnamed.clone(), &[], ["of-the-account", "lb-linker", "host", ""]);
         takes_part(
             outside(),
@@ -277,7 +277,7 @@ mod tests {
             &["--sync=off"],
             &["--manifests=d", "--leader-election=lease"],
         ] {
-            assert_eq!(candidacy(in_pod(), arguments), Ok(None), "{arguments:?}");
+            assert_eq!(election_config(in_pod(), arguments), Ok(None), "{arguments:?}");
         }
         let instance = |around, arguments: &[&str]| {
             Cli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags.instance_in(&around)
@@ -287,9 +287,9 @@ mod tests {
         assert_eq!(instance(in_pod(), &["--kubeconfig=k", "--target-namespace=t"]), "t/lb-linker");
         assert_eq!(instance(outside(), &["--lease-name=b"]), "external-targets/b");
         assert_eq!(instance(in_pod(), &["--instance=my.own"]), "my.own");
-        assert_eq!(candidacy(outside(), &[]), Ok(None));
+        assert_eq!(election_config(outside(), &[]), Ok(None));
         for around in [outside(), unnamed] {
-            let refused = candidacy(around, &["--leader-election=life"]).unwrap_err();
+            let refused = election_config(around, &["--leader-election=life"]).unwrap_err();
             assert!(refused.contains("POD_NAME and POD_NAMESPACE"), "{refused}");
         }
     }

@@ -20,7 +20,7 @@ use crate::dns::query_log::LineFormat;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::names;
-use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
+use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
 use crate::sync::source::selection::Selection;
@@ -193,7 +193,7 @@ pub struct Flags {
 
     /// Policies for names and targets.
     #[command(flatten)]
-    pub admission: HostnamePolicyFlags,
+    pub hostname_policy: HostnamePolicyFlags,
     /// The leader election.
     #[command(flatten)]
     pub election: ElectionFlags,
@@ -391,7 +391,7 @@ impl Flags {
     /// # Errors
     /// If zones lie in each other, an address is given twice, or there can't be such an election.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.candidacy()?;
+        self.election_config()?;
         for (i, outer) in self.zones.iter().enumerate() {
             for (j, inner) in self.zones.iter().enumerate() {
                 if i != j && outer.zone_of(inner) {
@@ -448,15 +448,15 @@ impl Flags {
 
     /// Returns what of Services' wishes is granted.
     #[must_use]
-    pub fn admission(&self) -> HostnamePolicy {
-        self.admission.admission(&self.zones, &self.apexes)
+    pub fn hostname_policy(&self) -> HostnamePolicy {
+        self.hostname_policy.hostname_policy(&self.zones, &self.apexes)
     }
 
     /// Returns what the user has decided about external targets.
     #[must_use]
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> SyncPolicy {
         let zone = self.zones.first().map(to_presentation).unwrap_or_default();
-        Policy {
+        SyncPolicy {
             sync: self.sync_mode(),
             on_delete: self.on_delete,
             // A Service that waits for its external target isn't recreated meanwhile.
@@ -508,7 +508,7 @@ impl Flags {
             ("--prune", if self.prune { "on" } else { "off" }.to_owned()),
             ("--ip-targets", value_name(&self.ip_targets)),
         ]);
-        flags.extend(self.admission.effective());
+        flags.extend(self.hostname_policy.effective());
         flags.extend(self.effective_election());
         flags.push(("--log-format", value_name(&self.log_format)));
         flags

@@ -99,7 +99,7 @@ pub struct HostnamePolicyFlags {
 
 impl HostnamePolicyFlags {
     /// Returns what of Services' wishes is granted, where these are our zones, and the labels that are their own.
-    pub(crate) fn admission(&self, zones: &[Name], apexes: &[String]) -> HostnamePolicy {
+    pub(crate) fn hostname_policy(&self, zones: &[Name], apexes: &[String]) -> HostnamePolicy {
         HostnamePolicy {
             targets: TargetPolicy {
                 zones: zones.to_vec(),

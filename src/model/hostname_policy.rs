@@ -147,11 +147,14 @@ mod tests {
 
     use super::*;
 
-    fn asked(admission: &HostnamePolicy, annotations: &serde_json::Value) -> (Vec<Box<str>>, Vec<Rejection>) {
-        admission.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str())
+    fn asked(
+        hostname_policy: &HostnamePolicy,
+        annotations: &serde_json::Value,
+    ) -> (Vec<Box<str>>, Vec<Rejection>) {
+        hostname_policy.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str())
     }
 
-    fn admission() -> HostnamePolicy {
+    fn hostname_policy() -> HostnamePolicy {
         let zones = ["lb.internal.", "other.example."].map(|zone| Name::from_ascii(zone).unwrap()).to_vec();
         HostnamePolicy { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
     }
@@ -160,13 +163,17 @@ mod tests {
     fn names_below_the_own_namespace_are_granted_each_once() {
         let text = "Shop.default.lb.internal., *.shop.default.lb.internal,,shop.default.lb.internal, \
                     a.b.default.other.example";
-        let (names, unusable) = asked(&admission(), &json!({HOSTNAME: text}));
+        let (names, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: text}));
         let expected =
             ["shop.default.lb.internal", "*.shop.default.lb.internal", "a.b.default.other.example"];
         assert_eq!(names, expected.map(Box::from));
         assert_eq!(unusable, []);
         let own = "web.default.lb.internal,web-default.other.example";
-        assert_eq!(asked(&admission(), &json!({HOSTNAME: own})), (vec![], vec![]), "it has them anyway");
+        assert_eq!(
+            asked(&hostname_policy(), &json!({HOSTNAME: own})),
+            (vec![], vec![]),
+            "it has them anyway"
+        );
     }
 
     #[test]
@@ -186,21 +193,21 @@ mod tests {
             ("a..default.lb.internal", "not a DNS name"),
             ("sh op.default.lb.internal", "not a DNS name"),
         ] {
-            let (names, unusable) = asked(&admission(), &json!({HOSTNAME: name}));
+            let (names, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: name}));
             assert!(names.is_empty(), "{name}");
             assert!(unusable[0].to_string().contains(why), "{name}: {}", unusable[0]);
         }
         let long = format!("{}.default.lb.internal", "x".repeat(64));
-        assert_eq!(asked(&admission(), &json!({HOSTNAME: long})).1.len(), 1);
+        assert_eq!(asked(&hostname_policy(), &json!({HOSTNAME: long})).1.len(), 1);
     }
 
     #[test]
     fn listed_namespaces_may_have_any_name_but_reserved_ones() {
         for namespaces in ["default", "*"] {
-            let admission =
-                HostnamePolicy { hostname_namespaces: [namespaces.to_owned()].into(), ..admission() };
+            let hostname_policy =
+                HostnamePolicy { hostname_namespaces: [namespaces.to_owned()].into(), ..hostname_policy() };
             let text = "shop.lb.internal,*.lb.internal,x.other.lb.internal,dns.lb.internal,shop.example.com";
-            let (names, unusable) = asked(&admission, &json!({HOSTNAME: text}));
+            let (names, unusable) = asked(&hostname_policy, &json!({HOSTNAME: text}));
             assert_eq!(names.len(), 3, "{names:?}");
             let complaint = unusable[0].to_string();
             assert!(complaint.contains("\"dns.lb.internal\""), "{complaint}");
@@ -213,16 +220,17 @@ mod tests {
     fn annotations_of_others_count_where_they_are_named() {
         let theirs = "external-dns.alpha.kubernetes.io/hostname";
         let annotations = json!({theirs: "b.default.lb.internal", HOSTNAME: "a.default.lb.internal"});
-        assert_eq!(asked(&admission(), &annotations).0.len(), 1);
-        let admission = HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..admission() };
-        let (names, _) = asked(&admission, &annotations);
+        assert_eq!(asked(&hostname_policy(), &annotations).0.len(), 1);
+        let hostname_policy =
+            HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..hostname_policy() };
+        let (names, _) = asked(&hostname_policy, &annotations);
         assert_eq!(names, ["a.default.lb.internal", "b.default.lb.internal"].map(Box::from));
     }
 
     #[test]
     fn the_first_100_names_count_and_the_rest_is_one_complaint() {
         let names: Vec<String> = (0..14_000).map(|i| format!("n{i}.default.lb.internal")).collect();
-        let (granted, unusable) = asked(&admission(), &json!({HOSTNAME: names.join(",")}));
+        let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
         assert_eq!(granted, names[..100].iter().map(|name| Box::from(&**name)).collect::<Vec<Box<str>>>());
         let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
         assert!(
@@ -230,9 +238,10 @@ mod tests {
         );
 
         let theirs = "coredns.io/hostname";
-        let admission = HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..admission() };
+        let hostname_policy =
+            HostnamePolicy { hostname_annotations: vec![theirs.to_owned()], ..hostname_policy() };
         let both = json!({HOSTNAME: names[..100].join(","), theirs: names[50..103].join(",")});
-        let (granted, unusable) = asked(&admission, &both);
+        let (granted, unusable) = asked(&hostname_policy, &both);
         assert_eq!((granted.len(), unusable.len()), (100, 1));
         assert!(unusable[0].to_string().contains("a Service may have 100 names at most"), "{}", unusable[0]);
     }
@@ -240,7 +249,7 @@ mod tests {
     #[test]
     fn thousands_of_invalid_names_are_one_short_complaint() {
         let names: Vec<String> = (0..14_000).map(|i| format!("{i}\u{1b}[2J.example\n")).collect();
-        let (granted, unusable) = asked(&admission(), &json!({HOSTNAME: names.join(",")}));
+        let (granted, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: names.join(",")}));
         let [complaint] = &unusable[..] else { panic!("{unusable:?}") };
         let text = complaint.to_string();
         assert!(granted.is_empty() && text.len() < 1024, "{text}");

@@ -68,11 +68,11 @@ pub struct ObservedService {
     /// `spec.ports`.
     pub ports: Arc<[Port]>,
     /// What the Service asks for in annotations.
-    pub wishes: Annotations,
+    pub annotations: Annotations,
     /// Whether the Service names a target that isn't followed.
     pub refused: bool,
     /// Whether the Service carries our finalizer.
-    pub guarded: bool,
+    pub has_finalizer: bool,
 }
 
 /// What a Service asks for in annotations, as far as it may.
@@ -269,7 +269,7 @@ pub struct Link {
     /// What the load balancer is reached at; `None` while it is pending and once it is gone.
     pub target: Option<Target>,
     /// What the Service asks for in annotations.
-    pub wishes: Arc<Annotations>,
+    pub annotations: Arc<Annotations>,
     /// When its addresses were last asked for.
     pub last_queried: LastQueried,
     /// Whether the Service names a target that isn't followed.
@@ -324,7 +324,7 @@ impl Link {
             created: UNKNOWN,
             target: None,
             ports: Arc::default(),
-            wishes: Annotations::default().shared(),
+            annotations: Annotations::default().shared(),
             hostnames: Box::default(),
             refused: false,
             has_finalizer: false,
@@ -362,7 +362,7 @@ impl Link {
     /// namespace always, others if `linker.hsj.com/allow-from` lists theirs.
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
-        self.key.namespace() == namespace || self.wishes.allows(namespace)
+        self.key.namespace() == namespace || self.annotations.allows(namespace)
     }
 
     /// Returns whether the Service is gone.
@@ -392,7 +392,7 @@ impl Link {
     #[must_use]
     pub fn is_missing_name(&self) -> bool {
         !self.is_gone()
-            && (self.lacks_its_external_target() || self.hostnames.len() < self.wishes.hostnames.len())
+            && (self.lacks_its_external_target() || self.hostnames.len() < self.annotations.hostnames.len())
     }
 
     /// Returns whether its external target has neither the name that it would have nor the one that the earlier

@@ -44,7 +44,7 @@ pub(super) struct Index {
     /// The labels `<service>-<namespace>`, relative to the zone.
     labels: NameTree<Dashed>,
     /// The further names that links ask for: absolute ones.
-    extras: NameTree<Extra>,
+    custom_hostnames: NameTree<Extra>,
     /// The addresses of their targets.
     pub(super) addresses: ReverseIndex,
     pub(super) names: NameSetCounter,
@@ -106,7 +106,7 @@ impl Default for Index {
         Self {
             dotted: NameTree::new(&names),
             labels: NameTree::new(&names),
-            extras: NameTree::new(&names),
+            custom_hostnames: NameTree::new(&names),
             addresses: ReverseIndex::default(),
             names,
         }
@@ -119,10 +119,10 @@ impl Index {
     pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let own = self.find_own(name);
         // Fast path: there are no custom hostnames.
-        if matches!(own, Lookup::Link(_)) || self.extras.owned.load(Ordering::Acquire) == 0 {
+        if matches!(own, Lookup::Link(_)) || self.custom_hostnames.owned.load(Ordering::Acquire) == 0 {
             return own;
         }
-        match self.extras.find(&[name, origin].concat()) {
+        match self.custom_hostnames.find(&[name, origin].concat()) {
             Lookup::Nothing if own == Lookup::Nothing => self.find_wildcard(name, origin),
             Lookup::Nothing => own,
             found => found,
@@ -146,7 +146,7 @@ impl Index {
 
     /// Has a further name lead to a link, or to nothing.
     pub(super) fn set_extra(&self, name: Box<[u8]>, link: Option<Arc<Link>>) {
-        self.extras.set(&name.clone(), link.map(|link| Extra { name, link }));
+        self.custom_hostnames.set(&name.clone(), link.map(|link| Extra { name, link }));
     }
 
     /// Looks for the wildcard that stands directly below the closest name that exists (RFC 4592
@@ -159,10 +159,12 @@ impl Index {
                 return Lookup::Nothing;
             }
             let absolute = [parent, origin].concat();
-            if let Lookup::Link(link) = self.extras.find(&[b"\x01*", &*absolute].concat()) {
+            if let Lookup::Link(link) = self.custom_hostnames.find(&[b"\x01*", &*absolute].concat()) {
                 return Lookup::Link(link);
             }
-            if self.find_own(parent) != Lookup::Nothing || self.extras.find(&absolute) != Lookup::Nothing {
+            if self.find_own(parent) != Lookup::Nothing
+                || self.custom_hostnames.find(&absolute) != Lookup::Nothing
+            {
                 return Lookup::Nothing;
             }
             rest = parent;

@@ -100,9 +100,9 @@ mod tests {
             resource_version: None,
             ingress: Ingress { hostnames, addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect() },
             ports: [].into(),
-            wishes: Annotations::default(),
+            annotations: Annotations::default(),
             refused: false,
-            guarded: false,
+            has_finalizer: false,
         }
     }
 

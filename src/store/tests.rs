@@ -18,9 +18,9 @@ fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> ObservedServi
         resource_version: None,
         ingress: Ingress { hostnames: hosts.iter().map(|name| host(name)).collect(), addresses: vec![] },
         ports: [].into(),
-        wishes: Annotations::default(),
+        annotations: Annotations::default(),
         refused: false,
-        guarded: false,
+        has_finalizer: false,
     }
 }
 
@@ -492,7 +492,7 @@ fn leads(store: &Store, name: &str) -> String {
 
 fn asking(service: ObservedService, names: &[&str]) -> ObservedService {
     let hostnames = names.iter().map(|name| Box::from(*name)).collect();
-    ObservedService { wishes: Annotations { hostnames, ..Default::default() }, ..service }
+    ObservedService { annotations: Annotations { hostnames, ..Default::default() }, ..service }
 }
 
 #[test]
@@ -607,7 +607,7 @@ fn check_names(store: &Store, context: &str) {
     }
     let mut asked: HashMap<&str, Vec<&Arc<Link>>> = HashMap::new();
     for link in &links {
-        for name in &link.wishes.hostnames {
+        for name in &link.annotations.hostnames {
             asked.entry(name).or_default().push(link);
         }
     }
@@ -640,11 +640,11 @@ fn no_dns_name_and_no_external_target_is_ever_shared_whatever_happens_in_whateve
                     let known = living.get(&key).map(|known| (known.uid.clone(), known.created));
                     let (uid, created) = known.unwrap_or_else(|| (step.to_string().as_str().into(), created));
                     let host = format!("t{step}.example.");
-                    let wishes = Annotations { hostnames: hostnames.into(), ..Default::default() };
+                    let annotations = Annotations { hostnames: hostnames.into(), ..Default::default() };
                     let service = ObservedService {
                         uid,
                         created,
-                        wishes,
+                        annotations,
                         ..seen(key.namespace(), key.name(), "", &[&host])
                     };
                     living.insert(key, service.clone());
@@ -753,8 +753,8 @@ fn target_in_our_zone_is_allowed_if_its_link_allows_it() {
     ] {
         let allow_from = allowed.split(',').filter(|word| !word.is_empty()).map(Box::from).collect();
         let hostnames = [Box::from(format!("{name}-extra.lb.internal"))].into();
-        let wishes = Annotations { allow_from, hostnames, ..Annotations::default() };
-        store.apply(ObservedService { wishes, ..seen(namespace, name, "u", &["lb.example."]) });
+        let annotations = Annotations { allow_from, hostnames, ..Annotations::default() };
+        store.apply(ObservedService { annotations, ..seen(namespace, name, "u", &["lb.example."]) });
     }
     for (name, why) in [
         ("own.default.lb.internal", ""),

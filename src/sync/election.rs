@@ -25,27 +25,27 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::controller::backoff::Pauses;
+use super::controller::backoff::Backoff;
 use super::controller::supervisor::SyncError;
-use super::k8s::errors::{Outage, Trouble, explain, retry_after, root_cause};
+use super::k8s::errors::{ApiAvailability, ThrottledLog, describe, retry_after, root_cause};
 use super::k8s::labels::FIELD_MANAGER;
 use crate::metrics::{MetricGroup, registered};
 use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};
-use elector::{Elector, News, Pod, Step, Timing};
+use elector::{ElectionStep, Elector, LeaderEvent, Pod, Timing};
 use fence::Fence;
-use leadership::Standing;
+use leadership::LeaderStatus;
 pub use leadership::{Leadership, NotLeading};
-use lease::Owner;
+use lease::LeaseOwner;
 
 /// How long a request about the Lease waits for its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first and the longest pause after a failed request of a replica that doesn't lead.
-const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
 
 /// The election in which a process takes part, and its identity there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidacy {
+pub struct ElectionConfig {
     /// The namespace of the Lease.
     pub namespace: String,
     /// The name of the Lease.
@@ -74,13 +74,13 @@ impl MetricGroup for ElectionMetrics {
 #[derive(Clone)]
 pub struct Election {
     client: Client,
-    outage: Outage,
+    availability: ApiAvailability,
     metrics: Arc<ElectionMetrics>,
     api: Arc<ApiMetrics>,
-    candidacy: Candidacy,
+    election_config: ElectionConfig,
     /// The identity and a random end: two processes are never the same holder.
     holder: String,
-    standing: watch::Sender<Standing>,
+    leader_status: watch::Sender<LeaderStatus>,
     /// Whether the first look at the Lease has led to something.
     settled: watch::Sender<bool>,
     fence: Arc<Fence>,
@@ -92,23 +92,34 @@ impl Election {
     #[must_use]
     pub fn new(
         client: Client,
-        outage: Outage,
+        availability: ApiAvailability,
         metrics: Arc<ElectionMetrics>,
         api: Arc<ApiMetrics>,
-        candidacy: Candidacy,
+        election_config: ElectionConfig,
     ) -> Self {
-        let holder = format!("{}_{:08x}", candidacy.identity, rand::random::<u32>());
-        let standing = watch::Sender::new(Standing::default());
+        let holder = format!("{}_{:08x}", election_config.identity, rand::random::<u32>());
+        let leader_status = watch::Sender::new(LeaderStatus::default());
         let settled = watch::Sender::new(false);
         let (fence, clock) = (Arc::default(), clock::now as Clock);
-        Self { client, outage, metrics, api, candidacy, holder, standing, settled, fence, clock }
+        Self {
+            client,
+            availability,
+            metrics,
+            api,
+            election_config,
+            holder,
+            leader_status,
+            settled,
+            fence,
+            clock,
+        }
     }
 
     /// Returns what writers ask whether they may.
     #[must_use]
     pub fn leadership(&self) -> Leadership {
         Leadership::new(
-            self.standing.subscribe(),
+            self.leader_status.subscribe(),
             self.settled.subscribe(),
             Arc::clone(&self.fence),
             self.clock,
@@ -120,9 +131,9 @@ impl Election {
     /// # Errors
     /// Never: what fails is tried again.
     pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
-        let mut talk = Talk::new(&self);
+        let mut talk = LeaseClient::new(&self);
         let Some(owner) = stop.run_until_cancelled(talk.owner()).await else { return Ok(()) };
-        let term = self.standing.borrow().term;
+        let term = self.leader_status.borrow().term;
         let mut elector = Elector::new(self.holder.clone(), owner, Timing::DEFAULT, term, (self.clock)());
         let mut seen = self.fence.watch_seen();
         loop {
@@ -130,12 +141,12 @@ impl Election {
             let step = elector.next((self.clock)());
             self.publish(&mut elector);
             // It leads, another replica does, or it isn't known yet.
-            if matches!(step, Step::Wait(_)) {
+            if matches!(step, ElectionStep::Wait(_)) {
                 self.settled.send_replace(true);
             }
             let done = async {
                 match step {
-                    Step::Wait(until) => tokio::select! {
+                    ElectionStep::Wait(until) => tokio::select! {
                         () = talk.wait(until) => {}
                         () = self.fence.asked.notified() => elector.ask((self.clock)()),
                         // It is read above; its sender lives as long as `self`.
@@ -157,12 +168,13 @@ impl Election {
 
     /// Says what is new, to people and to writers.
     fn publish(&self, elector: &mut Elector) {
-        let standing = elector.standing();
-        self.metrics.leader.set(i64::from(standing.held.is_some()));
-        self.standing.send_if_modified(|known| {
+        let leader_status = elector.leader_status();
+        self.metrics.leader.set(i64::from(leader_status.held.is_some()));
+        self.leader_status.send_if_modified(|known| {
             // A renewal isn't logged.
-            let news = known.term != standing.term || known.held.is_some() != standing.held.is_some();
-            *known = standing;
+            let news =
+                known.term != leader_status.term || known.held.is_some() != leader_status.held.is_some();
+            *known = leader_status;
             news
         });
         self.fence.confirmed.send_if_modified(|known| {
@@ -172,15 +184,15 @@ impl Election {
         });
         for news in elector.take_news() {
             match news {
-                News::Gained => info!("leading now as {} in term {}", self.holder, standing.term),
-                News::Raised(term) => warn!(
+                LeaderEvent::Gained => info!("leading now as {} in term {}", self.holder, leader_status.term),
+                LeaderEvent::Raised(term) => warn!(
                     "an external target has a higher term than this leader, but this process still holds the Lease; it \
                      continues in term {term} and lists all objects again"
                 ),
-                News::Lost(why) => warn!("not leading any more: {why}"),
-                News::Resigned => info!("not leading any more: lb-linker is stopping"),
-                News::Leads(holder) => info!("{holder} leads"),
-                News::Vanished(holder) => {
+                LeaderEvent::Lost(why) => warn!("not leading any more: {why}"),
+                LeaderEvent::Resigned => info!("not leading any more: lb-linker is stopping"),
+                LeaderEvent::Leads(holder) => info!("{holder} leads"),
+                LeaderEvent::Vanished(holder) => {
                     warn!(
                         "the Lease of {holder} was deleted, and {holder} may still lead; waiting for its end"
                     );
@@ -191,21 +203,21 @@ impl Election {
 }
 
 /// What is said between a candidate and the API server.
-struct Talk<'a> {
+struct LeaseClient<'a> {
     election: &'a Election,
     leases: Api<Lease>,
     pods: Api<Pod>,
-    trouble: Trouble,
-    pauses: Pauses,
+    trouble: ThrottledLog,
+    pauses: Backoff,
     /// Whether the last request of a round failed.
     failed: bool,
     /// Whether a round of requests has ended.
     waited: bool,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> LeaseClient<'a> {
     fn new(election: &'a Election) -> Self {
-        let namespace = &election.candidacy.namespace;
+        let namespace = &election.election_config.namespace;
         Self {
             election,
             leases: Api::namespaced(election.client.clone(), namespace),
@@ -214,22 +226,22 @@ impl<'a> Talk<'a> {
                 namespace,
                 &ApiResource::erase::<v1::Pod>(&()),
             ),
-            trouble: Trouble::default(),
-            pauses: Pauses::new(RETRY),
+            trouble: ThrottledLog::default(),
+            pauses: Backoff::new(RETRY_BACKOFF),
             failed: false,
             waited: false,
         }
     }
 
     /// Returns the Pod that is to own the Lease, with leader-for-life.
-    async fn owner(&mut self) -> Option<Owner> {
-        let name = self.election.candidacy.pod.as_deref()?;
+    async fn owner(&mut self) -> Option<LeaseOwner> {
+        let name = self.election.election_config.pod.as_deref()?;
         loop {
-            let doing = format!("get Pod {}/{name}", self.election.candidacy.namespace);
+            let doing = format!("get Pod {}/{name}", self.election.election_config.namespace);
             match ask(self.pods.get(name)).await {
                 Ok(pod) => {
-                    self.election.outage.over();
-                    return Some(Owner { name: name.to_owned(), uid: pod.uid().unwrap_or_default() });
+                    self.election.availability.over();
+                    return Some(LeaseOwner { name: name.to_owned(), uid: pod.uid().unwrap_or_default() });
                 }
                 Err(failure) => {
                     let pause = self.failed(&failure, &doing).max(failure.retry_after());
@@ -249,27 +261,29 @@ impl<'a> Talk<'a> {
         sleep(until.saturating_duration_since((self.election.clock)())).await;
     }
 
-    async fn carry_out(&mut self, elector: &mut Elector, step: Step) {
+    async fn carry_out(&mut self, elector: &mut Elector, step: ElectionStep) {
         let clock = self.election.clock;
         let sent = clock();
         if std::mem::take(&mut self.waited) {
             self.failed = false;
         }
         let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-        let name = self.election.candidacy.lease.clone();
+        let name = self.election.election_config.lease.clone();
         let failure = match step {
-            Step::Wait(until) => return self.wait(until).await,
-            Step::Look => match ask_until(self.until(elector.deadline()), self.leases.get_opt(&name)).await {
-                Ok(lease) => {
-                    elector.saw(lease, sent, clock());
-                    return self.election.outage.over();
+            ElectionStep::Wait(until) => return self.wait(until).await,
+            ElectionStep::Look => {
+                match ask_until(self.until(elector.deadline()), self.leases.get_opt(&name)).await {
+                    Ok(lease) => {
+                        elector.saw(lease, sent, clock());
+                        return self.election.availability.over();
+                    }
+                    Err(failure) => failure,
                 }
-                Err(failure) => failure,
-            },
-            Step::Create | Step::Replace => {
+            }
+            ElectionStep::Create | ElectionStep::Replace => {
                 let lease = elector.claim(&name, Timestamp::now());
                 let written = match step {
-                    Step::Create => ask(self.leases.create(&post, &lease)).await,
+                    ElectionStep::Create => ask(self.leases.create(&post, &lease)).await,
                     _ => {
                         ask_until(self.until(elector.deadline()), self.leases.replace(&name, &post, &lease))
                             .await
@@ -279,12 +293,12 @@ impl<'a> Talk<'a> {
                 match written {
                     Ok(lease) => {
                         elector.wrote(lease, sent, clock());
-                        return self.election.outage.over();
+                        return self.election.availability.over();
                     }
                     Err(failure) => failure,
                 }
             }
-            Step::Delete { ref uid, ref resource_version } => {
+            ElectionStep::Delete { ref uid, ref resource_version } => {
                 let only = Preconditions { uid: uid.clone(), resource_version: resource_version.clone() };
                 let delete = DeleteParams { preconditions: Some(only), ..Default::default() };
                 let deleted = ask(self.leases.delete(&name, &delete)).await;
@@ -292,27 +306,31 @@ impl<'a> Talk<'a> {
                 match deleted {
                     Ok(_) => {
                         elector.deleted(clock());
-                        return self.election.outage.over();
+                        return self.election.availability.over();
                     }
                     Err(failure) => failure,
                 }
             }
-            Step::LookAtPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
+            ElectionStep::LookAtPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
                 Ok(pod) => {
                     elector.saw_pod(pod.as_ref());
-                    return self.election.outage.over();
+                    return self.election.availability.over();
                 }
                 Err(failure) => failure,
             },
         };
         let now = clock();
         match (&step, failure.code()) {
-            (Step::Create | Step::Replace | Step::Delete { .. }, 409) => elector.conflict(now),
-            (Step::Replace | Step::Delete { .. }, 404) => elector.gone(now),
+            (ElectionStep::Create | ElectionStep::Replace | ElectionStep::Delete { .. }, 409) => {
+                elector.conflict(now)
+            }
+            (ElectionStep::Replace | ElectionStep::Delete { .. }, 404) => elector.gone(now),
             _ => {
                 let object = match &step {
-                    Step::LookAtPod(pod) => format!("Pod {}/{pod}", self.election.candidacy.namespace),
-                    _ => format!("Lease {}/{name}", self.election.candidacy.namespace),
+                    ElectionStep::LookAtPod(pod) => {
+                        format!("Pod {}/{pod}", self.election.election_config.namespace)
+                    }
+                    _ => format!("Lease {}/{name}", self.election.election_config.namespace),
                 };
                 let pause = self.failed(&failure, &format!("{} {object}", step.verb()));
                 elector.failed(pause, failure.retry_after(), now);
@@ -326,7 +344,7 @@ impl<'a> Talk<'a> {
     }
 
     /// Counts a write of the Lease.
-    fn count<T>(&self, verb: &str, answer: &Result<T, Failure>) {
+    fn count<T>(&self, verb: &str, answer: &Result<T, RequestFailure>) {
         let code = match answer {
             Ok(_) if verb == "create" => 201,
             Ok(_) => 200,
@@ -337,7 +355,7 @@ impl<'a> Talk<'a> {
 
     /// Empties the Lease, so that another one takes over at once.
     async fn release(&mut self, elector: &Elector) {
-        let name = &self.election.candidacy.lease;
+        let name = &self.election.election_config.lease;
         let deadline = (self.election.clock)() + REQUEST_TIMEOUT;
         let empty = async |lease: Lease| {
             let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
@@ -360,22 +378,22 @@ impl<'a> Talk<'a> {
             Ok(())
         };
         if let Err(failure) = release.await {
-            let doing = format!("give back Lease {}/{name}", self.election.candidacy.namespace);
+            let doing = format!("give back Lease {}/{name}", self.election.election_config.namespace);
             warn!("{}; another one takes it when it runs out", failure.sentence(&doing, ""));
         }
     }
 
     fn succeeded(&mut self) {
-        let Candidacy { namespace, lease, .. } = &self.election.candidacy;
+        let ElectionConfig { namespace, lease, .. } = &self.election.election_config;
         self.trouble.over(&format!("Lease {namespace}/{lease} can be used again"));
-        self.pauses = Pauses::new(RETRY);
+        self.pauses = Backoff::new(RETRY_BACKOFF);
     }
 
     /// Says what is wrong, and returns how long to wait.
-    fn failed(&mut self, failure: &Failure, doing: &str) -> Duration {
+    fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
         self.failed = true;
         let pause = self.pauses.next();
-        let right = match &self.election.candidacy.pod {
+        let right = match &self.election.election_config.pod {
             None => "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants",
             Some(_) => {
                 "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
@@ -383,10 +401,12 @@ impl<'a> Talk<'a> {
             }
         };
         match failure {
-            Failure::Unanswered => self.trouble.report(0, &failure.sentence(doing, right)),
-            Failure::Kube(error) if failure.code() == 0 => self.election.outage.report(&root_cause(error)),
-            Failure::Kube(_) => {
-                self.election.outage.over();
+            RequestFailure::Unanswered => self.trouble.report(0, &failure.sentence(doing, right)),
+            RequestFailure::Kube(error) if failure.code() == 0 => {
+                self.election.availability.report(&root_cause(error))
+            }
+            RequestFailure::Kube(_) => {
+                self.election.availability.over();
                 self.trouble.report(failure.code(), &failure.sentence(doing, right));
             }
         }
@@ -395,13 +415,13 @@ impl<'a> Talk<'a> {
 }
 
 /// Why a request had no good answer.
-enum Failure {
+enum RequestFailure {
     /// None came in time.
     Unanswered,
     Kube(kube::Error),
 }
 
-impl Failure {
+impl RequestFailure {
     fn code(&self) -> u16 {
         match self {
             Self::Kube(kube::Error::Api(status)) => status.code,
@@ -420,23 +440,23 @@ impl Failure {
     fn sentence(&self, doing: &str, right: &str) -> String {
         match self {
             Self::Unanswered => format!("can't {doing}: the API server hasn't answered in time"),
-            Self::Kube(error) => explain(error, doing, right),
+            Self::Kube(error) => describe(error, doing, right),
         }
     }
 }
 
-async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+async fn ask<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestFailure> {
     let answer = timeout(REQUEST_TIMEOUT, request).await;
-    answer.map_err(|_| Failure::Unanswered)?.map_err(Failure::Kube)
+    answer.map_err(|_| RequestFailure::Unanswered)?.map_err(RequestFailure::Kube)
 }
 
 /// A leader can't wait for an answer after its lease has expired.
 async fn ask_until<T>(
     left: Option<Duration>,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, Failure> {
+) -> Result<T, RequestFailure> {
     match left {
-        Some(left) => timeout(left, ask(request)).await.unwrap_or(Err(Failure::Unanswered)),
+        Some(left) => timeout(left, ask(request)).await.unwrap_or(Err(RequestFailure::Unanswered)),
         None => ask(request).await,
     }
 }

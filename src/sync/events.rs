@@ -21,13 +21,13 @@ use tokio::sync::Notify;
 use super::election::Leadership;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
-pub use publisher::Sender;
+pub use publisher::EventPublisher;
 
 /// How many Events may wait to be sent: what many changes at once cost in memory, and no more. Those of one namespace
 /// have half of what the others leave.
-const QUEUE: usize = 2000;
+const QUEUE_CAPACITY: usize = 2000;
 /// The longest note that the API server takes, in bytes.
-const NOTE: usize = 1024;
+const MAX_NOTE_BYTES: usize = 1024;
 
 /// Why an Event is recorded, in the words that `kubectl` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,7 +120,7 @@ impl Regarding {
 
 /// What an Event says. The same again is one more of a series, not another Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Happening {
+struct EventKey {
     regarding: Regarding,
     reason: Reason,
     note: Box<str>,
@@ -128,15 +128,15 @@ struct Happening {
 
 /// The way to tell something by a Kubernetes Event. All clones share one queue.
 #[derive(Clone)]
-pub struct Recorder(Option<Arc<Queue>>);
+pub struct Recorder(Option<Arc<EventQueue>>);
 
 impl Recorder {
-    /// Returns a recorder whose Events a [`Sender`] sends. Lost Events are counted in `dropped`.
+    /// Returns a recorder whose Events a [`EventPublisher`] sends. Lost Events are counted in `dropped`.
     /// Only the leader records: all replicas see the same things.
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
         let waiting = Mutex::new(Waits::default());
-        Self(Some(Arc::new(Queue { waiting, news: Notify::new(), dropped, leadership })))
+        Self(Some(Arc::new(EventQueue { waiting, news: Notify::new(), dropped, leadership })))
     }
 
     #[cfg(test)]
@@ -154,8 +154,8 @@ impl Recorder {
     pub fn record(&self, regarding: Regarding, reason: Reason, note: &str) {
         let Some(queue) = &self.0 else { return };
         let Some(term) = queue.leadership.held() else { return };
-        let happening = Happening { regarding, reason, note: cut(note).into() };
-        queue.push(Waiting { happening, at: Timestamp::now(), term });
+        let event_key = EventKey { regarding, reason, note: cut(note).into() };
+        queue.push(Waiting { event_key, at: Timestamp::now(), term });
     }
 
     /// Records an Event on the Service of a link. One that was never seen has none.
@@ -169,14 +169,14 @@ impl Recorder {
 /// An Event that waits to be sent.
 #[derive(Debug)]
 struct Waiting {
-    happening: Happening,
+    event_key: EventKey,
     at: Timestamp,
     /// The term in which it happened. It is sent in that one or not at all.
     term: u64,
 }
 
-/// The Events that wait. It outlives a [`Sender`] that is started again.
-struct Queue {
+/// The Events that wait. It outlives a [`EventPublisher`] that is started again.
+struct EventQueue {
     waiting: Mutex<Waits>,
     news: Notify,
     dropped: IntCounter,
@@ -195,9 +195,9 @@ struct Waits {
 impl Waits {
     /// Adds an Event, if its namespace has fewer waiting than there is room for.
     fn push(&mut self, event: Waiting) -> bool {
-        let namespace = &event.happening.regarding.namespace;
+        let namespace = &event.event_key.regarding.namespace;
         let of_namespace = self.by_namespace.get(namespace).map_or(0, VecDeque::len);
-        if of_namespace >= QUEUE.saturating_sub(self.number) {
+        if of_namespace >= QUEUE_CAPACITY.saturating_sub(self.number) {
             return false;
         }
         if of_namespace == 0 {
@@ -225,7 +225,7 @@ impl Waits {
     }
 }
 
-impl Queue {
+impl EventQueue {
     fn push(&self, event: Waiting) {
         if self.waiting.lock().push(event) {
             self.news.notify_one();
@@ -252,10 +252,10 @@ impl Queue {
 /// Returns as much of a note as the API server takes.
 fn cut(note: &str) -> String {
     const MORE: &str = "…";
-    if note.len() <= NOTE {
+    if note.len() <= MAX_NOTE_BYTES {
         return note.to_owned();
     }
-    format!("{}{MORE}", &note[..note.floor_char_boundary(NOTE - MORE.len())])
+    format!("{}{MORE}", &note[..note.floor_char_boundary(MAX_NOTE_BYTES - MORE.len())])
 }
 
 #[cfg(test)]
@@ -289,13 +289,13 @@ mod tests {
     #[test]
     fn a_full_queue_drops_and_counts_and_never_blocks() {
         let (recorder, dropped) = recorder();
-        for i in 0..QUEUE / 2 + 5 {
+        for i in 0..QUEUE_CAPACITY / 2 + 5 {
             recorder.record(regarding(), Reason::TargetChanged, &format!("a → {i}"));
         }
         assert_eq!(dropped.get(), 5);
         let queue = recorder.0.unwrap();
-        assert_eq!(&*queue.pop().unwrap().happening.note, "a → 0", "the first one is the first to be sent");
-        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE / 2 - 1);
+        assert_eq!(&*queue.pop().unwrap().event_key.note, "a → 0", "the first one is the first to be sent");
+        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), QUEUE_CAPACITY / 2 - 1);
     }
 
     #[test]
@@ -309,17 +309,17 @@ mod tests {
             dropped.get() == before
         };
         let recorded = (0..10_000).filter(|i| record("tenant", *i)).count();
-        assert_eq!(recorded, QUEUE / 2);
-        assert_eq!((0..10_000).filter(|i| record("second", *i)).count(), QUEUE / 4);
+        assert_eq!(recorded, QUEUE_CAPACITY / 2);
+        assert_eq!((0..10_000).filter(|i| record("second", *i)).count(), QUEUE_CAPACITY / 4);
         assert!((0..10).all(|i| record("other", i)));
         let queue = recorder.0.clone().unwrap();
-        let order: Vec<_> = (0..6).filter_map(|_| Some(queue.pop()?.happening.note)).collect();
+        let order: Vec<_> = (0..6).filter_map(|_| Some(queue.pop()?.event_key.note)).collect();
         assert_eq!(
             order.iter().map(|note| &**note).collect::<Vec<_>>(),
             ["tenant", "second", "other", "tenant", "second", "other"]
         );
         let rest = std::iter::from_fn(|| queue.pop()).count();
-        assert_eq!(rest, QUEUE / 2 + QUEUE / 4 + 10 - 6);
+        assert_eq!(rest, QUEUE_CAPACITY / 2 + QUEUE_CAPACITY / 4 + 10 - 6);
         assert!(record("tenant", 0), "there is room again");
     }
 
@@ -345,8 +345,8 @@ mod tests {
         recorder.about(&link(""), Reason::Removed, "ghost");
         recorder.about(&link("u"), Reason::Removed, "seen");
         let queue = recorder.0.unwrap();
-        let Waiting { happening, .. } = queue.pop().unwrap();
-        assert_eq!((happening.regarding, &*happening.note), (regarding(), "seen"));
+        let Waiting { event_key, .. } = queue.pop().unwrap();
+        assert_eq!((event_key.regarding, &*event_key.note), (regarding(), "seen"));
         assert!(queue.pop().is_none());
     }
 
@@ -355,8 +355,8 @@ mod tests {
         let (recorder, _) = recorder();
         recorder.record(regarding(), Reason::Removed, "before");
         let queue = recorder.0.clone().unwrap();
-        assert_eq!(&*queue.next().await.happening.note, "before");
-        let next = tokio::spawn(async move { queue.next().await.happening.note });
+        assert_eq!(&*queue.next().await.event_key.note, "before");
+        let next = tokio::spawn(async move { queue.next().await.event_key.note });
         tokio::task::yield_now().await;
         recorder.record(regarding(), Reason::Removed, "after");
         assert_eq!(&*next.await.unwrap(), "after");

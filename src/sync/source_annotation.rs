@@ -24,52 +24,52 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::controller::supervisor::SyncError;
-use super::controller::work_queue::Pace;
+use super::controller::work_queue::WorkQueue;
 use super::election::Leadership;
-use super::events::link_log::News;
+use super::events::link_log::Telemetry;
 use super::events::{Reason, Regarding};
-use super::external_target::decision::{Policy, SyncMode};
+use super::external_target::decision::{SyncMode, SyncPolicy};
 use super::external_target::desired::Precondition;
-use super::external_target::reconciler::FAREWELL;
-use super::k8s::errors::{Complaints, Outage};
+use super::external_target::reconciler::SHUTDOWN_TIMEOUT;
+use super::k8s::errors::{ApiAvailability, ObjectErrors};
 use super::k8s::labels::SOURCE;
-use super::k8s::listed::{LinkLists, Listed};
-use super::k8s::refusals::Refusals;
+use super::k8s::listed::{LinkLists, ListedUpTo};
+use super::k8s::refusals::RefusalLog;
 use super::k8s::rewinds::Rewinds;
 use super::k8s::service::Service;
-use super::k8s::watch::{Item, in_namespace, list_watch};
+use super::k8s::watch::{WatchItem, in_namespace, list_watch};
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
 use crate::model::link::LinkChange;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::k8s::metrics::ApiMetrics;
-use decision::{Follower, Wish};
-use deleted_links::Departed;
-use index::{FORBIDDEN, Followers, Heard};
-use places::{Place, Places};
-use write::Written;
+use decision::{AnnotatedService, Decision};
+use deleted_links::DeletedLinks;
+use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
+use places::{Breakers, WritePlace};
+use write::WriteResult;
 
 /// Writes under way at once.
 const MAX_WRITES: usize = 8;
 /// How long a load balancer may come later than what follows it, as when both are applied together.
-const LATENESS: Duration = Duration::from_secs(5);
+const WATCH_LAG: Duration = Duration::from_secs(5);
 
 /// What following needs.
 #[derive(Clone)]
-pub struct Settings {
+pub struct SourceAnnotationContext {
     /// Where the links are.
     pub store: Arc<Store>,
     /// The client.
     pub client: Client,
     /// Where it is said that the API server is away.
-    pub outage: Outage,
+    pub availability: ApiAvailability,
     /// The namespaces that are looked at, and the one with the external targets.
     pub selection: Arc<Selection>,
     /// What the user has decided.
-    pub policy: Policy,
+    pub policy: SyncPolicy,
     /// Where what happens is told.
-    pub news: News,
+    pub news: Telemetry,
     /// What is counted of its writes.
     pub api: Arc<ApiMetrics>,
     /// How old what its watches have heard is.
@@ -86,20 +86,20 @@ pub struct Settings {
 ///
 /// # Errors
 /// If the Services can't be followed any more.
-pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
+pub async fn run(settings: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
-    let mut memory = Memory::default();
+    let mut memory = CrossTermState::default();
     memory.departed.look_again(&settings.store);
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     loop {
-        let lists = |term| Listed { term, rewinds: settings.rewinds.count() };
+        let lists = |term| ListedUpTo { term, rewinds: settings.rewinds.count() };
         let lists = leadership.current_term().map(lists);
-        let is_settled = |lists: &Listed| links_listed.borrow_and_update().is_settled(*lists);
+        let is_settled = |lists: &ListedUpTo| links_listed.borrow_and_update().is_settled(*lists);
         if let Some(lists) = lists.filter(is_settled)
             && settings.store.is_synced()
         {
-            memory = lead(&settings, &mut feed, memory, lists, &stop).await?;
+            memory = run_term(&settings, &mut feed, memory, lists, &stop).await?;
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -115,22 +115,22 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
 }
 
 /// Keeps the followers in step for as long as a term lasts and etcd isn't restored: then everything is listed anew.
-async fn lead(
-    settings: &Settings,
+async fn run_term(
+    settings: &SourceAnnotationContext,
     feed: &mut broadcast::Receiver<LinkChange>,
-    memory: Memory,
-    lists: Listed,
+    memory: CrossTermState,
+    lists: ListedUpTo,
     stop: &CancellationToken,
-) -> Result<Memory, SyncError> {
+) -> Result<CrossTermState, SyncError> {
     let mut leadership = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     let rewinds = settings.rewinds.clone();
-    let mut following = Following::new(settings.clone(), memory, lists);
+    let mut following = SourceAnnotationController::new(settings.clone(), memory, lists);
     let mut events: SelectAll<Events> = (0..following.followers.number_of_scopes())
         .map(|number| following.watch(number, Duration::ZERO))
         .collect();
     while following.is_current() && !stop.is_cancelled() {
-        following.work();
+        following.drain_queue();
         tokio::select! {
             () = stop.cancelled() => {}
             () = leadership.changed() => {}
@@ -147,7 +147,7 @@ async fn lead(
                     events.push(following.watch(number, pause));
                 }
             }
-            key = following.pace.due() => following.queue(&key),
+            key = following.work_queue.due() => following.queue(&key),
             () = following.places.due(), if following.writes.len() < MAX_WRITES => {}
             Some(written) = following.writes.join_next() => following.written(written?),
         }
@@ -159,51 +159,51 @@ async fn lead(
         Ok::<_, SyncError>(())
     };
     // A write without an answer delays neither the stop nor another term.
-    tokio::time::timeout(FAREWELL, farewell).await.unwrap_or(Ok(()))?;
+    tokio::time::timeout(SHUTDOWN_TIMEOUT, farewell).await.unwrap_or(Ok(()))?;
     Ok(following.memory)
 }
 
 /// What outlives a term.
 #[derive(Debug, Default)]
-struct Memory {
+struct CrossTermState {
     /// What is wrong with single followers, as it was said.
-    complaints: Complaints,
-    departed: Departed,
+    object_errors: ObjectErrors,
+    departed: DeletedLinks,
 }
 
-struct Following {
-    settings: Settings,
-    memory: Memory,
+struct SourceAnnotationController {
+    settings: SourceAnnotationContext,
+    memory: CrossTermState,
     /// What the lists are good for that writes rest on.
-    lists: Listed,
-    followers: Followers,
+    lists: ListedUpTo,
+    followers: AnnotatedServices,
     /// What ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
     queue: BTreeSet<ServiceKey>,
     /// Followers with a write under way, and whether what it is about has changed meanwhile.
     in_flight: HashMap<ServiceKey, bool>,
-    writes: JoinSet<Written>,
+    writes: JoinSet<WriteResult>,
     /// A write is about the name that is wanted.
-    pace: Pace<String>,
-    places: Places,
-    refusals: Refusals,
+    work_queue: WorkQueue<String>,
+    places: Breakers,
+    refusals: RefusalLog,
     /// Followers as they were seen last of which the API server says that they have changed.
-    outdated: HashMap<ServiceKey, (Precondition, Instant)>,
+    stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
     planned: HashMap<ServiceKey, String>,
     /// Followers that haven't been looked at since the term began: how they stand is no news.
-    old_news: HashSet<ServiceKey>,
+    initial_pass: HashSet<ServiceKey>,
     /// Followers whose load balancer has been there.
     resolved: HashSet<ServiceKey>,
     /// Followers whose load balancer hasn't, and since when that is known.
     unknown: HashMap<ServiceKey, Instant>,
 }
 
-type Events = futures::stream::BoxStream<'static, (usize, Item<Service>)>;
+type Events = futures::stream::BoxStream<'static, (usize, WatchItem<Service>)>;
 
-impl Following {
-    fn new(settings: Settings, memory: Memory, lists: Listed) -> Self {
+impl SourceAnnotationController {
+    fn new(settings: SourceAnnotationContext, memory: CrossTermState, lists: ListedUpTo) -> Self {
         Self {
-            followers: Followers::new(&settings.selection, &settings.outage),
+            followers: AnnotatedServices::new(&settings.selection, &settings.availability),
             watches: HashMap::new(),
             settings,
             memory,
@@ -211,12 +211,12 @@ impl Following {
             queue: BTreeSet::new(),
             in_flight: HashMap::new(),
             writes: JoinSet::new(),
-            pace: Pace::default(),
-            places: Places::default(),
-            refusals: Refusals::default(),
-            outdated: HashMap::new(),
+            work_queue: WorkQueue::default(),
+            places: Breakers::default(),
+            refusals: RefusalLog::default(),
+            stale_versions: HashMap::new(),
             planned: HashMap::new(),
-            old_news: HashSet::new(),
+            initial_pass: HashSet::new(),
             resolved: HashSet::new(),
             unknown: HashMap::new(),
         }
@@ -224,7 +224,7 @@ impl Following {
 
     /// Returns whether the term lasts, and etcd hasn't been restored since it was listed what is known.
     fn is_current(&self) -> bool {
-        let Listed { term, rewinds } = self.lists;
+        let ListedUpTo { term, rewinds } = self.lists;
         self.settings.leadership.current_term() == Some(term) && self.settings.rewinds.count() == rewinds
     }
 
@@ -248,30 +248,30 @@ impl Following {
     // === what is heard ===
 
     /// Takes over what a watch says. Returns whether it has to begin anew, and after how long.
-    fn heed(&mut self, number: usize, event: Item<Service>) -> Option<Duration> {
+    fn heed(&mut self, number: usize, event: WatchItem<Service>) -> Option<Duration> {
         let was_listed = self.followers.is_listed(number);
         let mut anew = None;
-        for heard in self.followers.heed(number, event, &mut self.memory.complaints) {
+        for heard in self.followers.heed(number, event, &mut self.memory.object_errors) {
             match heard {
-                Heard::Answer => self.open(&Place::Everywhere),
-                Heard::Rewound(what) if self.is_current() => self.settings.rewinds.note(&what),
+                IndexEvent::Answer => self.open(&WritePlace::Everywhere),
+                IndexEvent::Rewound(what) if self.is_current() => self.settings.rewinds.note(&what),
                 // Another watch has noticed it, or this replica leads no more.
-                Heard::Rewound(_) => {}
-                Heard::Used => anew = Some(Duration::ZERO),
-                Heard::Forbidden => anew = Some(FORBIDDEN),
-                Heard::Follower(key) => self.queue(&key),
-                Heard::NoFollower(key) => {
+                IndexEvent::Rewound(_) => {}
+                IndexEvent::Used => anew = Some(Duration::ZERO),
+                IndexEvent::Forbidden => anew = Some(FORBIDDEN_RETRY),
+                IndexEvent::Follower(key) => self.queue(&key),
+                IndexEvent::NoFollower(key) => {
                     self.forget(&key);
-                    self.memory.complaints.set(&key, None);
+                    self.memory.object_errors.set(&key, None);
                 }
-                Heard::Malformed { key, uid, why } => {
+                IndexEvent::Malformed { key, uid, why } => {
                     self.forget(&key);
                     self.complain(&key, &uid, &why, was_listed);
                 }
             }
         }
         if !was_listed && self.followers.is_listed(number) {
-            self.old_news.extend(self.followers.within(number).cloned());
+            self.initial_pass.extend(self.followers.within(number).cloned());
         }
         anew
     }
@@ -282,8 +282,8 @@ impl Following {
         for key in keys {
             if change.target_change().is_some() {
                 // What failed was about the old target.
-                self.pace.stop_waiting(&key);
-                self.pace.succeeded(&key);
+                self.work_queue.stop_waiting(&key);
+                self.work_queue.succeeded(&key);
                 if let Some(changed) = self.in_flight.get_mut(&key) {
                     *changed = true;
                 }
@@ -295,17 +295,17 @@ impl Following {
     /// Looks at all links and followers, because changes have been missed.
     fn look_again(&mut self) {
         self.memory.departed.look_again(&self.settings.store);
-        self.pace.resume_all();
+        self.work_queue.resume_all();
         self.queue_all();
     }
 
     fn forget(&mut self, key: &ServiceKey) {
         self.planned.remove(key);
-        self.outdated.remove(key);
-        self.old_news.remove(key);
+        self.stale_versions.remove(key);
+        self.initial_pass.remove(key);
         self.resolved.remove(key);
         self.unknown.remove(key);
-        self.pace.forget(key);
+        self.work_queue.forget(key);
         self.places.forget(key);
         if let Some(changed) = self.in_flight.get_mut(key) {
             *changed = true;
@@ -323,18 +323,18 @@ impl Following {
     // === what is done ===
 
     /// Looks at queued followers and starts writes, as many as may be under way.
-    fn work(&mut self) {
+    fn drain_queue(&mut self) {
         while self.is_current() && self.writes.len() < MAX_WRITES {
             let Some(key) = self.queue.pop_first().or_else(|| self.places.next_probe()) else { break };
             // When a write ends, its follower is looked at again anyway.
-            if !self.in_flight.contains_key(&key) && !self.pace.rests(&key) {
-                self.look_at(&key);
+            if !self.in_flight.contains_key(&key) && !self.work_queue.is_backing_off(&key) {
+                self.reconcile_isolated(&key);
             }
         }
     }
 
     /// Looks at a follower. A defect that only one follower brings to light costs only that one.
-    fn look_at(&mut self, key: &ServiceKey) {
+    fn reconcile_isolated(&mut self, key: &ServiceKey) {
         let looked = catch_unwind(AssertUnwindSafe(|| {
             if let Some(follower) = self.followers.get(key).cloned() {
                 #[cfg(test)]
@@ -343,16 +343,16 @@ impl Following {
             }
         }));
         if looked.is_err() {
-            let pause = self.pace.failed(key, None);
+            let pause = self.work_queue.failed(key, None);
             error!(
                 "Service {key}: its following has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
         }
     }
 
-    fn follow(&mut self, follower: Follower) {
+    fn follow(&mut self, follower: AnnotatedService) {
         let (key, source) = (&follower.key, &follower.source);
-        self.pace.stop_waiting(key);
+        self.work_queue.stop_waiting(key);
         // All are looked at again when the load balancers of that namespace have been listed.
         if !self.settings.links_listed.borrow().covers(source.namespace(), self.lists) {
             return;
@@ -365,49 +365,49 @@ impl Following {
         } else if !self.resolved.contains(key) {
             return self.unknown(&follower);
         }
-        let is_news = !self.old_news.remove(key);
+        let is_news = !self.initial_pass.remove(key);
         let wish = follower.wish(link.as_deref(), gone, &self.settings.policy);
-        if !matches!(wish, Wish::Refuse(_)) {
-            self.memory.complaints.set(key, None);
+        if !matches!(wish, Decision::Refuse(_)) {
+            self.memory.object_errors.set(key, None);
         }
-        if !matches!(wish, Wish::Write(_)) {
-            self.pace.succeeded(key);
+        if !matches!(wish, Decision::Write(_)) {
+            self.work_queue.succeeded(key);
             self.planned.remove(key);
         }
         match (wish, self.settings.policy.sync) {
-            (Wish::Leave, _) => {}
-            (Wish::Refuse(why), _) => {
+            (Decision::Leave, _) => {}
+            (Decision::Refuse(why), _) => {
                 let uid = follower.version.uid.as_deref().unwrap_or_default();
                 self.complain(key, uid, &why, is_news);
             }
-            (Wish::Write(name), SyncMode::Plan) => {
+            (Decision::Write(name), SyncMode::Plan) => {
                 if self.planned.get(key) != Some(&name) {
                     info!("plan for Service {key}, which follows {source}: patch → {name}");
                     self.planned.insert(key.clone(), name);
                 }
             }
-            (Wish::Write(name), _) => self.start(follower, name),
+            (Decision::Write(name), _) => self.start(follower, name),
         }
     }
 
     /// Says of a follower that there is no such load balancer, and hasn't been.
-    fn unknown(&mut self, follower: &Follower) {
+    fn unknown(&mut self, follower: &AnnotatedService) {
         let key = &follower.key;
         let since = self.unknown.entry(key.clone()).or_insert_with(Instant::now).elapsed();
-        let is_news = !self.old_news.contains(key);
-        if is_news && since < LATENESS {
-            return self.pace.wait(key.clone(), LATENESS.saturating_sub(since));
+        let is_news = !self.initial_pass.contains(key);
+        if is_news && since < WATCH_LAG {
+            return self.work_queue.wait(key.clone(), WATCH_LAG.saturating_sub(since));
         }
         let why = format!(
             "annotation {SOURCE} names {}, which is no load balancer that lb-linker follows",
             follower.source
         );
-        self.old_news.remove(key);
+        self.initial_pass.remove(key);
         self.complain(key, follower.version.uid.as_deref().unwrap_or_default(), &why, is_news);
     }
 
     fn complain(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
-        if self.memory.complaints.set(key, Some(why.to_owned())) && is_news {
+        if self.memory.object_errors.set(key, Some(why.to_owned())) && is_news {
             self.settings.news.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
         }
     }

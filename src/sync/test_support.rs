@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::metrics::{MetricGroup, Metrics};
 use crate::sync::events::Recorder;
-use crate::sync::events::link_log::News;
-use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
+use crate::sync::events::link_log::Telemetry;
+use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
 use crate::sync::k8s::service_log::ServiceLog;
@@ -49,8 +49,8 @@ pub(crate) fn status(code: u16, reason: &str, message: &str) -> (u16, Value) {
 }
 
 /// Returns a policy under which everything is written, and removed at once, by this instance.
-pub(crate) fn policy(instance: Option<&str>) -> Policy {
-    Policy {
+pub(crate) fn policy(instance: Option<&str>) -> SyncPolicy {
+    SyncPolicy {
         sync: SyncMode::On,
         on_delete: OnDelete::Delete,
         delete_delay: Duration::ZERO,
@@ -69,6 +69,6 @@ pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
 }
 
 /// Returns metrics, and a recorder that drops all Events.
-pub(crate) fn news() -> News {
-    News { metrics: metrics(), recorder: Recorder::none(), log: ServiceLog::default() }
+pub(crate) fn news() -> Telemetry {
+    Telemetry { metrics: metrics(), recorder: Recorder::none(), log: ServiceLog::default() }
 }

@@ -16,13 +16,13 @@ use tracing::{info, warn};
 use crate::model::excerpt::{MAX_LINES, examples};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
-use crate::sync::controller::backoff::Pauses;
+use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::k8s::deserialize_guard::Guarded;
-use crate::sync::k8s::errors::{ListError, Outage, in_place, places, root_cause};
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, places, root_cause};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::service::{FINALIZER, Service};
-use crate::sync::k8s::watch::{Query, list_pages};
+use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before the Services are listed again after a failure.
@@ -99,9 +99,12 @@ pub async fn bound(
 ) -> Result<Vec<Bound>, ListError> {
     let mut found = Vec::new();
     for place in places(namespaces) {
-        let query =
-            Query { namespace: place.map(ToOwned::to_owned), metadata_only: true, ..Query::default() };
-        let told = |page: Vec<Guarded<Service>>| {
+        let query = RequestQuery {
+            namespace: place.map(ToOwned::to_owned),
+            metadata_only: true,
+            ..RequestQuery::default()
+        };
+        let told = |page: Vec<RawDeserializeGuard<Service>>| {
             looked_at(page.len());
             found.extend(page.iter().map(Resource::meta).filter_map(Bound::of));
         };
@@ -122,13 +125,13 @@ pub async fn bound(
 /// Never: it is one of the tasks that may fail.
 pub async fn look(
     client: Client,
-    outage: Outage,
+    availability: ApiAvailability,
     selection: Arc<Selection>,
     store: Arc<Store>,
     is_ours: bool,
 ) -> Result<(), SyncError> {
     let _ = tokio::time::timeout(PRECEDENCE, store.synced()).await;
-    let mut pauses = Pauses::new(RETRY);
+    let mut pauses = Backoff::new(RETRY);
     let mut said = BTreeSet::new();
     let found = loop {
         let error = match bound(&client, &selection.namespaces, |_| {}).await {
@@ -138,7 +141,7 @@ pub async fn look(
         match error.code() {
             // The list took so long that its pages are gone: from the beginning.
             410 => {}
-            0 => outage.report(&root_cause(&error)),
+            0 => availability.report(&root_cause(&error)),
             code if said.insert(code) => {
                 let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
                 warn!("looking for the earlier operator's finalizers: {sentence}; trying again later");

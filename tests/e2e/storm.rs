@@ -229,9 +229,9 @@ fn observed(link: u32, generation: u32) -> ObservedService {
         resource_version: Some((generation * LINKS + link).into()),
         ingress: StoreIngress { hostnames, addresses: vec![] },
         ports: [].into(),
-        wishes: Annotations::default(),
+        annotations: Annotations::default(),
         refused: false,
-        guarded: false,
+        has_finalizer: false,
     }
 }
 

@@ -62,13 +62,13 @@ fn handler() -> Arc<Handler> {
             addresses,
         },
         ports: [].into(),
-        wishes: Annotations {
+        annotations: Annotations {
             ttl: None,
             hostnames: extra.split_whitespace().map(Into::into).collect(),
             allow_from: [].into(),
         },
         refused: false,
-        guarded: false,
+        has_finalizer: false,
     };
     let addresses = |count: u16| (0..count).map(|i| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, i).into());
     let mut several: Vec<IpAddr> = vec![[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];

@@ -11,9 +11,9 @@ use kube::{Api, Client};
 
 use super::Findings;
 use crate::cli::flags::Flags;
-use crate::sync::election::Candidacy;
+use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::k8s::errors::explain;
+use crate::sync::k8s::errors::describe;
 
 /// How long the API server may take to answer about one right.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ impl fmt::Display for Right<'_> {
 }
 
 /// Returns the rights that lb-linker needs with these flags.
-pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> Vec<Right<'a>> {
+pub(super) fn needed<'a>(flags: &'a Flags, election_config: Option<&'a ElectionConfig>) -> Vec<Right<'a>> {
     let right = |resource, namespace, need| {
         move |verb: &&'static str| Right { verb, resource, namespace, name: None, need }
     };
@@ -94,13 +94,13 @@ pub(super) fn needed<'a>(flags: &'a Flags, candidacy: Option<&'a Candidacy>) -> 
             rights.extend(["patch"].iter().map(right(SERVICES, *namespace, patch)));
         }
     }
-    if let Some(candidacy) = candidacy {
-        let own = Some(&*candidacy.namespace);
+    if let Some(election_config) = election_config {
+        let own = Some(&*election_config.namespace);
         // Granted for this name alone, but for create, which knows none.
-        let lease = |right| Right { name: Some(&*candidacy.lease), ..right };
+        let lease = |right| Right { name: Some(&*election_config.lease), ..right };
         rights.extend(["create"].iter().map(right(LEASES, own, default)));
         rights.extend(["get", "update"].iter().map(right(LEASES, own, default)).map(lease));
-        if candidacy.pod.is_some() {
+        if election_config.pod.is_some() {
             let life = Need::Always("deploy/life/, for --leader-election life");
             rights.extend(["delete"].iter().map(right(LEASES, own, life)).map(lease));
             rights.extend(["get"].iter().map(right(PODS, own, life)));
@@ -123,7 +123,7 @@ pub(super) async fn ask_for(findings: &mut Findings, client: Client, rights: &[R
                 Need::Optional(what) => findings.lines.push(format!("no   {right} ({what})")),
             },
             Ok(Err(error)) => {
-                findings.cluster.push(explain(&error, &format!("ask for the right to {right}"), ""));
+                findings.cluster.push(describe(&error, &format!("ask for the right to {right}"), ""));
                 return;
             }
             Err(_) => {

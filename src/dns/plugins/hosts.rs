@@ -138,9 +138,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         [] => (FILE.into(), setup.zones_or_own(&[])?),
         [path, zones @ ..] => {
             let file = setup.path(&path.text);
-            let doubt = look_at(&file)
+            let relist_guard = look_at(&file)
                 .map_err(|error| path.error(format!("can't look at {}: {error}", file.display())))?;
-            doubts.extend(doubt.map(|doubt| path.error(doubt)));
+            doubts.extend(relist_guard.map(|relist_guard| path.error(relist_guard)));
             (file, setup.zones_or_own(zones)?)
         }
     };

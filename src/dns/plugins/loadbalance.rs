@@ -194,8 +194,9 @@ fn weighted(
             return Err(file.error(format!("{} can't be read: {error}", path.display())));
         }
         Err(error) => {
-            let doubt = format!("{} can't be read: {error}; all weights are 1 until it can", path.display());
-            setup.draft.doubts.push(file.error(doubt));
+            let relist_guard =
+                format!("{} can't be read: {error}; all weights are 1 until it can", path.display());
+            setup.draft.doubts.push(file.error(relist_guard));
             None
         }
     };

@@ -36,8 +36,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         match setup.draft.root.metadata() {
             Ok(found) if !found.is_dir() => return Err(word.isnt("a directory")),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let doubt = word.error(format!("the directory {:?} doesn't exist yet", word.text));
-                setup.draft.doubts.push(doubt);
+                let relist_guard = word.error(format!("the directory {:?} doesn't exist yet", word.text));
+                setup.draft.doubts.push(relist_guard);
             }
             Err(error) => return Err(word.error(format!("{:?} can't be used: {error}", word.text))),
             Ok(_) => {}

@@ -121,8 +121,8 @@ fn question(id: u16, name: &str, qtype: RecordType, edns: Option<(u16, bool)>, f
 /// A link with records of that TTL, and a name for everything below `more`, if one is said.
 fn link(service: &str, target: &str, ttl: Option<u32>) -> ObservedService {
     let hostnames = if ttl.is_some() { vec!["*.more.lb.internal".into()] } else { vec![] };
-    let wishes = Annotations { ttl, hostnames: hostnames.into(), ..Annotations::default() };
-    ObservedService { wishes, ..support::link(service, target) }
+    let annotations = Annotations { ttl, hostnames: hostnames.into(), ..Annotations::default() };
+    ObservedService { annotations, ..support::link(service, target) }
 }
 
 const NAMES: [&str; 16] = [

@@ -147,8 +147,8 @@ impl Serving {
             built.block = Arc::clone(&live.block);
             self.blocks.push(live);
         }
-        for doubt in configuration.blocks.iter().flat_map(|built| &built.draft.doubts) {
-            warn!("{doubt}");
+        for relist_guard in configuration.blocks.iter().flat_map(|built| &built.draft.doubts) {
+            warn!("{relist_guard}");
         }
         // What has ended by itself takes no room until the end.
         while self.tasks.try_join_next().is_some() {}

@@ -51,7 +51,7 @@ pub(crate) struct NameAllocator {
     losers: HashMap<ServiceKey, Vec<ArcStr>>,
     holders: CurrentOwners,
     /// Further names, which links ask for.
-    pub(crate) extras: CustomHostnames,
+    pub(crate) custom_hostnames: CustomHostnames,
     pub(crate) ports: PortInterner,
     /// Changes that are told later, all at once: each one wakes the feed's subscribers.
     pub(crate) pending_changes: Option<Vec<LinkChange>>,
@@ -64,7 +64,7 @@ impl Default for NameAllocator {
             labels: Claims::of(NameKind::Label),
             losers: HashMap::new(),
             holders: CurrentOwners::default(),
-            extras: CustomHostnames::default(),
+            custom_hostnames: CustomHostnames::default(),
             ports: PortInterner::default(),
             pending_changes: None,
         }
@@ -278,15 +278,15 @@ mod tests {
             }
         }
 
-        fn add(&mut self, allotment: &mut NameAllocator, key: &ServiceKey, created: i64) {
-            let (name, changes) = allotment.add(key, created);
+        fn add(&mut self, allocator: &mut NameAllocator, key: &ServiceKey, created: i64) {
+            let (name, changes) = allocator.add(key, created);
             self.objects.insert(key.clone(), name);
             self.take(changes);
         }
 
-        fn remove(&mut self, allotment: &mut NameAllocator, key: &ServiceKey) {
+        fn remove(&mut self, allocator: &mut NameAllocator, key: &ServiceKey) {
             self.objects.remove(key);
-            self.take(allotment.remove(key));
+            self.take(allocator.remove(key));
         }
     }
 
@@ -301,12 +301,12 @@ mod tests {
             .collect()
     }
 
-    fn check(known: &TestState, allotment: &NameAllocator, seed: u64) {
+    fn check(known: &TestState, allocator: &NameAllocator, seed: u64) {
         let distinct: BTreeSet<_> = known.objects.values().collect();
         assert_eq!(distinct.len(), known.objects.len(), "seed {seed}: two links share an object: {known:#?}");
         for (label, key) in &known.labels {
             assert!(known.objects.contains_key(key), "seed {seed}: {label:?} belongs to a link that is gone");
-            assert!(allotment.has_label(key), "seed {seed}");
+            assert!(allocator.has_label(key), "seed {seed}");
         }
         for key in known.objects.keys() {
             let label = key.label().unwrap();
@@ -319,7 +319,7 @@ mod tests {
         for seed in 0..100 {
             let mut random = StdRng::seed_from_u64(seed);
             let keys = keys();
-            let (mut allotment, mut known) = (NameAllocator::default(), TestState::default());
+            let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
             let mut created = HashMap::new();
             let mut holders: HashMap<ArcStr, ServiceKey> = HashMap::new();
             for step in 0..120 {
@@ -327,34 +327,34 @@ mod tests {
                 if random.random_bool(0.1) {
                     // A write for a link that has lost the name meanwhile, or a label set by hand.
                     let name = first_choice(&keys[random.random_range(0..keys.len())]);
-                    known.take(allotment.set_holder(&name, Some(key)));
+                    known.take(allocator.set_holder(&name, Some(key)));
                     holders.insert(name, key.clone());
                 } else if known.objects.contains_key(key) {
                     if random.random_bool(0.5) {
                         // Its object is removed, and then it is forgotten.
                         for (name, _) in holders.extract_if(|_, holder| holder == key) {
-                            known.take(allotment.set_holder(&name, None));
+                            known.take(allocator.set_holder(&name, None));
                         }
-                        known.remove(&mut allotment, key);
+                        known.remove(&mut allocator, key);
                         created.remove(key);
                     } else {
                         // Its object is written; one that it had before is removed.
                         let name = known.objects[key].clone();
                         for (other, _) in holders.extract_if(|other, holder| holder == key && *other != name)
                         {
-                            known.take(allotment.set_holder(&other, None));
+                            known.take(allocator.set_holder(&other, None));
                         }
                         if let Entry::Vacant(free) = holders.entry(name.clone()) {
-                            known.take(allotment.set_holder(&name, Some(key)));
+                            known.take(allocator.set_holder(&name, Some(key)));
                             free.insert(key.clone());
                         }
                     }
                 } else {
                     let time = random.random_range(0..3);
-                    known.add(&mut allotment, key, time);
+                    known.add(&mut allocator, key, time);
                     created.insert(key.clone(), time);
                 }
-                check(&known, &allotment, seed);
+                check(&known, &allocator, seed);
                 if step % 20 == 0 {
                     // A restart: the objects are listed, then the links, in any order.
                     let (mut fresh, mut after) = (NameAllocator::default(), TestState::default());
@@ -375,16 +375,16 @@ mod tests {
     #[test]
     fn the_holder_of_a_name_keeps_it_against_an_older_link() {
         let (old, holder) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
-        let (mut allotment, mut known) = (NameAllocator::default(), TestState::default());
-        allotment.set_holder("x-y-z-ext", Some(&holder));
-        known.add(&mut allotment, &holder, 2);
-        known.add(&mut allotment, &old, 1);
+        let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
+        allocator.set_holder("x-y-z-ext", Some(&holder));
+        known.add(&mut allocator, &holder, 2);
+        known.add(&mut allocator, &old, 1);
         assert_eq!(&*known.objects[&holder], "x-y-z-ext");
         assert_eq!(*known.objects[&old], *names::external_target_hashed("z", "x-y", 8));
         assert_eq!(known.labels.values().collect::<Vec<_>>(), [&holder]);
 
         // The object goes: the older one is next.
-        known.take(allotment.set_holder("x-y-z-ext", None));
+        known.take(allocator.set_holder("x-y-z-ext", None));
         assert_eq!(&*known.objects[&old], "x-y-z-ext");
         assert_eq!(known.labels.values().collect::<Vec<_>>(), [&old]);
     }
@@ -393,26 +393,26 @@ mod tests {
     fn a_link_keeps_the_object_that_the_earlier_operator_cut_off() {
         let key = ServiceKey::new("namespace", &"s".repeat(60));
         let earlier = names::earlier_external_target("namespace", &"s".repeat(60));
-        let mut allotment = NameAllocator::default();
-        allotment.set_holder(&earlier, Some(&key));
-        assert_eq!(&*allotment.add(&key, 0).0, earlier);
+        let mut allocator = NameAllocator::default();
+        allocator.set_holder(&earlier, Some(&key));
+        assert_eq!(&*allocator.add(&key, 0).0, earlier);
         // It is deleted by hand: from here on the link has the name that it would have had.
-        let changes = allotment.set_holder(&earlier, None);
+        let changes = allocator.set_holder(&earlier, None);
         assert_eq!(changes, [Reassigned::Object(key.clone(), first_choice(&key))]);
     }
 
     #[test]
     fn a_hash_that_is_taken_too_gets_more_digits() {
         let (winner, loser) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
-        let (mut allotment, mut known) = (NameAllocator::default(), TestState::default());
-        known.add(&mut allotment, &winner, 1);
+        let (mut allocator, mut known) = (NameAllocator::default(), TestState::default());
+        known.add(&mut allocator, &winner, 1);
         // An object of another link has the name with 8 digits, and that link wants it.
         let taken = names::external_target_hashed("y-z", "x", 8);
         let squatter = ServiceKey::new("q", "q");
-        allotment.set_holder(&taken, Some(&squatter));
-        known.add(&mut allotment, &squatter, 3);
-        allotment.objects.add(taken.as_bytes(), Claim { created: 0, key: squatter });
-        known.add(&mut allotment, &loser, 2);
+        allocator.set_holder(&taken, Some(&squatter));
+        known.add(&mut allocator, &squatter, 3);
+        allocator.objects.add(taken.as_bytes(), Claim { created: 0, key: squatter });
+        known.add(&mut allocator, &loser, 2);
         assert_eq!(*known.objects[&loser], *names::external_target_hashed("y-z", "x", 16));
     }
 }

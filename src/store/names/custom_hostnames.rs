@@ -63,16 +63,16 @@ impl CustomHostnames {
             .chain(&names)
             .map(|(_, wire)| wire.clone())
             .collect();
-        self.watching(concerned, |extras| {
+        self.watching(concerned, |custom_hostnames| {
             for (_, wire) in before.iter().flat_map(|before| &before.names) {
                 let created = before.as_ref().map_or(created, |before| before.created);
-                extras.claims.remove(wire, &Claim { created, key: key.clone() });
+                custom_hostnames.claims.remove(wire, &Claim { created, key: key.clone() });
             }
             for (_, wire) in &names {
-                extras.claims.add(wire, Claim { created, key: key.clone() });
+                custom_hostnames.claims.add(wire, Claim { created, key: key.clone() });
             }
             if !names.is_empty() {
-                extras.asked.insert(key.clone(), HostnameRequest { created, names });
+                custom_hostnames.asked.insert(key.clone(), HostnameRequest { created, names });
             }
         })
     }
@@ -89,25 +89,25 @@ impl CustomHostnames {
             .map(|(key, names)| (key.clone(), names.iter().filter_map(|name| wire(name)).collect()))
             .filter(|(_, names): &(_, Vec<WireName>)| !names.is_empty());
         let concerned = before.iter().chain(&now).flat_map(|(_, names)| names).cloned().collect();
-        self.watching(concerned, |extras| {
+        self.watching(concerned, |custom_hostnames| {
             for (key, names) in before.iter() {
                 for name in names {
-                    let Some(holders) = extras.holders.get_mut(name) else { continue };
+                    let Some(holders) = custom_hostnames.holders.get_mut(name) else { continue };
                     match holders.get_mut(key) {
                         Some(objects @ 2..) => *objects -= 1,
                         _ => drop(holders.remove(key)),
                     }
                     if holders.is_empty() {
-                        extras.holders.remove(name);
+                        custom_hostnames.holders.remove(name);
                     }
                 }
             }
             if let Some((key, names)) = now {
                 for name in &names {
-                    let holders = extras.holders.entry(name.clone()).or_default();
+                    let holders = custom_hostnames.holders.entry(name.clone()).or_default();
                     *holders.entry(key.clone()).or_default() += 1;
                 }
-                extras.noted.insert(object.into(), (key, names));
+                custom_hostnames.noted.insert(object.into(), (key, names));
             }
         })
     }
@@ -177,54 +177,54 @@ mod tests {
 
     #[test]
     fn the_oldest_has_a_name_until_it_asks_no_more() {
-        let mut extras = CustomHostnames::default();
+        let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example", "b.example"]);
         assert_eq!(
-            extras.set_requested(&key("young"), 2, &shop[..1]),
+            custom_hostnames.set_requested(&key("young"), 2, &shop[..1]),
             [passed("shop.example", None, Some("young"))]
         );
-        let changes = extras.set_requested(&key("old"), 1, &shop);
+        let changes = custom_hostnames.set_requested(&key("old"), 1, &shop);
         assert_eq!(
             changes,
             [passed("b.example", None, Some("old")), passed("shop.example", Some("young"), Some("old"))]
         );
-        assert_eq!(*extras.names_of(&key("old")), *shop);
-        assert!(extras.names_of(&key("young")).is_empty());
+        assert_eq!(*custom_hostnames.names_of(&key("old")), *shop);
+        assert!(custom_hostnames.names_of(&key("young")).is_empty());
         assert_eq!(
-            extras.set_requested(&key("old"), 1, &shop[1..]),
+            custom_hostnames.set_requested(&key("old"), 1, &shop[1..]),
             [passed("shop.example", Some("old"), Some("young"))]
         );
         assert_eq!(
-            extras.set_requested(&key("young"), 2, &[]),
+            custom_hostnames.set_requested(&key("young"), 2, &[]),
             [passed("shop.example", Some("young"), None)]
         );
     }
 
     #[test]
     fn who_holds_a_name_keeps_it_against_an_older_one_and_a_note_alone_is_no_claim() {
-        let mut extras = CustomHostnames::default();
+        let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example"]);
-        assert!(extras.set_recorded("young-ext", Some((&key("young"), &shop))).is_empty());
-        assert!(extras.names_of(&key("young")).is_empty());
-        extras.set_requested(&key("young"), 2, &shop);
-        assert!(extras.set_requested(&key("old"), 1, &shop).is_empty());
-        assert_eq!(*extras.names_of(&key("young")), *shop);
+        assert!(custom_hostnames.set_recorded("young-ext", Some((&key("young"), &shop))).is_empty());
+        assert!(custom_hostnames.names_of(&key("young")).is_empty());
+        custom_hostnames.set_requested(&key("young"), 2, &shop);
+        assert!(custom_hostnames.set_requested(&key("old"), 1, &shop).is_empty());
+        assert_eq!(*custom_hostnames.names_of(&key("young")), *shop);
         assert_eq!(
-            extras.set_recorded("young-ext", None),
+            custom_hostnames.set_recorded("young-ext", None),
             [passed("shop.example", Some("young"), Some("old"))]
         );
     }
 
     #[test]
     fn a_name_stays_held_while_one_external_target_takes_the_place_of_another() {
-        let mut extras = CustomHostnames::default();
+        let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example"]);
-        extras.set_requested(&key("young"), 2, &shop);
-        extras.set_recorded("hashed-ext", Some((&key("young"), &shop)));
-        extras.set_requested(&key("old"), 1, &shop);
-        extras.set_recorded("young-ext", Some((&key("young"), &shop)));
-        assert!(extras.set_recorded("hashed-ext", None).is_empty());
-        assert_eq!(*extras.names_of(&key("young")), *shop);
+        custom_hostnames.set_requested(&key("young"), 2, &shop);
+        custom_hostnames.set_recorded("hashed-ext", Some((&key("young"), &shop)));
+        custom_hostnames.set_requested(&key("old"), 1, &shop);
+        custom_hostnames.set_recorded("young-ext", Some((&key("young"), &shop)));
+        assert!(custom_hostnames.set_recorded("hashed-ext", None).is_empty());
+        assert_eq!(*custom_hostnames.names_of(&key("young")), *shop);
     }
 
     #[test]
@@ -233,22 +233,22 @@ mod tests {
             let mut random = StdRng::seed_from_u64(seed);
             let all = names(&["a.example", "b.example", "*.a.example"]);
             let keys: Vec<ServiceKey> = ["x", "y", "z"].map(key).into();
-            let mut extras = CustomHostnames::default();
+            let mut custom_hostnames = CustomHostnames::default();
             let (mut asked, mut noted) = (HashMap::new(), HashMap::<String, (ServiceKey, Vec<_>)>::new());
             let mut owners: HashMap<WireName, ServiceKey> = HashMap::new();
             for _ in 0..80 {
                 let key = keys[random.random_range(0..keys.len())].clone();
                 let changes = if random.random_bool(0.4) {
                     // What a link has is noted on its external target, now or later.
-                    let names = extras.names_of(&key).to_vec();
+                    let names = custom_hostnames.names_of(&key).to_vec();
                     let object = format!("{}-ext", key.name());
                     noted.insert(object.clone(), (key.clone(), names.clone()));
-                    extras.set_recorded(&object, Some((&key, &names)))
+                    custom_hostnames.set_recorded(&object, Some((&key, &names)))
                 } else {
                     let names: Vec<_> = all.iter().filter(|_| random.random_bool(0.5)).cloned().collect();
                     let created = asked.get(&key).map_or(random.random_range(0..3), |(created, _)| *created);
                     asked.insert(key.clone(), (created, names.clone()));
-                    extras.set_requested(&key, created, &names)
+                    custom_hostnames.set_requested(&key, created, &names)
                 };
                 for OwnerChange { name, from, to } in changes {
                     assert_eq!(owners.get(&name), from.as_ref(), "seed {seed}");
@@ -259,7 +259,9 @@ mod tests {
                 }
                 let mut shown: Vec<(WireName, ServiceKey)> = Vec::new();
                 for key in &keys {
-                    shown.extend(extras.names_of(key).iter().map(|name| (wire(name).unwrap(), key.clone())));
+                    shown.extend(
+                        custom_hostnames.names_of(key).iter().map(|name| (wire(name).unwrap(), key.clone())),
+                    );
                 }
                 assert_eq!(shown.len(), owners.len(), "seed {seed}: {shown:?} {owners:?}");
                 assert_eq!(shown.into_iter().collect::<HashMap<_, _>>(), owners, "seed {seed}");
@@ -274,7 +276,7 @@ mod tests {
                     fresh.set_recorded(object, Some((key, names)));
                 }
                 for key in &keys {
-                    assert_eq!(fresh.names_of(key), extras.names_of(key), "seed {seed}");
+                    assert_eq!(fresh.names_of(key), custom_hostnames.names_of(key), "seed {seed}");
                 }
             }
         }

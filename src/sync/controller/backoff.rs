@@ -6,12 +6,12 @@ use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
 /// Pauses that double, with jitter, from a first to a longest one.
 #[derive(Debug)]
-pub(crate) struct Pauses {
+pub(crate) struct Backoff {
     backoff: ExponentialBackoff,
     longest: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     pub(crate) fn new((first, longest): (Duration, Duration)) -> Self {
         let builder = ExponentialBuilder::default()
             .with_min_delay(first)

@@ -8,11 +8,11 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use super::backoff::Pauses;
+use super::backoff::Backoff;
 use crate::metrics::{MetricGroup, registered};
 
 /// The first and the longest pause before a sync task is started again.
-const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// Why a sync task ended.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub async fn supervise<F>(
 ) where
     F: Future<Output = Result<(), SyncError>> + Send + 'static,
 {
-    let mut pauses = Pauses::new(RESTART);
+    let mut pauses = Backoff::new(RESTART_BACKOFF);
     loop {
         let started = std::time::Instant::now();
         let failure = match tokio::spawn(task()).await {
@@ -62,8 +62,8 @@ pub async fn supervise<F>(
             Err(panic) => SyncError::Panic(panic),
         };
         // A healthy run resets the backoff.
-        if started.elapsed() > RESTART.1 * 2 {
-            pauses = Pauses::new(RESTART);
+        if started.elapsed() > RESTART_BACKOFF.1 * 2 {
+            pauses = Backoff::new(RESTART_BACKOFF);
         }
         let pause = pauses.next();
         metrics.restarts.with_label_values(&[name]).inc();

@@ -12,9 +12,9 @@ use kube::core::{NotUsed, Object};
 use serde::Deserialize;
 
 use super::clock::BootInstant;
-use super::fence::PACE;
-use super::leadership::{Span, Standing};
-use super::lease::{Owner, claim, duration, holder, owner, released, term};
+use super::fence::POLL_INTERVAL;
+use super::leadership::{LeaderStatus, LeaseWindow};
+use super::lease::{LeaseOwner, claim, duration, holder, owner, released, term};
 use crate::sync::election::term::{above, unix};
 
 /// How long things last.
@@ -49,7 +49,7 @@ pub(super) struct PodStatus {
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ElectionStep {
     /// Nothing before this moment.
     Wait(BootInstant),
     /// Read the Lease.
@@ -64,7 +64,7 @@ pub(super) enum Step {
     LookAtPod(String),
 }
 
-impl Step {
+impl ElectionStep {
     /// Returns what is done, for the log.
     pub(super) fn verb(&self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl Step {
 
 /// What people and writers need to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum LeaderEvent {
     Gained,
     Lost(String),
     /// A higher term than ours was seen, and the Lease still names us: we go on with this one.
@@ -93,7 +93,7 @@ pub(super) enum News {
 
 /// A Lease as it was seen last.
 #[derive(Debug)]
-struct Sighting {
+struct ObservedLease {
     lease: Lease,
     /// When this process saw it change, or first saw that it wasn't there any more.
     changed: BootInstant,
@@ -104,27 +104,27 @@ struct Sighting {
 }
 
 #[derive(Debug)]
-enum Known {
+enum LeaseState {
     Nothing,
     /// There is none, and no replica relies on it.
     Absent,
-    There(Box<Sighting>),
+    There(Box<ObservedLease>),
     /// There is none any more. Its holder doesn't know that yet.
-    Vanished(Box<Sighting>),
+    Vanished(Box<ObservedLease>),
 }
 
-impl Known {
+impl LeaseState {
     /// Returns the Lease that is there, or was.
-    fn sighting(&mut self) -> Option<&mut Sighting> {
+    fn observed(&mut self) -> Option<&mut ObservedLease> {
         match self {
-            Self::There(sighting) | Self::Vanished(sighting) => Some(sighting),
+            Self::There(observed) | Self::Vanished(observed) => Some(observed),
             Self::Nothing | Self::Absent => None,
         }
     }
 }
 
 /// Whose a Lease is that was read a moment ago.
-enum Whose {
+enum LeaseHolder {
     Mine,
     Nobodys,
     /// Another holder's, up to this moment if it ends.
@@ -149,9 +149,9 @@ enum Dispute {
 pub(super) struct Elector {
     me: String,
     /// With leader-for-life: the Pod that this is.
-    pod: Option<Owner>,
+    pod: Option<LeaseOwner>,
     timing: Timing,
-    known: Known,
+    known: LeaseState,
     /// Nothing is asked before.
     due: BootInstant,
     /// Whether the last write was refused because the Lease had changed.
@@ -174,17 +174,23 @@ pub(super) struct Elector {
     resting: bool,
     /// The leader that was logged last.
     leader: Option<String>,
-    news: Vec<News>,
+    news: Vec<LeaderEvent>,
 }
 
 impl Elector {
     /// Returns a candidate that knows nothing; `term` is that of its last lease.
-    pub(super) fn new(me: String, pod: Option<Owner>, timing: Timing, term: u64, now: BootInstant) -> Self {
+    pub(super) fn new(
+        me: String,
+        pod: Option<LeaseOwner>,
+        timing: Timing,
+        term: u64,
+        now: BootInstant,
+    ) -> Self {
         Self {
             me,
             pod,
             timing,
-            known: Known::Nothing,
+            known: LeaseState::Nothing,
             due: now,
             conflict: false,
             held: None,
@@ -202,13 +208,13 @@ impl Elector {
     }
 
     /// Returns what writers are told.
-    pub(super) fn standing(&self) -> Standing {
-        let held = self.held.map(|(renewed_by, end)| Span::Until { renewed_by, end });
-        Standing { term: self.term, held }
+    pub(super) fn leader_status(&self) -> LeaderStatus {
+        let held = self.held.map(|(renewed_by, end)| LeaseWindow::Until { renewed_by, end });
+        LeaderStatus { term: self.term, held }
     }
 
     /// Returns what is new since the last call.
-    pub(super) fn take_news(&mut self) -> Vec<News> {
+    pub(super) fn take_news(&mut self) -> Vec<LeaderEvent> {
         mem::take(&mut self.news)
     }
 
@@ -225,68 +231,68 @@ impl Elector {
     // === what to do ===
 
     /// Decides the next step.
-    pub(super) fn next(&mut self, now: BootInstant) -> Step {
+    pub(super) fn next(&mut self, now: BootInstant) -> ElectionStep {
         self.expire(now);
         if now < self.due {
-            return Step::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
+            return ElectionStep::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
         }
         self.resting = false;
-        let (sighting, vanished) = match &self.known {
-            Known::Nothing => return Step::Look,
-            Known::Absent => return Step::Create,
-            Known::There(sighting) => (sighting, false),
-            Known::Vanished(sighting) => (sighting, true),
+        let (observed, vanished) = match &self.known {
+            LeaseState::Nothing => return ElectionStep::Look,
+            LeaseState::Absent => return ElectionStep::Create,
+            LeaseState::There(observed) => (observed, false),
+            LeaseState::Vanished(observed) => (observed, true),
         };
         // The version in it says whether it is still the newest.
         let undisputed = !self.conflict && self.dispute == Dispute::None;
         let renews = self.held.is_some() && self.pod.is_none() && undisputed;
         if renews {
-            return Step::Replace;
+            return ElectionStep::Replace;
         }
-        if !sighting.fresh {
-            return Step::Look;
+        if !observed.fresh {
+            return ElectionStep::Look;
         }
-        match (self.whose(sighting, vanished, now), &self.pod) {
-            (Whose::Mine | Whose::Nobodys, _) if vanished => Step::Create,
-            (Whose::Mine, _) | (Whose::Nobodys, None) => Step::Replace,
-            (Whose::Nobodys, Some(_)) => {
-                let metadata = &sighting.lease.metadata;
-                Step::Delete {
+        match (self.whose(observed, vanished, now), &self.pod) {
+            (LeaseHolder::Mine | LeaseHolder::Nobodys, _) if vanished => ElectionStep::Create,
+            (LeaseHolder::Mine, _) | (LeaseHolder::Nobodys, None) => ElectionStep::Replace,
+            (LeaseHolder::Nobodys, Some(_)) => {
+                let metadata = &observed.lease.metadata;
+                ElectionStep::Delete {
                     uid: metadata.uid.clone(),
                     resource_version: metadata.resource_version.clone(),
                 }
             }
-            (Whose::Pods(pod), _) => Step::LookAtPod(pod),
-            (Whose::Theirs(end), _) => {
+            (LeaseHolder::Pods(pod), _) => ElectionStep::LookAtPod(pod),
+            (LeaseHolder::Theirs(end), _) => {
                 let look = now + self.timing.retry;
                 self.rest_until(end.map_or(look, |end| end.min(look)));
-                Step::Wait(self.due)
+                ElectionStep::Wait(self.due)
             }
         }
     }
 
-    fn whose(&self, sighting: &Sighting, vanished: bool, now: BootInstant) -> Whose {
-        let Sighting { lease, changed, owner_lives, .. } = sighting;
+    fn whose(&self, observed: &ObservedLease, vanished: bool, now: BootInstant) -> LeaseHolder {
+        let ObservedLease { lease, changed, owner_lives, .. } = observed;
         match holder(lease) {
-            None => return Whose::Nobodys,
+            None => return LeaseHolder::Nobodys,
             // One that has vanished may have been taken before.
-            Some(holder) if holder == self.me && !vanished => return Whose::Mine,
+            Some(holder) if holder == self.me && !vanished => return LeaseHolder::Mine,
             Some(_) => {}
         }
         if let (Some(me), Some(owner)) = (&self.pod, owner(lease)) {
             return match owner_lives {
                 // What ran in this Pod before has ended.
-                _ if owner.uid == me.uid => Whose::Mine,
-                None => Whose::Pods(owner.name),
-                Some(true) => Whose::Theirs(None),
-                Some(false) => Whose::Nobodys,
+                _ if owner.uid == me.uid => LeaseHolder::Mine,
+                None => LeaseHolder::Pods(owner.name),
+                Some(true) => LeaseHolder::Theirs(None),
+                Some(false) => LeaseHolder::Nobodys,
             };
         }
         // With leader-for-life the holder stops as early as with a timed lease when it can't read the Lease any more.
         let lasts = duration(lease, self.timing.lease).or(vanished.then_some(self.timing.lease));
         match lasts.map(|lasts| *changed + lasts) {
-            Some(end) if end <= now => Whose::Nobodys,
-            end => Whose::Theirs(end),
+            Some(end) if end <= now => LeaseHolder::Nobodys,
+            end => LeaseHolder::Theirs(end),
         }
     }
 
@@ -294,8 +300,8 @@ impl Elector {
     /// is higher than all that were seen.
     pub(super) fn claim(&mut self, name: &str, now: Timestamp) -> Lease {
         let there = match &self.known {
-            Known::There(sighting) => Some(&sighting.lease),
-            Known::Nothing | Known::Absent | Known::Vanished(_) => None,
+            LeaseState::There(observed) => Some(&observed.lease),
+            LeaseState::Nothing | LeaseState::Absent | LeaseState::Vanished(_) => None,
         };
         let seen = there.and_then(|lease| term(lease, now)).unwrap_or_default();
         self.highest = self.highest.max(seen).max(self.term);
@@ -309,8 +315,8 @@ impl Elector {
     /// Returns the Lease as it is to be left, if it is ours.
     pub(super) fn release(&self, now: Timestamp) -> Option<Lease> {
         match &self.known {
-            Known::There(sighting) if holder(&sighting.lease) == Some(&*self.me) => {
-                Some(released(sighting.lease.clone(), now))
+            LeaseState::There(observed) if holder(&observed.lease) == Some(&*self.me) => {
+                Some(released(observed.lease.clone(), now))
             }
             _ => None,
         }
@@ -322,7 +328,7 @@ impl Elector {
     pub(super) fn ask(&mut self, now: BootInstant) {
         if self.held.is_some() {
             self.asked.get_or_insert(now);
-            self.hasten(self.confirmed.map_or(now, |last| now.max(last + PACE)));
+            self.hasten(self.confirmed.map_or(now, |last| now.max(last + POLL_INTERVAL)));
         }
     }
 
@@ -332,8 +338,8 @@ impl Elector {
         self.highest = self.highest.max(highest);
         if self.held.is_some() && highest > self.term && self.dispute == Dispute::None {
             self.dispute = Dispute::Raised;
-            if let Some(sighting) = self.known.sighting() {
-                sighting.fresh = false;
+            if let Some(observed) = self.known.observed() {
+                observed.fresh = false;
             }
             // Terms that are written by hand again and again cause no more requests than a renewal does.
             if self.disputed.replace(now).is_none_or(|last| now >= last + self.timing.lease) {
@@ -351,13 +357,13 @@ impl Elector {
 
     // === what was seen ===
 
-    /// Takes over an answer to [`Step::Look`] that was asked for at `sent`.
+    /// Takes over an answer to [`ElectionStep::Look`] that was asked for at `sent`.
     pub(super) fn saw(&mut self, lease: Option<Lease>, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         let Some(lease) = lease else { return self.is_absent(now) };
         let version = |lease: &Lease| (lease.metadata.uid.clone(), lease.metadata.resource_version.clone());
         let changed = match &self.known {
-            Known::There(known) if version(&known.lease) == version(&lease) => known.changed,
+            LeaseState::There(known) if version(&known.lease) == version(&lease) => known.changed,
             _ => now,
         };
         let holder = holder(&lease).map(ToOwned::to_owned);
@@ -365,7 +371,8 @@ impl Elector {
         let there = term(&lease, Timestamp::now());
         let same_term = there == Some(self.term);
         self.highest = self.highest.max(there.unwrap_or_default());
-        self.known = Known::There(Box::new(Sighting { lease, changed, fresh: true, owner_lives: None }));
+        self.known =
+            LeaseState::There(Box::new(ObservedLease { lease, changed, fresh: true, owner_lives: None }));
         (self.due, self.resting) = (now, false);
         if mine && self.dispute == Dispute::Raised {
             if same_term {
@@ -385,7 +392,7 @@ impl Elector {
             ));
         }
         if let Some(holder) = holder.filter(|holder| !mine && self.leader.as_ref() != Some(holder)) {
-            self.news.push(News::Leads(holder.clone()));
+            self.news.push(LeaderEvent::Leads(holder.clone()));
             self.leader = Some(holder);
         }
     }
@@ -394,14 +401,18 @@ impl Elector {
     pub(super) fn wrote(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         (self.conflict, self.resting) = (false, false);
-        self.known =
-            Known::There(Box::new(Sighting { lease, changed: now, fresh: false, owner_lives: None }));
+        self.known = LeaseState::There(Box::new(ObservedLease {
+            lease,
+            changed: now,
+            fresh: false,
+            owner_lives: None,
+        }));
         self.hold(sent, now);
     }
 
     /// Takes over that the Lease was deleted.
     pub(super) fn deleted(&mut self, now: BootInstant) {
-        self.known = Known::Absent;
+        self.known = LeaseState::Absent;
         self.due = now;
     }
 
@@ -413,14 +424,14 @@ impl Elector {
 
     /// Takes over the Pod that owns the Lease, as it is.
     pub(super) fn saw_pod(&mut self, pod: Option<&Pod>) {
-        let Some(sighting) = self.known.sighting() else { return };
-        let owner = owner(&sighting.lease);
+        let Some(observed) = self.known.observed() else { return };
+        let owner = owner(&observed.lease);
         let lives = pod.is_some_and(|pod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
             // One that was evicted has failed.
             pod.metadata.uid == owner.map(|owner| owner.uid) && !matches!(phase, Some("Succeeded" | "Failed"))
         });
-        sighting.owner_lives = Some(lives);
+        observed.owner_lives = Some(lives);
     }
 
     /// Takes over that the Lease isn't as it was seen last, or has been created by another replica.
@@ -428,8 +439,8 @@ impl Elector {
         self.expire(now);
         // At once: another replica may lead. But where the Lease is written all the time, not in a loop.
         let pause = if mem::replace(&mut self.conflict, true) { self.timing.retry } else { Duration::ZERO };
-        if matches!(self.known, Known::Absent) {
-            self.known = Known::Nothing;
+        if matches!(self.known, LeaseState::Absent) {
+            self.known = LeaseState::Nothing;
         }
         self.resting = !pause.is_zero();
         self.rest_until(now + pause);
@@ -439,8 +450,8 @@ impl Elector {
     /// `at_least` for any.
     pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
-        if matches!(self.known, Known::Absent) {
-            self.known = Known::Nothing;
+        if matches!(self.known, LeaseState::Absent) {
+            self.known = LeaseState::Nothing;
         }
         let pause = if self.held.is_some() { self.timing.retry.min(pause) } else { pause };
         self.resting = true;
@@ -450,7 +461,7 @@ impl Elector {
     /// Gives the lease up.
     pub(super) fn resign(&mut self) {
         if self.held.take().is_some() {
-            self.news.push(News::Resigned);
+            self.news.push(LeaderEvent::Resigned);
             (self.dispute, self.asked) = (Dispute::None, None);
         }
     }
@@ -459,26 +470,31 @@ impl Elector {
         self.due = now;
         let held = self.held.is_some();
         self.lose("the Lease was deleted".to_owned());
-        self.known = match mem::replace(&mut self.known, Known::Nothing) {
-            Known::There(sighting) if !held => {
-                let holder = holder(&sighting.lease).filter(|holder| *holder != self.me);
-                self.news.extend(holder.map(|holder| News::Vanished(holder.to_owned())));
+        self.known = match mem::replace(&mut self.known, LeaseState::Nothing) {
+            LeaseState::There(observed) if !held => {
+                let holder = holder(&observed.lease).filter(|holder| *holder != self.me);
+                self.news.extend(holder.map(|holder| LeaderEvent::Vanished(holder.to_owned())));
                 // It may have been renewed right before it was deleted, so what counts is now.
                 // A Pod that is over doesn't come back; one that lived may be over by now.
-                let owner_lives = sighting.owner_lives.filter(|lives| !lives);
-                Known::Vanished(Box::new(Sighting { changed: now, fresh: true, owner_lives, ..*sighting }))
+                let owner_lives = observed.owner_lives.filter(|lives| !lives);
+                LeaseState::Vanished(Box::new(ObservedLease {
+                    changed: now,
+                    fresh: true,
+                    owner_lives,
+                    ..*observed
+                }))
             }
-            Known::Vanished(sighting) => {
-                Known::Vanished(Box::new(Sighting { fresh: true, owner_lives: None, ..*sighting }))
+            LeaseState::Vanished(observed) => {
+                LeaseState::Vanished(Box::new(ObservedLease { fresh: true, owner_lives: None, ..*observed }))
             }
-            Known::There(_) | Known::Nothing | Known::Absent => Known::Absent,
+            LeaseState::There(_) | LeaseState::Nothing | LeaseState::Absent => LeaseState::Absent,
         };
     }
 
     fn rest_until(&mut self, due: BootInstant) {
         self.due = due;
-        if let Some(sighting) = self.known.sighting() {
-            sighting.fresh = false;
+        if let Some(observed) = self.known.observed() {
+            observed.fresh = false;
         }
     }
 
@@ -500,10 +516,10 @@ impl Elector {
         if self.held.replace((renewed_by, sent + self.timing.lease)).is_none() {
             self.term = claimed.filter(|claimed| *claimed > self.term).unwrap_or(self.term.saturating_add(1));
             self.leader = Some(self.me.clone());
-            self.news.push(News::Gained);
+            self.news.push(LeaderEvent::Gained);
         } else if let Some(claimed) = claimed.filter(|claimed| *claimed > self.term) {
             self.term = claimed;
-            self.news.push(News::Raised(claimed));
+            self.news.push(LeaderEvent::Raised(claimed));
         }
         if self.dispute == Dispute::Won {
             self.dispute = Dispute::None;
@@ -519,7 +535,7 @@ impl Elector {
 
     fn lose(&mut self, why: String) {
         if self.held.take().is_some() {
-            self.news.push(News::Lost(why));
+            self.news.push(LeaderEvent::Lost(why));
             (self.dispute, self.asked) = (Dispute::None, None);
         }
     }

@@ -8,7 +8,7 @@ use super::clock::BootInstant;
 
 /// How long after a renewal that writes have waited for the next one is sent at the earliest: writes that wait at the
 /// same time share one, and there are no more than 50 a second.
-pub(super) const PACE: Duration = Duration::from_millis(20);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Shared by the election and all writers of a process.
 #[derive(Debug, Default)]

@@ -16,19 +16,19 @@ use crate::sync::election::term::above;
 /// The term where there is no cluster.
 const ONLY_TERM: u64 = 1;
 /// How long the first lists wait for the first look at the lease: far longer than the API server takes.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FIRST_LEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Whether this process leads, as the election says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct LeaderStatus {
     /// This term or the last one; 0 for a process that has never led.
     pub(super) term: u64,
-    pub(super) held: Option<Span>,
+    pub(super) held: Option<LeaseWindow>,
 }
 
 /// How long a lease lasts unless it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Span {
+pub(super) enum LeaseWindow {
     Until {
         /// Nothing is begun from here on.
         renewed_by: BootInstant,
@@ -38,7 +38,7 @@ pub(super) enum Span {
     Always,
 }
 
-impl Span {
+impl LeaseWindow {
     /// Whether something may be begun.
     fn is_open(self, now: BootInstant) -> bool {
         match self {
@@ -57,7 +57,7 @@ pub struct NotLeading;
 /// Whether this process may write. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Leadership {
-    standing: watch::Receiver<Standing>,
+    leader_status: watch::Receiver<LeaderStatus>,
     /// Whether the first look at the lease has led to something.
     settled: watch::Receiver<bool>,
     rivals: Rivals,
@@ -70,26 +70,26 @@ enum Rivals {
     /// The Lease does.
     Elected(Arc<Fence>),
     /// Without an election nothing does. The term is given here.
-    Ignored(Arc<watch::Sender<Standing>>),
+    Ignored(Arc<watch::Sender<LeaderStatus>>),
 }
 
 impl Leadership {
     pub(super) fn new(
-        standing: watch::Receiver<Standing>,
+        leader_status: watch::Receiver<LeaderStatus>,
         settled: watch::Receiver<bool>,
         fence: Arc<Fence>,
         clock: Clock,
     ) -> Self {
-        Self { standing, settled, rivals: Rivals::Elected(fence), clock }
+        Self { leader_status, settled, rivals: Rivals::Elected(fence), clock }
     }
 
     /// Returns the leadership of a process that takes part in no election, in this term.
     fn alone(term: u64) -> Self {
-        let standing = watch::Sender::new(Standing { term, held: Some(Span::Always) });
+        let leader_status = watch::Sender::new(LeaderStatus { term, held: Some(LeaseWindow::Always) });
         Self {
-            standing: standing.subscribe(),
+            leader_status: leader_status.subscribe(),
             settled: watch::channel(true).1,
-            rivals: Rivals::Ignored(Arc::new(standing)),
+            rivals: Rivals::Ignored(Arc::new(leader_status)),
             clock: clock::now,
         }
     }
@@ -110,14 +110,14 @@ impl Leadership {
     /// Returns a leadership for a test, and what gives it for a term or takes it.
     #[cfg(test)]
     pub(crate) fn by_hand() -> (Self, impl Fn(Option<u64>)) {
-        let (election, receiver) = watch::channel(Standing::default());
+        let (election, receiver) = watch::channel(LeaderStatus::default());
         let lead = move |term: Option<u64>| {
-            election.send_modify(|standing| {
-                standing.term = term.unwrap_or(standing.term);
-                standing.held = term.map(|_| Span::Always);
+            election.send_modify(|leader_status| {
+                leader_status.term = term.unwrap_or(leader_status.term);
+                leader_status.held = term.map(|_| LeaseWindow::Always);
             });
         };
-        let leadership = Self { standing: receiver, ..Self::always() };
+        let leadership = Self { leader_status: receiver, ..Self::always() };
         (leadership, lead)
     }
 
@@ -135,8 +135,8 @@ impl Leadership {
     }
 
     /// Returns the term, and how long it lasts, if something may be begun.
-    fn span(&self) -> Option<(u64, Span)> {
-        let Standing { term, held } = *self.standing.borrow();
+    fn span(&self) -> Option<(u64, LeaseWindow)> {
+        let LeaderStatus { term, held } = *self.leader_status.borrow();
         let span = held.filter(|span| span.is_open((self.clock)()) && !self.is_outdated(term))?;
         Some((term, span))
     }
@@ -145,7 +145,7 @@ impl Leadership {
     /// clock: for deciding on writes, not for making them.
     #[must_use]
     pub fn current_term(&self) -> Option<u64> {
-        let Standing { term, held } = *self.standing.borrow();
+        let LeaderStatus { term, held } = *self.leader_status.borrow();
         held.filter(|_| !self.is_outdated(term)).map(|_| term)
     }
 
@@ -174,11 +174,11 @@ impl Leadership {
     /// Takes in the highest term on external targets at the start: without an election this process takes one above
     /// it.
     pub fn begin_above(&self, highest: u64) {
-        if let Rivals::Ignored(standing) = &self.rivals {
-            standing.send_if_modified(|standing| {
-                let is_higher = highest >= standing.term;
+        if let Rivals::Ignored(leader_status) = &self.rivals {
+            leader_status.send_if_modified(|leader_status| {
+                let is_higher = highest >= leader_status.term;
                 if is_higher {
-                    standing.term = above(highest, 0);
+                    leader_status.term = above(highest, 0);
                 }
                 is_higher
             });
@@ -189,7 +189,7 @@ impl Leadership {
     /// has never had it.
     #[must_use]
     pub fn term(&self) -> u64 {
-        self.standing.borrow().term
+        self.leader_status.borrow().term
     }
 
     /// Waits, for a while, until it is known for the first time whether the lease is to be had. A new leader lists
@@ -197,20 +197,20 @@ impl Leadership {
     pub async fn settled(&self) {
         let mut settled = self.settled.clone();
         // Where the API server says nothing about the lease, DNS does without.
-        let _ = timeout(PATIENCE, settled.wait_for(|settled| *settled)).await;
+        let _ = timeout(FIRST_LEASE_TIMEOUT, settled.wait_for(|settled| *settled)).await;
     }
 
     /// Waits until the lease has been got or lost since the last call.
     pub async fn changed(&mut self) {
         // Without an election nothing changes; with one that has ended neither.
-        if self.standing.changed().await.is_err() {
+        if self.leader_status.changed().await.is_err() {
             pending().await
         }
     }
 
     /// Waits for another term than this.
     pub async fn beyond(&self, term: u64) {
-        if self.standing.clone().wait_for(|standing| standing.term != term).await.is_err() {
+        if self.leader_status.clone().wait_for(|leader_status| leader_status.term != term).await.is_err() {
             pending().await
         }
     }
@@ -222,7 +222,7 @@ impl Leadership {
     /// If the lease isn't held, in which case nothing was sent, or ends before the answer is there.
     pub async fn write<T>(&self, term: u64, request: impl Future<Output = T>) -> Result<T, NotLeading> {
         let (_, span) = self.span().filter(|(held, _)| *held == term).ok_or(NotLeading)?;
-        let Span::Until { end, .. } = span else { return Ok(request.await) };
+        let LeaseWindow::Until { end, .. } = span else { return Ok(request.await) };
         let mut request = pin!(request);
         let mut timer = pin!(sleep(end.saturating_duration_since((self.clock)())));
         poll_fn(|context| {
@@ -256,7 +256,7 @@ impl Leadership {
         let Rivals::Elected(fence) = &self.rivals else { return Ok(()) };
         let asked = (self.clock)();
         let mut confirmed = fence.confirmed.subscribe();
-        let mut standing = self.standing.clone();
+        let mut leader_status = self.leader_status.clone();
         if self.held() != Some(term) {
             return Err(NotLeading);
         }
@@ -268,7 +268,7 @@ impl Leadership {
             // The election says so when the lease is lost; where it has ended, nothing is held any more.
             tokio::select! {
                 changed = confirmed.changed() => changed.map_err(|_| NotLeading)?,
-                changed = standing.changed() => changed.map_err(|_| NotLeading)?,
+                changed = leader_status.changed() => changed.map_err(|_| NotLeading)?,
             }
             if self.held() != Some(term) {
                 return Err(NotLeading);
@@ -284,14 +284,17 @@ mod tests {
     use super::*;
     use crate::sync::election::clock::by_hand;
 
-    fn held(term: u64, seconds: u64) -> Standing {
+    fn held(term: u64, seconds: u64) -> LeaderStatus {
         let renewed_by = by_hand::now() + Duration::from_secs(seconds);
-        Standing { term, held: Some(Span::Until { renewed_by, end: renewed_by + Duration::from_secs(5) }) }
+        LeaderStatus {
+            term,
+            held: Some(LeaseWindow::Until { renewed_by, end: renewed_by + Duration::from_secs(5) }),
+        }
     }
 
     /// Returns a leadership that an election gives, after its first look.
-    fn elected(standing: watch::Receiver<Standing>) -> Leadership {
-        Leadership::new(standing, watch::channel(true).1, Arc::default(), by_hand::now)
+    fn elected(leader_status: watch::Receiver<LeaderStatus>) -> Leadership {
+        Leadership::new(leader_status, watch::channel(true).1, Arc::default(), by_hand::now)
     }
 
     fn fence(leadership: &Leadership) -> Arc<Fence> {
@@ -312,7 +315,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_write_is_sent_in_its_own_term_only() {
-        let (election, receiver) = watch::channel(Standing::default());
+        let (election, receiver) = watch::channel(LeaderStatus::default());
         let leadership = elected(receiver);
         assert_eq!(leadership.term(), 0);
         assert_eq!(leadership.write(0, async {}).await, Err(NotLeading));
@@ -368,7 +371,7 @@ mod tests {
         let leadership = elected(receiver);
         let mut beyond = pin!(leadership.beyond(1));
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending);
-        election.send_replace(Standing { term: 1, held: None });
+        election.send_replace(LeaderStatus { term: 1, held: None });
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending, "the term is over, no other has begun");
         election.send_replace(held(2, 10));
         beyond.await;
@@ -376,16 +379,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_look_at_the_lease_is_waited_for_and_not_for_ever() {
-        let ((_election, standing), (looked, settled)) =
-            (watch::channel(Standing::default()), watch::channel(false));
+        let ((_election, leader_status), (looked, settled)) =
+            (watch::channel(LeaderStatus::default()), watch::channel(false));
         let (leadership, before) =
-            (Leadership::new(standing, settled, Arc::default(), by_hand::now), Instant::now());
+            (Leadership::new(leader_status, settled, Arc::default(), by_hand::now), Instant::now());
         leadership.settled().await;
-        assert_eq!(before.elapsed(), PATIENCE);
+        assert_eq!(before.elapsed(), FIRST_LEASE_TIMEOUT);
         looked.send_replace(true);
         leadership.settled().await;
         Leadership::always().settled().await;
-        assert_eq!(before.elapsed(), PATIENCE);
+        assert_eq!(before.elapsed(), FIRST_LEASE_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
@@ -451,7 +454,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         let mut next = pin!(leadership.write_confirmed(1, async { 3 }));
         assert_eq!(futures::poll!(next.as_mut()), Poll::Pending);
-        election.send_replace(Standing { term: 1, held: None });
+        election.send_replace(LeaderStatus { term: 1, held: None });
         assert_eq!(next.await, Err(NotLeading));
         assert_eq!(leadership.write_confirmed(1, async { 4 }).await, Err(NotLeading));
         // The election has ended.

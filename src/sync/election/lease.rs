@@ -7,11 +7,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 
-use crate::sync::election::term::{TERM, Written, unix};
+use crate::sync::election::term::{RecordedTerm, TERM, unix};
 
 /// The Pod that owns a Lease, with leader-for-life.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(super) struct LeaseOwner {
     pub(super) name: String,
     pub(super) uid: String,
 }
@@ -22,15 +22,15 @@ pub(super) fn holder(lease: &Lease) -> Option<&str> {
 }
 
 /// Returns the Pod that owns a Lease.
-pub(super) fn owner(lease: &Lease) -> Option<Owner> {
+pub(super) fn owner(lease: &Lease) -> Option<LeaseOwner> {
     let mut owners = lease.metadata.owner_references.iter().flatten();
     let pod = owners.find(|owner| is_pod(owner))?;
-    Some(Owner { name: pod.name.clone(), uid: pod.uid.clone() })
+    Some(LeaseOwner { name: pod.name.clone(), uid: pod.uid.clone() })
 }
 
 /// Returns the term that a Lease says, if it is one to be obeyed at `now`.
 pub(super) fn term(lease: &Lease, now: Timestamp) -> Option<u64> {
-    Written::of(&lease.metadata, unix(now)).term()
+    RecordedTerm::of(&lease.metadata, unix(now)).term()
 }
 
 /// Returns how long a Lease lasts after its last change; nothing for one that ends with its Pod.
@@ -49,7 +49,7 @@ pub(super) fn claim(
     there: Option<&Lease>,
     name: &str,
     me: &str,
-    pod: Option<&Owner>,
+    pod: Option<&LeaseOwner>,
     duration: Duration,
     term: u64,
     now: Timestamp,

@@ -13,11 +13,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 pub const TERM: &str = "linker.hsj.com/term";
 /// How far a term may lie ahead of this machine's clock, in seconds: terms begin as Unix time, and clocks differ. One
 /// further ahead isn't obeyed, or a mistyped one would stop all leaders.
-const MAX_AHEAD: u64 = 24 * 3600;
+const MAX_TERM_AHEAD_SECONDS: u64 = 24 * 3600;
 
 /// What an annotation says of a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum RecordedTerm {
     /// There is none: it was written before there were terms, or by another program.
     None,
     /// This term.
@@ -26,14 +26,14 @@ pub enum Written {
     Unusable,
 }
 
-impl Written {
+impl RecordedTerm {
     /// Reads the value of the annotation, if there is one, at `now` (Unix time in seconds).
     #[must_use]
     pub fn read(text: Option<&str>, now: u64) -> Self {
         let Some(text) = text else { return Self::None };
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse() {
-            Ok(term) if is_number && term <= now.saturating_add(MAX_AHEAD) => Self::Term(term),
+            Ok(term) if is_number && term <= now.saturating_add(MAX_TERM_AHEAD_SECONDS) => Self::Term(term),
             _ => Self::Unusable,
         }
     }
@@ -79,10 +79,10 @@ mod tests {
     #[test]
     fn only_numbers_up_to_a_day_ahead_are_terms() {
         let now = 1_790_000_000;
-        let read = |text: &str| Written::read(Some(text), now);
-        assert_eq!(Written::read(None, now), Written::None);
+        let read = |text: &str| RecordedTerm::read(Some(text), now);
+        assert_eq!(RecordedTerm::read(None, now), RecordedTerm::None);
         for (text, term) in [("0", 0), ("1790000000", now), ("1790086400", now + 86_400), ("007", 7)] {
-            assert_eq!(read(text), Written::Term(term), "{text}");
+            assert_eq!(read(text), RecordedTerm::Term(term), "{text}");
         }
         for text in [
             "",
@@ -95,7 +95,7 @@ mod tests {
             "18446744073709551615",
             "99999999999999999999",
         ] {
-            assert_eq!(read(text), Written::Unusable, "{text}");
+            assert_eq!(read(text), RecordedTerm::Unusable, "{text}");
         }
     }
 

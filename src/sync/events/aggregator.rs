@@ -6,22 +6,22 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{Happening, Reason, Regarding};
+use super::{EventKey, Reason, Regarding};
 use crate::model::allowance::Allowance;
 
 /// How long after it was last seen the same is one more of a series, as for Kubernetes' own recorder.
-const TOGETHER: Duration = Duration::from_secs(360);
+const SERIES_WINDOW: Duration = Duration::from_secs(360);
 /// How often the API server is told of a series that goes on: a loop must not become a flood.
-const REFRESH: Duration = Duration::from_secs(60);
+const SERIES_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 /// How many Events are remembered. A forgotten Event is at worst recorded anew.
-const REMEMBERED: usize = 4096;
+const MAX_SERIES: usize = 4096;
 
 /// Events that may be sent at once after a quiet time, and then per second.
-const RATE: (f64, f64) = (50.0, 20.0);
+const BURST_AND_RATE: (f64, f64) = (50.0, 20.0);
 
 /// What is to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Todo {
+pub(super) enum EventWrite {
     /// A new Event: it happened at that time.
     Create(Timestamp),
     /// An Event has happened again.
@@ -39,40 +39,40 @@ pub(super) enum Todo {
     Drop,
 }
 
-/// How many Events of a reason there may be about a Service in [`SPAN`]. A Service that is made again is the same.
-const EVENTS: usize = 10;
-const SPAN: Duration = Duration::from_secs(600);
+/// How many Events of a reason there may be about a Service in [`REASON_WINDOW`]. A Service that is made again is the same.
+const MAX_EVENTS_OF_REASON: usize = 10;
+const REASON_WINDOW: Duration = Duration::from_secs(600);
 
 /// How many more Events there may be, by namespace and name of the Service and by reason.
 #[derive(Debug)]
-pub(super) struct Quota(Allowance<(Box<str>, Box<str>, Reason)>);
+pub(super) struct ReasonQuota(Allowance<(Box<str>, Box<str>, Reason)>);
 
-impl Default for Quota {
+impl Default for ReasonQuota {
     fn default() -> Self {
-        Self(Allowance::new(EVENTS, SPAN))
+        Self(Allowance::new(MAX_EVENTS_OF_REASON, REASON_WINDOW))
     }
 }
 
-impl Quota {
+impl ReasonQuota {
     /// Returns whether there may be another one.
-    fn allows(&self, happening: &Happening, now: Instant) -> bool {
-        self.0.allows(&Self::key(happening), now)
+    fn allows(&self, event_key: &EventKey, now: Instant) -> bool {
+        self.0.allows(&Self::key(event_key), now)
     }
 
     /// Counts an Event that the API server has taken.
-    pub(super) fn count(&mut self, happening: &Happening, now: Instant) {
-        self.0.take(&Self::key(happening), now);
+    pub(super) fn count(&mut self, event_key: &EventKey, now: Instant) {
+        self.0.take(&Self::key(event_key), now);
     }
 
-    fn key(happening: &Happening) -> (Box<str>, Box<str>, Reason) {
-        let Regarding { namespace, name, .. } = &happening.regarding;
-        (namespace.clone(), name.clone(), happening.reason)
+    fn key(event_key: &EventKey) -> (Box<str>, Box<str>, Reason) {
+        let Regarding { namespace, name, .. } = &event_key.regarding;
+        (namespace.clone(), name.clone(), event_key.reason)
     }
 }
 
 /// An Event that was sent.
 #[derive(Debug)]
-struct Sent {
+struct SentEvent {
     first: Timestamp,
     count: i32,
     /// How much of the count was sent, and when.
@@ -80,82 +80,88 @@ struct Sent {
     last: (Timestamp, Instant),
 }
 
-impl Sent {
+impl SentEvent {
     /// Returns what is to be sent of the series now. The second time is news; later ones can wait.
-    fn tell(&mut self, now: Instant) -> Todo {
+    fn tell(&mut self, now: Instant) -> EventWrite {
         let (told, at) = self.told;
-        if self.count == told || (told > 1 && now.duration_since(at) < REFRESH) {
-            return Todo::Nothing;
+        if self.count == told || (told > 1 && now.duration_since(at) < SERIES_UPDATE_INTERVAL) {
+            return EventWrite::Nothing;
         }
         self.told = (self.count, now);
-        Todo::Count { first: self.first, count: self.count, last: self.last.0 }
+        EventWrite::Count { first: self.first, count: self.count, last: self.last.0 }
     }
 }
 
 /// The Events of the last minutes.
 #[derive(Debug, Default)]
-pub(super) struct Memory(HashMap<Happening, Sent>);
+pub(super) struct EventAggregator(HashMap<EventKey, SentEvent>);
 
-impl Memory {
+impl EventAggregator {
     /// Takes in that something happened at `at` that is looked at `now`.
-    pub(super) fn see(&mut self, happening: &Happening, at: Timestamp, now: Instant, quota: &Quota) -> Todo {
-        if let Some(sent) = self.0.get_mut(happening)
-            && now.duration_since(sent.last.1) < TOGETHER
+    pub(super) fn see(
+        &mut self,
+        event_key: &EventKey,
+        at: Timestamp,
+        now: Instant,
+        quota: &ReasonQuota,
+    ) -> EventWrite {
+        if let Some(sent) = self.0.get_mut(event_key)
+            && now.duration_since(sent.last.1) < SERIES_WINDOW
         {
             sent.count = sent.count.saturating_add(1);
             sent.last = (at, now);
             return sent.tell(now);
         }
-        if !quota.allows(happening, now) {
-            return Todo::Drop;
+        if !quota.allows(event_key, now) {
+            return EventWrite::Drop;
         }
-        if self.0.len() >= REMEMBERED {
+        if self.0.len() >= MAX_SERIES {
             let oldest = self.0.iter().min_by_key(|(_, sent)| sent.last.1);
-            if let Some(oldest) = oldest.map(|(happening, _)| happening.clone()) {
+            if let Some(oldest) = oldest.map(|(event_key, _)| event_key.clone()) {
                 self.0.remove(&oldest);
             }
         }
-        let sent = Sent { first: at, count: 1, told: (1, now), last: (at, now) };
-        self.0.insert(happening.clone(), sent);
-        Todo::Create(at)
+        let sent = SentEvent { first: at, count: 1, told: (1, now), last: (at, now) };
+        self.0.insert(event_key.clone(), sent);
+        EventWrite::Create(at)
     }
 
     /// Returns the series of which more has happened than was sent, and forgets what is long ago.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<(Happening, Todo)> {
-        let todo = self.0.iter_mut().filter_map(|(happening, sent)| match sent.tell(now) {
-            Todo::Nothing => None,
-            todo => Some((happening.clone(), todo)),
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(EventKey, EventWrite)> {
+        let todo = self.0.iter_mut().filter_map(|(event_key, sent)| match sent.tell(now) {
+            EventWrite::Nothing => None,
+            todo => Some((event_key.clone(), todo)),
         });
         let todo = todo.collect();
-        self.0.retain(|_, sent| now.duration_since(sent.last.1) < TOGETHER);
+        self.0.retain(|_, sent| now.duration_since(sent.last.1) < SERIES_WINDOW);
         self.0.shrink_to(2 * self.0.len());
         todo
     }
 
     /// Forgets an Event: the API server doesn't have it.
-    pub(super) fn forget(&mut self, happening: &Happening) {
-        self.0.remove(happening);
+    pub(super) fn forget(&mut self, event_key: &EventKey) {
+        self.0.remove(event_key);
     }
 }
 
 /// A limit of requests: some at once, then at a rate.
 #[derive(Debug)]
-pub(super) struct Limit {
+pub(super) struct TokenBucket {
     left: f64,
     at: Instant,
 }
 
-impl Limit {
+impl TokenBucket {
     pub(super) fn new(now: Instant) -> Self {
-        Self { left: RATE.0, at: now }
+        Self { left: BURST_AND_RATE.0, at: now }
     }
 
     /// Takes one request's turn, and returns how long it has to wait for it.
     pub(super) fn take(&mut self, now: Instant) -> Duration {
-        let gained = now.duration_since(self.at).as_secs_f64() * RATE.1;
-        self.left = (self.left + gained).min(RATE.0) - 1.0;
+        let gained = now.duration_since(self.at).as_secs_f64() * BURST_AND_RATE.1;
+        self.left = (self.left + gained).min(BURST_AND_RATE.0) - 1.0;
         self.at = now;
-        Duration::from_secs_f64((-self.left).max(0.0) / RATE.1)
+        Duration::from_secs_f64((-self.left).max(0.0) / BURST_AND_RATE.1)
     }
 }
 
@@ -163,28 +169,28 @@ impl Limit {
 mod tests {
     use super::*;
 
-    fn happening(uid: &str, reason: Reason, note: &str) -> Happening {
+    fn event_key(uid: &str, reason: Reason, note: &str) -> EventKey {
         let regarding = Regarding { namespace: "default".into(), name: "web".into(), uid: uid.into() };
-        Happening { regarding, reason, note: note.into() }
+        EventKey { regarding, reason, note: note.into() }
     }
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn is_new(todo: &Todo) -> bool {
-        matches!(todo, Todo::Create(_))
+    fn is_new(todo: &EventWrite) -> bool {
+        matches!(todo, EventWrite::Create(_))
     }
 
     #[test]
     fn only_the_same_object_reason_and_note_are_the_same_again() {
-        let (mut memory, quota, now) = (Memory::default(), Quota::default(), Instant::now());
-        let first = happening("u", Reason::TargetChanged, "a → b");
+        let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
+        let first = event_key("u", Reason::TargetChanged, "a → b");
         for (second, other) in [
             first.clone(),
-            happening("u", Reason::TargetChanged, "b → c"),
-            happening("u", Reason::TargetStale, "a → b"),
-            happening("recreated", Reason::TargetChanged, "a → b"),
+            event_key("u", Reason::TargetChanged, "b → c"),
+            event_key("u", Reason::TargetStale, "a → b"),
+            event_key("recreated", Reason::TargetChanged, "a → b"),
         ]
         .iter()
         .enumerate()
@@ -192,29 +198,29 @@ mod tests {
             let todo = memory.see(other, at(second as i64), now, &quota);
             assert!(is_new(&todo), "{other:?}: {todo:?}");
         }
-        let again = Todo::Count { first: at(0), count: 2, last: at(9) };
+        let again = EventWrite::Count { first: at(0), count: 2, last: at(9) };
         assert_eq!(memory.see(&first, at(9), now, &quota), again);
     }
 
     #[test]
     fn event_loop_costs_one_request_a_minute_with_exact_count() {
-        let (mut memory, quota, start) = (Memory::default(), Quota::default(), Instant::now());
-        let looping = happening("u", Reason::Conflict, "taken");
+        let (mut memory, quota, start) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
+        let looping = event_key("u", Reason::Conflict, "taken");
         let (mut requests, mut told) = (0, 0);
         for second in 0..600 {
             let now = start + Duration::from_secs(second);
             let mut todo = vec![memory.see(&looping, at(0), now, &quota)];
             todo.extend(memory.due(now).into_iter().map(|(_, todo)| todo));
             for todo in todo {
-                requests += i32::from(todo != Todo::Nothing);
-                if let Todo::Count { count, .. } = todo {
+                requests += i32::from(todo != EventWrite::Nothing);
+                if let EventWrite::Count { count, .. } = todo {
                     told = count;
                 }
             }
         }
         assert!(requests <= 12, "{requests}");
         for (_, todo) in memory.due(start + Duration::from_secs(700)) {
-            let Todo::Count { count, .. } = todo else { panic!("{todo:?}") };
+            let EventWrite::Count { count, .. } = todo else { panic!("{todo:?}") };
             told = count;
         }
         assert_eq!(told, 600);
@@ -224,36 +230,37 @@ mod tests {
 
     #[test]
     fn what_was_long_ago_or_never_arrived_is_a_new_event() {
-        let (mut memory, quota, now) = (Memory::default(), Quota::default(), Instant::now());
-        let same = happening("u", Reason::Conflict, "taken");
+        let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
+        let same = event_key("u", Reason::Conflict, "taken");
         memory.see(&same, at(0), now, &quota);
-        assert!(is_new(&memory.see(&same, at(1), now + TOGETHER, &quota)));
+        assert!(is_new(&memory.see(&same, at(1), now + SERIES_WINDOW, &quota)));
         memory.forget(&same);
-        assert!(is_new(&memory.see(&same, at(2), now + TOGETHER, &quota)));
+        assert!(is_new(&memory.see(&same, at(2), now + SERIES_WINDOW, &quota)));
     }
 
     #[test]
     fn the_memory_is_bounded_and_forgets_the_oldest() {
-        let (mut memory, quota, now) = (Memory::default(), Quota::default(), Instant::now());
-        for i in 0..REMEMBERED as u64 + 1 {
+        let (mut memory, quota, now) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
+        for i in 0..MAX_SERIES as u64 + 1 {
             let now = now + Duration::from_millis(i);
-            memory.see(&happening(&i.to_string(), Reason::Removed, ""), at(0), now, &quota);
+            memory.see(&event_key(&i.to_string(), Reason::Removed, ""), at(0), now, &quota);
         }
-        assert_eq!(memory.0.len(), REMEMBERED);
+        assert_eq!(memory.0.len(), MAX_SERIES);
         let now = now + Duration::from_secs(60);
-        assert!(!is_new(&memory.see(&happening("1", Reason::Removed, ""), at(1), now, &quota)));
-        assert!(is_new(&memory.see(&happening("0", Reason::Removed, ""), at(1), now, &quota)));
+        assert!(!is_new(&memory.see(&event_key("1", Reason::Removed, ""), at(1), now, &quota)));
+        assert!(is_new(&memory.see(&event_key("0", Reason::Removed, ""), at(1), now, &quota)));
     }
 
     #[test]
     fn a_service_has_ten_events_of_a_reason_in_ten_minutes() {
-        let (mut memory, mut quota, start) = (Memory::default(), Quota::default(), Instant::now());
+        let (mut memory, mut quota, start) =
+            (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let mut created = |uid: &str, reason, second: u64| {
             let now = start + Duration::from_secs(second);
-            let happening = happening(uid, reason, &second.to_string());
-            let is_new = is_new(&memory.see(&happening, at(0), now, &quota));
+            let event_key = event_key(uid, reason, &second.to_string());
+            let is_new = is_new(&memory.see(&event_key, at(0), now, &quota));
             if is_new {
-                quota.count(&happening, now);
+                quota.count(&event_key, now);
             }
             is_new
         };
@@ -268,7 +275,7 @@ mod tests {
     #[test]
     fn a_burst_goes_at_once_and_the_rest_at_the_rate() {
         let now = Instant::now();
-        let mut limit = Limit::new(now);
+        let mut limit = TokenBucket::new(now);
         let waits: Vec<Duration> = (0..90).map(|_| limit.take(now)).collect();
         assert!(waits[..50].iter().all(Duration::is_zero));
         assert_eq!(waits[89], Duration::from_secs(2), "40 more, at 20 a second");

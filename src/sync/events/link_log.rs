@@ -13,7 +13,7 @@ use crate::sync::k8s::service_log::ServiceLog;
 
 /// Where what happens to links is told, beside the log.
 #[derive(Clone)]
-pub struct News {
+pub struct Telemetry {
     /// What is counted.
     pub metrics: Arc<EventMetrics>,
     /// What is recorded as a Kubernetes Event.
@@ -22,13 +22,13 @@ pub struct News {
     pub log: ServiceLog,
 }
 
-pub(crate) fn log_changes(news: &News, changes: impl IntoIterator<Item = LinkChange>) {
+pub(crate) fn log_changes(news: &Telemetry, changes: impl IntoIterator<Item = LinkChange>) {
     for change in changes {
         log_change(news, &change);
     }
 }
 
-pub(crate) fn log_change(news: &News, change: &LinkChange) {
+pub(crate) fn log_change(news: &Telemetry, change: &LinkChange) {
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
     let (before, after) = (state(&change.before), state(&change.after));
     let retargeted = change.target_change();
@@ -61,7 +61,7 @@ pub(crate) fn log_change(news: &News, change: &LinkChange) {
 pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
     let lost = |link: &Option<Arc<Link>>| -> Vec<Box<str>> {
         let Some(link) = link else { return Vec::new() };
-        link.wishes.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
+        link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name)).cloned().collect()
     };
     let now = lost(&change.after);
     (!now.is_empty() && now != lost(&change.before))
@@ -70,7 +70,7 @@ pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
 
 /// The first list is news about lb-linker, not about the links: one line of each would bury
 /// everything else.
-pub(crate) fn log_first_list(store: &Store, news: &News, changes: &[LinkChange]) {
+pub(crate) fn log_first_list(store: &Store, news: &Telemetry, changes: &[LinkChange]) {
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {

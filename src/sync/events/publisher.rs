@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 use tower::timeout::error::Elapsed;
 use tracing::{debug, warn};
 
-use super::aggregator::{Limit, Memory, Quota, Todo};
-use super::refused::Namespaces;
-use super::{Happening, Queue, Recorder, Regarding, Waiting};
+use super::aggregator::{EventAggregator, EventWrite, ReasonQuota, TokenBucket};
+use super::refused::NamespaceBreakers;
+use super::{EventKey, EventQueue, Recorder, Regarding, Waiting};
 use crate::model::excerpt::sentence;
-use crate::sync::controller::backoff::Pauses;
+use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::k8s::errors::{Outage, explain, retry_after, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::metrics::ApiMetrics;
@@ -29,23 +29,23 @@ use crate::sync::k8s::metrics::ApiMetrics;
 /// `reportingController`: Kubernetes wants a qualified name.
 const CONTROLLER: &str = "lb-linker";
 /// The longest `reportingInstance`.
-const INSTANCE: usize = 128;
+const MAX_INSTANCE_BYTES: usize = 128;
 /// How often an Event is sent that gets no answer, and the pauses in between.
-const TRIES: usize = 3;
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+const MAX_ATTEMPTS: usize = 3;
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// How often series are looked at that go on.
-const LOOK: Duration = Duration::from_secs(15);
+const SERIES_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How long the Events that wait at the end may take.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sends what a [`Recorder`] takes in.
 #[derive(Clone)]
-pub struct Sender {
+pub struct EventPublisher {
     /// The client.
     pub client: Client,
     /// Where it is said that the API server is away.
-    pub outage: Outage,
+    pub availability: ApiAvailability,
     /// What is sent.
     pub recorder: Recorder,
     /// Which replica this is.
@@ -56,7 +56,7 @@ pub struct Sender {
 
 /// What has become of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum SendResult {
     /// The API server has the Event.
     Sent,
     /// There is no Event of that name any more: the API server keeps them for an hour.
@@ -68,18 +68,18 @@ enum Outcome {
 }
 
 /// What a sender knows.
-struct Known {
+struct PublisherState {
     /// The term that the memory belongs to: a leader in between may have recorded the same.
     term: u64,
-    memory: Memory,
-    quota: Quota,
-    namespaces: Namespaces,
-    limit: Limit,
+    memory: EventAggregator,
+    quota: ReasonQuota,
+    namespaces: NamespaceBreakers,
+    limit: TokenBucket,
     /// How many Events are being sent.
     under_way: u64,
 }
 
-impl Sender {
+impl EventPublisher {
     /// Sends Events as they come. At `stop`, when all recorders have ended, it sends the waiting Events, for
     /// two seconds at most.
     ///
@@ -87,17 +87,17 @@ impl Sender {
     /// Never: what can't be sent is dropped.
     pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
         let Some(queue) = self.recorder.0.clone() else { return Ok(()) };
-        let mut known = Known {
+        let mut known = PublisherState {
             term: 0,
-            memory: Memory::default(),
-            quota: Quota::default(),
-            namespaces: Namespaces::default(),
-            limit: Limit::new(Instant::now()),
+            memory: EventAggregator::default(),
+            quota: ReasonQuota::default(),
+            namespaces: NamespaceBreakers::default(),
+            limit: TokenBucket::new(Instant::now()),
             under_way: 0,
         };
         let late = async {
             stop.cancelled().await;
-            sleep(FAREWELL).await;
+            sleep(SHUTDOWN_TIMEOUT).await;
         };
         tokio::select! {
             () = self.send_all(&queue, &mut known, &stop) => {}
@@ -112,35 +112,35 @@ impl Sender {
     }
 
     /// Sends Events until there are none at `stop`.
-    async fn send_all(&self, queue: &Queue, known: &mut Known, stop: &CancellationToken) {
-        let mut look = interval(LOOK);
+    async fn send_all(&self, queue: &EventQueue, known: &mut PublisherState, stop: &CancellationToken) {
+        let mut look = interval(SERIES_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let todo = tokio::select! {
                 biased;
-                Waiting { happening, at, term } = queue.next() => {
+                Waiting { event_key, at, term } = queue.next() => {
                     if term != known.term {
-                        (known.term, known.memory) = (term, Memory::default());
+                        (known.term, known.memory) = (term, EventAggregator::default());
                     }
-                    let todo = known.memory.see(&happening, at, Instant::now(), &known.quota);
-                    vec![(happening, todo)]
+                    let todo = known.memory.see(&event_key, at, Instant::now(), &known.quota);
+                    vec![(event_key, todo)]
                 }
                 () = stop.cancelled() => return,
                 _ = look.tick() => known.memory.due(Instant::now()),
             };
-            for (happening, todo) in todo {
+            for (event_key, todo) in todo {
                 match todo {
-                    Todo::Nothing => continue,
-                    Todo::Drop => {
+                    EventWrite::Nothing => continue,
+                    EventWrite::Drop => {
                         queue.dropped.inc();
                         continue;
                     }
-                    Todo::Create(_) | Todo::Count { .. } => {}
+                    EventWrite::Create(_) | EventWrite::Count { .. } => {}
                 }
                 known.under_way = 1;
-                if !self.sent(&happening, todo, known).await {
+                if !self.sent(&event_key, todo, known).await {
                     queue.dropped.inc();
-                    known.memory.forget(&happening);
+                    known.memory.forget(&event_key);
                 }
                 known.under_way = 0;
             }
@@ -148,44 +148,49 @@ impl Sender {
     }
 
     /// Sends one Event, if that can be done.
-    async fn sent(&self, happening: &Happening, todo: Todo, known: &mut Known) -> bool {
-        if known.namespaces.is_left_alone(&happening.regarding.namespace, Instant::now()) {
+    async fn sent(&self, event_key: &EventKey, todo: EventWrite, known: &mut PublisherState) -> bool {
+        if known.namespaces.is_left_alone(&event_key.regarding.namespace, Instant::now()) {
             return false;
         }
         sleep(known.limit.take(Instant::now())).await;
-        let mut outcome = self.deliver(happening, &todo, known).await;
-        if let (Outcome::Expired, Todo::Count { last, .. }) = (outcome, &todo) {
-            known.memory.forget(happening);
-            let todo = known.memory.see(happening, *last, Instant::now(), &known.quota);
-            if todo == Todo::Drop {
+        let mut outcome = self.deliver(event_key, &todo, known).await;
+        if let (SendResult::Expired, EventWrite::Count { last, .. }) = (outcome, &todo) {
+            known.memory.forget(event_key);
+            let todo = known.memory.see(event_key, *last, Instant::now(), &known.quota);
+            if todo == EventWrite::Drop {
                 return false;
             }
-            outcome = self.deliver(happening, &todo, known).await;
+            outcome = self.deliver(event_key, &todo, known).await;
         }
-        outcome == Outcome::Sent
+        outcome == SendResult::Sent
     }
 
     /// Sends one Event, and again where that may help.
-    async fn deliver(&self, happening: &Happening, todo: &Todo, known: &mut Known) -> Outcome {
-        let mut pauses = Pauses::new(RETRY);
-        for _ in 1..TRIES {
-            match self.send(happening, todo, known).await {
-                Outcome::Again(at_least) => sleep(pauses.next().max(at_least)).await,
+    async fn deliver(
+        &self,
+        event_key: &EventKey,
+        todo: &EventWrite,
+        known: &mut PublisherState,
+    ) -> SendResult {
+        let mut pauses = Backoff::new(RETRY_BACKOFF);
+        for _ in 1..MAX_ATTEMPTS {
+            match self.send(event_key, todo, known).await {
+                SendResult::Again(at_least) => sleep(pauses.next().max(at_least)).await,
                 outcome => return outcome,
             }
         }
-        self.send(happening, todo, known).await
+        self.send(event_key, todo, known).await
     }
 
-    async fn send(&self, happening: &Happening, todo: &Todo, known: &mut Known) -> Outcome {
-        let namespace = &happening.regarding.namespace;
-        let verb = if matches!(todo, Todo::Create(_)) { "create" } else { "patch" };
+    async fn send(&self, event_key: &EventKey, todo: &EventWrite, known: &mut PublisherState) -> SendResult {
+        let namespace = &event_key.regarding.namespace;
+        let verb = if matches!(todo, EventWrite::Create(_)) { "create" } else { "patch" };
         let Some(leadership) = self.recorder.0.as_ref().map(|queue| &queue.leadership) else {
-            return Outcome::Refused;
+            return SendResult::Refused;
         };
         // An Event has no version that would refuse it when another one leads.
-        let Ok(sent) = leadership.write_confirmed(known.term, self.request(happening, todo)).await else {
-            return Outcome::Refused;
+        let Ok(sent) = leadership.write_confirmed(known.term, self.request(event_key, todo)).await else {
+            return SendResult::Refused;
         };
         let code = match &sent {
             Ok(()) if verb == "create" => 201,
@@ -195,43 +200,49 @@ impl Sender {
         };
         self.metrics.wrote(verb, "Event", code);
         let Err(error) = sent else {
-            self.outage.over();
+            self.availability.over();
             known.namespaces.taken(namespace);
             if verb == "create" {
-                known.quota.count(happening, Instant::now());
+                known.quota.count(event_key, Instant::now());
             }
-            return Outcome::Sent;
+            return SendResult::Sent;
         };
         self.sort(&error, verb, namespace, &mut known.namespaces)
     }
 
-    async fn request(&self, happening: &Happening, todo: &Todo) -> kube::Result<()> {
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &happening.regarding.namespace);
+    async fn request(&self, event_key: &EventKey, todo: &EventWrite) -> kube::Result<()> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &event_key.regarding.namespace);
         match todo {
-            Todo::Nothing | Todo::Drop => Ok(()),
-            Todo::Create(at) => {
-                let event = self.event(happening, *at);
+            EventWrite::Nothing | EventWrite::Drop => Ok(()),
+            EventWrite::Create(at) => {
+                let event = self.event(event_key, *at);
                 let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
                 api.create(&post, &event).await.map(drop)
             }
-            Todo::Count { first, count, last } => {
+            EventWrite::Count { first, count, last } => {
                 // Nothing else of an Event can be changed.
                 let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
                 let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
                 let patch = Patch::Merge(json!({ "series": series }));
-                api.patch(&name(happening, *first), &params, &patch).await.map(drop)
+                api.patch(&name(event_key, *first), &params, &patch).await.map(drop)
             }
         }
     }
 
     /// Decides what a failed request means, and says what people should know.
-    fn sort(&self, error: &kube::Error, verb: &str, namespace: &str, namespaces: &mut Namespaces) -> Outcome {
+    fn sort(
+        &self,
+        error: &kube::Error,
+        verb: &str,
+        namespace: &str,
+        namespaces: &mut NamespaceBreakers,
+    ) -> SendResult {
         let status = match error {
             kube::Error::Api(status) => status,
-            kube::Error::Service(error) if error.is::<Elapsed>() => return Outcome::Again(Duration::ZERO),
+            kube::Error::Service(error) if error.is::<Elapsed>() => return SendResult::Again(Duration::ZERO),
             error => {
-                self.outage.report(&root_cause(error));
-                return Outcome::Again(Duration::ZERO);
+                self.availability.report(&root_cause(error));
+                return SendResult::Again(Duration::ZERO);
             }
         };
         let doing = format!("{verb} Events in namespace {namespace}");
@@ -239,13 +250,13 @@ impl Sender {
         let forbidden = Forbidden::of(error, verb, "events");
         match status.code {
             // The try before this one had arrived.
-            409 => Outcome::Sent,
-            404 if verb == "patch" => Outcome::Expired,
+            409 => SendResult::Sent,
+            404 if verb == "patch" => SendResult::Expired,
             // The namespace is gone, or about to go: so is the Service.
-            404 => Outcome::Refused,
+            404 => SendResult::Refused,
             403 if forbidden == Some(Forbidden::NamespaceTerminating) => {
                 debug!("no Events in namespace {namespace}: {}", sentence(&status.message));
-                Outcome::Refused
+                SendResult::Refused
             }
             code @ (401 | 403) => {
                 let right = match forbidden {
@@ -255,7 +266,7 @@ impl Sender {
                     }
                     _ => "",
                 };
-                let sentence = explain(error, &doing, right);
+                let sentence = describe(error, &doing, right);
                 // A policy refuses this Event; credentials, rights and quotas concern every Event of the namespace.
                 if forbidden == Some(Forbidden::Admission) {
                     namespaces.single.refused(code, &sentence);
@@ -263,26 +274,26 @@ impl Sender {
                     namespaces.trouble(namespace, now).refused(code, &sentence);
                     namespaces.refuse(namespace, now);
                 }
-                Outcome::Refused
+                SendResult::Refused
             }
             429 | 500.. => {
-                namespaces.trouble(namespace, now).report(status.code, &explain(error, &doing, ""));
-                Outcome::Again(retry_after(error).unwrap_or_default().min(RETRY.1))
+                namespaces.trouble(namespace, now).report(status.code, &describe(error, &doing, ""));
+                SendResult::Again(retry_after(error).unwrap_or_default().min(RETRY_BACKOFF.1))
             }
             code => {
-                namespaces.single.refused(code, &explain(error, &doing, ""));
-                Outcome::Refused
+                namespaces.single.refused(code, &describe(error, &doing, ""));
+                SendResult::Refused
             }
         }
     }
 
-    fn event(&self, happening: &Happening, at: Timestamp) -> Event {
-        let Happening { regarding: Regarding { namespace, name: service, uid }, reason, note } = happening;
+    fn event(&self, event_key: &EventKey, at: Timestamp) -> Event {
+        let EventKey { regarding: Regarding { namespace, name: service, uid }, reason, note } = event_key;
         let namespace = Some(namespace.to_string());
-        let instance = &self.instance[..self.instance.floor_char_boundary(INSTANCE)];
+        let instance = &self.instance[..self.instance.floor_char_boundary(MAX_INSTANCE_BYTES)];
         Event {
             metadata: ObjectMeta {
-                name: Some(name(happening, at)),
+                name: Some(name(event_key, at)),
                 namespace: namespace.clone(),
                 ..Default::default()
             },
@@ -308,8 +319,8 @@ impl Sender {
 }
 
 /// The name of an Event that happened first at that time, as kube and client-go name them.
-fn name(happening: &Happening, at: Timestamp) -> String {
-    format!("{}.{:x}", happening.regarding.name, at.as_nanosecond())
+fn name(event_key: &EventKey, at: Timestamp) -> String {
+    format!("{}.{:x}", event_key.regarding.name, at.as_nanosecond())
 }
 
 #[cfg(test)]
@@ -331,13 +342,13 @@ mod tests {
 
     /// What the API server does to a request. A real one can't be made to do most of it.
     #[derive(Clone, Copy)]
-    enum Answer {
+    enum StubResponse {
         Nothing,
         Never,
         Status(u16, &'static str),
     }
 
-    const CREATED: Answer = Answer::Status(201, "");
+    const CREATED: StubResponse = StubResponse::Status(201, "");
     const MISSING_RIGHT: &str = "events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\" in API \
                                  group \"events.k8s.io\" in the namespace \"refusing\"";
 
@@ -345,7 +356,7 @@ mod tests {
 
     /// Runs a sender against an API server that answers so, and then always that all is well. Returns
     /// the recorder, what was asked, and how many Events were dropped.
-    fn sender(answers: &[Answer]) -> (Recorder, Requests, IntCounter, impl Drop + use<>) {
+    fn sender(answers: &[StubResponse]) -> (Recorder, Requests, IntCounter, impl Drop + use<>) {
         let (sender, requests) = idle_sender(answers, Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         let mut tasks = tokio::task::JoinSet::new();
@@ -353,7 +364,7 @@ mod tests {
         (recorder, requests, metrics, tasks)
     }
 
-    fn idle_sender(answers: &[Answer], leadership: Leadership) -> (Sender, Requests) {
+    fn idle_sender(answers: &[StubResponse], leadership: Leadership) -> (EventPublisher, Requests) {
         let (asked, requests) = mpsc::unbounded_channel();
         let answers = Arc::new(Mutex::new(VecDeque::from(answers.to_vec())));
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -366,10 +377,10 @@ mod tests {
                 let what = sent["note"].as_str().map_or_else(|| sent.to_string(), ToOwned::to_owned);
                 asked.send((path, what)).unwrap();
                 let (code, body) = match answer.unwrap_or(CREATED) {
-                    Answer::Never => return std::future::pending().await,
-                    Answer::Nothing => return Err(std::io::Error::other("connection reset")),
-                    Answer::Status(code @ 200..300, _) => (code, sent),
-                    Answer::Status(code, message) => {
+                    StubResponse::Never => return std::future::pending().await,
+                    StubResponse::Nothing => return Err(std::io::Error::other("connection reset")),
+                    StubResponse::Status(code @ 200..300, _) => (code, sent),
+                    StubResponse::Status(code, message) => {
                         let (status, reason) = ("Failure", "");
                         (code, json!({"status": status, "message": message, "reason": reason, "code": code}))
                     }
@@ -380,9 +391,9 @@ mod tests {
         });
         let dropped = test_support::metrics::<EventMetrics>().dropped.clone();
         let recorder = Recorder::new(dropped, leadership);
-        let sender = Sender {
+        let sender = EventPublisher {
             client: Client::new(service, "default"),
-            outage: Outage::default(),
+            availability: ApiAvailability::default(),
             recorder,
             instance: "x".repeat(200),
             metrics: test_support::metrics(),
@@ -402,23 +413,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unanswered_event_is_resent_under_its_name_then_given_up() {
-        let (recorder, mut requests, metrics, _tasks) = sender(&[Answer::Nothing; TRIES]);
+        let (recorder, mut requests, metrics, _tasks) = sender(&[StubResponse::Nothing; MAX_ATTEMPTS]);
         record(&recorder, "first");
         record(&recorder, "second");
         let start = Instant::now();
         let mut asked = Vec::new();
-        for _ in 0..=TRIES {
+        for _ in 0..=MAX_ATTEMPTS {
             asked.push(requests.recv().await.unwrap().1);
         }
         assert_eq!(asked, ["first", "first", "first", "second"]);
         assert!(start.elapsed() >= Duration::from_secs(3), "1 s, then 2 s at least");
-        assert!(start.elapsed() <= RETRY.1 * 2);
+        assert!(start.elapsed() <= RETRY_BACKOFF.1 * 2);
         assert_eq!(metrics.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_event_whose_answer_was_lost_is_no_loss() {
-        let answers = [Answer::Nothing, Answer::Status(409, "already exists"), CREATED];
+        let answers = [StubResponse::Nothing, StubResponse::Status(409, "already exists"), CREATED];
         let (recorder, mut requests, metrics, _tasks) = sender(&answers);
         record(&recorder, "first");
         record(&recorder, "second");
@@ -431,9 +442,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn refused_event_isnt_resent_and_overload_causes_a_pause() {
         let answers = [
-            Answer::Status(404, "namespaces \"default\" not found"),
-            Answer::Status(422, "Invalid"),
-            Answer::Status(429, "too many requests"),
+            StubResponse::Status(404, "namespaces \"default\" not found"),
+            StubResponse::Status(422, "Invalid"),
+            StubResponse::Status(429, "too many requests"),
             CREATED,
         ];
         let (recorder, mut requests, metrics, _tasks) = sender(&answers);
@@ -445,13 +456,13 @@ mod tests {
         }
         let start = Instant::now();
         assert_eq!(requests.recv().await.unwrap().1, "busy");
-        assert!(start.elapsed() >= RETRY.0);
+        assert!(start.elapsed() >= RETRY_BACKOFF.0);
         assert_eq!(metrics.get(), 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn refusing_namespace_isnt_asked_for_each_event() {
-        let forbidden = Answer::Status(403, MISSING_RIGHT);
+        let forbidden = StubResponse::Status(403, MISSING_RIGHT);
         let (recorder, mut requests, metrics, _tasks) = sender(&[forbidden, CREATED, CREATED, CREATED]);
         let mut asked = async || {
             let (path, note) = requests.recv().await.unwrap();
@@ -496,7 +507,7 @@ mod tests {
         let denied = "events.events.k8s.io \"web.1\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' \
                       denied request: events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\"";
         let (recorder, mut requests, metrics, _tasks) =
-            sender(&[Answer::Status(403, denied), CREATED, CREATED]);
+            sender(&[StubResponse::Status(403, denied), CREATED, CREATED]);
         for note in ["denied", "second", "third"] {
             record(&recorder, note);
         }
@@ -545,14 +556,14 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| requests.try_recv().ok()).count(), 10);
         assert_eq!(metrics.get(), 0);
 
-        let (sender, _requests) = idle_sender(&[CREATED, Answer::Never], Leadership::always());
+        let (sender, _requests) = idle_sender(&[CREATED, StubResponse::Never], Leadership::always());
         let (recorder, metrics) = (sender.recorder.clone(), sender.recorder.dropped());
         for i in 0..10 {
             record(&recorder, &i.to_string());
         }
         let start = Instant::now();
         sender.run(stop).await.unwrap();
-        assert_eq!(start.elapsed(), FAREWELL);
+        assert_eq!(start.elapsed(), SHUTDOWN_TIMEOUT);
         assert_eq!(metrics.get(), 9, "the one under way, too");
     }
 

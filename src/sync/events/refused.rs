@@ -5,37 +5,37 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sync::controller::backoff::Pauses;
-use crate::sync::k8s::errors::Trouble;
+use crate::sync::controller::backoff::Backoff;
+use crate::sync::k8s::errors::ThrottledLog;
 
 /// The first and the longest time in which a namespace that refuses Events isn't asked.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const NAMESPACE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How many namespaces are named each on its own: where a right is missing everywhere, a few say enough.
-const NAMED: usize = 10;
+const MAX_NAMED_NAMESPACES: usize = 10;
 /// How many namespaces are remembered. One that is forgotten is at worst asked once more.
-const REMEMBERED: usize = 1000;
+const MAX_NAMESPACES: usize = 1000;
 
 /// The trouble with one namespace.
 #[derive(Debug)]
-struct Refused {
+struct NamespaceBreaker {
     /// None for namespaces without a log line of their own.
-    trouble: Option<Trouble>,
-    pauses: Pauses,
+    trouble: Option<ThrottledLog>,
+    pauses: Backoff,
     /// Nothing is asked before.
     not_before: Instant,
 }
 
 /// The namespaces with which there is trouble.
 #[derive(Debug, Default)]
-pub(super) struct Namespaces {
-    refused: HashMap<Box<str>, Refused>,
+pub(super) struct NamespaceBreakers {
+    refused: HashMap<Box<str>, NamespaceBreaker>,
     /// The trouble of namespaces without a log line of their own.
-    others: Trouble,
+    others: ThrottledLog,
     /// The trouble with single Events: that another one is taken doesn't end it.
-    pub(super) single: Trouble,
+    pub(super) single: ThrottledLog,
 }
 
-impl Namespaces {
+impl NamespaceBreakers {
     /// Returns whether a namespace has refused Events so recently that it isn't asked.
     pub(super) fn is_left_alone(&self, namespace: &str, now: Instant) -> bool {
         self.refused.get(namespace).is_some_and(|refused| now < refused.not_before)
@@ -48,7 +48,7 @@ impl Namespaces {
     }
 
     /// Returns what is to be told of trouble with a namespace.
-    pub(super) fn trouble(&mut self, namespace: &str, now: Instant) -> &mut Trouble {
+    pub(super) fn trouble(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
         self.entry(namespace, now);
         let own = self.refused.get_mut(namespace).and_then(|refused| refused.trouble.as_mut());
         own.unwrap_or(&mut self.others)
@@ -64,8 +64,8 @@ impl Namespaces {
         }
     }
 
-    fn entry(&mut self, namespace: &str, now: Instant) -> &mut Refused {
-        if !self.refused.contains_key(namespace) && self.refused.len() >= REMEMBERED {
+    fn entry(&mut self, namespace: &str, now: Instant) -> &mut NamespaceBreaker {
+        if !self.refused.contains_key(namespace) && self.refused.len() >= MAX_NAMESPACES {
             // A named one is kept: it would be named anew.
             let unnamed = self.refused.iter().filter(|(_, refused)| refused.trouble.is_none());
             let oldest = unnamed.min_by_key(|(_, refused)| refused.not_before);
@@ -74,9 +74,9 @@ impl Namespaces {
             }
         }
         let named = self.refused.values().filter(|refused| refused.trouble.is_some()).count();
-        self.refused.entry(namespace.into()).or_insert_with(|| Refused {
-            trouble: (named < NAMED).then(Trouble::default),
-            pauses: Pauses::new(PAUSE),
+        self.refused.entry(namespace.into()).or_insert_with(|| NamespaceBreaker {
+            trouble: (named < MAX_NAMED_NAMESPACES).then(ThrottledLog::default),
+            pauses: Backoff::new(NAMESPACE_BACKOFF),
             not_before: now,
         })
     }
@@ -88,7 +88,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pause_of_a_refusing_namespace_grows_to_half_a_minute() {
-        let (mut namespaces, mut pauses) = (Namespaces::default(), Vec::new());
+        let (mut namespaces, mut pauses) = (NamespaceBreakers::default(), Vec::new());
         for _ in 0..8 {
             let start = Instant::now();
             namespaces.refuse("no", start);
@@ -100,26 +100,29 @@ mod tests {
             pauses.push(start.elapsed());
         }
         assert!(pauses[0] < Duration::from_secs(3), "{pauses:?}");
-        assert_eq!(pauses[7], PAUSE.1);
+        assert_eq!(pauses[7], NAMESPACE_BACKOFF.1);
         namespaces.taken("yes");
         namespaces.refuse("no", Instant::now());
-        assert!(namespaces.is_left_alone("no", Instant::now() + PAUSE.1 / 2), "others have no say");
+        assert!(
+            namespaces.is_left_alone("no", Instant::now() + NAMESPACE_BACKOFF.1 / 2),
+            "others have no say"
+        );
         namespaces.taken("no");
         assert!(!namespaces.is_left_alone("no", Instant::now()));
     }
 
     #[tokio::test]
     async fn what_is_remembered_is_bounded_and_so_is_what_is_named() {
-        let (mut namespaces, now) = (Namespaces::default(), Instant::now());
-        for i in 0..REMEMBERED + 10 {
+        let (mut namespaces, now) = (NamespaceBreakers::default(), Instant::now());
+        for i in 0..MAX_NAMESPACES + 10 {
             namespaces.refuse(&i.to_string(), now);
         }
-        assert_eq!(namespaces.refused.len(), REMEMBERED);
-        let named = |namespaces: &Namespaces| {
+        assert_eq!(namespaces.refused.len(), MAX_NAMESPACES);
+        let named = |namespaces: &NamespaceBreakers| {
             namespaces.refused.values().filter(|refused| refused.trouble.is_some()).count()
         };
-        assert_eq!(named(&namespaces), NAMED);
-        for i in 0..REMEMBERED + 10 {
+        assert_eq!(named(&namespaces), MAX_NAMED_NAMESPACES);
+        for i in 0..MAX_NAMESPACES + 10 {
             namespaces.taken(&i.to_string());
         }
         assert!(namespaces.refused.is_empty());

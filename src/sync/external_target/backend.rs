@@ -22,12 +22,14 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::election::NotLeading;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::errors::is_another;
-use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::k8s::errors::{
+    ApiAvailability, ObjectErrors, WatchTrouble, describe, retry_after, root_cause,
+};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{FINALIZER, Service};
-use crate::sync::k8s::watch::{Event, Events, Query, list_watch};
+use crate::sync::k8s::watch::{Event, Events, RequestQuery, list_watch};
 use crate::sync::k8s::watch::{key_of, readable};
 
 /// What 403 means in the target namespace: a ServiceAccount is told "forbidden" of a namespace that
@@ -42,11 +44,11 @@ const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/final
 #[derive(Debug)]
 pub enum ObjectEvent {
     /// The objects of a kind are being listed from here on.
-    ListBegins(Kind),
+    ListBegins(ObjectKind),
     /// A list of the objects of a kind is older than what was heard before: etcd was restored.
-    Rewound(Kind),
+    Rewound(ObjectKind),
     /// A complete list of the objects of a kind.
-    Listed(Kind, Vec<Packed>),
+    Listed(ObjectKind, Vec<Packed>),
     /// The objects of some kind can't be seen now; the reason has been logged.
     Unseen,
     /// An object is new or changed.
@@ -78,7 +80,7 @@ pub enum WriteError {
     /// Every object of that kind may have the same trouble: the namespace or the right is missing, or the API server
     /// is overloaded.
     #[error("{message}")]
-    Everywhere {
+    WholeClass {
         /// The HTTP code; 0 if there was no answer in time.
         code: u16,
         /// One sentence.
@@ -124,13 +126,13 @@ impl WriteError {
 
 /// Where external targets are kept.
 #[derive(Clone)]
-pub enum Keeper {
+pub enum Backend {
     /// A namespace of a cluster.
     Namespace {
         /// The client.
         client: Client,
         /// Where it is said that the API server is away.
-        outage: Outage,
+        availability: ApiAvailability,
         /// The target namespace.
         namespace: String,
     },
@@ -138,21 +140,21 @@ pub enum Keeper {
     Directory(OutputDirectory),
 }
 
-impl Keeper {
+impl Backend {
     /// Follows the objects that are there: first comes a complete list. `staleness` shows how long ago the watches
     /// have heard something.
     #[must_use]
     pub fn events(&self, staleness: &Staleness) -> BoxStream<'static, ObjectEvent> {
         match self {
-            Self::Namespace { client, outage, namespace } => {
-                let query = Query { namespace: Some(namespace.clone()), ..Query::default() };
+            Self::Namespace { client, availability, namespace } => {
+                let query = RequestQuery { namespace: Some(namespace.clone()), ..RequestQuery::default() };
                 let sign = staleness.watch("external-targets");
                 let services = list_watch::<Service>(client.clone(), query.clone(), sign);
                 let sign = staleness.watch("endpoint-slices");
                 let slices = list_watch::<EndpointSlice>(client.clone(), query, sign);
                 futures::stream::select(
-                    namespace_events(services, Kind::Service, namespace, outage.clone()),
-                    namespace_events(slices, Kind::EndpointSlice, namespace, outage.clone()),
+                    namespace_events(services, ObjectKind::Service, namespace, availability.clone()),
+                    namespace_events(slices, ObjectKind::EndpointSlice, namespace, availability.clone()),
                 )
                 .boxed()
             }
@@ -162,9 +164,9 @@ impl Keeper {
 
     /// Returns where it is said that the API server is away, where there is one.
     #[must_use]
-    pub fn outage(&self) -> Option<Outage> {
+    pub fn availability(&self) -> Option<ApiAvailability> {
         match self {
-            Self::Namespace { outage, .. } => Some(outage.clone()),
+            Self::Namespace { availability, .. } => Some(availability.clone()),
             Self::Directory(_) => None,
         }
     }
@@ -181,8 +183,8 @@ impl Keeper {
     /// Carries out one write, which leaves `stamp` on the object. Returns the object as it is afterwards, or
     /// nothing if it is gone, and the HTTP code for the metrics.
     pub async fn write(&self, write: Write, stamp: &Stamp) -> (u16, Result<Option<Object>, WriteError>) {
-        let (client, outage, namespace) = match self {
-            Self::Namespace { client, outage, namespace } => (client.clone(), outage, namespace),
+        let (client, availability, namespace) = match self {
+            Self::Namespace { client, availability, namespace } => (client.clone(), availability, namespace),
             Self::Directory(directory) => return (0, directory.write(write).await),
         };
         let created = matches!(write, Write::Create(_));
@@ -190,31 +192,33 @@ impl Keeper {
         let doing = format!("{} {}s in namespace {namespace}", write.verb(), write.id().kind);
         if let Write::Finalizer { service, uid, add } = write {
             let patch = Patch::Strategic(finalizer_patch(&uid, add));
-            return patch_elsewhere(client, outage, &service, &patch, FINALIZER_RIGHT).await;
+            return patch_service(client, availability, &service, &patch, FINALIZER_RIGHT).await;
         }
         let sent = match write.id().kind {
-            Kind::Service | Kind::LoadBalancer => {
+            ObjectKind::Service | ObjectKind::LoadBalancer => {
                 send::<Service>(&Api::namespaced(client, namespace), write, stamp).await
             }
-            Kind::EndpointSlice => {
+            ObjectKind::EndpointSlice => {
                 send::<EndpointSlice>(&Api::namespaced(client, namespace), write, stamp).await
             }
         };
         match sent {
             Ok(object) => {
-                outage.over();
+                availability.over();
                 (if created { 201 } else { 200 }, Ok(object.map(Object::without_foreign_annotations)))
             }
-            Err(error) => failed(error, outage, Asked { verb, resource, doing: &doing, right: ABSENT }),
+            Err(error) => {
+                failed(error, availability, WriteRequest { verb, resource, doing: &doing, right: ABSENT })
+            }
         }
     }
 }
 
 /// Patches a Service outside the target namespace. Returns it as it is afterwards, and the HTTP code
 /// for the metrics; `right` says what grants it.
-pub(crate) async fn patch_elsewhere(
+pub(crate) async fn patch_service(
     client: Client,
-    outage: &Outage,
+    availability: &ApiAvailability,
     service: &ServiceKey,
     patch: &Patch<Value>,
     right: &str,
@@ -224,18 +228,20 @@ pub(crate) async fn patch_elsewhere(
     let doing = format!("patch Services in namespace {}", service.namespace());
     match api.patch(service.name(), &params, patch).await {
         Ok(service) => {
-            outage.over();
+            availability.over();
             (200, Ok(Some(service.into())))
         }
-        Err(error) => {
-            failed(error, outage, Asked { verb: "patch", resource: "services", doing: &doing, right })
-        }
+        Err(error) => failed(
+            error,
+            availability,
+            WriteRequest { verb: "patch", resource: "services", doing: &doing, right },
+        ),
     }
 }
 
 /// A write as the API server has been asked for it.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct WriteRequest<'a> {
     verb: &'static str,
     resource: &'static str,
     /// Completes "can't …".
@@ -247,8 +253,8 @@ struct Asked<'a> {
 /// Sorts a request that failed, and reports that there was no answer.
 fn failed(
     error: kube::Error,
-    outage: &Outage,
-    asked: Asked<'_>,
+    availability: &ApiAvailability,
+    asked: WriteRequest<'_>,
 ) -> (u16, Result<Option<Object>, WriteError>) {
     let code = WriteError::code(&error);
     let doing = asked.doing;
@@ -257,13 +263,13 @@ fn failed(
     {
         // Others may well be answered: an admission webhook can be slow, too.
         let message = format!("can't {doing}: the API server hasn't answered in time");
-        return (0, Err(WriteError::Everywhere { code: 0, message, retry_after: None }));
+        return (0, Err(WriteError::WholeClass { code: 0, message, retry_after: None }));
     }
     if code == 0 {
-        outage.report(&root_cause(&error));
+        availability.report(&root_cause(&error));
         return (0, Err(WriteError::Unanswered));
     }
-    outage.over();
+    availability.over();
     (code, Err(sort(error, asked)))
 }
 
@@ -309,12 +315,12 @@ where
     }
 }
 
-fn sort(error: kube::Error, Asked { verb, resource, doing, right }: Asked<'_>) -> WriteError {
+fn sort(error: kube::Error, WriteRequest { verb, resource, doing, right }: WriteRequest<'_>) -> WriteError {
     let created = verb == "create";
     let code = WriteError::code(&error);
-    let everywhere = |hint, retry_after| WriteError::Everywhere {
+    let everywhere = |hint, retry_after| WriteError::WholeClass {
         code,
-        message: explain(&error, doing, hint),
+        message: describe(&error, doing, hint),
         retry_after,
     };
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
@@ -326,7 +332,7 @@ fn sort(error: kube::Error, Asked { verb, resource, doing, right }: Asked<'_>) -
         404 if !created => WriteError::Gone,
         // Another uid: the object that was meant is gone.
         422 if is_another(&error) && !created => WriteError::Gone,
-        404 => WriteError::Everywhere {
+        404 => WriteError::WholeClass {
             code,
             message: format!("can't {doing}: there is no such namespace (404 {})", sentence(&status.message)),
             retry_after,
@@ -355,12 +361,12 @@ fn kept(object: impl Into<Object>) -> Object {
 
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     events: Events<K>,
-    kind: Kind,
+    kind: ObjectKind,
     namespace: &str,
-    outage: Outage,
+    availability: ApiAvailability,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
-    let mut trouble = WatchTrouble::new(outage, format!("{kind}s in namespace {namespace}"), ABSENT);
-    let mut complaints = Complaints::of_kind(kind);
+    let mut trouble = WatchTrouble::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
+    let mut object_errors = ObjectErrors::of_kind(kind);
     let mut list = Vec::new();
     events.filter_map(move |event| {
         // What may pass is waited for; not a right or a namespace that is missing.
@@ -374,7 +380,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 Some(ObjectEvent::ListBegins(kind))
             }
             Event::Listed(object) => {
-                list.extend(readable(object, &mut complaints).map(|object| Packed::of(&kept(object))));
+                list.extend(readable(object, &mut object_errors).map(|object| Packed::of(&kept(object))));
                 None
             }
             // All is listed anew, so this list isn't needed.
@@ -384,14 +390,14 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
             }
             Event::Applied(object) => {
                 let key = key_of(&object);
-                let object = readable(object, &mut complaints);
+                let object = readable(object, &mut object_errors);
                 if object.is_some() {
-                    complaints.set(&key, None);
+                    object_errors.set(&key, None);
                 }
                 object.map(|object| ObjectEvent::Applied(kept(object)))
             }
             Event::Deleted(object) => {
-                complaints.set(&key_of(&object), None);
+                object_errors.set(&key_of(&object), None);
                 Some(ObjectEvent::Deleted {
                     id: ObjectId { kind, name: object.name_any() },
                     uid: object.uid().unwrap_or_default(),

@@ -6,18 +6,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::deletion_budget::MaxDeletes;
 use super::desired::{
-    Desired, HEADLESS, IPV4, IPV6, IpTargets, Precondition, labelled_for, service_differs, slice_differs,
-    slice_name, stepping_stone, written_by_us,
+    Desired, HEADLESS, IPV4, IPV6, IpTargets, Precondition, has_our_field_manager, link_of_labels,
+    placeholder_name, service_differs, slice_differs, slice_name,
 };
 use crate::model::excerpt::{sentence, value};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::circuit_breaker::WriteClass;
-use crate::sync::election::term::{TERM, Written};
+use crate::sync::election::term::{RecordedTerm, TERM};
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::instance::{INSTANCE, instance_of, other_instance};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
 /// One write to the target namespace.
@@ -65,7 +65,7 @@ impl Write {
             Self::Create(desired) | Self::Change { desired, .. } => desired.id(),
             Self::Delete { id, .. } | Self::Annotate { id, .. } => id.clone(),
             Self::Finalizer { service, .. } => {
-                ObjectId { kind: Kind::LoadBalancer, name: service.to_string() }
+                ObjectId { kind: ObjectKind::LoadBalancer, name: service.to_string() }
             }
         }
     }
@@ -126,7 +126,7 @@ impl Write {
 
 /// What to do next about a link.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum NextStep {
     /// Nothing differs.
     Done,
     /// This write; then look again.
@@ -183,7 +183,7 @@ pub enum SyncMode {
 
 /// What the user has decided.
 #[derive(Clone, Debug)]
-pub struct Policy {
+pub struct SyncPolicy {
     /// What is done about writes.
     pub sync: SyncMode,
     /// What becomes of external targets.
@@ -207,60 +207,60 @@ pub struct Policy {
 
 /// Decides the next step for a link.
 #[must_use]
-pub fn next_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
+pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
     let step = target_step(link, actual, policy, now);
     let settled = match (&step, link.is_gone()) {
-        (Step::Done, false) | (Step::Forget, true) => true,
+        (NextStep::Done, false) | (NextStep::Forget, true) => true,
         // What stays when its Service is gone is as it shall be.
-        (Step::Done, true) => policy.on_delete != OnDelete::Delete,
+        (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,
         _ => false,
     };
     // A living Service shall carry the finalizer, one that is gone for us shall not.
     if policy.finalizer && settled && link.has_finalizer == link.is_gone() && !link.uid.is_empty() {
         let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
-        return Step::Write(Write::Finalizer { service, uid, add });
+        return NextStep::Write(Write::Finalizer { service, uid, add });
     }
     step
 }
 
 /// Decides the next step for a link's objects.
-fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Step {
+fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
     let own = policy.instance.as_deref();
     let ours = ours_of(link, actual, own);
     let desired = match (link.outlived_since(), &link.target) {
         (Some(since), _) => {
             // EndpointSlices go after their Service, so that none is left behind.
             let service = ours.or(actual.other_services.first().copied());
-            let service = service.map(|service| (Kind::Service, &service.metadata));
-            let slice = || actual.slices.first().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+            let service = service.map(|service| (ObjectKind::Service, &service.metadata));
+            let slice = || actual.slices.first().map(|slice| (ObjectKind::EndpointSlice, &slice.metadata));
             let Some((kind, metadata)) = service.or_else(slice) else {
-                return if link.is_gone() { Step::Forget } else { Step::Done };
+                return if link.is_gone() { NextStep::Forget } else { NextStep::Done };
             };
             match policy.on_delete {
-                OnDelete::Retain => return Step::Done,
+                OnDelete::Retain => return NextStep::Done,
                 // It moves along when the link gets another name, as names become free.
                 OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
                     Desired::tombstone(link, &policy.tombstone)
                 }
                 OnDelete::Tombstone | OnDelete::Delete => {
                     return match since.checked_add(policy.delete_delay) {
-                        Some(due) if due > now => Step::Wait(due),
+                        Some(due) if due > now => NextStep::Wait(due),
                         Some(_) => remove(kind, metadata),
                         // A delay past the end of the clock: never.
-                        None => Step::Done,
+                        None => NextStep::Done,
                     };
                 }
             }
         }
         // Only a new target or the end of the Service replaces the last one.
-        (_, None) => return Step::Done,
+        (_, None) => return NextStep::Done,
         (_, Some(target)) => Desired::of(link, target, policy.ip_targets),
     };
     let service = || match &desired.service {
         Some(desired) => service_step(link, desired, actual.named, ours, own),
-        None => ours.map_or(Step::Done, |ours| remove(Kind::Service, &ours.metadata)),
+        None => ours.map_or(NextStep::Done, |ours| remove(ObjectKind::Service, &ours.metadata)),
     };
-    if let conflict @ Step::Conflict { .. } = service() {
+    if let conflict @ NextStep::Conflict { .. } = service() {
         // An EndpointSlice leads clients of the Service whose name it bears to its addresses: a
         // stranger's gets none of ours.
         let theirs = |slice: &&&EndpointSlice| {
@@ -268,44 +268,44 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -
             [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target(), end)))
         };
         let slice = actual.slices.iter().find(theirs);
-        return slice.map_or(conflict, |slice| remove(Kind::EndpointSlice, &slice.metadata));
+        return slice.map_or(conflict, |slice| remove(ObjectKind::EndpointSlice, &slice.metadata));
     }
     // What the link had under another name goes when the new one stands, and not before.
     let stands =
         desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
     let leftovers = || {
         let former = actual.other_services.first().filter(|_| stands);
-        former.map_or(Step::Done, |service| remove(Kind::Service, &service.metadata))
+        former.map_or(NextStep::Done, |service| remove(ObjectKind::Service, &service.metadata))
     };
     // Addresses first, then the Service that leads to them; away from them the other way round. So
     // the name always leads somewhere.
     let wanted_slices = || {
         let step = |desired| slice_step(desired, actual, own);
-        desired.slices.iter().map(step).find(|step| *step != Step::Done).unwrap_or(Step::Done)
+        desired.slices.iter().map(step).find(|step| *step != NextStep::Done).unwrap_or(NextStep::Done)
     };
     let unwanted_slices = || {
         let wanted = |slice: &EndpointSlice| {
             desired.slices.iter().any(|desired| desired.metadata.name == slice.metadata.name)
         };
         let unwanted = actual.slices.iter().find(|slice| !wanted(slice));
-        unwanted.map_or(Step::Done, |slice| remove(Kind::EndpointSlice, &slice.metadata))
+        unwanted.map_or(NextStep::Done, |slice| remove(ObjectKind::EndpointSlice, &slice.metadata))
     };
     first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
 }
 
 /// Returns the Service that is the external target of a link and belongs to no other instance.
 fn ours_of<'a>(link: &Link, actual: Actual<'a>, own: Option<&str>) -> Option<&'a Service> {
-    let named = actual.named.filter(|object| labelled_for(&object.metadata).as_ref() == Some(&link.key));
+    let named = actual.named.filter(|object| link_of_labels(&object.metadata).as_ref() == Some(&link.key));
     named.filter(|object| !actual.is_orphan && other_instance(&object.metadata, own).is_none())
 }
 
 /// Returns the write that puts this instance's name on an object of a living link that names no instance: the
 /// earlier operator's, or one that an older version has written.
 #[must_use]
-pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Write> {
+pub fn adoption(link: &Link, actual: Actual<'_>, policy: &SyncPolicy) -> Option<Write> {
     let own = policy.instance.as_deref().filter(|_| !link.is_gone())?;
-    let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
-    let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+    let service = ours_of(link, actual, Some(own)).map(|service| (ObjectKind::Service, &service.metadata));
+    let slices = actual.slices.iter().map(|slice| (ObjectKind::EndpointSlice, &slice.metadata));
     let mut objects = service.into_iter().chain(slices);
     let names_no_instance =
         |metadata: &ObjectMeta| instance_of(metadata).is_none() && metadata.deletion_timestamp.is_none();
@@ -317,17 +317,23 @@ pub fn adoption(link: &Link, actual: Actual<'_>, policy: &Policy) -> Option<Writ
 /// more than a day ahead of `now` (Unix time in seconds). `term` is this leader's: where the clock was set back it may
 /// itself be too far ahead, and another write wouldn't change it.
 #[must_use]
-pub fn term_repair(link: &Link, actual: Actual<'_>, policy: &Policy, term: u64, now: u64) -> Option<Write> {
+pub fn term_repair(
+    link: &Link,
+    actual: Actual<'_>,
+    policy: &SyncPolicy,
+    term: u64,
+    now: u64,
+) -> Option<Write> {
     let own = policy.instance.as_deref()?;
     let own_term = term.to_string();
     let is_own = |metadata: &ObjectMeta| {
         metadata.annotations.as_ref().and_then(|all| all.get(TERM)) == Some(&own_term)
     };
-    let service = ours_of(link, actual, Some(own)).map(|service| (Kind::Service, &service.metadata));
-    let slices = actual.slices.iter().map(|slice| (Kind::EndpointSlice, &slice.metadata));
+    let service = ours_of(link, actual, Some(own)).map(|service| (ObjectKind::Service, &service.metadata));
+    let slices = actual.slices.iter().map(|slice| (ObjectKind::EndpointSlice, &slice.metadata));
     let (kind, metadata) = service.into_iter().chain(slices).find(|(_, metadata)| {
         metadata.deletion_timestamp.is_none()
-            && Written::of(metadata, now) == Written::Unusable
+            && RecordedTerm::of(metadata, now) == RecordedTerm::Unusable
             && !is_own(metadata)
     })?;
     Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
@@ -335,7 +341,7 @@ pub fn term_repair(link: &Link, actual: Actual<'_>, policy: &Policy, term: u64, 
 
 /// Returns all the writes that would follow each other for a link.
 #[must_use]
-pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant) -> Vec<Write> {
+pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> Vec<Write> {
     let mut named = actual.named.cloned();
     let mut others: Vec<Service> = actual.other_services.iter().map(|service| (*service).clone()).collect();
     let mut slices: Vec<EndpointSlice> = actual.slices.iter().map(|slice| (*slice).clone()).collect();
@@ -345,7 +351,7 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
             (others.iter().collect(), slices.iter().collect());
         let actual =
             Actual { named: named.as_ref(), other_services: &other_services, slices: &slice_refs, ..actual };
-        let Step::Write(write) = next_step(link, actual, policy, now) else { return writes };
+        let NextStep::Write(write) = next_step(link, actual, policy, now) else { return writes };
         if writes.contains(&write) {
             return writes;
         }
@@ -362,9 +368,9 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
             Write::Delete { id, .. } => {
                 let is_it = |name: &Option<String>| name.as_ref() == Some(&id.name);
                 match id.kind {
-                    Kind::EndpointSlice => slices.retain(|slice| !is_it(&slice.metadata.name)),
-                    Kind::LoadBalancer => {}
-                    Kind::Service => {
+                    ObjectKind::EndpointSlice => slices.retain(|slice| !is_it(&slice.metadata.name)),
+                    ObjectKind::LoadBalancer => {}
+                    ObjectKind::Service => {
                         others.retain(|service| !is_it(&service.metadata.name));
                         named.take_if(|service| is_it(&service.metadata.name));
                     }
@@ -379,8 +385,8 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &Policy, now: Instant
     }
 }
 
-fn first_of(steps: [&dyn Fn() -> Step; 4]) -> Step {
-    steps.iter().map(|step| step()).find(|step| *step != Step::Done).unwrap_or(Step::Done)
+fn first_of(steps: [&dyn Fn() -> NextStep; 4]) -> NextStep {
+    steps.iter().map(|step| step()).find(|step| *step != NextStep::Done).unwrap_or(NextStep::Done)
 }
 
 fn service_step(
@@ -389,21 +395,21 @@ fn service_step(
     named: Option<&Service>,
     ours: Option<&Service>,
     own: Option<&str>,
-) -> Step {
+) -> NextStep {
     let Some(object) = named else {
-        return Step::Write(Write::Create(desired.clone().into()));
+        return NextStep::Write(Write::Create(desired.clone().into()));
     };
     let ours = match (ours, stranger(object, own)) {
         (Some(ours), _) => ours,
         (None, None) => object,
         (None, Some(why)) => {
-            return Step::Conflict { object: ObjectId::service(&link.external_target()), why };
+            return NextStep::Conflict { object: ObjectId::service(&link.external_target()), why };
         }
     };
     if ours.metadata.deletion_timestamp.is_some() || !service_differs(ours, desired) {
         // One that is being deleted can't be saved: the watch says when it is gone, and it is made
         // anew then.
-        return Step::Done;
+        return NextStep::Done;
     }
     let mut desired = desired.clone();
     let allocated = ours.spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != HEADLESS.1);
@@ -411,14 +417,14 @@ fn service_step(
         // An address that was allocated can't become `None`: only by way of ExternalName.
         desired.spec = Spec {
             type_: Some(EXTERNAL_NAME.into()),
-            external_name: Some(stepping_stone(&link.external_target())),
+            external_name: Some(placeholder_name(&link.external_target())),
             ..Default::default()
         };
     }
-    Step::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
+    NextStep::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
 }
 
-fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> Step {
+fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> NextStep {
     let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
     let ours = actual.slices.iter().find(same_name);
     let stranger = actual.strange_slices.iter().find(same_name);
@@ -426,8 +432,8 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
         (Some(ours), _) => ours,
         // One of ours that has lost its labels.
         (None, Some(lost))
-            if written_by_us(&lost.metadata)
-                && labelled_for(&lost.metadata).is_none()
+            if has_our_field_manager(&lost.metadata)
+                && link_of_labels(&lost.metadata).is_none()
                 && other_instance(&lost.metadata, own).is_none() =>
         {
             lost
@@ -437,28 +443,34 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
                 Some(other) => belongs_to(other),
                 None => "an EndpointSlice that lb-linker doesn't manage has its name".to_owned(),
             };
-            return Step::Conflict { object: ObjectId::of(Kind::EndpointSlice, &stranger.metadata), why };
+            return NextStep::Conflict {
+                object: ObjectId::of(ObjectKind::EndpointSlice, &stranger.metadata),
+                why,
+            };
         }
-        (None, None) => return Step::Write(Write::Create(desired.clone().into())),
+        (None, None) => return NextStep::Write(Write::Create(desired.clone().into())),
     };
     if there.metadata.deletion_timestamp.is_some() {
-        return Step::Done;
+        return NextStep::Done;
     }
     if there.address_type != desired.address_type {
         // It can't be changed.
-        return remove(Kind::EndpointSlice, &there.metadata);
+        return remove(ObjectKind::EndpointSlice, &there.metadata);
     }
     if !slice_differs(there, desired) {
-        return Step::Done;
+        return NextStep::Done;
     }
-    Step::Write(Write::Change { desired: desired.clone().into(), only: Precondition::of(&there.metadata) })
+    NextStep::Write(Write::Change {
+        desired: desired.clone().into(),
+        only: Precondition::of(&there.metadata),
+    })
 }
 
-fn remove(kind: Kind, metadata: &ObjectMeta) -> Step {
+fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> NextStep {
     if metadata.deletion_timestamp.is_some() {
-        return Step::Done;
+        return NextStep::Done;
     }
-    Step::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+    NextStep::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
 /// Says why an object that isn't labelled for the link that wants its name is foreign. An ExternalName Service made by
@@ -469,7 +481,7 @@ fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
         return Some(belongs_to(other));
     }
     let owner = metadata.owner_references.iter().flatten().next();
-    match (object.label(MANAGED_BY.0), labelled_for(metadata), owner) {
+    match (object.label(MANAGED_BY.0), link_of_labels(metadata), owner) {
         (_, Some(key), _) => Some(format!("it is labelled as the external target of {key}")),
         (Some(manager), ..) if manager != MANAGED_BY.1 => {
             Some(format!("its label {} says {}", MANAGED_BY.0, value(manager)))
@@ -483,7 +495,7 @@ fn stranger(object: &Service, own: Option<&str>) -> Option<String> {
         }
         _ if object.spec.type_.as_deref() == Some(EXTERNAL_NAME) => None,
         // No load balancer, though we have written our finalizer to it: what was a link is none of this.
-        _ if object.spec.cluster_ip.as_deref() == Some(HEADLESS.1) && written_by_us(metadata) => None,
+        _ if object.spec.cluster_ip.as_deref() == Some(HEADLESS.1) && has_our_field_manager(metadata) => None,
         _ => Some(format!("it is no {EXTERNAL_NAME} Service and doesn't carry lb-linker's labels")),
     }
 }

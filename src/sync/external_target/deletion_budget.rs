@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::sync::source::relist_guard::{ALWAYS, unsuspicious};
+use crate::sync::source::relist_guard::{ALWAYS_SAFE_LOSS, max_safe_loss};
 
 /// The time in which removals are counted.
 const WINDOW: Duration = Duration::from_secs(600);
@@ -23,7 +23,7 @@ pub enum MaxDeletes {
 impl fmt::Display for MaxDeletes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Share => write!(f, "{ALWAYS}, or a fifth of the external targets"),
+            Self::Share => write!(f, "{ALWAYS_SAFE_LOSS}, or a fifth of the external targets"),
             Self::Number(number) => number.fmt(f),
             Self::Unlimited => f.write_str("unlimited"),
         }
@@ -32,7 +32,7 @@ impl fmt::Display for MaxDeletes {
 
 /// The removals of external targets in the last ten minutes, by any replica.
 #[derive(Debug, Default)]
-pub struct Removals {
+pub struct DeletionBudget {
     made: VecDeque<(Instant, String)>,
     /// What they were about.
     counted: HashSet<String>,
@@ -42,7 +42,7 @@ pub struct Removals {
 
 // === impl Removals ===
 
-impl Removals {
+impl DeletionBudget {
     /// Takes over that this process has found `waiting` external targets to be removed at its start, of
     /// `present` ones. Where that is more than may be removed in ten minutes, the process before may
     /// just have removed as many: one that is started again and again mustn't remove them all.
@@ -78,7 +78,7 @@ impl Removals {
         Err(self.made.front().map(|(first, _)| WINDOW.saturating_sub(now.duration_since(*first))))
     }
 
-    /// Does what [`Removals::allows`] does for a removal that is made at once: it counts, and counts once.
+    /// Does what [`DeletionBudget::allows`] does for a removal that is made at once: it counts, and counts once.
     ///
     /// # Errors
     /// How long it has to wait; `None`: for ever.
@@ -130,7 +130,7 @@ fn limit(max: MaxDeletes, number: usize) -> usize {
     match max {
         MaxDeletes::Unlimited => usize::MAX,
         MaxDeletes::Number(number) => number,
-        MaxDeletes::Share => unsuspicious(number),
+        MaxDeletes::Share => max_safe_loss(number),
     }
 }
 
@@ -143,16 +143,16 @@ mod tests {
         let start = Instant::now();
         for (there, allowed) in [(1, 1), (11, 10), (49, 10), (60, 12), (100, 20), (3000, 600)] {
             for at_once in [1, 16] {
-                let mut removals = Removals::default();
+                let mut deletion_budget = DeletionBudget::default();
                 let (mut present, mut asked) = (there, 0);
                 let mut under_way = VecDeque::new();
                 while asked < there
-                    && removals.ask(MaxDeletes::Share, &asked.to_string(), present, start).is_ok()
+                    && deletion_budget.ask(MaxDeletes::Share, &asked.to_string(), present, start).is_ok()
                 {
                     under_way.push_back(asked.to_string());
                     asked += 1;
                     if under_way.len() == at_once {
-                        removals.answered(&under_way.pop_front().unwrap(), false);
+                        deletion_budget.answered(&under_way.pop_front().unwrap(), false);
                         present -= 1;
                     }
                 }
@@ -163,10 +163,10 @@ mod tests {
 
     #[test]
     fn a_removal_is_forgotten_after_ten_minutes() {
-        let mut removals = Removals::default();
+        let mut deletion_budget = DeletionBudget::default();
         let start = Instant::now();
         let mut ask = |object, seconds| {
-            removals.ask(MaxDeletes::Number(2), object, 5, start + Duration::from_secs(seconds))
+            deletion_budget.ask(MaxDeletes::Number(2), object, 5, start + Duration::from_secs(seconds))
         };
         assert_eq!(ask("a", 0), Ok(()));
         assert_eq!(ask("b", 60), Ok(()));
@@ -174,23 +174,23 @@ mod tests {
         assert_eq!(ask("a", 100), Ok(()), "it is tried again and counts once");
         assert_eq!(ask("c", 600), Ok(()));
         assert_eq!(ask("d", 601), Err(Some(Duration::from_secs(59))));
-        assert_eq!(Removals::default().ask(MaxDeletes::Number(0), "a", 2, start), Err(None));
-        assert_eq!(removals.ask(MaxDeletes::Unlimited, "d", 2, start), Ok(()));
+        assert_eq!(DeletionBudget::default().ask(MaxDeletes::Number(0), "a", 2, start), Err(None));
+        assert_eq!(deletion_budget.ask(MaxDeletes::Unlimited, "d", 2, start), Ok(()));
     }
 
     #[test]
     fn refused_removal_doesnt_count_and_unanswered_one_does() {
-        let mut removals = Removals::default();
+        let mut deletion_budget = DeletionBudget::default();
         let now = Instant::now();
         let max = MaxDeletes::Number(2);
-        assert_eq!(removals.ask(max, "a", 5, now), Ok(()));
-        removals.answered("a", true);
-        assert_eq!(removals.allows(max, "b", 5, now), Ok(()));
-        assert_eq!(removals.ask(max, "b", 5, now), Ok(()), "the question alone counts nothing");
-        removals.answered("b", false);
-        removals.seen("b", now);
-        removals.seen("theirs", now);
-        assert!(removals.ask(max, "c", 5, now).is_err());
+        assert_eq!(deletion_budget.ask(max, "a", 5, now), Ok(()));
+        deletion_budget.answered("a", true);
+        assert_eq!(deletion_budget.allows(max, "b", 5, now), Ok(()));
+        assert_eq!(deletion_budget.ask(max, "b", 5, now), Ok(()), "the question alone counts nothing");
+        deletion_budget.answered("b", false);
+        deletion_budget.seen("b", now);
+        deletion_budget.seen("theirs", now);
+        assert!(deletion_budget.ask(max, "c", 5, now).is_err());
     }
 
     #[test]
@@ -203,10 +203,10 @@ mod tests {
             (MaxDeletes::Number(2), 3, false),
             (MaxDeletes::Unlimited, 100, true),
         ] {
-            let mut removals = Removals::default();
-            removals.start(max, waiting, 30, start);
-            assert_eq!(removals.ask(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
-            assert!(removals.ask(max, "a", 30, later).is_ok(), "{max} {waiting}");
+            let mut deletion_budget = DeletionBudget::default();
+            deletion_budget.start(max, waiting, 30, start);
+            assert_eq!(deletion_budget.ask(max, "a", 30, start).is_ok(), allowed, "{max} {waiting}");
+            assert!(deletion_budget.ask(max, "a", 30, later).is_ok(), "{max} {waiting}");
         }
     }
 }

@@ -161,7 +161,7 @@ fn metadata(link: &Link, name: &str) -> ObjectMeta {
 
 /// Returns what an external target points at on its way from an allocated address, which can't be
 /// changed, to none: a name that never exists (RFC 6761 section 6.4).
-pub(crate) fn stepping_stone(external_target: &str) -> String {
+pub(crate) fn placeholder_name(external_target: &str) -> String {
     format!("{external_target}.invalid")
 }
 
@@ -293,7 +293,7 @@ pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Valu
 
 /// Returns the link that an object is labelled for, if it carries our managed-by label.
 #[must_use]
-pub fn labelled_for(metadata: &ObjectMeta) -> Option<ServiceKey> {
+pub fn link_of_labels(metadata: &ObjectMeta) -> Option<ServiceKey> {
     let labels = metadata.labels.as_ref()?;
     labels_for(|key| labels.get(key).map(Into::into))
 }
@@ -307,13 +307,16 @@ pub(crate) fn labels_for<'a>(label: impl Fn(&str) -> Option<Cow<'a, str>>) -> Op
 
 /// Returns whether lb-linker itself has written to an object.
 #[must_use]
-pub fn written_by_us(metadata: &ObjectMeta) -> bool {
+pub fn has_our_field_manager(metadata: &ObjectMeta) -> bool {
     metadata.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
 }
 
 /// Returns the target that an external target with these EndpointSlices points at.
 #[must_use]
-pub fn points_at<'a>(service: &Service, slices: impl Iterator<Item = &'a EndpointSlice>) -> Option<Target> {
+pub fn current_target<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+) -> Option<Target> {
     if service.spec.type_.as_deref() == Some(EXTERNAL_NAME) {
         let name = service.spec.external_name.as_deref()?;
         return Some(match name.parse() {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::info;
 
-use super::reconciler::{Reconciler, Settings};
+use super::reconciler::{Reconciler, ReconcilerContext};
 use super::write::removal_of;
 use crate::model::hostname_policy::noted_hostnames;
 use crate::model::link::{LinkChange, LinkState, Target};
@@ -15,20 +15,20 @@ use crate::store::{PersistedTarget, TargetOwner};
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::desired::{points_at, stepping_stone, written_by_us};
-use crate::sync::external_target::object_cache::{Objects, external_target};
+use crate::sync::external_target::desired::{current_target, has_our_field_manager, placeholder_name};
+use crate::sync::external_target::object_cache::{ObjectCache, external_target};
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::k8s::labels::SERVICE_UID;
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 
 impl Reconciler {
     pub(crate) fn is_listed(&self) -> bool {
-        self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::EndpointSlice)
+        self.listed.contains(&ObjectKind::Service) && self.listed.contains(&ObjectKind::EndpointSlice)
     }
 
-    pub(crate) fn observe(&mut self, event: ObjectEvent) {
+    pub(crate) fn on_object_event(&mut self, event: ObjectEvent) {
         match event {
             ObjectEvent::ListBegins(kind) => self.objects.list_begins(kind),
             // Another watch may have noticed it a moment before.
@@ -41,12 +41,12 @@ impl Reconciler {
                 self.settings.store.set_holders_known();
                 if self.settings.policy.sync == SyncMode::Off {
                     // Without the right to look, what isn't kept needn't be waited for.
-                    self.listed.extend([Kind::Service, Kind::EndpointSlice]);
+                    self.listed.extend([ObjectKind::Service, ObjectKind::EndpointSlice]);
                 }
             }
             ObjectEvent::Applied(object) => {
                 let id = object.id();
-                let was_outdated = self.outdated.remove(&id).is_some();
+                let was_outdated = self.stale_versions.remove(&id).is_some();
                 // What the answer to a write of ours has said needs no other look.
                 if was_outdated || self.objects.is_news(&object) {
                     let is_new = self.objects.get(&id).is_none_or(|known| known.uid() != object.uid());
@@ -55,7 +55,7 @@ impl Reconciler {
                 }
             }
             ObjectEvent::Deleted { id, uid } => {
-                self.outdated.remove(&id);
+                self.stale_versions.remove(&id);
                 self.note_removal(&id, &uid);
                 self.former.forget(&uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
@@ -70,15 +70,15 @@ impl Reconciler {
         let outlived = |key: ServiceKey| {
             self.settings.store.get(&key).is_some_and(|link| link.outlived_since().is_some())
         };
-        if id.kind == Kind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
-            self.removals.lock().seen(&removal_of(&id.name, uid), Instant::now());
+        if id.kind == ObjectKind::Service && !self.former.wrote(uid) && holder.is_some_and(outlived) {
+            self.deletion_budget.lock().seen(&removal_of(&id.name, uid), Instant::now());
         }
     }
 
-    fn take_list(&mut self, kind: Kind, list: Vec<Packed>) {
+    fn take_list(&mut self, kind: ObjectKind, list: Vec<Packed>) {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
         let gone = self.objects.replace(kind, list);
-        self.outdated.retain(|id, _| id.kind != kind);
+        self.stale_versions.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);
         self.listed_in_term.insert(kind);
         self.see_terms();
@@ -88,7 +88,8 @@ impl Reconciler {
         if !self.is_listed() {
             return;
         }
-        for object in self.objects.iter().filter(|object| object.kind() == Kind::Service).map(Packed::unpack)
+        for object in
+            self.objects.iter().filter(|object| object.kind() == ObjectKind::Service).map(Packed::unpack)
         {
             if !was_listed {
                 self.tell_last_target(&object);
@@ -99,7 +100,7 @@ impl Reconciler {
             .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
         self.settings.store.set_holders_known();
         if was_listed {
-            self.adopt_departed(false);
+            self.restore_deleted(false);
             self.resume();
             self.queue_all();
         }
@@ -109,7 +110,7 @@ impl Reconciler {
     }
 
     /// Takes over what the store says of a link.
-    pub(crate) fn heed(&mut self, change: &LinkChange) {
+    pub(crate) fn on_link_change(&mut self, change: &LinkChange) {
         if let (Some(before), Some(after)) = (&change.before, &change.after)
             && before.external_target_override != after.external_target_override
         {
@@ -121,22 +122,22 @@ impl Reconciler {
         }
         if change.target_change().is_some() {
             // What failed was about the old target.
-            self.pace.stop_waiting(&change.key);
-            self.pace.succeeded(&change.key);
+            self.work_queue.stop_waiting(&change.key);
+            self.work_queue.succeeded(&change.key);
         }
         self.queue(&change.key);
     }
 
     /// Ends all pauses: what caused them is over.
     pub(crate) fn resume(&mut self) {
-        for key in self.pace.resume() {
+        for key in self.work_queue.resume() {
             self.queue(&key);
         }
     }
 
     /// Tells the store which link the Service of a name is labelled for.
     fn tell_holder(&self, id: &ObjectId, object: Option<&Object>) {
-        if id.kind == Kind::Service {
+        if id.kind == ObjectKind::Service {
             let metadata = object.map(Object::meta);
             let holder = metadata.and_then(|metadata| self.owner_of(metadata));
             let noted = metadata.filter(|_| holder.is_some()).map(noted_hostnames).unwrap_or_default();
@@ -147,7 +148,7 @@ impl Reconciler {
     /// Returns the further names that are noted for a link and that it may still have.
     pub(crate) fn noted_hostnames(&self, key: &ServiceKey) -> Vec<Box<str>> {
         let objects = self.objects.of_link(key).into_iter();
-        let services = objects.filter(|object| object.kind() == Kind::Service);
+        let services = objects.filter(|object| object.kind() == ObjectKind::Service);
         let mut noted: Vec<Box<str>> = Vec::new();
         // There may be two, of which one is to take the place of the other.
         for name in services.flat_map(|object| noted_hostnames(object.unpack().meta())) {
@@ -155,7 +156,7 @@ impl Reconciler {
                 noted.push(name);
             }
         }
-        self.settings.admission.still_granted(key.namespace(), noted)
+        self.settings.hostname_policy.still_granted(key.namespace(), noted)
     }
 
     /// Tells the store what an external target points at that an earlier process has left.
@@ -169,7 +170,7 @@ impl Reconciler {
             (None, None) => TargetOwner::Anybody,
         };
         let hostnames =
-            self.settings.admission.still_granted(holder.namespace(), noted_hostnames(object.meta()));
+            self.settings.hostname_policy.still_granted(holder.namespace(), noted_hostnames(object.meta()));
         let last = PersistedTarget {
             target: self.target_of(&holder, service),
             written_for,
@@ -194,16 +195,16 @@ impl Reconciler {
         // The tombstone's name isn't a target, nor is the placeholder on the way to an address.
         let nobodys = |target: &Target| {
             let text = target.to_string();
-            text == self.settings.policy.tombstone || text == stepping_stone(name)
+            text == self.settings.policy.tombstone || text == placeholder_name(name)
         };
-        let target = points_at(service, slices).filter(|target| !nobodys(target));
+        let target = current_target(service, slices).filter(|target| !nobodys(target));
         // Drop targets that the policy now denies; which names in our zones lead on, DNS asks with each answer.
-        target.and_then(|target| self.settings.admission.targets.allowed(target))
+        target.and_then(|target| self.settings.hostname_policy.targets.allowed(target))
     }
 
     /// Changes what is known of an object, and queues the links that it mattered to before and
     /// matters to now.
-    pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut Objects)) {
+    pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut ObjectCache)) {
         self.queue_concerned(id);
         change(&mut self.objects);
         self.settings.metrics.set_objects_of_others(self.objects.number_of_others());
@@ -223,7 +224,7 @@ impl Reconciler {
     }
 
     /// Takes over what is left of Services that aren't followed; and orphans, which no Service has. `begins`: at the start.
-    pub(crate) fn adopt_departed(&mut self, begins: bool) {
+    pub(crate) fn restore_deleted(&mut self, begins: bool) {
         let unknown = self.objects.links().filter(|key| !self.settings.store.contains(key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();
         self.take_stock(begins);
@@ -242,11 +243,11 @@ impl Reconciler {
     /// Whether an object whose Service is gone is ours to remove. A foreign object is
     /// only with `--prune`.
     pub(crate) fn is_ours(&self, metadata: &ObjectMeta) -> bool {
-        self.settings.policy.prune || written_by_us(metadata)
+        self.settings.policy.prune || has_our_field_manager(metadata)
     }
 
     pub(crate) fn note_orphans(&mut self, key: &ServiceKey) {
-        let Settings { store, selection, policy, .. } = &self.settings;
+        let ReconcilerContext { store, selection, policy, .. } = &self.settings;
         let own = policy.instance.as_deref();
         let mut orphans = Vec::new();
         // An earlier Service of this name may have left one, too.

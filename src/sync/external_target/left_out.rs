@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use kube::core::SelectorExt;
 use kube::{Client, Resource, ResourceExt};
 
-use super::decision::{OnDelete, Policy, Step, Write};
+use super::decision::{NextStep, OnDelete, SyncPolicy, Write};
 use super::desired::IpTargets;
 use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-use crate::sync::k8s::deserialize_guard::Guarded;
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
-use crate::sync::k8s::watch::{Query, list_pages};
+use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::{MANAGED, Selection};
 
 /// How much longer than `--delete-delay` an external target stays whose Service is gone with most others at a start.
-pub const GRACE: Duration = Duration::from_secs(600);
+pub const EXTRA_DELETE_DELAY: Duration = Duration::from_secs(600);
 
 /// A flag that leaves Services out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,7 +121,7 @@ impl Existing {
         }
     }
 
-    fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<Guarded<Service>>) {
+    fn add(&mut self, wanted: &HashSet<ServiceKey>, page: Vec<RawDeserializeGuard<Service>>) {
         for service in page {
             let key = ServiceKey::new(&service.namespace().unwrap_or_default(), &service.name_any());
             // One that is being deleted is gone for lb-linker.
@@ -221,11 +221,11 @@ async fn list(
     wanted: &HashSet<ServiceKey>,
     existing: &mut Existing,
 ) -> Result<(), ListError> {
-    let query = Query {
+    let query = RequestQuery {
         namespace: namespace.map(ToOwned::to_owned),
         fields: format!("spec.type={LOAD_BALANCER}"),
         metadata_only: true,
-        ..Query::default()
+        ..RequestQuery::default()
     };
     let listed = list_pages(client.clone(), &query, |page| existing.add(wanted, page)).await;
     listed
@@ -245,17 +245,18 @@ pub fn is_shown(target: &Target, how: IpTargets) -> bool {
 /// Returns what is done about a link whose Service is gone since then with most others: nothing for ten minutes more
 /// than `--delete-delay`, which counts where the external target is removed.
 #[must_use]
-pub fn postponed(step: Step, since: Instant, policy: &Policy, now: Instant) -> Step {
-    if !matches!(step, Step::Write(_) | Step::Wait(_)) || matches!(step, Step::Write(Write::Finalizer { .. }))
+pub fn postponed(step: NextStep, since: Instant, policy: &SyncPolicy, now: Instant) -> NextStep {
+    if !matches!(step, NextStep::Write(_) | NextStep::Wait(_))
+        || matches!(step, NextStep::Write(Write::Finalizer { .. }))
     {
         return step;
     }
     let delay = if policy.on_delete == OnDelete::Delete { policy.delete_delay } else { Duration::ZERO };
-    match since.checked_add(delay).and_then(|due| due.checked_add(GRACE)) {
+    match since.checked_add(delay).and_then(|due| due.checked_add(EXTRA_DELETE_DELAY)) {
         Some(due) if due <= now => step,
-        Some(due) => Step::Wait(due),
+        Some(due) => NextStep::Wait(due),
         // Past the end of the clock: never.
-        None => Step::Done,
+        None => NextStep::Done,
     }
 }
 
@@ -268,13 +269,13 @@ mod tests {
 
     use crate::sync::external_target::deletion_budget::MaxDeletes;
     use crate::sync::external_target::desired::Precondition;
-    use crate::sync::k8s::object::{Kind, ObjectId};
+    use crate::sync::k8s::object::{ObjectId, ObjectKind};
     use crate::sync::test_support;
 
     fn existing(services: &[serde_json::Value], wanted: &[&str]) -> Existing {
-        let page = services
-            .iter()
-            .map(|metadata| Guarded::from_json(&json!({"metadata": metadata}).to_string()).unwrap());
+        let page = services.iter().map(|metadata| {
+            RawDeserializeGuard::from_json(&json!({"metadata": metadata}).to_string()).unwrap()
+        });
         let wanted = wanted.iter().map(|name| ServiceKey::new("shop", name)).collect();
         let mut existing = Existing::default();
         existing.add(&wanted, page.collect());
@@ -341,8 +342,8 @@ mod tests {
     fn removal_of_most_waits_ten_minutes_more() {
         let since = Instant::now();
         let only = Precondition { uid: None, resource_version: None };
-        let delete = Step::Write(Write::Delete {
-            id: ObjectId { kind: Kind::Service, name: "web-shop-ext".into() },
+        let delete = NextStep::Write(Write::Delete {
+            id: ObjectId { kind: ObjectKind::Service, name: "web-shop-ext".into() },
             only,
         });
         let minutes = |number: u64| Duration::from_secs(60 * number);
@@ -351,22 +352,22 @@ mod tests {
             (OnDelete::Delete, minutes(10), minutes(20)),
             (OnDelete::Tombstone, minutes(10), minutes(10)),
         ] {
-            let policy = Policy { on_delete, delete_delay: delay, ..policy() };
-            for step in [delete.clone(), Step::Wait(since + delay)] {
+            let policy = SyncPolicy { on_delete, delete_delay: delay, ..policy() };
+            for step in [delete.clone(), NextStep::Wait(since + delay)] {
                 let at = |after| postponed(step.clone(), since, &policy, since + after);
-                assert_eq!(at(Duration::ZERO), Step::Wait(since + due), "{on_delete:?} {delay:?}");
-                assert_eq!(at(due - Duration::from_millis(1)), Step::Wait(since + due));
+                assert_eq!(at(Duration::ZERO), NextStep::Wait(since + due), "{on_delete:?} {delay:?}");
+                assert_eq!(at(due - Duration::from_millis(1)), NextStep::Wait(since + due));
                 assert_eq!(at(due), step);
             }
         }
-        let never = Policy { delete_delay: Duration::MAX, ..policy() };
-        assert_eq!(postponed(delete, since, &never, since), Step::Done);
-        for step in [Step::Done, Step::Forget] {
+        let never = SyncPolicy { delete_delay: Duration::MAX, ..policy() };
+        assert_eq!(postponed(delete, since, &never, since), NextStep::Done);
+        for step in [NextStep::Done, NextStep::Forget] {
             assert_eq!(postponed(step.clone(), since, &policy(), since), step);
         }
     }
 
-    fn policy() -> Policy {
-        Policy { max_deletes: MaxDeletes::Share, ..test_support::policy(None) }
+    fn policy() -> SyncPolicy {
+        SyncPolicy { max_deletes: MaxDeletes::Share, ..test_support::policy(None) }
     }
 }

@@ -10,14 +10,14 @@ use super::observed_object::{Packed, id_bytes};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::instance::{INSTANCE, OtherOwner};
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
 /// The objects of the target namespace, by id and by the link that they are labelled for.
 #[derive(Debug, Default)]
-pub struct Objects {
+pub struct ObjectCache {
     /// This instance: the objects of another one count as labelled for no link.
     instance: Option<String>,
-    all: HashSet<Kept>,
+    all: HashSet<CachedObject>,
     /// Links' objects with names that aren't their links' first choice: nearly none.
     elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// How many links there are objects of.
@@ -28,46 +28,46 @@ pub struct Objects {
     /// still be under way.
     deleted: HashMap<String, ObjectId>,
     /// Writes under way, and what has been heard meanwhile.
-    under_way: HashMap<ObjectId, Meanwhile>,
+    under_way: HashMap<ObjectId, PendingWrite>,
     /// The kinds of which a list comes in, with the objects whose writes were answered since it began: the list may
     /// have been made before.
-    listing: HashMap<Kind, HashSet<ObjectId>>,
+    listing: HashMap<ObjectKind, HashSet<ObjectId>>,
 }
 
 /// An object, found by its kind and name as its first bytes have them.
 #[derive(Debug)]
-struct Kept(Packed);
+struct CachedObject(Packed);
 
-impl Borrow<[u8]> for Kept {
+impl Borrow<[u8]> for CachedObject {
     fn borrow(&self) -> &[u8] {
         self.0.id_bytes()
     }
 }
 
-impl Hash for Kept {
+impl Hash for CachedObject {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.id_bytes().hash(state);
     }
 }
 
-impl PartialEq for Kept {
+impl PartialEq for CachedObject {
     fn eq(&self, other: &Self) -> bool {
         self.0.id_bytes() == other.0.id_bytes()
     }
 }
 
-impl Eq for Kept {}
+impl Eq for CachedObject {}
 
 /// What has been heard of an object while a write of it was under way.
 #[derive(Debug, Default)]
-struct Meanwhile {
+struct PendingWrite {
     /// The uids of removed objects.
     gone: Vec<String>,
     /// A complete list came without it.
     unlisted: bool,
 }
 
-impl Objects {
+impl ObjectCache {
     /// Returns that nothing is known, for this instance; `None`: all objects count as its own.
     #[must_use]
     pub fn new(instance: Option<String>) -> Self {
@@ -110,7 +110,7 @@ impl Objects {
         self.find(id.kind, &id.name)
     }
 
-    fn find(&self, kind: Kind, name: &str) -> Option<&Packed> {
+    fn find(&self, kind: ObjectKind, name: &str) -> Option<&Packed> {
         self.all.get(&id_bytes(kind, name)[..]).map(|kept| &kept.0)
     }
 
@@ -143,7 +143,7 @@ impl Objects {
     }
 
     /// Takes over that a list of the objects of a kind begins.
-    pub fn list_begins(&mut self, kind: Kind) {
+    pub fn list_begins(&mut self, kind: ObjectKind) {
         self.listing.insert(kind, HashSet::new());
     }
 
@@ -151,34 +151,34 @@ impl Objects {
     /// restored they are older than what was known. Only an object of which the answer to a write has come since the
     /// list began stays as it is, if it is newer than in the list. Of several versions of an object in the list the
     /// last one counts. Returns the objects that are gone.
-    pub fn replace(&mut self, kind: Kind, objects: Vec<Packed>) -> Vec<ObjectId> {
+    pub fn replace(&mut self, kind: ObjectKind, objects: Vec<Packed>) -> Vec<ObjectId> {
         self.deleted.retain(|_, id| id.kind != kind);
         let answered = self.listing.remove(&kind).unwrap_or_default();
         let mut list = HashSet::new();
         for object in objects {
-            list.replace(Kept(object));
+            list.replace(CachedObject(object));
         }
         let is_gone = |object: &&Packed| object.kind() == kind && !list.contains(object.id_bytes());
         let gone: Vec<ObjectId> = self.iter().filter(is_gone).map(Packed::id).collect();
         for id in &gone {
             self.take(id);
         }
-        for Kept(object) in list {
+        for CachedObject(object) in list {
             let known = self.all.get(object.id_bytes());
             let was_answered = || answered.contains(&object.id());
             if !known.is_some_and(|known| is_newer(&known.0, &object) && was_answered()) {
                 self.insert(object);
             }
         }
-        for (id, meanwhile) in self.under_way.iter_mut().filter(|(id, _)| id.kind == kind) {
-            meanwhile.unlisted |= !self.all.contains(&id_bytes(id.kind, &id.name)[..]);
+        for (id, pending_write) in self.under_way.iter_mut().filter(|(id, _)| id.kind == kind) {
+            pending_write.unlisted |= !self.all.contains(&id_bytes(id.kind, &id.name)[..]);
         }
         gone
     }
 
     /// Notes that a write of an object begins.
     pub fn write_begins(&mut self, id: &ObjectId) {
-        self.under_way.insert(id.clone(), Meanwhile::default());
+        self.under_way.insert(id.clone(), PendingWrite::default());
     }
 
     /// Notes that the answer to a write has come, or never will.
@@ -190,9 +190,9 @@ impl Objects {
     /// its end; after a complete list without it only the watch can say whether it is there.
     pub fn answered(&mut self, object: &Object) {
         let id = object.id();
-        let outdated = self.under_way.get(&id).is_some_and(|meanwhile| {
-            let unlisted = meanwhile.unlisted && self.get(&id).is_none();
-            unlisted || meanwhile.gone.iter().any(|uid| uid == object.uid())
+        let outdated = self.under_way.get(&id).is_some_and(|pending_write| {
+            let unlisted = pending_write.unlisted && self.get(&id).is_none();
+            unlisted || pending_write.gone.iter().any(|uid| uid == object.uid())
         });
         if !outdated {
             self.apply(object);
@@ -225,8 +225,8 @@ impl Objects {
     pub fn remove(&mut self, id: &ObjectId, uid: &str) {
         self.deleted.remove(uid);
         // Files have no uid.
-        if let Some(meanwhile) = self.under_way.get_mut(id).filter(|_| !uid.is_empty()) {
-            meanwhile.gone.push(uid.to_owned());
+        if let Some(pending_write) = self.under_way.get_mut(id).filter(|_| !uid.is_empty()) {
+            pending_write.gone.push(uid.to_owned());
         }
         if self.get(id).is_some_and(|object| object.uid() == uid) {
             self.take(id);
@@ -254,7 +254,7 @@ impl Objects {
                 self.elsewhere.entry(key).or_default().insert(id);
             }
         }
-        self.all.insert(Kept(object));
+        self.all.insert(CachedObject(object));
     }
 
     fn take(&mut self, id: &ObjectId) -> Option<Packed> {
@@ -275,19 +275,19 @@ impl Objects {
 
 /// Returns the objects that an external target of this name may consist of.
 pub(crate) fn object_ids(external_target: &str) -> [ObjectId; 3] {
-    let slice = |end| ObjectId { kind: Kind::EndpointSlice, name: slice_name(external_target, end) };
+    let slice = |end| ObjectId { kind: ObjectKind::EndpointSlice, name: slice_name(external_target, end) };
     [ObjectId::service(external_target), slice(IPV4), slice(IPV6)]
 }
 
 /// Returns the name of the external target that an object of this id would be part of.
 pub(crate) fn external_target(id: &ObjectId) -> Option<&str> {
     match id.kind {
-        Kind::Service => Some(&id.name),
-        Kind::EndpointSlice => {
+        ObjectKind::Service => Some(&id.name),
+        ObjectKind::EndpointSlice => {
             let family = |end| id.name.strip_suffix(end)?.strip_suffix('-');
             family(IPV4).or_else(|| family(IPV6))
         }
-        Kind::LoadBalancer => None,
+        ObjectKind::LoadBalancer => None,
     }
 }
 
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn the_newer_of_watch_and_write_wins() {
-        let mut objects = Objects::default();
+        let mut objects = ObjectCache::default();
         let mut version_after = |object| {
             objects.apply(&object);
             objects.get(&id("a")).unwrap().version()
@@ -336,13 +336,13 @@ mod tests {
 
     #[test]
     fn a_list_is_the_truth_whatever_its_versions() {
-        let mut objects = Objects::default();
+        let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 9, "new"));
         objects.answered(&object("a", "1", 10, "new"));
-        objects.list_begins(Kind::EndpointSlice);
-        objects.list_begins(Kind::Service);
+        objects.list_begins(ObjectKind::EndpointSlice);
+        objects.list_begins(ObjectKind::Service);
         let twice = [object("a", "1", 4, "older"), object("a", "1", 5, "old")];
-        objects.replace(Kind::Service, twice.iter().map(Packed::of).collect());
+        objects.replace(ObjectKind::Service, twice.iter().map(Packed::of).collect());
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(5), "of two versions the last one");
         objects.apply(&object("a", "1", 6, "web"));
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(6));
@@ -350,21 +350,21 @@ mod tests {
 
     #[test]
     fn a_list_that_was_read_before_our_last_write_doesnt_undo_it() {
-        let mut objects = Objects::default();
-        objects.list_begins(Kind::Service);
+        let mut objects = ObjectCache::default();
+        objects.list_begins(ObjectKind::Service);
         objects.answered(&object("a", "1", 9, "new"));
         objects.apply(&object("b", "2", 9, "gone"));
-        objects.replace(Kind::Service, vec![Packed::of(&object("a", "1", 5, "old"))]);
+        objects.replace(ObjectKind::Service, vec![Packed::of(&object("a", "1", 5, "old"))]);
         assert_eq!(objects.get(&id("a")).unwrap().version(), Some(9));
         assert!(objects.get(&id("b")).is_none());
-        objects.replace(Kind::EndpointSlice, vec![]);
+        objects.replace(ObjectKind::EndpointSlice, vec![]);
         assert!(objects.get(&id("a")).is_some(), "a list of another kind says nothing of it");
         assert_eq!(objects.links().collect::<Vec<_>>(), [ServiceKey::new("default", "new")]);
     }
 
     #[test]
     fn a_late_event_doesnt_bring_back_what_we_deleted() {
-        let mut objects = Objects::default();
+        let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 5, "web"));
         objects.removed_by_us(&id("a"), "another");
         assert!(objects.get(&id("a")).is_some(), "it was another object");
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_doesnt_bring_back_what_the_watch_said_is_gone() {
-        let mut objects = Objects::default();
+        let mut objects = ObjectCache::default();
         objects.write_begins(&id("a"));
         objects.apply(&object("a", "1", 5, "web"));
         objects.remove(&id("a"), "1");
@@ -389,7 +389,7 @@ mod tests {
         objects.write_ended(&id("a"));
 
         objects.write_begins(&id("b"));
-        objects.replace(Kind::Service, vec![]);
+        objects.replace(ObjectKind::Service, vec![]);
         objects.answered(&object("b", "3", 9, "web"));
         assert!(objects.get(&id("b")).is_none(), "the watch will say whether it is there");
         objects.write_ended(&id("b"));
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn objects_are_found_by_the_link_they_are_labelled_for() {
-        let mut objects = Objects::default();
+        let mut objects = ObjectCache::default();
         objects.apply(&object("a", "1", 5, "web"));
         objects.apply(&object("a", "1", 6, "api"));
         let names = |service| -> Vec<String> {
@@ -418,7 +418,7 @@ mod tests {
             object.meta_mut().annotations = annotations;
             object
         };
-        let mut objects = Objects::new(Some("own".to_owned()));
+        let mut objects = ObjectCache::new(Some("own".to_owned()));
         for (name, instance) in [("a", Some("own")), ("b", None), ("c", Some("other")), ("d", Some(""))] {
             objects.apply(&of(name, instance));
         }
@@ -432,10 +432,10 @@ mod tests {
         objects.remove(&id("b"), "b");
         objects.remove(&id("d"), "d");
         assert_eq!(objects.other_owner("targets").unwrap().other, "other");
-        objects.replace(Kind::Service, vec![]);
+        objects.replace(ObjectKind::Service, vec![]);
         assert_eq!(objects.number_of_others(), 0);
 
-        let mut all = Objects::default();
+        let mut all = ObjectCache::default();
         all.apply(&of("c", Some("other")));
         assert_eq!(all.links().count(), 1, "without an instance all objects count");
         assert_eq!(all.number_of_others(), 0);
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn objects_of_a_link_are_found_and_a_link_counts_once() {
-        let mut objects = Objects::default();
+        let mut objects = ObjectCache::default();
         let web = ServiceKey::new("default", "web");
         let usual = "web-default-ext";
         objects.apply(&slice(&format!("{usual}-ipv6"), "web"));
@@ -461,8 +461,8 @@ mod tests {
         objects.apply(&object("aa", "3", 1, "web"));
         objects.apply(&slice(usual, "web"));
         objects.apply(&object("api-default-ext", "4", 1, "web"));
-        let ids = |objects: &Objects| objects.of_link(&web).iter().map(|it| it.id()).collect::<Vec<_>>();
-        let slice_id = |name: &str| ObjectId { kind: Kind::EndpointSlice, name: name.to_owned() };
+        let ids = |objects: &ObjectCache| objects.of_link(&web).iter().map(|it| it.id()).collect::<Vec<_>>();
+        let slice_id = |name: &str| ObjectId { kind: ObjectKind::EndpointSlice, name: name.to_owned() };
         let services = ["aa", "api-default-ext", usual, "zz"].map(id);
         let slices = [usual, &format!("{usual}-ipv6")].map(slice_id);
         assert_eq!(ids(&objects), [&services[..], &slices].concat());
@@ -471,10 +471,10 @@ mod tests {
         objects.apply(&object(usual, "2", 2, "api"));
         assert_eq!(objects.number_of_links(), 2, "its own name is another's now");
         assert!(!ids(&objects).contains(&id(usual)));
-        assert_eq!(objects.replace(Kind::Service, vec![]).len(), 4);
+        assert_eq!(objects.replace(ObjectKind::Service, vec![]).len(), 4);
         assert_eq!(ids(&objects), slices);
         assert_eq!(objects.number_of_links(), 1);
-        objects.replace(Kind::EndpointSlice, vec![]);
+        objects.replace(ObjectKind::EndpointSlice, vec![]);
         assert_eq!(objects.number_of_links(), 0);
         assert!(objects.elsewhere.is_empty());
     }

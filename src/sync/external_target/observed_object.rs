@@ -14,7 +14,7 @@ use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::labels::{
     FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID, SLICE_MANAGED_BY,
 };
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::EXTERNAL_NAME;
 use read::Unpacker;
 use write::{Packer, has_more};
@@ -92,8 +92,8 @@ impl Packed {
         let (kind, mut unpacker) = self.unpacker();
         let (metadata, more) = unpacker.metadata();
         match kind {
-            Kind::EndpointSlice => unpacker.slice(metadata).into(),
-            Kind::Service | Kind::LoadBalancer => unpacker.service(metadata, more).into(),
+            ObjectKind::EndpointSlice => unpacker.slice(metadata).into(),
+            ObjectKind::Service | ObjectKind::LoadBalancer => unpacker.service(metadata, more).into(),
         }
     }
 
@@ -106,7 +106,7 @@ impl Packed {
 
     /// Returns its kind.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         self.unpacker().0
     }
 
@@ -173,21 +173,21 @@ impl Packed {
     }
 
     /// Returns its kind, and what comes behind its name.
-    fn unpacker(&self) -> (Kind, Unpacker<'_>) {
+    fn unpacker(&self) -> (ObjectKind, Unpacker<'_>) {
         let mut unpacker = Unpacker { name: "", bytes: &self.0 };
         let length = unpacker.length();
-        let kind = if unpacker.byte() == 0 { Kind::Service } else { Kind::EndpointSlice };
+        let kind = if unpacker.byte() == 0 { ObjectKind::Service } else { ObjectKind::EndpointSlice };
         unpacker.name = unpacker.string(length);
         (kind, unpacker)
     }
 }
 
 /// Returns what a packed object of this kind and name begins with.
-pub(crate) fn id_bytes(kind: Kind, name: &str) -> Vec<u8> {
+pub(crate) fn id_bytes(kind: ObjectKind, name: &str) -> Vec<u8> {
     // What most of them take.
     let mut packer = Packer { name: "", bytes: Vec::with_capacity(160) };
     packer.number(name.len() as u64);
-    packer.bytes.push(u8::from(kind == Kind::EndpointSlice));
+    packer.bytes.push(u8::from(kind == ObjectKind::EndpointSlice));
     packer.bytes.extend(name.as_bytes());
     packer.bytes
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::warn;
 
-use super::backend::Keeper;
-use super::desired::{labelled_for, written_by_us};
+use super::backend::Backend;
+use super::desired::{has_our_field_manager, link_of_labels};
 use crate::model::excerpt::MAX_LINES;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
@@ -17,16 +17,16 @@ use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
 
 /// How long a screen of lines has to last: many orphans may appear one by one.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns whose orphan a Service of the target namespace is, if that load balancer is gone.
 /// Objects for namespaces that aren't watched, and those of an instance other than `own`, aren't ours to judge.
 #[must_use]
 pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>) -> Option<ServiceKey> {
-    labelled_for(metadata).filter(|key| {
+    link_of_labels(metadata).filter(|key| {
         selection.watches(key.namespace())
             && other_instance(metadata, own).is_none()
-            && !written_by_us(metadata)
+            && !has_our_field_manager(metadata)
             && metadata.deletion_timestamp.is_none()
     })
 }
@@ -74,17 +74,17 @@ impl Orphans {
     }
 
     /// Says which orphans are new.
-    pub(crate) fn report(&mut self, keeper: &Keeper) {
+    pub(crate) fn report(&mut self, backend: &Backend) {
         let (lines, more) = self.take_news(Instant::now());
         for (key, object) in &lines {
-            let remove = match keeper {
-                Keeper::Namespace { namespace, .. } => removal_command(namespace, &[object]),
-                Keeper::Directory(_) => format!("rm {}", keeper.describe(object)),
+            let remove = match backend {
+                Backend::Namespace { namespace, .. } => removal_command(namespace, &[object]),
+                Backend::Directory(_) => format!("rm {}", backend.describe(object)),
             };
             warn!(
                 "external target {} is an orphan: the load balancer {key} that it was made for is gone or isn't \
                  followed, and lb-linker hasn't written it; it is left alone; to remove it: {remove}",
-                keeper.describe(object)
+                backend.describe(object)
             );
         }
         match (lines.len(), more) {
@@ -101,7 +101,7 @@ impl Orphans {
         if self.news.is_empty() {
             return (Vec::new(), 0);
         }
-        if now.duration_since(self.said.0) > QUIET {
+        if now.duration_since(self.said.0) > LOG_INTERVAL {
             self.said = (now, 0);
         }
         let mut news = std::mem::take(&mut self.news);
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(said(&mut orphans, now), (0, 1), "enough for this minute");
         orphans.set(&key(0), vec![]);
         orphans.set(&key(0), vec!["svc-0-shop-ext".to_owned()]);
-        assert_eq!(said(&mut orphans, now + 2 * QUIET), (1, 0), "it is one again");
+        assert_eq!(said(&mut orphans, now + 2 * LOG_INTERVAL), (1, 0), "it is one again");
         for key in orphans.links().cloned().collect::<Vec<_>>() {
             orphans.set(&key, vec![]);
         }

@@ -11,11 +11,11 @@ use tracing::warn;
 
 use super::backend::{ObjectEvent, WriteError};
 use super::decision::Write;
-use super::desired::labelled_for;
+use super::desired::link_of_labels;
 use super::observed_object::Packed;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::labels::FIELD_MANAGER;
-use crate::sync::k8s::object::{Kind, Object};
+use crate::sync::k8s::object::{Object, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::source::file_watcher::{DirectoryError, changes};
 
@@ -79,10 +79,11 @@ impl OutputDirectory {
             }
         };
         lists.scan((), move |(), list| std::future::ready(told(list))).flat_map(|objects: Vec<Packed>| {
-            let (services, slices) = objects.into_iter().partition(|object| object.kind() == Kind::Service);
+            let (services, slices) =
+                objects.into_iter().partition(|object| object.kind() == ObjectKind::Service);
             futures::stream::iter([
-                ObjectEvent::Listed(Kind::Service, services),
-                ObjectEvent::Listed(Kind::EndpointSlice, slices),
+                ObjectEvent::Listed(ObjectKind::Service, services),
+                ObjectEvent::Listed(ObjectKind::EndpointSlice, slices),
             ])
         })
     }
@@ -113,7 +114,7 @@ impl OutputDirectory {
         let name = write.id().name;
         let path = self.file(&name);
         let there = read(&path);
-        let ours = there.as_ref().is_some_and(|object| labelled_for(object.meta()).is_some());
+        let ours = there.as_ref().is_some_and(|object| link_of_labels(object.meta()).is_some());
         let as_expected = match write {
             Write::Create(_) => there.is_none(),
             Write::Change { .. } | Write::Delete { .. } => ours,
@@ -146,7 +147,7 @@ impl OutputDirectory {
 
 /// What tells the kinds of files apart: each type would take the text of the other kind.
 #[derive(Default, Deserialize)]
-struct Head {
+struct FileKind {
     kind: Option<String>,
 }
 
@@ -161,14 +162,14 @@ fn read(path: &Path) -> Option<Object> {
     };
     let adopt = |metadata: &mut ObjectMeta| {
         metadata.name = Some(name);
-        if labelled_for(metadata).is_some() {
+        if link_of_labels(metadata).is_some() {
             // A file with our labels is ours.
             metadata.managed_fields =
                 Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
         }
     };
-    let head: Head = serde_saphyr::from_str(&text).unwrap_or_default();
-    if head.kind == Some(Kind::EndpointSlice.to_string())
+    let head: FileKind = serde_saphyr::from_str(&text).unwrap_or_default();
+    if head.kind == Some(ObjectKind::EndpointSlice.to_string())
         && let Ok(mut slice) = serde_saphyr::from_str::<EndpointSlice>(&text)
     {
         adopt(&mut slice.metadata);
@@ -176,7 +177,7 @@ fn read(path: &Path) -> Option<Object> {
     }
     let service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
     // A file without our labels is no external target, whatever it says.
-    let mut service = if labelled_for(&service.metadata).is_some() { service } else { Service::default() };
+    let mut service = if link_of_labels(&service.metadata).is_some() { service } else { Service::default() };
     adopt(&mut service.metadata);
     Some(service.into())
 }

@@ -24,38 +24,40 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::backend::{Keeper, ObjectEvent};
-use super::decision::{Actual, Policy, Step, SyncMode, Write, adoption, all_writes, next_step, term_repair};
-use super::deletion_budget::Removals;
-use super::desired::{labelled_for, points_at, written_by_us};
+use super::backend::{Backend, ObjectEvent};
+use super::decision::{
+    Actual, NextStep, SyncMode, SyncPolicy, Write, adoption, all_writes, next_step, term_repair,
+};
+use super::deletion_budget::DeletionBudget;
+use super::desired::{current_target, has_our_field_manager, link_of_labels};
 use super::left_out::{Registry, postponed};
-use super::object_cache::{Objects, object_ids};
+use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::Packed;
 use super::orphans::Orphans;
-use super::status_log::Report;
+use super::status_log::StatusLog;
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
-use crate::sync::controller::circuit_breaker::Closed;
+use crate::sync::controller::circuit_breaker::Breakers;
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::controller::work_queue::Pace;
+use crate::sync::controller::work_queue::WorkQueue;
 use crate::sync::election::Leadership;
 use crate::sync::election::term::unix_now;
-use crate::sync::events::link_log::{News, log_change};
+use crate::sync::events::link_log::{Telemetry, log_change};
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
-use crate::sync::external_target::write::Ended;
-pub(crate) use crate::sync::external_target::write::OUTDATED;
+pub(crate) use crate::sync::external_target::write::CONFLICT_TIMEOUT;
+use crate::sync::external_target::write::WriteEnd;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::instance::other_instance;
-use crate::sync::k8s::listed::{LinkLists, Listed};
+use crate::sync::k8s::listed::{LinkLists, ListedUpTo};
 use crate::sync::k8s::metrics::ApiMetrics;
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::Service;
-use crate::sync::k8s::watch::until;
+use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::selection::Selection;
 use adoption::AdoptionQueue;
 use departure::{Contradictions, is_end_told};
@@ -65,30 +67,30 @@ use start_check::StartCheck;
 /// Writes under way at once: each is a connection, and the API server has other clients too.
 const MAX_WRITES: usize = 16;
 /// How many of them may be of links whose last write has failed: what refuses them may take its time.
-const MAX_RETRIES: usize = MAX_WRITES / 2;
+const MAX_RETRIED_WRITES: usize = MAX_WRITES / 2;
 /// How long writes under way may take to end when lb-linker is told to stop.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many links' room a queue may keep that is empty.
-const ROOM: usize = 1024;
+const MAX_IDLE_CAPACITY: usize = 1024;
 
 /// What the reconciler needs.
 #[derive(Clone)]
-pub struct Settings {
+pub struct ReconcilerContext {
     /// Where the links are.
     pub store: Arc<Store>,
     /// Where the external targets are.
-    pub keeper: Keeper,
+    pub backend: Backend,
     /// Where it can be looked up which Services exist.
     pub registry: Registry,
     /// Which Services become links: the external targets of others aren't ours to touch.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub admission: Arc<HostnamePolicy>,
+    pub hostname_policy: Arc<HostnamePolicy>,
     /// What the user has decided.
-    pub policy: Policy,
+    pub policy: SyncPolicy,
     /// Where what happens is told.
-    pub news: News,
+    pub news: Telemetry,
     /// What is counted of its work.
     pub metrics: Arc<ReconcilerMetrics>,
     /// What is counted of its writes.
@@ -107,14 +109,14 @@ pub struct Settings {
 ///
 /// # Errors
 /// If the objects can't be followed any more.
-pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), SyncError> {
+pub async fn run(settings: ReconcilerContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = settings.store.subscribe();
     if stop.run_until_cancelled(settings.leadership.settled()).await.is_none() {
         return Ok(());
     }
-    let mut events = settings.keeper.events(&settings.staleness);
+    let mut events = settings.backend.events(&settings.staleness);
     let (leadership, rewinds) = (settings.leadership.clone(), settings.rewinds.clone());
-    let mut standing = settings.leadership.clone();
+    let mut leader_status = settings.leadership.clone();
     let mut links_listed = settings.links_listed.clone();
     let mut reconciler = Reconciler::new(settings);
     // Nothing is written before both lists are complete.
@@ -124,33 +126,33 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
             () = reconciler.settings.store.synced(), if reconciler.is_listed() => break,
             () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
-            event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
+            event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
         }
     }
     reconciler.take_term();
-    reconciler.adopt_departed(true);
-    reconciler.brake();
+    reconciler.restore_deleted(true);
+    reconciler.seed_budget();
     reconciler.queue_all();
-    reconciler.old_news = reconciler.queued.clone();
+    reconciler.initial_pass = reconciler.queued.clone();
     loop {
-        reconciler.work();
+        reconciler.drain_queue();
         tokio::select! {
             () = stop.cancelled() => break,
             change = feed.recv() => match change {
-                Ok(change) => reconciler.heed(&change),
+                Ok(change) => reconciler.on_link_change(&change),
                 Err(RecvError::Lagged(_)) => reconciler.catch_up(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.beyond(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.beyond(reconciler.rewinds) => events = reconciler.begin_term(),
-            () = standing.changed() => reconciler.heed_standing(),
+            () = leader_status.changed() => reconciler.heed_standing(),
             Ok(()) = links_listed.changed() => reconciler.take_up_writing(),
-            event = events.next() => reconciler.observe(event.ok_or(SyncError::WatchEnded)?),
-            key = reconciler.pace.due() => reconciler.queue(&key),
-            () = until(reconciler.closed.due()) => {
+            event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
+            key = reconciler.work_queue.due() => reconciler.queue(&key),
+            () = sleep_until_opt(reconciler.closed.due()) => {
                 reconciler.closed.next().iter().for_each(|key| reconciler.queue(key));
             }
-            () = until(reconciler.adoption.due()) => {
+            () = sleep_until_opt(reconciler.adoption.due()) => {
                 reconciler.adoption.next(tokio::time::Instant::now()).iter().for_each(|key| reconciler.queue(key));
             }
             Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended?),
@@ -163,43 +165,43 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> Result<(), Sync
         }
         Ok(())
     };
-    tokio::time::timeout(FAREWELL, farewell).await.unwrap_or_else(|_| {
+    tokio::time::timeout(SHUTDOWN_TIMEOUT, farewell).await.unwrap_or_else(|_| {
         warn!("stopping although some writes to the API server haven't been answered");
         Ok(())
     })
 }
 
 pub(crate) struct Reconciler {
-    pub(crate) settings: Settings,
-    pub(crate) objects: Objects,
+    pub(crate) settings: ReconcilerContext,
+    pub(crate) objects: ObjectCache,
     /// The kinds of objects of which a complete list has come.
-    pub(crate) listed: HashSet<Kind>,
+    pub(crate) listed: HashSet<ObjectKind>,
     /// The term that writes belong to, and the kinds of objects that have been listed in it: what was
     /// heard before may have been changed by another leader since.
     pub(crate) term: u64,
     /// How often etcd was restored before those lists began.
     pub(crate) rewinds: u64,
-    pub(crate) listed_in_term: HashSet<Kind>,
+    pub(crate) listed_in_term: HashSet<ObjectKind>,
     queue: VecDeque<ServiceKey>,
     /// Links whose last write has failed: they are looked at when no others are queued.
     retries: VecDeque<ServiceKey>,
     /// What is in either of them.
     queued: HashSet<ServiceKey>,
     /// Links that haven't been looked at since the start: how they stand is no news.
-    old_news: HashSet<ServiceKey>,
+    initial_pass: HashSet<ServiceKey>,
     /// Links with a write under way: they are looked at again when it has ended.
     pub(crate) in_flight: HashSet<ServiceKey>,
     /// Those of them whose last write has failed.
     pub(crate) retrying: HashSet<ServiceKey>,
-    pub(crate) writes: JoinSet<Ended>,
-    pub(crate) pace: Pace<Arc<Link>>,
+    pub(crate) writes: JoinSet<WriteEnd>,
+    pub(crate) work_queue: WorkQueue<Arc<Link>>,
     /// Objects, with the version last seen, of which the API server says that it isn't the newest:
     /// they aren't written before the watch has delivered another.
-    pub(crate) outdated: HashMap<ObjectId, (Option<String>, Instant)>,
-    pub(crate) report: Report,
-    pub(crate) closed: Closed,
+    pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
+    pub(crate) report: StatusLog,
+    pub(crate) closed: Breakers,
     /// A write counts here just before it is sent.
-    pub(crate) removals: Arc<Mutex<Removals>>,
+    pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
     adoption: AdoptionQueue,
     pub(crate) former: FormerLeaders,
@@ -212,16 +214,16 @@ pub(crate) struct Reconciler {
 }
 
 impl Reconciler {
-    fn new(settings: Settings) -> Self {
-        let report = Report::new(
-            settings.keeper.clone(),
+    fn new(settings: ReconcilerContext) -> Self {
+        let report = StatusLog::new(
+            settings.backend.clone(),
             settings.news.clone(),
             Arc::clone(&settings.metrics),
             Arc::clone(&settings.api),
         );
         let orphans = Orphans::new(Arc::clone(&settings.metrics));
         Self {
-            objects: Objects::new(settings.policy.instance.clone()),
+            objects: ObjectCache::new(settings.policy.instance.clone()),
             listed: HashSet::new(),
             term: settings.leadership.term(),
             rewinds: settings.rewinds.count(),
@@ -229,15 +231,15 @@ impl Reconciler {
             queue: VecDeque::new(),
             retries: VecDeque::new(),
             queued: HashSet::new(),
-            old_news: HashSet::new(),
+            initial_pass: HashSet::new(),
             in_flight: HashSet::new(),
             retrying: HashSet::new(),
             writes: JoinSet::new(),
-            pace: Pace::default(),
-            outdated: HashMap::new(),
+            work_queue: WorkQueue::default(),
+            stale_versions: HashMap::new(),
             report,
-            closed: Closed::default(),
-            removals: Arc::default(),
+            closed: Breakers::default(),
+            deletion_budget: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
             former: FormerLeaders::default(),
@@ -258,7 +260,7 @@ impl Reconciler {
         self.listed_in_term.clear();
         self.former.clear();
         self.refused_looks.clear();
-        self.settings.keeper.events(&self.settings.staleness)
+        self.settings.backend.events(&self.settings.staleness)
     }
 
     /// Returns whether writes may be made: by the leader, once everything has been listed in its term, and since etcd
@@ -271,8 +273,8 @@ impl Reconciler {
     }
 
     /// Returns what lists have to be good for that writes rest on.
-    fn lists(&self) -> Listed {
-        Listed { term: self.term, rewinds: self.rewinds }
+    fn lists(&self) -> ListedUpTo {
+        ListedUpTo { term: self.term, rewinds: self.rewinds }
     }
 
     /// Returns whether the load balancers of a namespace have been listed in this term, and since etcd was restored.
@@ -298,7 +300,7 @@ impl Reconciler {
             self.announce();
             self.resume();
             self.queue_all();
-            self.old_news = self.queued.clone();
+            self.initial_pass = self.queued.clone();
         }
     }
 
@@ -311,20 +313,20 @@ impl Reconciler {
     }
 
     /// Takes over how much there is to be removed at the start.
-    fn brake(&mut self) {
+    fn seed_budget(&mut self) {
         let links = self.settings.store.links();
         let goes = |link: &Arc<Link>| {
             link.is_gone() || link.outlived_since().is_some() && self.left_something(&link.key)
         };
         let waiting = links.into_iter().filter(goes).count();
         let (max, present) = (self.settings.policy.max_deletes, self.objects.number_of_links());
-        self.removals.lock().start(max, waiting, present, Instant::now());
+        self.deletion_budget.lock().start(max, waiting, present, Instant::now());
     }
 
     /// Looks at every link, and at links that were forgotten before the feed was subscribed to.
     fn catch_up(&mut self) {
         self.queue_all();
-        let known = self.report.links().chain(self.pace.links()).chain(self.orphans.links());
+        let known = self.report.links().chain(self.work_queue.links()).chain(self.orphans.links());
         let known = known.chain(self.start_check.links()).cloned();
         let forgotten =
             known.chain(self.objects.links()).filter(|key| self.settings.store.get(key).is_none());
@@ -341,7 +343,7 @@ impl Reconciler {
 
     pub(crate) fn queue(&mut self, key: &ServiceKey) {
         if !self.in_flight.contains(key) && self.queued.insert(key.clone()) {
-            let queue = if self.pace.has_failed(key) { &mut self.retries } else { &mut self.queue };
+            let queue = if self.work_queue.has_failed(key) { &mut self.retries } else { &mut self.queue };
             queue.push_back(key.clone());
         }
     }
@@ -349,41 +351,41 @@ impl Reconciler {
     /// Takes the link that is looked at next out of its queue.
     fn next_queued(&mut self) -> Option<ServiceKey> {
         let next = self.queue.pop_front();
-        let retries = Some(&mut self.retries).filter(|_| self.retrying.len() < MAX_RETRIES);
+        let retries = Some(&mut self.retries).filter(|_| self.retrying.len() < MAX_RETRIED_WRITES);
         next.or_else(|| retries?.pop_front())
     }
 
     // === what is done ===
 
     /// Looks at queued links and starts writes, as many as may be under way.
-    fn work(&mut self) {
+    fn drain_queue(&mut self) {
         while self.writes.len() < MAX_WRITES {
             let Some(key) = self.next_queued() else { break };
             self.queued.remove(&key);
             // A link that waits after a failed write is looked at when its time comes.
-            if self.pace.rests(&key) {
+            if self.work_queue.is_backing_off(&key) {
                 continue;
             }
-            self.look_at(key);
+            self.reconcile_isolated(key);
         }
-        if self.queue.is_empty() && self.queue.capacity() > ROOM {
-            self.tidy();
+        if self.queue.is_empty() && self.queue.capacity() > MAX_IDLE_CAPACITY {
+            self.shrink();
         }
-        self.orphans.report(&self.settings.keeper);
+        self.orphans.report(&self.settings.backend);
         self.report.remind(self.settings.policy.max_deletes);
     }
 
     /// Lets go of what a look at very many links has taken.
-    fn tidy(&mut self) {
+    fn shrink(&mut self) {
         self.queue.shrink_to_fit();
         self.retries.shrink_to_fit();
         self.queued.shrink_to_fit();
-        self.old_news.shrink_to_fit();
+        self.initial_pass.shrink_to_fit();
         self.report.tidy();
     }
 
     /// Looks at a link. A defect that only one link brings to light costs only that link.
-    fn look_at(&mut self, key: ServiceKey) {
+    fn reconcile_isolated(&mut self, key: ServiceKey) {
         let now = Instant::now();
         let looked = catch_unwind(AssertUnwindSafe(|| {
             #[cfg(test)]
@@ -392,7 +394,7 @@ impl Reconciler {
         }));
         if looked.is_err() {
             self.settings.metrics.reconciled(ReconcileResult::Failed, now);
-            let pause = self.pace.failed(&key, None);
+            let pause = self.work_queue.failed(&key, None);
             error!(
                 "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
@@ -400,8 +402,8 @@ impl Reconciler {
     }
 
     fn reconcile(&mut self, key: ServiceKey) {
-        self.pace.stop_waiting(&key);
-        let (now, is_news) = (Instant::now(), !self.old_news.remove(&key));
+        self.work_queue.stop_waiting(&key);
+        let (now, is_news) = (Instant::now(), !self.initial_pass.remove(&key));
         let found = self.settings.store.get(&key);
         self.start_check.settle(&key, found.as_deref(), &self.settings.metrics);
         if found.as_ref().is_none_or(|link| link.outlived_since().is_none()) {
@@ -410,7 +412,7 @@ impl Reconciler {
         }
         let Some(link) = found else {
             self.report.forget(&key);
-            self.pace.forget(&key);
+            self.work_queue.forget(&key);
             self.adoption.forget(&key);
             // A link that has left an object behind is looked at once more, as one whose Service is gone.
             if self.left_something(&key) {
@@ -443,14 +445,14 @@ impl Reconciler {
             .filter_map(|object| object.as_service())
             .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
             .filter(|service| {
-                written_by_us(&service.metadata)
+                has_our_field_manager(&service.metadata)
                     || link.outlived_since().is_some() && self.is_ours(&service.metadata)
             })
             .collect();
         let strangers: Vec<&EndpointSlice> = strange.iter().filter_map(Object::as_slice).collect();
         let actual = Actual {
             named: named.iter().find_map(|object| object.as_service()),
-            is_orphan: named.iter().any(|object| object.kind() == Kind::Service && !counts(object)),
+            is_orphan: named.iter().any(|object| object.kind() == ObjectKind::Service && !counts(object)),
             strange_slices: &strangers,
             other_services: &others,
             slices: &slices,
@@ -465,21 +467,21 @@ impl Reconciler {
             step = postponed(step, since, policy, now);
         }
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
-        if !matches!(step, Step::Conflict { .. }) {
+        if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&key);
         }
         let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
-        if !matches!(step, Step::Write(_)) {
+        if !matches!(step, NextStep::Write(_)) {
             self.report.not_held(&key);
             // A link that is as it shall be may have an annotation of which the last write has failed.
             if repair.is_none() && adoption.is_none() {
-                self.pace.succeeded(&key);
+                self.work_queue.succeeded(&key);
             }
         }
         let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
         self.report.whose_name(&link, holder, is_news);
         let result = match step {
-            Step::Done => {
+            NextStep::Done => {
                 self.report.settled(&link);
                 if adoption.is_none() {
                     self.adoption.forget(&key);
@@ -491,9 +493,9 @@ impl Reconciler {
                 }
                 ReconcileResult::Unchanged
             }
-            Step::Write(_) if self.settings.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
-            Step::Write(write) if is_kept(&write) => ReconcileResult::Waiting,
-            Step::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
+            NextStep::Write(_) if self.settings.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
+            NextStep::Write(write) if is_kept(&write) => ReconcileResult::Waiting,
+            NextStep::Write(write) if self.settings.policy.sync == SyncMode::Plan => {
                 let removal = Self::removal(&link, &write);
                 if removal.is_none_or(|object| self.may_remove(&link, &object)) {
                     self.report.plan(&key, all_writes(&link, actual, &self.settings.policy, now));
@@ -501,26 +503,26 @@ impl Reconciler {
                 ReconcileResult::Waiting
             }
             // The leader does it. All links are looked at again when this replica leads and has listed them.
-            Step::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
-            Step::Forget => {
+            NextStep::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
+            NextStep::Forget => {
                 if let Some(change) = self.settings.store.forget(&key) {
                     log_change(&self.settings.news, &change);
                 }
                 ReconcileResult::Unchanged
             }
-            Step::Wait(due) => {
-                self.pace.wait(key, due.saturating_duration_since(now));
+            NextStep::Wait(due) => {
+                self.work_queue.wait(key, due.saturating_duration_since(now));
                 ReconcileResult::Waiting
             }
-            Step::Conflict { object, why } => {
+            NextStep::Conflict { object, why } => {
                 self.report.settled(&link);
                 self.report.conflict(&link, &object.name, &why, is_news);
                 ReconcileResult::Conflict
             }
-            Step::Write(write) => {
+            NextStep::Write(write) => {
                 let ours =
                     actual.named.filter(|object| self.owner_of(&object.metadata).as_ref() == Some(&key));
-                let target = || points_at(ours?, slices.iter().copied());
+                let target = || current_target(ours?, slices.iter().copied());
                 self.report.retargets(&key, !is_news, target);
                 if self.start(&link, write, now) {
                     return;
@@ -539,10 +541,10 @@ impl Reconciler {
         &self,
         link: &Link,
         actual: Actual<'_>,
-        step: &Step,
+        step: &NextStep,
     ) -> (Option<Write>, Option<Write>) {
         let policy = &self.settings.policy;
-        if *step != Step::Done || policy.sync != SyncMode::On || !self.may_write_for(link) {
+        if *step != NextStep::Done || policy.sync != SyncMode::On || !self.may_write_for(link) {
             return (None, None);
         }
         (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
@@ -551,7 +553,7 @@ impl Reconciler {
     /// Returns the link that an object is labelled for, unless it belongs to another instance.
     pub(crate) fn owner_of(&self, metadata: &ObjectMeta) -> Option<ServiceKey> {
         let own = self.settings.policy.instance.as_deref();
-        labelled_for(metadata).filter(|_| other_instance(metadata, own).is_none())
+        link_of_labels(metadata).filter(|_| other_instance(metadata, own).is_none())
     }
 }
 

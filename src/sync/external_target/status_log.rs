@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
-use super::backend::{Keeper, WriteError};
+use super::backend::{Backend, WriteError};
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
 use crate::model::excerpt::examples;
@@ -15,25 +15,25 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
-use crate::sync::events::link_log::News;
+use crate::sync::events::link_log::Telemetry;
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
-use crate::sync::k8s::errors::Trouble;
+use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::k8s::instance::OtherOwner;
 use crate::sync::k8s::metrics::ApiMetrics;
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
-use crate::sync::k8s::refusals::Refusals;
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
+use crate::sync::k8s::refusals::RefusalLog;
 use crate::sync::k8s::service::{FINALIZER, Service};
 
 /// What has been said, so that it isn't said again.
-pub(crate) struct Report {
-    keeper: Keeper,
-    news: News,
+pub(crate) struct StatusLog {
+    backend: Backend,
+    news: Telemetry,
     metrics: Arc<ReconcilerMetrics>,
     api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
     /// Links whose external target would be removed if there hadn't been so many before.
     held: HashSet<ServiceKey>,
-    holding: Trouble,
+    holding: ThrottledLog,
     /// How long the next of them waits; without one for ever.
     next_removal: Option<Duration>,
     /// Links that have lost the name of their external target, and the links that have it.
@@ -46,33 +46,33 @@ pub(crate) struct Report {
     /// Whether it was said that another instance owns most objects.
     other_owner: bool,
     /// What keeps objects of a kind from being written by a verb.
-    troubles: HashMap<(&'static str, Kind), Trouble>,
+    troubles: HashMap<(&'static str, ObjectKind), ThrottledLog>,
     /// What keeps single objects from being written.
-    refusals: Refusals,
+    refusals: RefusalLog,
     /// What keeps Services from being looked up that count as gone.
-    looks: Trouble,
+    looks: ThrottledLog,
     /// Services that count as gone because they may not be looked up.
-    refused_looks: Trouble,
+    refused_looks: ThrottledLog,
 }
 
-impl Report {
+impl StatusLog {
     /// Returns a report in which nothing has been said.
     pub(crate) fn new(
-        keeper: Keeper,
-        news: News,
+        backend: Backend,
+        news: Telemetry,
         metrics: Arc<ReconcilerMetrics>,
         api: Arc<ApiMetrics>,
     ) -> Self {
         metrics.conflicts.set(0);
         metrics.deletes_held.set(0);
         Self {
-            keeper,
+            backend,
             news,
             metrics,
             api,
             conflicts: BTreeMap::new(),
             held: HashSet::new(),
-            holding: Trouble::default(),
+            holding: ThrottledLog::default(),
             next_removal: None,
             names_lost: HashMap::new(),
             former: HashMap::new(),
@@ -80,17 +80,17 @@ impl Report {
             higher_terms: HashMap::new(),
             other_owner: false,
             troubles: HashMap::new(),
-            refusals: Refusals::default(),
-            looks: Trouble::default(),
-            refused_looks: Trouble::default(),
+            refusals: RefusalLog::default(),
+            looks: ThrottledLog::default(),
+            refused_looks: ThrottledLog::default(),
         }
     }
 
     /// Returns how an object is called in the log.
     fn place(&self, id: &ObjectId) -> String {
         match id.kind {
-            Kind::LoadBalancer => id.name.clone(),
-            Kind::Service | Kind::EndpointSlice => self.keeper.describe(&id.name),
+            ObjectKind::LoadBalancer => id.name.clone(),
+            ObjectKind::Service | ObjectKind::EndpointSlice => self.backend.describe(&id.name),
         }
     }
 
@@ -108,7 +108,7 @@ impl Report {
             Err(_) => ReconcileResult::Failed,
         };
         self.metrics.reconciled(outcome, looked_at);
-        if matches!(self.keeper, Keeper::Namespace { .. }) {
+        if matches!(self.backend, Backend::Namespace { .. }) {
             self.api.wrote(write.verb(), &write.id().kind.to_string(), code);
         }
     }
@@ -151,7 +151,7 @@ impl Report {
                 let finalizers = left.metadata.finalizers.clone().unwrap_or_default();
                 info!("external target {object}: deleted, and held by {}", examples(finalizers));
             }
-            (Write::Delete { .. }, None) if id.kind == Kind::Service => {
+            (Write::Delete { .. }, None) if id.kind == ObjectKind::Service => {
                 info!("external target {object}: removed");
                 record(Reason::Removed, &object);
             }
@@ -229,7 +229,7 @@ impl Report {
     /// Says that the object of a link's name isn't ours. How things stood at the start isn't recorded.
     pub(crate) fn conflict(&mut self, link: &Link, object: &str, why: &str, is_news: bool) {
         let key = &link.key;
-        let object = self.keeper.describe(object);
+        let object = self.backend.describe(object);
         let sentence = format!(
             "external target {object} of link {key} is left alone: {why}; rename or delete it, or label it"
         );
@@ -269,7 +269,7 @@ impl Report {
     /// objects other instances own.
     pub(crate) fn other_owner(&mut self, number: usize, find: impl FnOnce(&str) -> Option<OtherOwner>) {
         self.metrics.set_objects_of_others(number);
-        let Keeper::Namespace { namespace, .. } = &self.keeper else { return };
+        let Backend::Namespace { namespace, .. } = &self.backend else { return };
         let found = find(namespace);
         if let Some(owner) = found.as_ref().filter(|_| !self.other_owner) {
             warn!("{owner}");
@@ -354,7 +354,8 @@ impl Report {
                 Some(holder) => format!("link {holder} has it"),
                 None => "another load balancer has it".to_owned(),
             };
-            let (first, own) = (self.keeper.describe(&first), self.keeper.describe(&link.external_target()));
+            let (first, own) =
+                (self.backend.describe(&first), self.backend.describe(&link.external_target()));
             warn!("link {}: its external target is {own}, not {first}: {whose}", link.key);
             let note = format!("the external target is {own}, not {first}: {whose}");
             self.news.recorder.about(link, Reason::Conflict, &note);

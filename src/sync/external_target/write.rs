@@ -8,32 +8,32 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 
 use super::reconciler::Reconciler;
-use super::reconciler::departure::{Confirmed, Departure, LATENESS, Remedy, Unconfirmed};
+use super::reconciler::departure::{Confirmed, Departure, Remedy, Unconfirmed, WATCH_LAG};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
-use crate::sync::external_target::decision::{Policy, SyncMode, Write};
-use crate::sync::external_target::desired::{Stamp, written_by_us};
+use crate::sync::external_target::decision::{SyncMode, SyncPolicy, Write};
+use crate::sync::external_target::desired::{Stamp, has_our_field_manager};
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::forbidden::LastingRefusal;
-use crate::sync::k8s::object::{Kind, Object, ObjectId};
+use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
 /// How long the watch may take to say why the API server has refused a write as outdated. It always
 /// says something, unless it wasn't the object that was outdated: a quota, or what a webhook wanted.
-pub(crate) const OUTDATED: Duration = Duration::from_secs(60);
+pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What came of a decision to write.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum WriteEnd {
     /// The write was made, or tried.
-    Written(Written),
+    Written(WriteResult),
     /// It wasn't tried.
-    Dropped { key: ServiceKey, write: Write, why: Dropped },
+    Dropped { key: ServiceKey, write: Write, why: SkipReason },
 }
 
 /// Why a write that was decided on isn't tried.
 #[derive(Debug)]
-pub(crate) enum Dropped {
+pub(crate) enum SkipReason {
     /// The Service may not be gone.
     Unconfirmed(Unconfirmed),
     /// Other removals have used up `--max-deletes` since; the next may be made after this time, or never.
@@ -42,7 +42,7 @@ pub(crate) enum Dropped {
 
 /// A write that has ended.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct WriteResult {
     key: ServiceKey,
     looked_at: Instant,
     write: Write,
@@ -62,18 +62,18 @@ impl Reconciler {
     pub(crate) fn removal(link: &Link, write: &Write) -> Option<String> {
         let Write::Delete { id, .. } = write else { return None };
         let leftover = link.outlived_since().is_none() && id.name != link.external_target();
-        (id.kind == Kind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
+        (id.kind == ObjectKind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
     }
 
     /// Returns whether a removal may be made now; else the link waits for its turn. With [`SyncMode::Plan`] the removal
     /// counts as made.
     pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
-        let Policy { max_deletes: max, sync, .. } = self.settings.policy;
+        let SyncPolicy { max_deletes: max, sync, .. } = self.settings.policy;
         let (present, now) = (self.objects.number_of_links(), Instant::now());
         let answer = match sync {
-            SyncMode::Plan => self.removals.lock().ask(max, object, present, now),
+            SyncMode::Plan => self.deletion_budget.lock().ask(max, object, present, now),
             // It counts when it is really made: first it is looked up whether the Service is gone.
-            SyncMode::On | SyncMode::Off => self.removals.lock().allows(max, object, present, now),
+            SyncMode::On | SyncMode::Off => self.deletion_budget.lock().allows(max, object, present, now),
         };
         answer.inspect_err(|pause| self.hold(link, *pause)).is_ok()
     }
@@ -82,23 +82,23 @@ impl Reconciler {
     fn hold(&mut self, link: &Link, pause: Option<Duration>) {
         self.report.held(link, self.settings.policy.max_deletes, pause);
         if let Some(pause) = pause {
-            self.pace.wait(link.key.clone(), pause);
+            self.work_queue.wait(link.key.clone(), pause);
         }
     }
 
     /// Starts a write, unless its time hasn't come yet; returns whether it did.
     pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, looked_at: Instant) -> bool {
         let (key, id) = (link.key.clone(), write.id());
-        if let Some((outdated, since)) = self.outdated.get(&id) {
-            let patience = OUTDATED.saturating_sub(since.elapsed());
+        if let Some((outdated, since)) = self.stale_versions.get(&id) {
+            let patience = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if *outdated == self.version_of(&id) && !patience.is_zero() {
-                self.pace.wait(key, patience);
+                self.work_queue.wait(key, patience);
                 return false;
             }
-            self.outdated.remove(&id);
+            self.stale_versions.remove(&id);
         }
-        if let Some(pause) = self.pace.not_before(&key, link) {
-            self.pace.wait(key, pause);
+        if let Some(pause) = self.work_queue.not_before(&key, link) {
+            self.work_queue.wait(key, pause);
             return false;
         }
         if self.closed.holds(&key, &write.class()) {
@@ -113,32 +113,36 @@ impl Reconciler {
         if removal.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
-        let is_strange =
-            |before: &Packed| before.labelled_for().is_none() && !written_by_us(before.unpack().meta());
+        let is_strange = |before: &Packed| {
+            before.labelled_for().is_none() && !has_our_field_manager(before.unpack().meta())
+        };
         let adopted = self.objects.get(&id).is_some_and(is_strange);
         self.in_flight.insert(key.clone());
-        if self.pace.has_failed(&key) {
+        if self.work_queue.has_failed(&key) {
             self.retrying.insert(key.clone());
         }
         self.objects.write_begins(&id);
-        let keeper = self.settings.keeper.clone();
+        let backend = self.settings.backend.clone();
         let is_refused = self.refused_looks.get(&key).is_some_and(LastingRefusal::is_lasting);
         let departure = Departure::of(link, &write, &self.settings, is_refused);
         let (leadership, term) = (self.settings.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.settings.policy.instance.clone(), term: Some(term) };
-        let (removals, max) = (Arc::clone(&self.removals), self.settings.policy.max_deletes);
+        let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.settings.policy.max_deletes);
         let present = self.objects.number_of_links();
         self.writes.spawn(async move {
             let request = async {
                 // Last of all: whatever the write has waited for, etcd may have been restored meanwhile.
                 let confirmed = match &departure {
-                    Some(departure) => Some(departure.confirm().await.map_err(Dropped::Unconfirmed)?),
+                    Some(departure) => Some(departure.confirm().await.map_err(SkipReason::Unconfirmed)?),
                     None => None,
                 };
                 if let Some(object) = &removal {
-                    removals.lock().ask(max, object, present, Instant::now()).map_err(Dropped::Held)?;
+                    deletion_budget
+                        .lock()
+                        .ask(max, object, present, Instant::now())
+                        .map_err(SkipReason::Held)?;
                 }
-                Ok((confirmed, keeper.write(write.clone(), &stamp).await))
+                Ok((confirmed, backend.write(write.clone(), &stamp).await))
             };
             let request = AssertUnwindSafe(request).catch_unwind();
             let written = match write.is_unprotected() {
@@ -147,29 +151,38 @@ impl Reconciler {
             };
             let (confirmed, (code, result)) = match written {
                 Ok(Ok(Ok(answered))) => answered,
-                Ok(Ok(Err(why))) => return Ended::Dropped { key, write, why },
+                Ok(Ok(Err(why))) => return WriteEnd::Dropped { key, write, why },
                 Ok(Err(_)) => (None, (0, Err(WriteError::panicked()))),
                 Err(not_leading) => (None, (0, Err(not_leading.into()))),
             };
-            Ended::Written(Written { key, looked_at, write, adopted, confirmed, removal, code, result })
+            WriteEnd::Written(WriteResult {
+                key,
+                looked_at,
+                write,
+                adopted,
+                confirmed,
+                removal,
+                code,
+                result,
+            })
         });
         true
     }
 
-    pub(crate) fn ended(&mut self, ended: Ended) {
+    pub(crate) fn ended(&mut self, ended: WriteEnd) {
         match ended {
-            Ended::Written(written) => self.written(written),
-            Ended::Dropped { key, write, why } => self.dropped(&key, &write, why),
+            WriteEnd::Written(written) => self.written(written),
+            WriteEnd::Dropped { key, write, why } => self.dropped(&key, &write, why),
         }
     }
 
     /// Takes over that a write wasn't made.
-    fn dropped(&mut self, key: &ServiceKey, write: &Write, why: Dropped) {
+    fn dropped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
         self.in_flight.remove(key);
         self.retrying.remove(key);
         match why {
-            Dropped::Unconfirmed(why) => self.unconfirmed(key, why),
-            Dropped::Held(pause) => {
+            SkipReason::Unconfirmed(why) => self.unconfirmed(key, why),
+            SkipReason::Held(pause) => {
                 if let Some(link) = self.settings.store.get(key) {
                     self.hold(&link, pause);
                 }
@@ -178,7 +191,7 @@ impl Reconciler {
         self.objects.write_ended(&write.id());
         // What has been heard meanwhile may have made it another decision.
         if self.settings.store.get(key).is_none_or(|link| link.outlived_since().is_none()) {
-            self.pace.succeeded(key);
+            self.work_queue.succeeded(key);
             self.queue(key);
         }
     }
@@ -192,21 +205,21 @@ impl Reconciler {
             Unconfirmed::Exists { version } => {
                 self.report.confirmed();
                 match self.contradictions.note(key, version, Instant::now()) {
-                    Remedy::Wait => self.pace.wait(key.clone(), LATENESS),
-                    Remedy::WaitLonger => drop(self.pace.failed(key, None)),
+                    Remedy::Wait => self.work_queue.wait(key.clone(), WATCH_LAG),
+                    Remedy::WaitLonger => drop(self.work_queue.failed(key, None)),
                     Remedy::List => {
                         self.settings.rewinds.note_existing(key);
-                        self.pace.failed(key, None);
+                        self.work_queue.failed(key, None);
                     }
                 }
             }
             Unconfirmed::Unanswered => {
                 self.unanswered = true;
-                self.pace.failed(key, None);
+                self.work_queue.failed(key, None);
             }
             Unconfirmed::Refused { code, message, retry_after, .. } => {
                 self.report.unconfirmed(code, &message);
-                self.pace.failed(key, retry_after);
+                self.work_queue.failed(key, retry_after);
             }
         }
     }
@@ -215,13 +228,13 @@ impl Reconciler {
         self.objects.get(id)?.resource_version().map(Cow::into_owned)
     }
 
-    pub(crate) fn written(&mut self, written: Written) {
-        let Written { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
+    pub(crate) fn written(&mut self, written: WriteResult) {
+        let WriteResult { key, looked_at, write, adopted, confirmed, removal, code, result } = written;
         self.report.not_held(&key);
         if let Some(object) = &removal {
             // Without an answer it may well be gone.
             let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
-            self.removals.lock().answered(object, refused);
+            self.deletion_budget.lock().answered(object, refused);
         }
         let id = write.id();
         self.in_flight.remove(&key);
@@ -240,7 +253,7 @@ impl Reconciler {
         let says_nothing = |error: &WriteError| {
             matches!(
                 error,
-                WriteError::NotLeading(_) | WriteError::Unanswered | WriteError::Everywhere { .. }
+                WriteError::NotLeading(_) | WriteError::Unanswered | WriteError::WholeClass { .. }
             )
         };
         if !result.as_ref().is_err_and(says_nothing) {
@@ -250,12 +263,12 @@ impl Reconciler {
         }
         match result {
             Ok(after) => {
-                for other in self.pace.relieved(&key) {
+                for other in self.work_queue.relieved(&key) {
                     self.queue(&other);
                 }
                 let link = self.settings.store.get(&key);
                 if let Some(link) = &link
-                    && let Some(pause) = self.pace.made(&key, link)
+                    && let Some(pause) = self.work_queue.record_write(&key, link)
                 {
                     self.report.undone(&key, &write, pause);
                 }
@@ -273,7 +286,7 @@ impl Reconciler {
                 self.queue(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
-                self.pace.succeeded(&key);
+                self.work_queue.succeeded(&key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
                 self.queue(&key);
             }
@@ -287,29 +300,29 @@ impl Reconciler {
                 // then nothing is tried.
                 let sent = write.resource_version().map(ToOwned::to_owned);
                 if self.version_of(&id) == sent {
-                    self.outdated.insert(id, (sent, Instant::now()));
+                    self.stale_versions.insert(id, (sent, Instant::now()));
                 }
                 self.queue(&key);
             }
             // By the clock: the election may say so a moment later.
-            Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
+            Err(WriteError::NotLeading(_)) => drop(self.work_queue.failed(&key, None)),
             Err(WriteError::Unanswered) => {
                 self.unanswered = true;
-                self.pace.failed(&key, None);
+                self.work_queue.failed(&key, None);
             }
-            Err(WriteError::Everywhere { code, message, retry_after }) => {
+            Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.report.trouble(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
                     self.closed.refused(&key, &write.class(), retry_after);
                 } else {
                     // Others may fare better: it may be a webhook that has trouble with this one.
-                    self.pace.failed(&key, retry_after);
+                    self.work_queue.failed(&key, retry_after);
                 }
             }
             Err(WriteError::Refused { by, message }) => {
                 self.failed(&key, &write, &message, None);
                 if by.is_of_namespace() {
-                    self.pace.limited(&key);
+                    self.work_queue.limited(&key);
                 }
             }
             Err(WriteError::Other { message, retry_after }) => {
@@ -321,7 +334,7 @@ impl Reconciler {
 
     /// Has a link wait whose write has failed for a reason of its own.
     fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
-        let (pause, is_new) = self.pace.refused(key, at_least, reason);
+        let (pause, is_new) = self.work_queue.refused(key, at_least, reason);
         self.report.failed(key, write, reason, pause, is_new);
     }
 }
@@ -337,7 +350,7 @@ mod tests {
     use crate::model::link::LinkState;
     use crate::sync::external_target::desired::Precondition;
 
-    fn delete(kind: Kind, name: &str) -> Write {
+    fn delete(kind: ObjectKind, name: &str) -> Write {
         let only = Precondition { uid: Some("o".to_owned()), resource_version: None };
         Write::Delete { id: ObjectId { kind, name: name.to_owned() }, only }
     }
@@ -348,10 +361,10 @@ mod tests {
         let gone = Link { state: LinkState::Gone(Instant::now().into()), ..living.clone() };
         let (own, former) = ("web-default-ext", "former-ext");
         let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
-        assert_eq!(removal(&gone, Kind::Service, own), Some("web-default-ext o".to_owned()));
-        assert!(removal(&gone, Kind::Service, former).is_some());
-        assert!(removal(&living, Kind::Service, own).is_some(), "with --ip-targets skip");
-        assert_eq!(removal(&living, Kind::Service, former), None, "it has another name now");
-        assert_eq!(removal(&gone, Kind::EndpointSlice, own), None);
+        assert_eq!(removal(&gone, ObjectKind::Service, own), Some("web-default-ext o".to_owned()));
+        assert!(removal(&gone, ObjectKind::Service, former).is_some());
+        assert!(removal(&living, ObjectKind::Service, own).is_some(), "with --ip-targets skip");
+        assert_eq!(removal(&living, ObjectKind::Service, former), None, "it has another name now");
+        assert_eq!(removal(&gone, ObjectKind::EndpointSlice, own), None);
     }
 }

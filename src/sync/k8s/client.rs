@@ -62,7 +62,7 @@ impl ClientError {
 
 /// A client, and the API server that it talks to.
 #[derive(Clone)]
-pub struct Connection {
+pub struct ClientConnection {
     /// The client.
     pub client: Client,
     /// The API server.
@@ -106,7 +106,7 @@ impl fmt::Display for ApiServer {
 pub async fn connect(
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
-) -> Result<Connection, ClientError> {
+) -> Result<ClientConnection, ClientError> {
     let (mut config, used) = if let Some(path) = kubeconfig {
         let place = path.display().to_string();
         let failed = |error| ClientError::kubeconfig(&place, error);
@@ -138,7 +138,7 @@ pub async fn connect(
         .push((USER_AGENT, HeaderValue::from_static(concat!("lb-linker/", env!("CARGO_PKG_VERSION")))));
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
     let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
-    Ok(Connection { client: builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build(), server })
+    Ok(ClientConnection { client: builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build(), server })
 }
 
 /// Returns the configuration of a context, and its name; without one of the current context.

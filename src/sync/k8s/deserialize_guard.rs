@@ -15,12 +15,12 @@ use crate::model::excerpt::sentence;
 /// `DeserializeGuard`, which makes a tree of each object first, `managedFields` and all, and a copy
 /// of that.
 #[derive(Clone, Debug)]
-pub struct Guarded<K>(pub Result<K, InvalidObject>);
+pub struct RawDeserializeGuard<K>(pub Result<K, InvalidObject>);
 
 /// What says which object it is.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Identity {
+struct PartialMetadata {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
@@ -28,12 +28,12 @@ struct Identity {
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct PartialObject {
     #[serde(default)]
-    metadata: Identity,
+    metadata: PartialMetadata,
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
+impl<'de, K: DeserializeOwned> Deserialize<'de> for RawDeserializeGuard<K> {
     /// From JSON in memory only, where the text is at hand. In a watch's event that takes `type` to
     /// come before `object`, which is how the API server writes it (`metav1.WatchEvent`).
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -41,7 +41,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
     }
 }
 
-impl<K: DeserializeOwned> Guarded<K> {
+impl<K: DeserializeOwned> RawDeserializeGuard<K> {
     /// Decodes an object.
     ///
     /// # Errors
@@ -51,8 +51,8 @@ impl<K: DeserializeOwned> Guarded<K> {
             Ok(object) => return Ok(Self(Ok(object))),
             Err(error) => said(&error),
         };
-        let Named { metadata } = serde_json::from_str(text)?;
-        let Identity { name, namespace, uid, resource_version } = metadata;
+        let PartialObject { metadata } = serde_json::from_str(text)?;
+        let PartialMetadata { name, namespace, uid, resource_version } = metadata;
         let metadata = ObjectMeta { name, namespace, uid, resource_version, ..Default::default() };
         Ok(Self(Err(InvalidObject { error, metadata })))
     }
@@ -66,7 +66,7 @@ fn said(error: &serde_json::Error) -> String {
     sentence(text.strip_suffix(&place).unwrap_or(&text)).to_string()
 }
 
-impl<K: Resource> Resource for Guarded<K> {
+impl<K: Resource> Resource for RawDeserializeGuard<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn undecodable_object_is_known_by_name_and_stops_no_other() {
-        let list: ObjectList<Guarded<Service>> = serde_json::from_str(
+        let list: ObjectList<RawDeserializeGuard<Service>> = serde_json::from_str(
             r#"{"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": [
                 {"metadata": {"namespace": "a", "name": "broken", "uid": "u", "resourceVersion": "7",
                     "labels": {"a": 5}}, "spec": {"type": "LoadBalancer"}},
@@ -123,14 +123,14 @@ mod tests {
     #[test]
     fn an_error_doesnt_repeat_a_whole_value() {
         let text = format!(r#"{{"metadata":{{"name":"broken"}},"spec":"{}"}}"#, "x".repeat(250_000));
-        let broken: Guarded<Service> = serde_json::from_str(&text).unwrap();
+        let broken: RawDeserializeGuard<Service> = serde_json::from_str(&text).unwrap();
         let why = &broken.0.as_ref().unwrap_err().error;
         assert!(why.starts_with("invalid type: string") && why.len() < 700, "{why}");
     }
 
     #[test]
     fn events_of_a_watch_are_decoded_one_by_one() {
-        let event = |object: &str| -> WatchEvent<Guarded<Service>> {
+        let event = |object: &str| -> WatchEvent<RawDeserializeGuard<Service>> {
             serde_json::from_str(&format!(r#"{{"type":"MODIFIED","object":{object}}}"#)).unwrap()
         };
         let WatchEvent::Modified(whole) = event(r#"{"metadata":{"name":"whole"}}"#) else { panic!() };

@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use tracing::{info, warn};
 
-use super::deserialize_guard::Guarded;
-use super::object::Kind;
-use super::watch::{Event, Item, WatchError};
+use super::deserialize_guard::RawDeserializeGuard;
+use super::object::ObjectKind;
+use super::watch::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::service_log::ServiceLog;
 
 /// How long the same trouble stays unmentioned after it was logged.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns one sentence about a request that failed. `doing` completes "can't …", `right` names
 /// what grants it.
 #[must_use]
-pub fn explain(error: &kube::Error, doing: &str, right: &str) -> String {
+pub fn describe(error: &kube::Error, doing: &str, right: &str) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
             let right = if right.is_empty() { String::new() } else { format!("; {right}") };
@@ -77,8 +77,8 @@ pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
 /// Returns one sentence about a watch of `what` that failed.
 fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
     match error {
-        WatchError::List(error) => explain(error, &format!("list {what}"), right),
-        WatchError::Watch(error) => explain(error, &format!("watch {what}"), right),
+        WatchError::List(error) => describe(error, &format!("list {what}"), right),
+        WatchError::Watch(error) => describe(error, &format!("watch {what}"), right),
         // Too old a resourceVersion: a new list follows.
         WatchError::Ended(status) => {
             format!(
@@ -97,22 +97,22 @@ fn explain_watch(error: &WatchError, what: &str, right: &str) -> String {
 
 /// What is wrong with single objects of a kind: said when it begins or changes, not with every event.
 #[derive(Debug)]
-pub struct Complaints {
-    kind: Kind,
+pub struct ObjectErrors {
+    kind: ObjectKind,
     said: HashMap<ServiceKey, String>,
     log: ServiceLog,
 }
 
-impl Default for Complaints {
+impl Default for ObjectErrors {
     fn default() -> Self {
-        Self::of_kind(Kind::Service)
+        Self::of_kind(ObjectKind::Service)
     }
 }
 
-impl Complaints {
+impl ObjectErrors {
     /// Returns that nothing is wrong with any object of a kind.
     #[must_use]
-    pub fn of_kind(kind: Kind) -> Self {
+    pub fn of_kind(kind: ObjectKind) -> Self {
         Self { kind, said: HashMap::new(), log: ServiceLog::default() }
     }
 
@@ -143,19 +143,19 @@ impl Complaints {
     }
 }
 
-/// How often trouble of one kind that comes and goes is logged in [`QUIET`].
-const RETURNS: u32 = 5;
+/// How often trouble of one kind that comes and goes is logged in [`LOG_INTERVAL`].
+const MAX_LINES_PER_INTERVAL: u32 = 5;
 
 /// Logs trouble when it begins, at most once a minute while it is of the same kind, and its end. Trouble that comes and
 /// goes is logged five times a minute.
 #[derive(Debug, Default)]
-pub struct Trouble {
+pub struct ThrottledLog {
     /// By HTTP code: several may take turns.
-    said: HashMap<u16, Said>,
+    said: HashMap<u16, LoggedError>,
 }
 
 #[derive(Debug)]
-struct Said {
+struct LoggedError {
     at: Instant,
     unsaid: u64,
     /// Whether its end wasn't said yet.
@@ -164,14 +164,18 @@ struct Said {
     times: (Instant, u32),
 }
 
-impl Said {
+impl LoggedError {
     fn is_quiet(&self) -> bool {
         let (since, times) = self.times;
-        if self.lasts { self.at.elapsed() < QUIET } else { times >= RETURNS && since.elapsed() < QUIET }
+        if self.lasts {
+            self.at.elapsed() < LOG_INTERVAL
+        } else {
+            times >= MAX_LINES_PER_INTERVAL && since.elapsed() < LOG_INTERVAL
+        }
     }
 }
 
-impl Trouble {
+impl ThrottledLog {
     /// Logs `sentence`, unless trouble with the same HTTP code was logged less than a minute ago.
     pub fn report(&mut self, code: u16, sentence: &str) {
         match self.unsaid(code) {
@@ -206,11 +210,11 @@ impl Trouble {
                 said.unsaid += 1;
                 return None;
             }
-            Some(said) if said.times.0.elapsed() < QUIET => (said.unsaid, said.times),
+            Some(said) if said.times.0.elapsed() < LOG_INTERVAL => (said.unsaid, said.times),
             Some(said) => (said.unsaid, (now, 0)),
             None => (0, (now, 0)),
         };
-        self.said.insert(code, Said { at: now, unsaid: 0, lasts: true, times: (since, times + 1) });
+        self.said.insert(code, LoggedError { at: now, unsaid: 0, lasts: true, times: (since, times + 1) });
         Some(unsaid)
     }
 
@@ -229,9 +233,9 @@ impl Trouble {
 
 /// An API server that can't be reached: logged once for all its clients.
 #[derive(Clone, Debug, Default)]
-pub struct Outage(Arc<Mutex<Trouble>>);
+pub struct ApiAvailability(Arc<Mutex<ThrottledLog>>);
 
-impl Outage {
+impl ApiAvailability {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         self.lock().report(0, &format!("the API server can't be reached: {cause}"));
@@ -242,19 +246,19 @@ impl Outage {
         self.lock().over("the API server answers again");
     }
 
-    fn lock(&self) -> MutexGuard<'_, Trouble> {
+    fn lock(&self) -> MutexGuard<'_, ThrottledLog> {
         self.0.lock()
     }
 }
 
 /// What is added to an HTTP code where something waits: that is said at once, though the same code was said just before.
-const WAITING: u16 = 1000;
+const TOO_MANY_WAITING: u16 = 1000;
 
 /// Trouble with one watch.
 #[derive(Debug)]
 pub struct WatchTrouble {
-    outage: Outage,
-    own: Trouble,
+    availability: ApiAvailability,
+    own: ThrottledLog,
     what: String,
     hint: &'static str,
     /// What waits for the next list, where something does.
@@ -267,8 +271,8 @@ impl WatchTrouble {
 
     /// Returns a watch of `what` without trouble; `hint` says what to do about a missing right.
     #[must_use]
-    pub fn new(outage: Outage, what: String, hint: &'static str) -> Self {
-        Self { outage, own: Trouble::default(), what, hint, waiting: None }
+    pub fn new(availability: ApiAvailability, what: String, hint: &'static str) -> Self {
+        Self { availability, own: ThrottledLog::default(), what, hint, waiting: None }
     }
 
     /// Returns what is watched, as the log names it.
@@ -283,11 +287,11 @@ impl WatchTrouble {
     }
 
     /// Returns the event, or logs what is wrong with the watch.
-    pub fn unless_failed<K>(&mut self, item: Item<K>) -> Option<Event<Guarded<K>>> {
+    pub fn unless_failed<K>(&mut self, item: WatchItem<K>) -> Option<Event<RawDeserializeGuard<K>>> {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {
-                self.outage.over();
+                self.availability.over();
                 self.own.over(&format!("the {} can be followed again", self.what));
                 Some(event)
             }
@@ -296,13 +300,13 @@ impl WatchTrouble {
                     (WatchError::Unidentified, _) => {
                         self.own.report(0, &explain_watch(&error, &self.what, self.hint));
                     }
-                    (error, 0) => self.outage.report(&root_cause(error)),
+                    (error, 0) => self.availability.report(&root_cause(error)),
                     (_, code) => {
-                        self.outage.over();
+                        self.availability.over();
                         let sentence = explain_watch(&error, &self.what, self.hint);
                         match &self.waiting {
                             Some(waiting) => {
-                                self.own.report(code + WAITING, &format!("{sentence}; {waiting}"))
+                                self.own.report(code + TOO_MANY_WAITING, &format!("{sentence}; {waiting}"))
                             }
                             None => self.own.report(code, &sentence),
                         }
@@ -345,7 +349,7 @@ impl ListError {
     /// Returns one sentence; `right` names what grants a right that is missing.
     #[must_use]
     pub fn explain(&self, right: &str) -> String {
-        explain(&self.source, &format!("list {}", self.what), right)
+        describe(&self.source, &format!("list {}", self.what), right)
     }
 }
 
@@ -370,7 +374,7 @@ mod tests {
 
     #[test]
     fn trouble_that_comes_and_goes_is_said_five_times_a_minute() {
-        let mut trouble = Trouble::default();
+        let mut trouble = ThrottledLog::default();
         let mut said = 0;
         for _ in 0..1000 {
             said += usize::from(trouble.unsaid(500).is_some());

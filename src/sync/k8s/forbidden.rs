@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// How long an authorizer has to refuse a look at a Service, each time, before the end that the watch has told of is
 /// enough: RBAC that is being changed, or an API server that starts, has long settled then.
-const LASTING: Duration = Duration::from_secs(600);
+const LASTING_AFTER: Duration = Duration::from_secs(600);
 
 /// The part of the API server that has refused a request with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl LastingRefusal {
 
     /// Returns whether every answer of the last ten minutes was a refusal.
     pub(crate) fn is_lasting(&self) -> bool {
-        self.since.is_some_and(|since| since.elapsed() >= LASTING)
+        self.since.is_some_and(|since| since.elapsed() >= LASTING_AFTER)
     }
 }
 
@@ -136,10 +136,10 @@ mod tests {
         let mut refusal = LastingRefusal::default();
         assert!(!refusal.is_lasting());
         refusal.note(true);
-        tokio::time::advance(LASTING / 2).await;
+        tokio::time::advance(LASTING_AFTER / 2).await;
         refusal.note(true);
         assert!(!refusal.is_lasting());
-        tokio::time::advance(LASTING / 2).await;
+        tokio::time::advance(LASTING_AFTER / 2).await;
         assert!(refusal.is_lasting());
         refusal.note(false);
         assert!(!refusal.is_lasting());

@@ -11,13 +11,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 /// The annotation that names the instance that an external target or EndpointSlice belongs to.
 pub const INSTANCE: &str = "linker.hsj.com/instance";
 /// The longest name of an instance: a namespace, a slash and the name of a Lease.
-const MAX_NAME: usize = 63 + 1 + 253;
+const MAX_INSTANCE_BYTES: usize = 63 + 1 + 253;
 
 /// Returns whether `name` can be the name of an instance: 1 to 317 ASCII letters, digits and `-_./`.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(allowed)
+    !name.is_empty() && name.len() <= MAX_INSTANCE_BYTES && name.chars().all(allowed)
 }
 
 /// Returns the instance that an object belongs to. An empty annotation names none.
@@ -82,7 +82,10 @@ impl fmt::Display for OtherOwner {
         let (shown, flag) = if is_name(other) {
             (other.clone(), format!("--instance={other}"))
         } else {
-            (format!("{:?}", other.chars().take(MAX_NAME).collect::<String>()), "--instance=OLD".to_owned())
+            (
+                format!("{:?}", other.chars().take(MAX_INSTANCE_BYTES).collect::<String>()),
+                "--instance=OLD".to_owned(),
+            )
         };
         write!(
             f,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Up to when something has been listed completely: in this term, and after so many rewinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedUpTo {
     /// The term in which the list began.
     pub term: u64,
     /// [`super::rewinds::Rewinds::count`] when the list began.
@@ -19,15 +19,15 @@ pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkList {
     /// What the last complete list is good for.
-    complete: Listed,
+    complete: ListedUpTo,
     /// What the last list that has failed would have been good for.
-    failed: Option<Listed>,
+    failed: Option<ListedUpTo>,
 }
 
 impl LinkLists {
     /// Returns complete lists of these namespaces, or of all where none is named.
     #[must_use]
-    pub fn new(namespaces: &BTreeSet<String>, complete: Listed) -> Self {
+    pub fn new(namespaces: &BTreeSet<String>, complete: ListedUpTo) -> Self {
         let list = LinkList { complete, failed: None };
         if namespaces.is_empty() {
             return Self(BTreeMap::from([(None, list)]));
@@ -36,7 +36,7 @@ impl LinkLists {
     }
 
     /// Takes in that a list is complete, or that it has failed. Returns whether that changes anything.
-    pub fn note(&mut self, namespace: Option<&str>, at: Listed, is_complete: bool) -> bool {
+    pub fn note(&mut self, namespace: Option<&str>, at: ListedUpTo, is_complete: bool) -> bool {
         let list = self.0.entry(namespace.map(ToOwned::to_owned)).or_default();
         let is_news = if is_complete { list.complete != at } else { list.failed != Some(at) };
         if is_complete {
@@ -49,21 +49,21 @@ impl LinkLists {
 
     /// Returns what the last complete list of a namespace is good for; nothing where the namespace isn't watched.
     #[must_use]
-    pub fn of(&self, namespace: &str) -> Option<Listed> {
+    pub fn of(&self, namespace: &str) -> Option<ListedUpTo> {
         let list = self.0.get(&None).or_else(|| self.0.get(&Some(namespace.to_owned())))?;
         Some(list.complete)
     }
 
     /// Returns whether what is known of a namespace is of a list that is good for this, or the namespace isn't watched.
     #[must_use]
-    pub fn covers(&self, namespace: &str, at: Listed) -> bool {
+    pub fn covers(&self, namespace: &str, at: ListedUpTo) -> bool {
         self.of(namespace).is_none_or(|complete| complete == at)
     }
 
     /// Returns whether each list that is due for this is complete or has failed: a failed list holds up
     /// only what depends on it.
     #[must_use]
-    pub fn is_settled(&self, at: Listed) -> bool {
+    pub fn is_settled(&self, at: ListedUpTo) -> bool {
         self.0.values().all(|list| list.complete == at || list.failed == Some(at))
     }
 }
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn failed_list_holds_up_its_own_namespace_alone() {
         let namespaces = ["a", "b"].map(ToOwned::to_owned).into();
-        let (before, now) = (Listed { term: 1, rewinds: 0 }, Listed { term: 2, rewinds: 0 });
+        let (before, now) = (ListedUpTo { term: 1, rewinds: 0 }, ListedUpTo { term: 2, rewinds: 0 });
         let mut lists = LinkLists::new(&namespaces, before);
         assert!(lists.is_settled(before) && lists.covers("a", before));
         assert!(lists.note(Some("a"), now, true) && !lists.note(Some("a"), now, true));
@@ -88,8 +88,8 @@ mod tests {
 
     #[test]
     fn one_list_is_of_all_namespaces() {
-        let at = Listed { term: 1, rewinds: 1 };
-        let mut lists = LinkLists::new(&BTreeSet::new(), Listed::default());
+        let at = ListedUpTo { term: 1, rewinds: 1 };
+        let mut lists = LinkLists::new(&BTreeSet::new(), ListedUpTo::default());
         lists.note(None, at, false);
         assert!(lists.is_settled(at) && !lists.covers("a", at));
         lists.note(None, at, true);

@@ -14,7 +14,7 @@ const OUR_PREFIX: &str = "linker.hsj.com/";
 
 /// Which kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ObjectKind {
     /// A Service.
     Service,
     /// An EndpointSlice.
@@ -23,7 +23,7 @@ pub enum Kind {
     LoadBalancer,
 }
 
-impl Kind {
+impl ObjectKind {
     /// Returns the resource of the API that objects of this kind are written by.
     #[must_use]
     pub fn resource(self) -> &'static str {
@@ -34,7 +34,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Service | Self::LoadBalancer => "Service",
@@ -47,7 +47,7 @@ impl fmt::Display for Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Its name; of a load balancer with its namespace.
     pub name: String,
 }
@@ -56,12 +56,12 @@ impl ObjectId {
     /// Returns the id of the Service of this name.
     #[must_use]
     pub fn service(name: &str) -> Self {
-        Self { kind: Kind::Service, name: name.to_owned() }
+        Self { kind: ObjectKind::Service, name: name.to_owned() }
     }
 
     /// Returns the id of the object of this kind with these metadata.
     #[must_use]
-    pub fn of(kind: Kind, metadata: &ObjectMeta) -> Self {
+    pub fn of(kind: ObjectKind, metadata: &ObjectMeta) -> Self {
         Self { kind, name: metadata.name.clone().unwrap_or_default() }
     }
 }
@@ -99,10 +99,10 @@ impl Object {
 
     /// Returns its kind.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         match self {
-            Self::Service(_) => Kind::Service,
-            Self::EndpointSlice(_) => Kind::EndpointSlice,
+            Self::Service(_) => ObjectKind::Service,
+            Self::EndpointSlice(_) => ObjectKind::EndpointSlice,
         }
     }
 

@@ -8,24 +8,24 @@ use tracing::warn;
 use crate::model::line_limit::LineLimit;
 
 /// Lines a minute about an object that fails for a reason that wasn't said of it yet.
-const NEW: usize = 20;
+const MAX_NEW_LINES: usize = 20;
 /// Lines a minute about objects that fail for the same reason again.
-const AGAIN: usize = 10;
+const MAX_REPEATED_LINES: usize = 10;
 
 /// What of failed writes was said.
 #[derive(Debug)]
-pub(crate) struct Refusals {
+pub(crate) struct RefusalLog {
     new: LineLimit,
     again: LineLimit,
 }
 
-impl Default for Refusals {
+impl Default for RefusalLog {
     fn default() -> Self {
-        Self { new: LineLimit::new(NEW), again: LineLimit::new(AGAIN) }
+        Self { new: LineLimit::new(MAX_NEW_LINES), again: LineLimit::new(MAX_REPEATED_LINES) }
     }
 }
 
-impl Refusals {
+impl RefusalLog {
     /// Logs why writing `what` has failed, and when it is tried again, unless many such lines were written in the last
     /// minute. `is_new` says whether that reason wasn't given for it before.
     pub(crate) fn report(&mut self, what: impl Display, reason: &str, pause: Duration, is_new: bool) {

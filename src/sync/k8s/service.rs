@@ -37,7 +37,7 @@ pub struct Service {
     pub api_version: ApiVersion,
     /// `Service`.
     #[serde(skip_deserializing)]
-    pub kind: Kind,
+    pub kind: ServiceKind,
     /// The fields of `metadata` that lb-linker needs; `managedFields` without their `fieldsV1`.
     #[serde(default, deserialize_with = "slim_metadata")]
     pub metadata: ObjectMeta,
@@ -60,7 +60,7 @@ pub enum ApiVersion {
 
 /// The `kind` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub enum Kind {
+pub enum ServiceKind {
     /// The only one.
     #[default]
     Service,
@@ -176,10 +176,14 @@ impl Service {
 
     /// Returns what the store needs to know, and what of it can't be served or isn't granted.
     #[must_use]
-    pub fn observe(&self, admission: &HostnamePolicy, store: &Store) -> (ObservedService, Vec<Rejection>) {
+    pub fn observe(
+        &self,
+        hostname_policy: &HostnamePolicy,
+        store: &Store,
+    ) -> (ObservedService, Vec<Rejection>) {
         let key = self.key();
         let (ingress, mut unusable) =
-            usable(&self.status.load_balancer.ingress, key.namespace(), &admission.targets, store);
+            usable(&self.status.load_balancer.ingress, key.namespace(), &hostname_policy.targets, store);
         let refused = unusable.iter().any(Rejection::refuses);
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
@@ -190,11 +194,11 @@ impl Service {
                 None
             }
         });
-        let (hostnames, refused_names) = admission.hostnames(&self.key(), |name| self.annotation(name));
+        let (hostnames, refused_names) = hostname_policy.hostnames(&self.key(), |name| self.annotation(name));
         unusable.extend(refused_names);
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
-        let wishes = Annotations { ttl, hostnames: hostnames.into(), allow_from };
+        let annotations = Annotations { ttl, hostnames: hostnames.into(), allow_from };
         let observed = ObservedService {
             key,
             uid: self.uid().into(),
@@ -202,9 +206,9 @@ impl Service {
             resource_version: self.version(),
             ingress,
             ports: self.spec.ports.as_slice().into(),
-            wishes,
+            annotations,
             refused,
-            guarded: self.is_guarded(),
+            has_finalizer: self.is_guarded(),
         };
         (observed, unusable)
     }
@@ -435,8 +439,8 @@ mod tests {
         namespaces[2] = "ns-3".to_owned();
         let annotations = json!({ALLOW_FROM: namespaces.join(", "), TTL: "\n".repeat(250_000)});
         let (observed, complaint) = observe(json!({"metadata": {"annotations": annotations}}));
-        assert_eq!(observed.wishes.allow_from.len(), 98);
-        assert!(observed.wishes.allows("ns-99"));
+        assert_eq!(observed.annotations.allow_from.len(), 98);
+        assert!(observed.annotations.allows("ns-99"));
         assert!(
             complaint.contains("\"Not One\" isn't served: neither the name of a namespace nor *"),
             "{complaint}"
@@ -463,7 +467,7 @@ mod tests {
                 serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
                     .unwrap();
             let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
-            assert_eq!(observed.wishes.ttl, expected, "{text}");
+            assert_eq!(observed.annotations.ttl, expected, "{text}");
             assert_eq!(unusable.len(), usize::from(expected.is_none()));
         }
     }

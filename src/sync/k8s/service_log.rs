@@ -10,25 +10,28 @@ use tracing::warn;
 use crate::model::allowance::{Allowance, Allowed};
 use crate::model::service_key::ServiceKey;
 
-/// How many lines there may be about one Service, and about all Services of a namespace, in [`SPAN`].
-const LINES: (usize, usize) = (10, 200);
+/// How many lines there may be about one Service, and about all Services of a namespace, in [`LINES_WINDOW`].
+const MAX_LINES_PER_SERVICE_AND_NAMESPACE: (usize, usize) = (10, 200);
 
-const SPAN: Duration = Duration::from_secs(600);
+const LINES_WINDOW: Duration = Duration::from_secs(600);
 
 /// The lines about Services. All clones share one limit.
 #[derive(Clone, Debug)]
-pub struct ServiceLog(Arc<Mutex<Limits>>);
+pub struct ServiceLog(Arc<Mutex<ServiceLogLimits>>);
 
 #[derive(Debug)]
-struct Limits {
+struct ServiceLogLimits {
     services: Allowance<ServiceKey>,
     namespaces: Allowance<Box<str>>,
 }
 
 impl Default for ServiceLog {
     fn default() -> Self {
-        let (services, namespaces) = (Allowance::new(LINES.0, SPAN), Allowance::new(LINES.1, SPAN));
-        Self(Arc::new(Mutex::new(Limits { services, namespaces })))
+        let (services, namespaces) = (
+            Allowance::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.0, LINES_WINDOW),
+            Allowance::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.1, LINES_WINDOW),
+        );
+        Self(Arc::new(Mutex::new(ServiceLogLimits { services, namespaces })))
     }
 }
 
@@ -69,9 +72,9 @@ mod tests {
             let taken = (0..1000).map(|_| log.take(&key, now));
             taken.filter(|taken| taken.0 != Allowed::No && taken.1 != Allowed::No).count()
         };
-        assert_eq!(lines("a", "web"), LINES.0);
+        assert_eq!(lines("a", "web"), MAX_LINES_PER_SERVICE_AND_NAMESPACE.0);
         let all: usize = (0..1000).map(|i| lines("tenant", &i.to_string())).sum();
-        assert_eq!(all, LINES.1);
-        assert_eq!(lines("a", "other"), LINES.0);
+        assert_eq!(all, MAX_LINES_PER_SERVICE_AND_NAMESPACE.1);
+        assert_eq!(lines("a", "other"), MAX_LINES_PER_SERVICE_AND_NAMESPACE.0);
     }
 }

@@ -18,13 +18,13 @@ use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::deserialize_guard::Guarded;
+use super::deserialize_guard::RawDeserializeGuard;
 use super::errors::retry_after;
 use crate::metrics::staleness::LastHeard;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::errors::Complaints;
-use progress::{Change, Input, Progress, Step, number};
-use wire::{Page, PageError, PageSize, Sent};
+use crate::sync::k8s::errors::ObjectErrors;
+use progress::{ObjectChange, WatchInput, WatchProgress, WatchStep, number};
+use wire::{Page, PageError, PageSize, WireEvent};
 
 mod progress;
 mod wire;
@@ -33,15 +33,15 @@ mod wire;
 const WATCH_SECONDS: u32 = 50;
 /// How long a watch may last: when its end hasn't come by then, the connection has died. That keeps the silence of a
 /// dead connection below a minute.
-const WATCH_LASTS: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
 /// How long a streamed list may pause.
-const STREAM_PAUSE: Duration = Duration::from_secs(10);
+const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the answer to a list of one object may take, with its body.
-const ONE_OBJECT: Duration = Duration::from_secs(10);
+const SINGLE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it is remembered that the API server can't stream lists.
-const STREAM_REFUSED: Duration = Duration::from_secs(3600);
+const STREAM_RETRY_INTERVAL: Duration = Duration::from_secs(3600);
 /// The first and the longest pause after trouble.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const RELIST_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// Why a list or a watch has failed. The next one follows, after a pause.
 #[derive(Debug, thiserror::Error)]
@@ -102,14 +102,14 @@ pub enum Event<K> {
 }
 
 /// What is said next: an event, or what has failed.
-pub type Item<K> = Result<Event<Guarded<K>>, WatchError>;
+pub type WatchItem<K> = Result<Event<RawDeserializeGuard<K>>, WatchError>;
 
 /// The events of a list/watch loop; they never end.
-pub type Events<K> = BoxStream<'static, Item<K>>;
+pub type Events<K> = BoxStream<'static, WatchItem<K>>;
 
 /// Which objects are listed and watched.
 #[derive(Clone, Debug, Default)]
-pub struct Query {
+pub struct RequestQuery {
     /// The namespace; without one it is all.
     pub namespace: Option<String>,
     /// The field selector.
@@ -120,7 +120,7 @@ pub struct Query {
     pub metadata_only: bool,
 }
 
-impl Query {
+impl RequestQuery {
     /// Returns the query for one object.
     pub(crate) fn named(namespace: &str, name: &str) -> Self {
         let fields = format!("metadata.name={name}");
@@ -188,12 +188,12 @@ async fn read_one<K: DeserializeOwned>(
     client: Client,
     request: kube::Result<HttpRequest>,
 ) -> Result<(Page<K>, usize), PageError> {
-    let answer = timeout(ONE_OBJECT, read_page(client, request, 1)).await;
+    let answer = timeout(SINGLE_LIST_TIMEOUT, read_page(client, request, 1)).await;
     answer.unwrap_or_else(|_| Err(PageError::Kube(broken("the list of one object doesn't come to its end"))))
 }
 
 /// Lists the objects of a query, and watches them from there on. `sign` learns when something has been heard.
-pub fn list_watch<K>(client: Client, query: Query, sign: Arc<LastHeard>) -> Events<K>
+pub fn list_watch<K>(client: Client, query: RequestQuery, sign: Arc<LastHeard>) -> Events<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
@@ -204,10 +204,10 @@ where
         request,
         query,
         sign,
-        progress: Progress::new(now),
+        progress: WatchProgress::new(now),
         pages: PageSize::default(),
         streams: Streams::default(),
-        state: State::Rest { until: now, step: Step::List(0) },
+        state: ListWatchState::Rest { until: now, step: WatchStep::List(0) },
         said: VecDeque::new(),
     };
     let items = futures::stream::unfold(list_watch, |mut list_watch| async move {
@@ -222,8 +222,8 @@ where
 /// If a page can't be had: 410 where the list has taken too long.
 pub async fn list_pages<K>(
     client: Client,
-    query: &Query,
-    mut told: impl FnMut(Vec<Guarded<K>>),
+    query: &RequestQuery,
+    mut told: impl FnMut(Vec<RawDeserializeGuard<K>>),
 ) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -248,11 +248,14 @@ where
     }
 }
 
-/// Finds the object of a query ([`Query::named`]), as it is now: with the right to list alone.
+/// Finds the object of a query ([`RequestQuery::named`]), as it is now: with the right to list alone.
 ///
 /// # Errors
 /// If the API server refuses, or hasn't sent the whole answer after ten seconds.
-pub(crate) async fn find<K>(client: Client, query: &Query) -> kube::Result<Option<Guarded<K>>>
+pub(crate) async fn find<K>(
+    client: Client,
+    query: &RequestQuery,
+) -> kube::Result<Option<RawDeserializeGuard<K>>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
@@ -267,7 +270,10 @@ where
 ///
 /// # Errors
 /// As of [`find`], and if etcd hasn't reached the version of the first answer.
-pub(crate) async fn find_in_etcd<K>(client: Client, query: &Query) -> kube::Result<Option<Guarded<K>>>
+pub(crate) async fn find_in_etcd<K>(
+    client: Client,
+    query: &RequestQuery,
+) -> kube::Result<Option<RawDeserializeGuard<K>>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
@@ -280,9 +286,9 @@ where
 /// Finds the object of a query, as it is now or was in a version. Returns also the version of the answer, if it has one.
 async fn find_at<K>(
     client: Client,
-    query: &Query,
+    query: &RequestQuery,
     version: Option<&str>,
-) -> kube::Result<(Option<Guarded<K>>, Option<String>)>
+) -> kube::Result<(Option<RawDeserializeGuard<K>>, Option<String>)>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
@@ -320,7 +326,7 @@ impl Streams {
     fn note_failure(&mut self, refused: bool, now: Instant) {
         self.failed = true;
         if refused {
-            self.refused_until = Some(now + STREAM_REFUSED);
+            self.refused_until = Some(now + STREAM_RETRY_INTERVAL);
         }
     }
 }
@@ -328,59 +334,64 @@ impl Streams {
 struct ListWatch<K> {
     client: Client,
     request: Request,
-    query: Query,
+    query: RequestQuery,
     sign: Arc<LastHeard>,
-    progress: Progress,
+    progress: WatchProgress,
     pages: PageSize,
     streams: Streams,
-    state: State<K>,
+    state: ListWatchState<K>,
     /// What is told before anything else is done.
-    said: VecDeque<Item<K>>,
+    said: VecDeque<WatchItem<K>>,
 }
 
 /// What a list has had so far.
 #[derive(Debug, Default)]
-struct Count {
+struct ListProgress {
     objects: u64,
     /// The newest version; nothing once one was no number.
     newest: Option<u64>,
 }
 
-impl Count {
+impl ListProgress {
     fn new() -> Self {
         Self { objects: 0, newest: Some(0) }
     }
 
-    fn add<K: Resource>(&mut self, object: &Guarded<K>) {
+    fn add<K: Resource>(&mut self, object: &RawDeserializeGuard<K>) {
         self.objects += 1;
         self.see(object);
     }
 
     /// Takes in another version of an object that is counted.
-    fn see<K: Resource>(&mut self, object: &Guarded<K>) {
+    fn see<K: Resource>(&mut self, object: &RawDeserializeGuard<K>) {
         let version = object.meta().resource_version.as_deref().and_then(number);
         self.newest = self.newest.zip(version).map(|(newest, version)| newest.max(version));
     }
 }
 
-enum State<K> {
+enum ListWatchState<K> {
     /// Nothing is asked before.
-    Rest { until: Instant, step: Step },
+    Rest { until: Instant, step: WatchStep },
     /// A streamed list is asked for.
     BeginStream,
     /// A list is read page by page.
-    Pages { token: Option<String>, items: VecDeque<Guarded<K>>, version: Option<String>, count: Count },
+    Pages {
+        token: Option<String>,
+        items: VecDeque<RawDeserializeGuard<K>>,
+        version: Option<String>,
+        count: ListProgress,
+    },
     /// A streamed list is read, and after it the watch that it is part of. What has gone meanwhile is told later.
-    Stream { events: wire::Events<K>, over: Instant, count: Count, gone: Vec<Guarded<K>> },
+    Stream { events: wire::Events<K>, over: Instant, count: ListProgress, gone: Vec<RawDeserializeGuard<K>> },
     /// A watch is read.
     Watch { events: wire::Events<K>, over: Instant },
 }
 
 /// What comes of one step of the loop.
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
-enum Outcome<K> {
+enum StepResult<K> {
     /// Something to tell, now or later.
-    Say(Item<K>),
+    Say(WatchItem<K>),
     /// Nothing yet.
     Quiet,
 }
@@ -391,73 +402,81 @@ where
 {
     /// Returns what is to be told next. A call that is given up loses nothing: the state is changed after what is
     /// waited for has come.
-    async fn next(&mut self) -> Item<K> {
+    async fn next(&mut self) -> WatchItem<K> {
         loop {
             if let Some(said) = self.said.pop_front() {
                 return said;
             }
-            if let Outcome::Say(said) = self.advance().await {
+            if let StepResult::Say(said) = self.advance().await {
                 return said;
             }
         }
     }
 
-    async fn advance(&mut self) -> Outcome<K> {
+    async fn advance(&mut self) -> StepResult<K> {
         match &mut self.state {
-            State::Rest { until, step } => {
+            ListWatchState::Rest { until, step } => {
                 let step = *step;
                 sleep_until(*until).await;
                 self.begin(step).await
             }
-            State::Pages { items, .. } => match items.pop_front() {
-                Some(object) => Outcome::Say(Ok(Event::Listed(object))),
+            ListWatchState::Pages { items, .. } => match items.pop_front() {
+                Some(object) => StepResult::Say(Ok(Event::Listed(object))),
                 None => self.next_page().await,
             },
-            State::BeginStream => self.begin_stream().await,
-            State::Stream { .. } => self.next_of_stream().await,
-            State::Watch { .. } => self.next_of_watch().await,
+            ListWatchState::BeginStream => self.begin_stream().await,
+            ListWatchState::Stream { .. } => self.next_of_stream().await,
+            ListWatchState::Watch { .. } => self.next_of_watch().await,
         }
     }
 
-    async fn begin(&mut self, step: Step) -> Outcome<K> {
-        if !matches!(step, Step::List(_)) {
+    async fn begin(&mut self, step: WatchStep) -> StepResult<K> {
+        if !matches!(step, WatchStep::List(_)) {
             if Instant::now() >= self.progress.deadline() {
-                return self.go_on(Input::Silence);
+                return self.go_on(WatchInput::Silence);
             }
             return match step {
-                Step::AskNewest(_) => self.ask_newest().await,
+                WatchStep::AskNewest(_) => self.ask_newest().await,
                 _ => self.begin_watch().await,
             };
         }
         // This is said before the request is made: what is written from here on may be newer than the list.
         self.state = if self.streams.may(Instant::now()) {
-            State::BeginStream
+            ListWatchState::BeginStream
         } else {
             self.streams.failed = false;
-            State::Pages { token: None, items: VecDeque::new(), version: None, count: Count::new() }
+            ListWatchState::Pages {
+                token: None,
+                items: VecDeque::new(),
+                version: None,
+                count: ListProgress::new(),
+            }
         };
-        Outcome::Say(Ok(Event::ListBegins))
+        StepResult::Say(Ok(Event::ListBegins))
     }
 
     // === lists ===
 
-    async fn begin_stream(&mut self) -> Outcome<K> {
+    async fn begin_stream(&mut self) -> StepResult<K> {
         // Without a version: at least as new as this moment, whatever has been heard before.
         let params = self.query.watch().initial_events();
         match open(self.client.clone(), self.query.watch_request(&self.request, &params, "")).await {
             Ok(events) => {
-                self.progress.take(Input::WatchBegan, Instant::now());
-                let over = Instant::now() + WATCH_LASTS;
-                self.state = State::Stream { events, over, count: Count::new(), gone: Vec::new() };
-                Outcome::Quiet
+                self.progress.take(WatchInput::WatchBegan, Instant::now());
+                let over = Instant::now() + WATCH_TIMEOUT;
+                self.state =
+                    ListWatchState::Stream { events, over, count: ListProgress::new(), gone: Vec::new() };
+                StepResult::Quiet
             }
             Err(error) => self.stream_failed(error),
         }
     }
 
-    async fn next_of_stream(&mut self) -> Outcome<K> {
-        let State::Stream { events, over, count, gone } = &mut self.state else { return Outcome::Quiet };
-        let sent = match timeout(STREAM_PAUSE, events.next()).await {
+    async fn next_of_stream(&mut self) -> StepResult<K> {
+        let ListWatchState::Stream { events, over, count, gone } = &mut self.state else {
+            return StepResult::Quiet;
+        };
+        let sent = match timeout(STREAM_IDLE_TIMEOUT, events.next()).await {
             Ok(Ok(Some(sent))) => sent,
             Ok(Ok(None)) => return self.stream_failed(broken("the streamed list has no end")),
             Ok(Err(error)) => return self.stream_failed(kube::Error::ReadEvents(error)),
@@ -469,67 +488,68 @@ where
             }
         };
         match sent {
-            Sent::Object(_, object) if identified(&object).is_none() => self
+            WireEvent::Object(_, object) if identified(&object).is_none() => self
                 .stream_failed(broken("the streamed list has an object without a name or a resourceVersion")),
-            Sent::Object(Change::Deleted, object) => {
+            WireEvent::Object(ObjectChange::Deleted, object) => {
                 count.objects = count.objects.saturating_sub(1);
                 gone.push(object);
-                Outcome::Quiet
+                StepResult::Quiet
             }
-            Sent::Object(change, object) => {
+            WireEvent::Object(change, object) => {
                 match change {
-                    Change::Modified => count.see(&object),
-                    Change::Added | Change::Deleted => count.add(&object),
+                    ObjectChange::Modified => count.see(&object),
+                    ObjectChange::Added | ObjectChange::Deleted => count.add(&object),
                 }
-                Outcome::Say(Ok(Event::Listed(object)))
+                StepResult::Say(Ok(Event::Listed(object)))
             }
-            Sent::Bookmark { ends_list: false, .. } => Outcome::Quiet,
-            Sent::Bookmark { version, ends_list: true } => {
+            WireEvent::Bookmark { ends_list: false, .. } => StepResult::Quiet,
+            WireEvent::Bookmark { version, ends_list: true } => {
                 let over = *over;
                 let (count, gone) = (std::mem::take(count), std::mem::take(gone));
-                let State::Stream { events, .. } =
-                    std::mem::replace(&mut self.state, State::Rest { until: over, step: Step::List(0) })
-                else {
-                    return Outcome::Quiet;
+                let ListWatchState::Stream { events, .. } = std::mem::replace(
+                    &mut self.state,
+                    ListWatchState::Rest { until: over, step: WatchStep::List(0) },
+                ) else {
+                    return StepResult::Quiet;
                 };
-                self.state = State::Watch { events, over };
+                self.state = ListWatchState::Watch { events, over };
                 let said = self.listed(&version, &count);
                 self.said.extend(gone.into_iter().map(|object| Ok(Event::Deleted(object))));
                 said
             }
-            Sent::Error(status) => self.stream_failed(kube::Error::Api(status)),
-            Sent::Unidentified => {
+            WireEvent::Error(status) => self.stream_failed(kube::Error::Api(status)),
+            WireEvent::Unidentified => {
                 self.stream_failed(broken("the streamed list has an event that can't be read"))
             }
         }
     }
 
-    fn stream_failed(&mut self, error: kube::Error) -> Outcome<K> {
+    fn stream_failed(&mut self, error: kube::Error) -> StepResult<K> {
         let now = Instant::now();
         let code = code(&error);
         // An API server that doesn't know streamed lists, or has them switched off, refuses their parameters.
         let refused = matches!(code, 400 | 422);
         if refused {
             self.streams.note_failure(true, now);
-            self.state = State::Rest { until: now, step: Step::List(0) };
-            return Outcome::Quiet;
+            self.state = ListWatchState::Rest { until: now, step: WatchStep::List(0) };
+            return StepResult::Quiet;
         }
         // These say nothing about streams.
         if !matches!(code, 401 | 403 | 404 | 429) {
             self.streams.note_failure(false, now);
         }
-        self.fail(Input::ListFailed(code), WatchError::List(error))
+        self.fail(WatchInput::ListFailed(code), WatchError::List(error))
     }
 
-    async fn next_page(&mut self) -> Outcome<K> {
-        let State::Pages { token, version, .. } = &self.state else { return Outcome::Quiet };
+    async fn next_page(&mut self) -> StepResult<K> {
+        let ListWatchState::Pages { token, version, .. } = &self.state else { return StepResult::Quiet };
         if let (None, Some(version)) = (token, version) {
             let version = version.clone();
-            let State::Pages { count, .. } = std::mem::replace(
+            let ListWatchState::Pages { count, .. } = std::mem::replace(
                 &mut self.state,
-                State::Rest { until: Instant::now(), step: Step::Watch(0) },
+                ListWatchState::Rest { until: Instant::now(), step: WatchStep::Watch(0) },
             ) else {
-                return Outcome::Quiet;
+                return StepResult::Quiet;
             };
             return self.listed(&version, &count);
         }
@@ -542,135 +562,141 @@ where
             }
             Err(PageError::TooLarge) => {
                 self.pages = self.pages.smaller();
-                return Outcome::Quiet;
+                return StepResult::Quiet;
             }
             Err(PageError::Kube(error)) => {
-                return self.fail(Input::ListFailed(code(&error)), WatchError::List(error));
+                return self.fail(WatchInput::ListFailed(code(&error)), WatchError::List(error));
             }
         };
-        let State::Pages { token, items, version, count } = &mut self.state else { return Outcome::Quiet };
+        let ListWatchState::Pages { token, items, version, count } = &mut self.state else {
+            return StepResult::Quiet;
+        };
         page.items.iter().for_each(|object| count.add(object));
         *items = page.items.into();
         *token = page.metadata.continue_.filter(|token| !token.is_empty());
         *version = Some(page.metadata.resource_version.unwrap_or_default());
-        Outcome::Quiet
+        StepResult::Quiet
     }
 
     /// Takes over that a list is complete.
-    fn listed(&mut self, version: &str, count: &Count) -> Outcome<K> {
+    fn listed(&mut self, version: &str, count: &ListProgress) -> StepResult<K> {
         let rewound = self.progress.rewinds(version);
-        let &Count { objects, newest } = count;
-        self.progress.take(Input::Listed { version, objects, newest }, Instant::now());
+        let &ListProgress { objects, newest } = count;
+        self.progress.take(WatchInput::Listed { version, objects, newest }, Instant::now());
         self.streams.failed = false;
         self.sign.note();
-        Outcome::Say(Ok(Event::ListEnds { version: number(version), rewound }))
+        StepResult::Say(Ok(Event::ListEnds { version: number(version), rewound }))
     }
 
     /// Asks for the newest resourceVersion, which a list of one object without a version tells.
-    async fn ask_newest(&mut self) -> Outcome<K> {
+    async fn ask_newest(&mut self) -> StepResult<K> {
         let request = self.query.list_request(&self.request, 1, None);
         match read_one::<K>(self.client.clone(), request).await {
             Ok((page, _)) => {
                 let version = page.metadata.resource_version.unwrap_or_default();
-                self.go_on(Input::Newest(&version))
+                self.go_on(WatchInput::Newest(&version))
             }
             // It is the newest all the same, but only the whole list tells which.
-            Err(PageError::TooLarge) => self.go_on(Input::Silence),
+            Err(PageError::TooLarge) => self.go_on(WatchInput::Silence),
             Err(PageError::Kube(error)) => {
-                self.fail(Input::WatchFailed(code(&error)), WatchError::List(error))
+                self.fail(WatchInput::WatchFailed(code(&error)), WatchError::List(error))
             }
         }
     }
 
     // === watches ===
 
-    async fn begin_watch(&mut self) -> Outcome<K> {
+    async fn begin_watch(&mut self) -> StepResult<K> {
         let Some(version) = self.progress.version().map(ToOwned::to_owned) else {
-            self.state = State::Rest { until: Instant::now(), step: Step::List(0) };
-            return Outcome::Quiet;
+            self.state = ListWatchState::Rest { until: Instant::now(), step: WatchStep::List(0) };
+            return StepResult::Quiet;
         };
         let request = self.query.watch_request(&self.request, &self.query.watch(), &version);
         match open(self.client.clone(), request).await {
             Ok(events) => {
-                self.progress.take(Input::WatchBegan, Instant::now());
-                self.state = State::Watch { events, over: Instant::now() + WATCH_LASTS };
-                Outcome::Quiet
+                self.progress.take(WatchInput::WatchBegan, Instant::now());
+                self.state = ListWatchState::Watch { events, over: Instant::now() + WATCH_TIMEOUT };
+                StepResult::Quiet
             }
-            Err(error) => self.fail(Input::WatchFailed(code(&error)), WatchError::Watch(error)),
+            Err(error) => self.fail(WatchInput::WatchFailed(code(&error)), WatchError::Watch(error)),
         }
     }
 
-    async fn next_of_watch(&mut self) -> Outcome<K> {
+    async fn next_of_watch(&mut self) -> StepResult<K> {
         let deadline = self.progress.deadline();
-        let State::Watch { events, over } = &mut self.state else { return Outcome::Quiet };
+        let ListWatchState::Watch { events, over } = &mut self.state else { return StepResult::Quiet };
         let sent = tokio::select! {
             // What has come before it could be read counts first.
             biased;
             sent = events.next() => sent,
-            () = sleep_until(deadline) => return self.go_on(Input::Silence),
-            () = sleep_until(*over) => return self.go_on(Input::WatchEnded),
+            () = sleep_until(deadline) => return self.go_on(WatchInput::Silence),
+            () = sleep_until(*over) => return self.go_on(WatchInput::WatchEnded),
         };
         match sent {
             Ok(Some(sent)) => self.sent(sent),
-            Ok(None) => self.go_on(Input::WatchEnded),
-            Err(error) => self.fail(Input::WatchFailed(0), WatchError::Watch(kube::Error::ReadEvents(error))),
+            Ok(None) => self.go_on(WatchInput::WatchEnded),
+            Err(error) => {
+                self.fail(WatchInput::WatchFailed(0), WatchError::Watch(kube::Error::ReadEvents(error)))
+            }
         }
     }
 
-    fn sent(&mut self, sent: Sent<K>) -> Outcome<K> {
+    fn sent(&mut self, sent: WireEvent<K>) -> StepResult<K> {
         match sent {
-            Sent::Object(change, object) => {
+            WireEvent::Object(change, object) => {
                 let Some(version) = identified(&object).map(ToOwned::to_owned) else {
-                    return self.fail(Input::Unidentified, WatchError::Unidentified);
+                    return self.fail(WatchInput::Unidentified, WatchError::Unidentified);
                 };
                 self.sign.note();
-                let step = self.go_on(Input::Event { version: &version, change });
-                if !matches!(self.state, State::Watch { .. }) {
+                let step = self.go_on(WatchInput::Event { version: &version, change });
+                if !matches!(self.state, ListWatchState::Watch { .. }) {
                     return step;
                 }
-                Outcome::Say(Ok(match change {
-                    Change::Deleted => Event::Deleted(object),
-                    Change::Added | Change::Modified => Event::Applied(object),
+                StepResult::Say(Ok(match change {
+                    ObjectChange::Deleted => Event::Deleted(object),
+                    ObjectChange::Added | ObjectChange::Modified => Event::Applied(object),
                 }))
             }
-            Sent::Bookmark { version, .. } => {
+            WireEvent::Bookmark { version, .. } => {
                 self.sign.note();
-                self.go_on(Input::Bookmark(&version))
+                self.go_on(WatchInput::Bookmark(&version))
             }
-            Sent::Error(status) => self.fail(Input::WatchFailed(status.code), WatchError::Ended(status)),
-            Sent::Unidentified => self.fail(Input::Unidentified, WatchError::Unidentified),
+            WireEvent::Error(status) => {
+                self.fail(WatchInput::WatchFailed(status.code), WatchError::Ended(status))
+            }
+            WireEvent::Unidentified => self.fail(WatchInput::Unidentified, WatchError::Unidentified),
         }
     }
 
     // === what next ===
 
-    fn go_on(&mut self, input: Input<'_>) -> Outcome<K> {
+    fn go_on(&mut self, input: WatchInput<'_>) -> StepResult<K> {
         self.follow(input, Duration::ZERO);
-        Outcome::Quiet
+        StepResult::Quiet
     }
 
-    fn fail(&mut self, input: Input<'_>, error: WatchError) -> Outcome<K> {
+    fn fail(&mut self, input: WatchInput<'_>, error: WatchError) -> StepResult<K> {
         self.follow(input, error.retry_after());
-        Outcome::Say(Err(error))
+        StepResult::Say(Err(error))
     }
 
-    fn follow(&mut self, input: Input<'_>, at_least: Duration) {
+    fn follow(&mut self, input: WatchInput<'_>, at_least: Duration) {
         let now = Instant::now();
         let step = self.progress.take(input, now);
         let until = match step {
-            Step::Continue => return,
+            WatchStep::Continue => return,
             // However short the watches are, a list comes in its time.
-            Step::Watch(doublings) | Step::AskNewest(doublings) => {
+            WatchStep::Watch(doublings) | WatchStep::AskNewest(doublings) => {
                 (now + pause(doublings)).min(self.progress.deadline())
             }
-            Step::List(doublings) => now + pause(doublings),
+            WatchStep::List(doublings) => now + pause(doublings),
         };
-        self.state = State::Rest { until: until.max(now + at_least), step };
+        self.state = ListWatchState::Rest { until: until.max(now + at_least), step };
     }
 }
 
 /// Returns the version of an object that says which one it is.
-fn identified<K: Resource>(object: &Guarded<K>) -> Option<&str> {
+fn identified<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<&str> {
     let meta = object.meta();
     let text = |text: &'_ Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
     let is_named = text(&meta.namespace) && text(&meta.name);
@@ -680,7 +706,10 @@ fn identified<K: Resource>(object: &Guarded<K>) -> Option<&str> {
 /// Returns a pause, with jitter: the first one is doubled so often, less one.
 fn pause(doublings: u32) -> Duration {
     let Some(doublings) = doublings.checked_sub(1) else { return Duration::ZERO };
-    let pause = PAUSE.0.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(PAUSE.1);
+    let pause = RELIST_BACKOFF
+        .0
+        .saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX))
+        .min(RELIST_BACKOFF.1);
     // Half of it at random: many replicas shall not come back at the same moment.
     pause.mul_f64(rand::random_range(0.5..=1.0))
 }
@@ -702,7 +731,7 @@ pub(crate) fn in_namespace(watch: &str, namespace: Option<&str>) -> String {
 }
 
 /// Waits until a moment; without one, for ever.
-pub(crate) async fn until(moment: Option<Instant>) {
+pub(crate) async fn sleep_until_opt(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
@@ -710,14 +739,17 @@ pub(crate) async fn until(moment: Option<Instant>) {
 }
 
 /// Returns the object, or reports it: one that can't be read must not stop the others.
-pub(crate) fn readable<K: Resource>(object: Guarded<K>, complaints: &mut Complaints) -> Option<K> {
+pub(crate) fn readable<K: Resource>(
+    object: RawDeserializeGuard<K>,
+    object_errors: &mut ObjectErrors,
+) -> Option<K> {
     let key = key_of(&object);
     let complain =
-        |error| complaints.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
+        |error| object_errors.set(&key, Some(format!("it can't be read and counts as it was: {error}")));
     object.0.map_err(complain).ok()
 }
 
-pub(crate) fn key_of<K: Resource>(object: &Guarded<K>) -> ServiceKey {
+pub(crate) fn key_of<K: Resource>(object: &RawDeserializeGuard<K>) -> ServiceKey {
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 

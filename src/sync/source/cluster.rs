@@ -25,32 +25,34 @@ use crate::model::service_key::ServiceKey;
 use crate::store::{PortInterner, Store};
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
-use crate::sync::events::link_log::{News, log_changes, log_first_list};
+use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
-use crate::sync::k8s::deserialize_guard::Guarded;
-use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
-use crate::sync::k8s::listed::{LinkLists, Listed};
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchTrouble};
+use crate::sync::k8s::listed::{LinkLists, ListedUpTo};
 use crate::sync::k8s::rewinds::Rewinds;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
-use crate::sync::k8s::watch::{Event, Item, Query, in_namespace, key_of, list_watch, readable, until};
+use crate::sync::k8s::watch::{
+    Event, RequestQuery, WatchItem, in_namespace, key_of, list_watch, readable, sleep_until_opt,
+};
 use crate::sync::source::metrics::WatchMetrics;
-use crate::sync::source::relist_guard::{Doubt, SECOND_LOOK, keep_unlisted};
+use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard, keep_unlisted};
 use leaving::{Deleted, Leaving};
 
 /// How long links wait until the owners of names are known.
-const HOLDERS_PATIENCE: Duration = Duration::from_secs(10);
+const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the watch of LoadBalancer Services needs.
 #[derive(Clone)]
-pub struct ClusterSource {
+pub struct ServiceWatcher {
     /// The client.
     pub client: Client,
     /// Where it is said that the API server is away.
-    pub outage: Outage,
+    pub availability: ApiAvailability,
     /// Which Services become links.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub admission: Arc<HostnamePolicy>,
+    pub hostname_policy: Arc<HostnamePolicy>,
     /// Whether Services carry our finalizer, and wait for us when they are deleted.
     pub guards: bool,
     /// Whether most external targets stay, at the start, until it is known that their Services are gone.
@@ -60,7 +62,7 @@ pub struct ClusterSource {
     /// Where the links go.
     pub store: Arc<Store>,
     /// Where changes are told.
-    pub news: News,
+    pub news: Telemetry,
     /// What is counted of its events.
     pub metrics: Arc<WatchMetrics>,
     /// How old what its watches have heard is.
@@ -76,13 +78,13 @@ pub struct ClusterSource {
 }
 
 /// What one of several watches says, with its number.
-type Tagged = BoxStream<'static, (usize, Item<Service>)>;
+type Tagged = BoxStream<'static, (usize, WatchItem<Service>)>;
 
 /// One of the watches: of a namespace, or of all.
 #[derive(Debug)]
-struct Scope {
+struct WatchState {
     namespace: Option<String>,
-    list: List,
+    list: PartialList,
     /// Whether a list is coming in.
     listing: bool,
     /// Whether a list is complete since the term began, and since etcd was restored; or the last one has failed.
@@ -99,16 +101,16 @@ struct Scope {
     end: Option<AbortHandle>,
 }
 
-impl Scope {
-    fn new(namespace: Option<String>, outage: Outage) -> Self {
+impl WatchState {
+    fn new(namespace: Option<String>, availability: ApiAvailability) -> Self {
         let what = match &namespace {
             Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
             None => "LoadBalancer Services in all namespaces".to_owned(),
         };
-        let trouble = WatchTrouble::new(outage, what, WatchTrouble::READING);
+        let trouble = WatchTrouble::new(availability, what, WatchTrouble::READING);
         Self {
             namespace,
-            list: List::default(),
+            list: PartialList::default(),
             listing: false,
             listed: false,
             failed: false,
@@ -139,17 +141,18 @@ impl Scope {
     }
 }
 
-impl ClusterSource {
+impl ServiceWatcher {
     /// Keeps the store in step with the cluster.
     ///
     /// # Errors
     /// If the watch ends, which it never should.
     pub async fn run(self) -> Result<(), SyncError> {
         let namespaces = &self.selection.namespaces;
-        let mut scopes: Vec<Scope> = if namespaces.is_empty() {
-            vec![Scope::new(None, self.outage.clone())]
+        let mut scopes: Vec<WatchState> = if namespaces.is_empty() {
+            vec![WatchState::new(None, self.availability.clone())]
         } else {
-            let scope = |namespace: &String| Scope::new(Some(namespace.clone()), self.outage.clone());
+            let scope =
+                |namespace: &String| WatchState::new(Some(namespace.clone()), self.availability.clone());
             namespaces.iter().map(scope).collect()
         };
         let mut feed = self.store.subscribe();
@@ -159,16 +162,16 @@ impl ClusterSource {
         for (number, scope) in scopes.iter_mut().enumerate() {
             events.push(self.follow(number, scope));
         }
-        let mut doubt = Doubt::default();
-        let (client, outage) = (self.client.clone(), self.outage.clone());
-        let mut heard = Heard {
-            complaints: Complaints::default(),
-            leaving: Leaving::new(client, outage, Arc::clone(&self.selection), self.delete_delay),
+        let mut relist_guard = RelistGuard::default();
+        let (client, availability) = (self.client.clone(), self.availability.clone());
+        let mut heard = OtherServices {
+            object_errors: ObjectErrors::default(),
+            leaving: Leaving::new(client, availability, Arc::clone(&self.selection), self.delete_delay),
         };
         loop {
             // Of a list that comes in the Service that a target depends on may be one of the last.
-            if self.heed(&mut feed) && scopes.iter().all(Scope::is_settled) {
-                log_changes(&self.news, self.reconsider(&mut heard.complaints));
+            if self.heed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
+                log_changes(&self.news, self.reconsider(&mut heard.object_errors));
             }
             let again = scopes.iter().filter_map(|scope| scope.again).min();
             let over = heard.leaving.due().map(Instant::from_std);
@@ -190,13 +193,13 @@ impl ClusterSource {
                     self.left(&deleted, membership, &mut heard.leaving);
                     continue;
                 }
-                () = until(over) => {
+                () = sleep_until_opt(over) => {
                     for (key, uid, since) in heard.leaving.over(std::time::Instant::now()) {
                         log_changes(&self.news, self.store.delete_since(&key, &uid, None, since));
                     }
                     continue;
                 }
-                () = until(again) => {
+                () = sleep_until_opt(again) => {
                     for (number, scope) in scopes.iter_mut().enumerate() {
                         if scope.again.take_if(|at| *at <= Instant::now()).is_some() {
                             events.push(self.follow(number, scope));
@@ -221,14 +224,14 @@ impl ClusterSource {
             }
             match event {
                 Event::ListBegins => {
-                    scope.list = List::default();
+                    scope.list = PartialList::default();
                     scope.listing = true;
                 }
-                Event::Listed(object) => scope.list.add(&self, object, &mut heard.complaints),
+                Event::Listed(object) => scope.list.add(&self, object, &mut heard.object_errors),
                 Event::ListEnds { version, rewound } => {
                     (scope.listed, scope.listing, scope.failed) = (true, false, false);
                     scope.trouble.set_waiting(None);
-                    names_settled(&self.store).await;
+                    wait_for_owners(&self.store).await;
                     let list = std::mem::take(&mut scope.list);
                     // Another watch may have noticed it first.
                     let was_noticed = std::mem::take(&mut scope.rewound);
@@ -242,11 +245,11 @@ impl ClusterSource {
                     }
                     scope.newest = version.or(scope.newest);
                     let complete = Complete { list, version, rewound };
-                    let mut changes = self.take_list(scope, &mut doubt, complete, &mut heard.leaving);
-                    if self.heed(&mut feed) && scopes.iter().all(Scope::is_settled) {
-                        changes.extend(self.reconsider(&mut heard.complaints));
+                    let mut changes = self.take_list(scope, &mut relist_guard, complete, &mut heard.leaving);
+                    if self.heed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
+                        changes.extend(self.reconsider(&mut heard.object_errors));
                     }
-                    heard.complaints.retain(|key| self.store.get(key).is_some());
+                    heard.object_errors.retain(|key| self.store.get(key).is_some());
                     self.note_list(&scopes[number], lists, true);
                     let complete = scopes.iter().all(|scope| scope.listed);
                     self.listed(changes, complete);
@@ -264,17 +267,17 @@ impl ClusterSource {
     }
 
     /// Returns what lists that begin now are good for.
-    fn lists(&self) -> Listed {
-        Listed { term: self.leadership.term(), rewinds: self.rewinds.count() }
+    fn lists(&self) -> ListedUpTo {
+        ListedUpTo { term: self.leadership.term(), rewinds: self.rewinds.count() }
     }
 
     /// Tells that a list is complete, or has failed.
-    fn note_list(&self, scope: &Scope, lists: Listed, is_complete: bool) {
+    fn note_list(&self, scope: &WatchState, lists: ListedUpTo, is_complete: bool) {
         self.listed.send_if_modified(|all| all.note(scope.namespace.as_deref(), lists, is_complete));
     }
 
     /// Waits until new lists are due, after these.
-    async fn beyond(&self, Listed { term, rewinds }: Listed) {
+    async fn beyond(&self, ListedUpTo { term, rewinds }: ListedUpTo) {
         tokio::select! {
             () = self.leadership.beyond(term) => {}
             () = self.rewinds.beyond(rewinds) => {}
@@ -282,12 +285,12 @@ impl ClusterSource {
     }
 
     /// Starts to list and watch anew; what was followed before isn't any more.
-    fn follow(&self, number: usize, scope: &mut Scope) -> Tagged {
-        let query = Query {
+    fn follow(&self, number: usize, scope: &mut WatchState) -> Tagged {
+        let query = RequestQuery {
             namespace: scope.namespace.clone(),
             fields: format!("spec.type={LOAD_BALANCER}"),
             labels: self.selection.labels.to_string(),
-            ..Query::default()
+            ..RequestQuery::default()
         };
         let sign = self.staleness.watch(&in_namespace("load-balancers", scope.namespace.as_deref()));
         let events = list_watch::<Service>(self.client.clone(), query, sign);
@@ -302,12 +305,12 @@ impl ClusterSource {
     /// Takes over a complete list. Of what it lacks too much isn't believed until another one agrees.
     fn take_list(
         &self,
-        scope: &mut Scope,
-        doubt: &mut Doubt,
+        scope: &mut WatchState,
+        relist_guard: &mut RelistGuard,
         Complete { list, version, rewound }: Complete,
         leaving: &mut Leaving,
     ) -> Vec<LinkChange> {
-        let List { seen, unreadable, departing, unselected, .. } = list;
+        let PartialList { seen, unreadable, departing, unselected, .. } = list;
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
@@ -324,15 +327,15 @@ impl ClusterSource {
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list is compared with nothing.
         let mut kept = if self.store.is_synced() {
-            doubt.keeps(known, &missing, within, std::time::Instant::now())
+            relist_guard.keeps(known, &missing, within, std::time::Instant::now())
         } else {
             HashSet::new()
         };
-        scope.again = (!kept.is_empty()).then(|| Instant::now() + SECOND_LOOK);
+        scope.again = (!kept.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
         if !kept.is_empty() {
             warn!(
                 "{} of {known} load balancers are missing from the API server's new list: it isn't believed \
-                 before another one, in {SECOND_LOOK:?}, agrees; until then they stay as they were",
+                 before another one, in {CONFIRM_AFTER:?}, agrees; until then they stay as they were",
                 kept.len()
             );
         }
@@ -369,9 +372,9 @@ impl ClusterSource {
 
     /// Returns what the store needs to know, and records what isn't granted; of the first list that is
     /// no news.
-    fn observe(&self, service: &Service, complaints: &mut Complaints) -> ObservedService {
-        self.own_targets().note(service, &self.admission, Some(&self.store));
-        let (observed, refused) = observe(service, &self.admission, &self.store, complaints);
+    fn observe(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
+        self.own_targets().note(service, &self.hostname_policy, Some(&self.store));
+        let (observed, refused) = observe(service, &self.hostname_policy, &self.store, object_errors);
         if !self.store.is_synced() {
             return observed;
         }
@@ -388,19 +391,19 @@ impl ClusterSource {
         observed
     }
 
-    /// Does what [`ClusterSource::observe`] does for a Service of a list, of which the rest isn't known yet: what is
-    /// wrong with a target that depends on another Service is said when [`ClusterSource::reconsider`] has looked again.
-    fn observe_listed(&self, service: &Service, complaints: &mut Complaints) -> ObservedService {
-        if self.own_targets().note(service, &self.admission, None) {
-            return service.observe(&self.admission, &self.store).0;
+    /// Does what [`ServiceWatcher::observe`] does for a Service of a list, of which the rest isn't known yet: what is
+    /// wrong with a target that depends on another Service is said when [`ServiceWatcher::reconsider`] has looked again.
+    fn observe_listed(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
+        if self.own_targets().note(service, &self.hostname_policy, None) {
+            return service.observe(&self.hostname_policy, &self.store).0;
         }
-        self.observe(service, complaints)
+        self.observe(service, object_errors)
     }
 
     /// Looks again at the Services whose target another Service allows now, or doesn't allow any more.
-    fn reconsider(&self, complaints: &mut Complaints) -> Vec<LinkChange> {
-        let services = self.own_targets().changed(&self.admission, &self.store);
-        let mut again = |service: &Service| self.store.apply(self.observe(service, complaints));
+    fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
+        let services = self.own_targets().changed(&self.hostname_policy, &self.store);
+        let mut again = |service: &Service| self.store.apply(self.observe(service, object_errors));
         services.iter().filter_map(&mut again).collect()
     }
 
@@ -409,7 +412,7 @@ impl ClusterSource {
         let mut own_targets = self.own_targets();
         loop {
             match feed.try_recv() {
-                Ok(change) => own_targets.heed(&change, &self.admission),
+                Ok(change) => own_targets.heed(&change, &self.hostname_policy),
                 Err(TryRecvError::Lagged(_)) => own_targets.heed_all(),
                 Err(TryRecvError::Empty | TryRecvError::Closed) => return own_targets.is_due(),
             }
@@ -420,19 +423,19 @@ impl ClusterSource {
         self.own_targets.lock()
     }
 
-    fn applied(&self, object: Guarded<Service>, heard: &mut Heard) {
+    fn applied(&self, object: RawDeserializeGuard<Service>, heard: &mut OtherServices) {
         let key = key_of(&object);
-        let Some(service) = readable(object, &mut heard.complaints) else {
+        let Some(service) = readable(object, &mut heard.object_errors) else {
             return self.store.set_unreadable(&key);
         };
         let membership = self.selection.membership(&service);
         if membership == Membership::Selected {
             let was_deleted = heard.leaving.forget(&key);
-            let observed = self.observe(&service, &mut heard.complaints);
+            let observed = self.observe(&service, &mut heard.object_errors);
             let ended = was_deleted.then(|| self.end_if_blank(&observed)).flatten();
             return log_changes(&self.news, ended.into_iter().chain(self.store.apply(observed)));
         }
-        heard.complaints.set(&key, None);
+        heard.object_errors.set(&key, None);
         let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
         if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
             // It was left out before, too.
@@ -456,10 +459,10 @@ impl ClusterSource {
 
     /// Takes over that a Service is gone, or left the selection: the event has the object as it was before, of which
     /// only its key, uid and version are news.
-    fn deleted(&self, object: &Guarded<Service>, heard: &mut Heard) {
+    fn deleted(&self, object: &RawDeserializeGuard<Service>, heard: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
-        heard.complaints.set(&deleted.key, None);
+        heard.object_errors.set(&deleted.key, None);
         let is_gone = object.meta().deletion_timestamp.is_some();
         if !is_gone && self.is_followed(&deleted) {
             heard.leaving.ask(deleted);
@@ -503,14 +506,14 @@ impl ClusterSource {
 }
 
 /// What is remembered of the Services beside the links.
-struct Heard {
-    complaints: Complaints,
+struct OtherServices {
+    object_errors: ObjectErrors,
     leaving: Leaving,
 }
 
 /// A list as it comes in, page by page.
 #[derive(Debug, Default)]
-struct List {
+struct PartialList {
     keys: HashSet<ServiceKey>,
     seen: Vec<ObservedService>,
     /// Of those, which are many: most have the same.
@@ -524,26 +527,31 @@ struct List {
 
 /// A list that has come in.
 struct Complete {
-    list: List,
+    list: PartialList,
     version: Option<u64>,
     /// Whether etcd was restored since the one before.
     rewound: bool,
 }
 
-impl List {
-    fn add(&mut self, source: &ClusterSource, object: Guarded<Service>, complaints: &mut Complaints) {
+impl PartialList {
+    fn add(
+        &mut self,
+        source: &ServiceWatcher,
+        object: RawDeserializeGuard<Service>,
+        object_errors: &mut ObjectErrors,
+    ) {
         let key = key_of(&object);
         if !self.keys.insert(key.clone()) {
             self.drop_earlier(&key);
         }
-        let Some(service) = readable(object, complaints) else { return self.unreadable.push(key) };
+        let Some(service) = readable(object, object_errors) else { return self.unreadable.push(key) };
         let membership = source.selection.membership(&service);
         if membership == Membership::Selected {
-            let observed = source.observe_listed(&service, complaints);
+            let observed = source.observe_listed(&service, object_errors);
             let ports = self.ports.shared(Arc::clone(&observed.ports));
             return self.seen.push(ObservedService { ports, ..observed });
         }
-        complaints.set(&key, None);
+        object_errors.set(&key, None);
         if source.guards && service.is_guarded() {
             self.departing.push((key.clone(), service.uid().into()));
         }
@@ -564,31 +572,31 @@ impl List {
 
 /// Waits, for a while, until the owners of names are known: a name must not go to another link because Services were
 /// listed sooner than external targets.
-pub(crate) async fn names_settled(store: &Store) {
+pub(crate) async fn wait_for_owners(store: &Store) {
     // Where the API server answers the one list and not the other, DNS does without.
-    let _ = tokio::time::timeout(HOLDERS_PATIENCE, store.holders_known()).await;
+    let _ = tokio::time::timeout(OWNERS_TIMEOUT, store.holders_known()).await;
 }
 
 /// Returns what the store needs to know of a Service, reports what of it can't be served or isn't
 /// granted, and returns that too where it is news.
 pub(crate) fn observe(
     service: &Service,
-    admission: &HostnamePolicy,
+    hostname_policy: &HostnamePolicy,
     store: &Store,
-    complaints: &mut Complaints,
+    object_errors: &mut ObjectErrors,
 ) -> (ObservedService, Vec<Rejection>) {
-    let (observed, unusable) = service.observe(admission, store);
+    let (observed, unusable) = service.observe(hostname_policy, store);
     let complaint = joined(&unusable);
-    let is_news = complaints.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
+    let is_news = object_errors.set(&observed.key, (!complaint.is_empty()).then_some(complaint));
     (observed, if is_news { unusable } else { Vec::new() })
 }
 
-fn joined<'a>(complaints: impl IntoIterator<Item = &'a Rejection>) -> String {
-    complaints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+fn joined<'a>(object_errors: impl IntoIterator<Item = &'a Rejection>) -> String {
+    object_errors.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the resourceVersion of an object, if it is a number.
-fn version_of(object: &Guarded<Service>) -> Option<u64> {
+fn version_of(object: &RawDeserializeGuard<Service>) -> Option<u64> {
     object.resource_version().and_then(|version| version.parse().ok())
 }
 
@@ -601,20 +609,20 @@ mod tests {
 
     #[test]
     fn undecodable_object_is_reported_by_name_and_stops_no_other() {
-        let list: Vec<Guarded<Service>> = serde_json::from_str(
+        let list: Vec<RawDeserializeGuard<Service>> = serde_json::from_str(
             r#"[{"metadata": {"namespace": "default", "name": "broken"}, "spec": {"type": 5}},
                 {"metadata": {"namespace": "default", "name": "whole"}, "spec": {"type": "LoadBalancer"}}]"#,
         )
         .unwrap();
-        let mut complaints = Complaints::default();
+        let mut object_errors = ObjectErrors::default();
         let keys: Vec<String> = list.iter().map(|object| key_of(object).to_string()).collect();
         assert_eq!(keys, ["default/broken", "default/whole"]);
         let readable: Vec<Service> =
-            list.into_iter().filter_map(|object| readable(object, &mut complaints)).collect();
+            list.into_iter().filter_map(|object| readable(object, &mut object_errors)).collect();
         assert_eq!(readable.len(), 1);
         assert!(readable[0].is_living_load_balancer());
         assert!(
-            complaints.of(&ServiceKey::new("default", "broken")).unwrap().starts_with("it can't be read")
+            object_errors.of(&ServiceKey::new("default", "broken")).unwrap().starts_with("it can't be read")
         );
     }
 }

@@ -15,13 +15,13 @@ use tokio::time::timeout;
 
 /// Editors and ConfigMap mounts touch a file several times for one change: it is read when they
 /// have been quiet for this long.
-const SETTLE: Duration = Duration::from_millis(50);
+const DEBOUNCE: Duration = Duration::from_millis(50);
 
 /// The longest time that changes are waited out.
-const RESTLESS: Duration = Duration::from_millis(500);
+const MAX_DEBOUNCE: Duration = Duration::from_millis(500);
 
 /// How often it is looked whether it is still the same directory.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a directory can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -87,17 +87,18 @@ pub fn changes(directory: &Path) -> Result<impl Stream<Item = ()> + Send + use<>
         })
         .map_err(failed)?;
     watcher.watch(&directory, RecursiveMode::NonRecursive).map_err(failed)?;
-    let watched = Watched { inode: inode(&directory), path: directory, replaced, watcher, notices: receiver };
+    let watched =
+        FileWatcher { inode: inode(&directory), path: directory, replaced, watcher, notices: receiver };
     let later = futures::stream::unfold(watched, |mut watched| async move {
         // A link to a directory can be pointed elsewhere without a notice.
-        while timeout(LOOK, watched.notices.recv()).await.is_err() {
+        while timeout(POLL_INTERVAL, watched.notices.recv()).await.is_err() {
             if watched.is_elsewhere() {
                 return None;
             }
         }
-        let settled = async { while let Ok(Some(())) = timeout(SETTLE, watched.notices.recv()).await {} };
+        let settled = async { while let Ok(Some(())) = timeout(DEBOUNCE, watched.notices.recv()).await {} };
         // Where it is never quiet, it is read all the same.
-        let _ = timeout(RESTLESS, settled).await;
+        let _ = timeout(MAX_DEBOUNCE, settled).await;
         (!watched.is_elsewhere()).then_some(((), watched))
     });
     Ok(futures::stream::once(std::future::ready(())).chain(later))
@@ -107,7 +108,7 @@ fn is_rename(kind: EventKind) -> bool {
     matches!(kind, EventKind::Modify(ModifyKind::Name(_)))
 }
 
-struct Watched {
+struct FileWatcher {
     path: PathBuf,
     inode: Option<(u64, u64)>,
     /// Whether it has been removed or renamed: the next one may have the same inode.
@@ -118,7 +119,7 @@ struct Watched {
     notices: mpsc::Receiver<()>,
 }
 
-impl Watched {
+impl FileWatcher {
     fn is_elsewhere(&self) -> bool {
         self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode
     }

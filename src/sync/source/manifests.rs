@@ -16,7 +16,7 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::warn;
 
-use super::cluster::{names_settled, observe};
+use super::cluster::{observe, wait_for_owners};
 use super::file_watcher::{DirectoryError, changes};
 use super::own_targets::own_hosts;
 use super::selection::Selection;
@@ -28,8 +28,8 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::events::link_log::{News, log_changes, log_first_list};
-use crate::sync::k8s::errors::{Complaints, located};
+use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
+use crate::sync::k8s::errors::{ObjectErrors, located};
 use crate::sync::k8s::service::Service;
 use crate::sync::source::relist_guard::keep_unlisted;
 use strings::{Document, Misread};
@@ -45,13 +45,13 @@ pub struct ManifestSource {
     /// Which Services become links.
     pub selection: Arc<Selection>,
     /// What of their wishes is granted.
-    pub admission: Arc<HostnamePolicy>,
+    pub hostname_policy: Arc<HostnamePolicy>,
     /// Where the links go.
     pub store: Arc<Store>,
     /// Where changes are told.
-    pub news: News,
+    pub news: Telemetry,
     /// The files as they were read last, also by a run of this source before.
-    pub files: Arc<Mutex<Files>>,
+    pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether most external targets stay, at the start, until it is known that their Services are gone.
     pub keeps_unlisted: bool,
 }
@@ -63,7 +63,7 @@ impl ManifestSource {
     /// If the directory can't be read or watched any more.
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
-        let mut complaints = Complaints::default();
+        let mut object_errors = ObjectErrors::default();
         while changes.next().await.is_some() {
             let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
             let read = move || files.lock().read(&directory);
@@ -77,10 +77,10 @@ impl ManifestSource {
                 for notice in std::mem::take(&mut files.notices) {
                     warn!("{notice}");
                 }
-                (files.services(&self.selection, &self.admission, &mut complaints), files.unread())
+                (files.services(&self.selection, &self.hostname_policy, &mut object_errors), files.unread())
             };
             read?;
-            names_settled(&self.store).await;
+            wait_for_owners(&self.store).await;
             // What can't be read yet may hold anything: nothing is gone because it isn't seen.
             if !self.store.is_synced() && unread {
                 continue;
@@ -101,11 +101,11 @@ impl ManifestSource {
 }
 
 /// The largest file that is read, in bytes: more is no manifest.
-const MAX_FILE: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// What a look at all manifests of a directory found.
 #[derive(Debug)]
-pub struct Checked {
+pub struct ManifestCheck {
     /// How many Services would become links.
     pub services: usize,
     /// What can't be understood, with file, line and column.
@@ -121,13 +121,13 @@ pub struct Checked {
 pub fn check(
     directory: &Path,
     selection: &Selection,
-    admission: &HostnamePolicy,
-) -> Result<Checked, DirectoryError> {
-    let mut files = Files::default();
+    hostname_policy: &HostnamePolicy,
+) -> Result<ManifestCheck, DirectoryError> {
+    let mut files = ManifestFiles::default();
     files.read(directory)?;
-    let services = files.services(selection, admission, &mut Complaints::default()).len();
+    let services = files.services(selection, hostname_policy, &mut ObjectErrors::default()).len();
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
-    Ok(Checked { services, errors, notices: files.notices })
+    Ok(ManifestCheck { services, errors, notices: files.notices })
 }
 
 /// Returns all load balancers in the manifests of a directory that can be understood, whatever the flags leave out.
@@ -135,7 +135,7 @@ pub fn check(
 /// # Errors
 /// If the directory can't be read.
 pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> {
-    let mut files = Files::default();
+    let mut files = ManifestFiles::default();
     files.read(directory)?;
     let services = files.by_name.into_values().flat_map(|file| file.services);
     Ok(services.filter(Service::is_living_load_balancer).collect())
@@ -143,25 +143,25 @@ pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> 
 
 /// The files as they were read last.
 #[derive(Debug, Default)]
-pub struct Files {
-    by_name: BTreeMap<PathBuf, File>,
+pub struct ManifestFiles {
+    by_name: BTreeMap<PathBuf, ManifestFile>,
     twice: BTreeSet<String>,
     /// What couldn't be understood at the last look, with file, line and column.
-    errors: Vec<Broken>,
+    errors: Vec<FileError>,
     /// What was passed over at the last look and not before.
     notices: Vec<String>,
 }
 
 /// One file: its bytes as they are now, and the Services of its last good content.
 #[derive(Debug, Default)]
-struct File {
+struct ManifestFile {
     content: Vec<u8>,
     services: Vec<Service>,
     /// Whether it has ever been understood.
     good: bool,
 }
 
-impl Files {
+impl ManifestFiles {
     /// Looks at the directory again. A file that can't be read or understood keeps what it had.
     fn read(&mut self, directory: &Path) -> Result<(), DirectoryError> {
         let paths = manifest_files(directory)?;
@@ -173,7 +173,7 @@ impl Files {
                 Ok(content) => {
                     match parse(&path, &content) {
                         Ok(services) => (file.services, file.good) = (services, true),
-                        Err(error) => self.errors.push(Broken { error, good: file.good }),
+                        Err(error) => self.errors.push(FileError { error, good: file.good }),
                     }
                     file.content = content;
                 }
@@ -181,7 +181,7 @@ impl Files {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     let error = format!("{}: {error}", path.display());
-                    self.errors.push(Broken { error, good: file.good });
+                    self.errors.push(FileError { error, good: file.good });
                 }
             }
             self.by_name.insert(path, file);
@@ -221,17 +221,17 @@ impl Files {
     fn services(
         &self,
         selection: &Selection,
-        admission: &HostnamePolicy,
-        complaints: &mut Complaints,
+        hostname_policy: &HostnamePolicy,
+        object_errors: &mut ObjectErrors,
     ) -> Vec<ObservedService> {
         // Whether a name in our zones is followed depends on the load balancers of all files.
-        let all = Store::new(OnGone::Dropped).with_zones(&admission.targets.zones);
+        let all = Store::new(OnGone::Dropped).with_zones(&hostname_policy.targets.zones);
         let services = self.by_name.values().flat_map(|file| &file.services);
-        if services.into_iter().any(|service| !own_hosts(service, admission).is_empty()) {
-            let list = self.observed(selection, |service| service.observe(admission, &all).0);
+        if services.into_iter().any(|service| !own_hosts(service, hostname_policy).is_empty()) {
+            let list = self.observed(selection, |service| service.observe(hostname_policy, &all).0);
             all.replace(None, list, Vec::new(), &HashSet::new());
         }
-        self.observed(selection, |service| observe(service, admission, &all, complaints).0)
+        self.observed(selection, |service| observe(service, hostname_policy, &all, object_errors).0)
     }
 
     fn observed(
@@ -253,12 +253,12 @@ impl Files {
 
 /// What is wrong with a file, and whether it has been right before.
 #[derive(Debug)]
-struct Broken {
+struct FileError {
     error: String,
     good: bool,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let consequence =
             if self.good { "its last good content stays in force" } else { "the file is passed over" };
@@ -282,28 +282,28 @@ fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, DirectoryError> {
 }
 
 fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
-    if std::fs::metadata(path)?.len() > MAX_FILE {
-        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
+    if std::fs::metadata(path)?.len() > MAX_FILE_BYTES {
+        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE_BYTES} bytes")));
     }
     std::fs::read(path)
 }
 
 /// One YAML document, whatever it is.
 #[derive(Debug, Deserialize)]
-struct Head {
+struct DocumentType {
     #[serde(rename = "apiVersion")]
     api_version: Option<String>,
     kind: Option<String>,
 }
 
-/// A `List`, whose items may be of any kind: what each is has to be seen before it is decoded.
+/// A `ObjectList`, whose items may be of any kind: what each is has to be seen before it is decoded.
 #[derive(Debug, Deserialize)]
-struct List {
+struct ObjectList {
     #[serde(default)]
     items: Vec<Spanned<Value>>,
 }
 
-impl List {
+impl ObjectList {
     /// Returns the Services in it, and where they begin.
     fn services(self, place: impl Fn(Location) -> String) -> Result<Vec<(String, Service)>, String> {
         // Items of a ServiceList don't repeat what they are.
@@ -353,9 +353,9 @@ fn parse(path: &Path, content: &[u8]) -> Result<Vec<Service>, String> {
     let mut lists = content;
     let mut strings = content;
     // Four looks at the same documents: what it is decides which look counts.
-    let documents = documents::<Spanned<Head>>(&mut heads)
+    let documents = documents::<Spanned<DocumentType>>(&mut heads)
         .zip(documents::<Service>(&mut services))
-        .zip(documents::<List>(&mut lists))
+        .zip(documents::<ObjectList>(&mut lists))
         .zip(documents::<Document>(&mut strings));
     for (((head, service), list), strings) in documents {
         let head = head.map_err(at)?;

@@ -19,13 +19,13 @@ use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
 /// How many Services are remembered, how many of one namespace, and about how many bytes they may take. A Service beyond
 /// that is looked at when it changes itself; DNS asks for `allow-from` with each answer anyway.
 const MAX_SERVICES: usize = 1000;
-const MAX_OF_NAMESPACE: usize = 100;
+const MAX_SERVICES_OF_NAMESPACE: usize = 100;
 const MAX_BYTES: usize = 8 << 20;
 
 /// The Services whose target depends on another Service.
 #[derive(Debug, Default)]
 pub struct OwnTargets {
-    services: BTreeMap<ServiceKey, Noted>,
+    services: BTreeMap<ServiceKey, ObservedTarget>,
     bytes: usize,
     of_namespace: HashMap<Box<str>, usize>,
     /// By the link that has one of their hosts.
@@ -38,16 +38,16 @@ pub struct OwnTargets {
 }
 
 #[derive(Debug)]
-struct Noted {
+struct ObservedTarget {
     service: Service,
     weight: usize,
-    looked: Looked,
+    looked: TargetCheck,
     labels: BTreeSet<Box<[u8]>>,
 }
 
 /// What the last look at the hosts of a Service in our zones has shown.
 #[derive(Debug, Default)]
-struct Looked {
+struct TargetCheck {
     /// Why each of them isn't followed, if so; nothing if that isn't known.
     refused: Option<Vec<Option<Denied>>>,
     /// The links that have them.
@@ -93,10 +93,10 @@ impl OwnTargets {
     pub(crate) fn note(
         &mut self,
         service: &Service,
-        admission: &HostnamePolicy,
+        hostname_policy: &HostnamePolicy,
         store: Option<&Store>,
     ) -> bool {
-        let hosts = own_hosts(service, admission);
+        let hosts = own_hosts(service, hostname_policy);
         if hosts.is_empty() && self.services.is_empty() {
             return false;
         }
@@ -108,7 +108,7 @@ impl OwnTargets {
         let weight = weight(service);
         let of_namespace = self.of_namespace.get(key.namespace()).copied().unwrap_or_default();
         let has_room = self.services.len() < MAX_SERVICES
-            && of_namespace < MAX_OF_NAMESPACE
+            && of_namespace < MAX_SERVICES_OF_NAMESPACE
             && self.bytes + weight <= MAX_BYTES;
         if !has_room {
             debug!(
@@ -117,18 +117,18 @@ impl OwnTargets {
             return false;
         }
         let looked = match store {
-            Some(store) => look(&key, &hosts, admission, store),
+            Some(store) => look(&key, &hosts, hostname_policy, store),
             None => {
                 self.due.insert(key.clone());
-                Looked::default()
+                TargetCheck::default()
             }
         };
-        let labels = hosts.iter().filter_map(|host| label_below_zone(host, admission)).collect();
+        let labels = hosts.iter().filter_map(|host| label_below_zone(host, hostname_policy)).collect();
         self.by_link.add(&looked.links, &key);
         self.by_label.add(&labels, &key);
         self.bytes += weight;
         *self.of_namespace.entry(key.namespace().into()).or_default() += 1;
-        self.services.insert(key, Noted { service: service.clone(), weight, looked, labels });
+        self.services.insert(key, ObservedTarget { service: service.clone(), weight, looked, labels });
         true
     }
 
@@ -147,7 +147,7 @@ impl OwnTargets {
     }
 
     /// Takes in a change of a link: the Services that depend on it are to be looked at.
-    pub(crate) fn heed(&mut self, change: &LinkChange, admission: &HostnamePolicy) {
+    pub(crate) fn heed(&mut self, change: &LinkChange, hostname_policy: &HostnamePolicy) {
         if self.services.is_empty() {
             return;
         }
@@ -162,7 +162,7 @@ impl OwnTargets {
             return;
         }
         for link in [before, after].into_iter().flatten() {
-            match labels_of(link, admission) {
+            match labels_of(link, hostname_policy) {
                 Some(labels) => {
                     for label in &labels {
                         self.due.extend(self.by_label.of(label).cloned());
@@ -186,7 +186,7 @@ impl OwnTargets {
     /// Returns the Services of which other targets are followed now, or refused for another reason, and forgets the
     /// ones without a living link. Looks only at what is due since the last call. Not to be called while a list comes
     /// in: its Services have no links yet.
-    pub(crate) fn changed(&mut self, admission: &HostnamePolicy, store: &Store) -> Vec<Service> {
+    pub(crate) fn changed(&mut self, hostname_policy: &HostnamePolicy, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
         for key in std::mem::take(&mut self.due) {
             if store.get(&key).is_none_or(|link| link.is_gone()) {
@@ -194,7 +194,7 @@ impl OwnTargets {
                 continue;
             }
             let Some(noted) = self.services.get_mut(&key) else { continue };
-            let now = look(&key, &own_hosts(&noted.service, admission), admission, store);
+            let now = look(&key, &own_hosts(&noted.service, hostname_policy), hostname_policy, store);
             let before = std::mem::replace(&mut noted.looked, now);
             if noted.looked.refused != before.refused {
                 changed.push(noted.service.clone());
@@ -210,19 +210,19 @@ impl OwnTargets {
 
 /// Returns the label directly below the closest of our zones that a host is in, in lower case; nothing for a zone's own
 /// name.
-fn label_below_zone(host: &Name, admission: &HostnamePolicy) -> Option<Box<[u8]>> {
-    let zones = admission.targets.zones.iter().filter(|zone| zone.zone_of(host));
+fn label_below_zone(host: &Name, hostname_policy: &HostnamePolicy) -> Option<Box<[u8]>> {
+    let zones = hostname_policy.targets.zones.iter().filter(|zone| zone.zone_of(host));
     let below = host.iter().count().checked_sub(zones.map(|zone| zone.iter().count()).max()?)?;
     Some(host.iter().nth(below.checked_sub(1)?)?.to_ascii_lowercase().into())
 }
 
 /// Returns the labels directly below a zone that names of a link have; nothing if it may be any.
-fn labels_of(link: &Link, admission: &HostnamePolicy) -> Option<BTreeSet<Box<[u8]>>> {
+fn labels_of(link: &Link, hostname_policy: &HostnamePolicy) -> Option<BTreeSet<Box<[u8]>>> {
     let (namespace, service) = link.key.parts();
     let own = [names::dashed_label(namespace, service), namespace.to_owned()];
     let mut labels: BTreeSet<Box<[u8]>> = own.into_iter().map(|label| label.into_bytes().into()).collect();
     for name in &link.hostnames {
-        let label = label_below_zone(&Name::from_ascii(format!("{name}.")).ok()?, admission);
+        let label = label_below_zone(&Name::from_ascii(format!("{name}.")).ok()?, hostname_policy);
         // A wildcard there may have any of them.
         if label.as_deref() == Some(b"*") {
             return None;
@@ -233,22 +233,23 @@ fn labels_of(link: &Link, admission: &HostnamePolicy) -> Option<BTreeSet<Box<[u8
 }
 
 /// Returns the hosts in our zones that the status of a Service names.
-pub(crate) fn own_hosts(service: &Service, admission: &HostnamePolicy) -> Vec<Name> {
-    let zones = &admission.targets.zones;
+pub(crate) fn own_hosts(service: &Service, hostname_policy: &HostnamePolicy) -> Vec<Name> {
+    let zones = &hostname_policy.targets.zones;
     let entries = service.status.load_balancer.ingress.iter().take(MAX_INGRESS);
     let hosts = entries.filter_map(|entry| entry.hostname.as_deref());
     let hosts = hosts.filter_map(|host| host_name(host).ok());
     hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
 }
 
-fn look(key: &ServiceKey, hosts: &[Name], admission: &HostnamePolicy, store: &Store) -> Looked {
-    let refusal =
-        |host| admission.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err();
+fn look(key: &ServiceKey, hosts: &[Name], hostname_policy: &HostnamePolicy, store: &Store) -> TargetCheck {
+    let refusal = |host| {
+        hostname_policy.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err()
+    };
     let link = |host| match store.find_host(host) {
         Lookup::Link(link) => Some(link.key.clone()),
         Lookup::EmptyNonTerminal | Lookup::Nothing => None,
     };
-    Looked {
+    TargetCheck {
         refused: Some(hosts.iter().map(refusal).collect()),
         links: hosts.iter().filter_map(link).collect(),
     }
@@ -261,7 +262,7 @@ fn weight(service: &Service) -> usize {
     let texts: usize = texts.map(|(key, value)| key.len() + value.len()).sum();
     let entries = service.status.load_balancer.ingress.iter();
     let hosts: usize = entries.filter_map(|entry| entry.hostname.as_ref()).map(String::len).sum();
-    size_of::<Noted>() + texts + hosts + 100 * service.spec.ports.len()
+    size_of::<ObservedTarget>() + texts + hosts + 100 * service.spec.ports.len()
 }
 
 #[cfg(test)]
@@ -272,7 +273,7 @@ mod tests {
     use crate::model::target_policy::TargetPolicy;
     use crate::store::OnGone;
 
-    fn admission() -> HostnamePolicy {
+    fn hostname_policy() -> HostnamePolicy {
         let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
         HostnamePolicy { targets: TargetPolicy { zones, ..Default::default() }, ..Default::default() }
     }
@@ -293,61 +294,61 @@ mod tests {
 
     #[test]
     fn service_is_looked_at_again_when_its_target_opens_or_closes() {
-        let (admission, store) = (admission(), Store::new(OnGone::Dropped));
-        store.set_zones(&admission.targets.zones);
+        let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
+        store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
         let apply = |own: &mut OwnTargets, service: &Service| {
-            let change = store.apply(service.observe(&admission, &store).0);
-            change.iter().for_each(|change| own.heed(change, &admission));
+            let change = store.apply(service.observe(&hostname_policy, &store).0);
+            change.iter().for_each(|change| own.heed(change, &hostname_policy));
         };
         let guest = service("a", "guest", "host.b.lb.internal", "");
-        assert!(!own.note(&service("a", "other", "cloud.example", ""), &admission, Some(&store)));
-        assert!(own.note(&guest, &admission, Some(&store)));
+        assert!(!own.note(&service("a", "other", "cloud.example", ""), &hostname_policy, Some(&store)));
+        assert!(own.note(&guest, &hostname_policy, Some(&store)));
         apply(&mut own, &guest);
-        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0], "there is no host yet");
+        assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0], "there is no host yet");
         for (allow_from, changed) in [("", true), ("c,a", true), ("*", false), ("c", true), ("a", true)] {
             apply(&mut own, &service("b", "host", "cloud.example", allow_from));
             let expected: &[&str] = if changed { &["a/guest"] } else { &[] };
-            assert_eq!(keys(&own.changed(&admission, &store)), expected, "{allow_from:?}");
+            assert_eq!(keys(&own.changed(&hostname_policy, &store)), expected, "{allow_from:?}");
         }
-        own.heed(&store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(), &admission);
-        assert_eq!(keys(&own.changed(&admission, &store)), ["a/guest"]);
+        own.heed(&store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(), &hostname_policy);
+        assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
         // One of a list is looked at again in any case.
-        assert!(own.note(&guest, &admission, None));
-        assert_eq!(keys(&own.changed(&admission, &store)), ["a/guest"]);
+        assert!(own.note(&guest, &hostname_policy, None));
+        assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
         // One of a list in which a later version opts out has no link, either.
-        assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &admission, None));
+        assert!(own.note(&service("a", "out", "host.b.lb.internal", ""), &hostname_policy, None));
         store.delete(&guest.key(), "u", None);
-        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
+        assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
         own.heed_all();
-        assert_eq!(keys(&own.changed(&admission, &store)), [""; 0]);
+        assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
         assert_eq!((own.services.len(), own.bytes, own.of_namespace.len()), (0, 0, 0));
         assert_eq!((own.by_link.0.len(), own.by_label.0.len(), own.due.len()), (0, 0, 0));
     }
 
     #[test]
     fn change_of_a_link_concerns_only_its_dependents() {
-        let (admission, store) = (admission(), Store::new(OnGone::Dropped));
-        store.set_zones(&admission.targets.zones);
+        let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
+        store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
-        let apply = |service: &Service| store.apply(service.observe(&admission, &store).0).unwrap();
+        let apply = |service: &Service| store.apply(service.observe(&hostname_policy, &store).0).unwrap();
         for number in 0..10 {
             let host = service("b", &format!("host{number}"), "cloud.example", "*");
             let change = apply(&host);
-            own.heed(&change, &admission);
+            own.heed(&change, &hostname_policy);
         }
         for (namespace, number) in (0..10).flat_map(|n| (0..99).map(move |s| (n, s))) {
             let host = format!("host{}-b.lb.internal", number % 10);
             let guest = service(&format!("n{namespace}"), &format!("s{number}"), &host, "");
-            own.note(&guest, &admission, Some(&store));
+            own.note(&guest, &hostname_policy, Some(&store));
             apply(&guest);
         }
         assert_eq!(own.services.len(), 990);
         // Its guests, and no others: another target, another `allow-from`, its end and its return.
         let mut due = |change: &LinkChange| {
-            own.heed(change, &admission);
+            own.heed(change, &hostname_policy);
             let due = own.due.len();
-            (due, own.changed(&admission, &store).len())
+            (due, own.changed(&hostname_policy, &store).len())
         };
         assert_eq!(due(&apply(&service("b", "host3", "other.example", "*"))), (100, 0));
         assert_eq!(due(&apply(&service("b", "host3", "other.example", "n1"))), (100, 90));
@@ -361,12 +362,12 @@ mod tests {
 
     #[test]
     fn wildcard_names_concern_the_hosts_that_they_may_match() {
-        let (mut admission, store) = (admission(), Store::new(OnGone::Dropped));
-        admission.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
-        store.set_zones(&admission.targets.zones);
+        let (mut hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
+        hostname_policy.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
+        store.set_zones(&hostname_policy.targets.zones);
         let mut own = OwnTargets::default();
         let host = "x.y.apps.example";
-        assert!(own.note(&service("a", "guest", host, ""), &admission, Some(&store)));
+        assert!(own.note(&service("a", "guest", host, ""), &hostname_policy, Some(&store)));
         let link = |key: &str, hostname: &str| {
             let (namespace, name) = key.split_once('/').unwrap();
             let mut link = Link::new(ServiceKey::new(namespace, name), "u");
@@ -377,7 +378,7 @@ mod tests {
             let (key, before, after) =
                 (ServiceKey::new("b", "host"), before.map(Arc::new), after.map(Arc::new));
             own.due.clear();
-            own.heed(&LinkChange { key, before, after }, &admission);
+            own.heed(&LinkChange { key, before, after }, &hostname_policy);
             own.is_due()
         };
         for name in ["x.y.apps.example", "*.y.apps.example", "*.apps.example", "z.y.apps.example"] {
@@ -393,13 +394,17 @@ mod tests {
 
     #[test]
     fn one_namespace_takes_a_share_of_the_room_only() {
-        let (admission, store) = (admission(), Store::new(OnGone::Dropped));
+        let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         let mut own = OwnTargets::default();
         let mut note = |namespace: &str, name: &str, allow_from: &str| {
-            own.note(&service(namespace, name, "host.b.lb.internal", allow_from), &admission, Some(&store))
+            own.note(
+                &service(namespace, name, "host.b.lb.internal", allow_from),
+                &hostname_policy,
+                Some(&store),
+            )
         };
         let noted = (0..200).filter(|i| note("a", &format!("s{i}"), "")).count();
-        assert_eq!(noted, MAX_OF_NAMESPACE);
+        assert_eq!(noted, MAX_SERVICES_OF_NAMESPACE);
         assert!(!note("b", "big", &"x".repeat(MAX_BYTES)));
         assert!(note("b", "small", ""));
     }

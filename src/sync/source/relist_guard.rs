@@ -7,23 +7,23 @@ use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
 /// So many may always go: a small cluster is allowed to become empty.
-pub(crate) const ALWAYS: usize = 10;
+pub(crate) const ALWAYS_SAFE_LOSS: usize = 10;
 
 /// Beyond that, one of so many: 20 %.
-const SHARE: usize = 5;
+const SAFE_LOSS_DIVISOR: usize = 5;
 
 /// How much later a second list has to agree with a first one that isn't believed.
-pub const SECOND_LOOK: Duration = Duration::from_secs(30);
+pub const CONFIRM_AFTER: Duration = Duration::from_secs(30);
 
 /// Returns how many of `number` may disappear at once without suspicion.
 #[must_use]
-pub fn unsuspicious(number: usize) -> usize {
-    ALWAYS.max(number / SHARE)
+pub fn max_safe_loss(number: usize) -> usize {
+    ALWAYS_SAFE_LOSS.max(number / SAFE_LOSS_DIVISOR)
 }
 
 /// Load balancers that are missing from lists that aren't believed at once.
 #[derive(Debug, Default)]
-pub struct Doubt {
+pub struct RelistGuard {
     /// Since when each has been missing.
     missing: HashMap<ServiceKey, Instant>,
     /// When how many were believed to be gone without another look.
@@ -32,10 +32,10 @@ pub struct Doubt {
 
 // === impl Doubt ===
 
-impl Doubt {
+impl RelistGuard {
     /// Returns which of the load balancers that are `missing` from a complete list of some namespaces
     /// are kept for now: all of them, where they are too many of the `known` in all namespaces, but
-    /// for load balancers that were missing from another list, too, [`SECOND_LOOK`] ago or longer. `listed`
+    /// for load balancers that were missing from another list, too, [`CONFIRM_AFTER`] ago or longer. `listed`
     /// says which namespaces the list is of.
     pub fn keeps(
         &mut self,
@@ -45,16 +45,16 @@ impl Doubt {
         now: Instant,
     ) -> HashSet<ServiceKey> {
         self.missing.retain(|key, _| !listed(key) || missing.contains(key));
-        self.believed.retain(|(at, _)| now.duration_since(*at) < SECOND_LOOK);
+        self.believed.retain(|(at, _)| now.duration_since(*at) < CONFIRM_AFTER);
         let recently: usize = self.believed.iter().map(|(_, number)| number).sum();
-        if missing.len() + recently <= unsuspicious(known + recently) {
+        if missing.len() + recently <= max_safe_loss(known + recently) {
             self.missing.retain(|key, _| !missing.contains(key));
             self.believed.push_back((now, missing.len()));
             return HashSet::new();
         }
         let mut since = |key: &ServiceKey| *self.missing.entry(key.clone()).or_insert(now);
         let kept: HashSet<ServiceKey> =
-            missing.iter().filter(|key| now.duration_since(since(key)) < SECOND_LOOK).cloned().collect();
+            missing.iter().filter(|key| now.duration_since(since(key)) < CONFIRM_AFTER).cloned().collect();
         self.missing.retain(|key, _| !missing.contains(key) || kept.contains(key));
         kept
     }
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn missing_is_believed_when_a_list_30_seconds_later_agrees() {
-        let mut doubt = Doubt::default();
+        let mut relist_guard = RelistGuard::default();
         let start = Instant::now();
         let mut kept = |missing: std::ops::Range<usize>, seconds| {
-            doubt.keeps(100, &keys(missing), |_| true, start + Duration::from_secs(seconds)).len()
+            relist_guard.keeps(100, &keys(missing), |_| true, start + Duration::from_secs(seconds)).len()
         };
         assert_eq!(kept(0..20, 0), 0);
         assert_eq!(kept(0..21, 100), 21);
@@ -119,13 +119,13 @@ mod tests {
 
     #[test]
     fn lists_of_single_namespaces_are_judged_together() {
-        let mut doubt = Doubt::default();
+        let mut relist_guard = RelistGuard::default();
         let now = Instant::now();
         let kept: Vec<usize> = (0..5)
             .map(|namespace: usize| {
                 let missing = keys((0..40).filter(|i| i % 5 == namespace));
                 let listed = |key: &ServiceKey| *key.namespace() == *format!("n{namespace}");
-                doubt.keeps(40, &missing, listed, now).len()
+                relist_guard.keeps(40, &missing, listed, now).len()
             })
             .collect();
         assert_eq!(kept, [0, 8, 8, 8, 8], "no more than ten at once");

@@ -1,18 +1,18 @@
 //! What an ExternalName Service that follows a link should say: pure functions.
 
-use super::deleted_links::Gone;
+use super::deleted_links::DeletedLink;
 use crate::model::excerpt::value;
 use crate::model::link::{Annotations, Link, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::sync::external_target::decision::{OnDelete, Policy};
-use crate::sync::external_target::desired::{Precondition, labelled_for};
+use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
+use crate::sync::external_target::desired::{Precondition, link_of_labels};
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 
 /// An ExternalName Service that follows a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Follower {
+pub(super) struct AnnotatedService {
     /// Which Service it is.
     pub(super) key: ServiceKey,
     /// The version that this was read from.
@@ -25,7 +25,7 @@ pub(super) struct Follower {
 
 /// What becomes of a follower.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum Decision {
     /// It stays as it is.
     Leave,
     /// Its `spec.externalName` becomes this.
@@ -36,13 +36,13 @@ pub(super) enum Wish {
 
 // === impl Follower ===
 
-impl Follower {
+impl AnnotatedService {
     /// Returns what a Service says that it follows; an error says what is wrong with that.
     pub(super) fn of(service: &Service, target_namespace: Option<&str>) -> Option<Result<Self, String>> {
         let text = service.annotation(SOURCE)?;
         let key = service.key();
         let external_target =
-            target_namespace == Some(key.namespace()) && labelled_for(&service.metadata).is_some();
+            target_namespace == Some(key.namespace()) && link_of_labels(&service.metadata).is_some();
         let external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
         if external_target || !external_name || service.metadata.deletion_timestamp.is_some() {
             return None;
@@ -60,18 +60,23 @@ impl Follower {
     }
 
     /// Decides what becomes of it; `gone` is what is known of a load balancer that is gone.
-    pub(super) fn wish(&self, link: Option<&Link>, gone: Option<&Gone>, policy: &Policy) -> Wish {
+    pub(super) fn wish(
+        &self,
+        link: Option<&Link>,
+        gone: Option<&DeletedLink>,
+        policy: &SyncPolicy,
+    ) -> Decision {
         let Some(link) = link.filter(|link| !link.is_gone()) else {
             let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
-            return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Wish::Leave };
+            return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Decision::Leave };
         };
-        let Some(target) = &link.target else { return Wish::Leave };
+        let Some(target) = &link.target else { return Decision::Leave };
         if link.is_left_out() {
             // What its Service allows isn't known.
-            return Wish::Leave;
+            return Decision::Leave;
         }
-        if !self.is_allowed(&link.wishes) {
-            return Wish::Refuse(format!(
+        if !self.is_allowed(&link.annotations) {
+            return Decision::Refuse(format!(
                 "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
                 self.source,
                 self.key.namespace()
@@ -79,30 +84,30 @@ impl Follower {
         }
         match external_name(target) {
             Some(name) => self.unless_it_says(name),
-            None => Wish::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
+            None => Decision::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
         }
     }
 
     /// Whether it follows a load balancer that is gone to the tombstone. A Service that was never
     /// allowed to follow stays as it is; where that isn't known any more, a Service that points at the load balancer's
     /// last target counts as a follower.
-    fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&Gone>) -> bool {
-        let followed = |gone: &Gone| {
+    fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&DeletedLink>) -> bool {
+        let followed = |gone: &DeletedLink| {
             external_name(&gone.target).as_deref() == Some(self.name.trim_end_matches('.'))
-                && gone.wishes.as_ref().is_none_or(|wishes| self.is_allowed(wishes))
+                && gone.annotations.as_ref().is_none_or(|annotations| self.is_allowed(annotations))
         };
         // As long as there is a link the tombstone is kept in force. Afterwards it is put in place
         // once, and later writes of other clients stay.
-        link.is_some_and(|link| self.is_allowed(&link.wishes)) || gone.is_some_and(followed)
+        link.is_some_and(|link| self.is_allowed(&link.annotations)) || gone.is_some_and(followed)
     }
 
-    fn is_allowed(&self, wishes: &Annotations) -> bool {
-        self.key.namespace() == self.source.namespace() || wishes.allows(self.key.namespace())
+    fn is_allowed(&self, annotations: &Annotations) -> bool {
+        self.key.namespace() == self.source.namespace() || annotations.allows(self.key.namespace())
     }
 
-    fn unless_it_says(&self, wanted: String) -> Wish {
+    fn unless_it_says(&self, wanted: String) -> Decision {
         // The API server keeps a trailing dot of another client's write.
-        if wanted == self.name.trim_end_matches('.') { Wish::Leave } else { Wish::Write(wanted) }
+        if wanted == self.name.trim_end_matches('.') { Decision::Leave } else { Decision::Write(wanted) }
     }
 }
 
@@ -126,8 +131,8 @@ mod tests {
     use crate::model::link::LinkState;
     use crate::sync::test_support;
 
-    fn policy(on_delete: OnDelete) -> Policy {
-        Policy { on_delete, ..test_support::policy(None) }
+    fn policy(on_delete: OnDelete) -> SyncPolicy {
+        SyncPolicy { on_delete, ..test_support::policy(None) }
     }
 
     fn service(namespace: &str, source: &str) -> Value {
@@ -138,14 +143,14 @@ mod tests {
         })
     }
 
-    fn follower(service: Value) -> Option<Result<Follower, String>> {
-        Follower::of(&serde_json::from_value(service).unwrap(), Some("targets"))
+    fn follower(service: Value) -> Option<Result<AnnotatedService, String>> {
+        AnnotatedService::of(&serde_json::from_value(service).unwrap(), Some("targets"))
     }
 
     fn link(target: Option<Target>, allow_from: &[&str]) -> Link {
         let allow_from = allow_from.iter().map(|namespace| (*namespace).into()).collect();
-        let wishes = Annotations { allow_from, ..Default::default() }.into();
-        Link { target, wishes, ..Link::new(ServiceKey::new("shop", "web"), "u") }
+        let annotations = Annotations { allow_from, ..Default::default() }.into();
+        Link { target, annotations, ..Link::new(ServiceKey::new("shop", "web"), "u") }
     }
 
     fn host(name: &str) -> Option<Target> {
@@ -187,19 +192,23 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let delete = policy(OnDelete::Delete);
-        let wish = |follower: &Follower, link: Link| follower.wish(Some(&link), None, &delete);
-        let write = |name: &str| Wish::Write(name.to_owned());
+        let wish = |follower: &AnnotatedService, link: Link| follower.wish(Some(&link), None, &delete);
+        let write = |name: &str| Decision::Write(name.to_owned());
         assert_eq!(wish(&own, link(host("new.example."), &[])), write("new.example"));
-        assert_eq!(wish(&own, link(host("old.example."), &[])), Wish::Leave);
-        assert_eq!(wish(&own, link(None, &[])), Wish::Leave, "pending");
+        assert_eq!(wish(&own, link(host("old.example."), &[])), Decision::Leave);
+        assert_eq!(wish(&own, link(None, &[])), Decision::Leave, "pending");
         assert_eq!(wish(&own, link(ips(&["2001:db8::1", "192.0.2.1"]), &[])), write("192.0.2.1"));
-        assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Wish::Refuse(_)));
-        assert_eq!(own.wish(None, None, &delete), Wish::Leave);
+        assert!(matches!(wish(&own, link(ips(&["2001:db8::1"]), &[])), Decision::Refuse(_)));
+        assert_eq!(own.wish(None, None, &delete), Decision::Leave);
         let left_out = |link| Link { state: LinkState::LeftOut, ..link };
-        assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Wish::Leave);
-        assert_eq!(wish(&other, left_out(link(host("new.example."), &[]))), Wish::Leave, "it may be allowed");
+        assert_eq!(wish(&own, left_out(link(host("new.example."), &[]))), Decision::Leave);
+        assert_eq!(
+            wish(&other, left_out(link(host("new.example."), &[]))),
+            Decision::Leave,
+            "it may be allowed"
+        );
 
-        assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Wish::Refuse(_)));
+        assert!(matches!(wish(&other, link(host("new.example."), &["b"])), Decision::Refuse(_)));
         for allowed in [&["b", "app"][..], &["*"]] {
             assert_eq!(wish(&other, link(host("new.example."), allowed)), write("new.example"));
         }
@@ -212,35 +221,35 @@ mod tests {
         let own = follower(service("shop", "web")).unwrap().unwrap();
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         for on_delete in [OnDelete::Delete, OnDelete::Retain] {
-            assert_eq!(own.wish(Some(&gone(&[])), None, &policy(on_delete)), Wish::Leave);
+            assert_eq!(own.wish(Some(&gone(&[])), None, &policy(on_delete)), Decision::Leave);
         }
         let tombstone = policy(OnDelete::Tombstone);
-        let wanted = Wish::Write("deleted.lb.internal".to_owned());
+        let wanted = Decision::Write("deleted.lb.internal".to_owned());
         assert_eq!(own.wish(Some(&gone(&[])), None, &tombstone), wanted);
         assert_eq!(other.wish(Some(&gone(&["app"])), None, &tombstone), wanted);
-        assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Wish::Leave);
+        assert_eq!(other.wish(Some(&gone(&[])), None, &tombstone), Decision::Leave);
     }
     #[test]
     fn follower_of_an_unknown_link_moves_only_from_its_target() {
         let tombstone = policy(OnDelete::Tombstone);
-        let moved = Wish::Write("deleted.lb.internal".to_owned());
+        let moved = Decision::Write("deleted.lb.internal".to_owned());
         let other = follower(service("app", "shop/web")).unwrap().unwrap();
         let own = follower(service("shop", "web")).unwrap().unwrap();
-        let seen = |allow_from| Some(link(None, allow_from).wishes);
-        let gone = |name, wishes| Gone { target: host(name).unwrap(), wishes };
-        for (name, wishes, expected) in [
+        let seen = |allow_from| Some(link(None, allow_from).annotations);
+        let gone = |name, annotations| DeletedLink { target: host(name).unwrap(), annotations };
+        for (name, annotations, expected) in [
             ("old.example.", None, &moved),
-            ("another.example.", None, &Wish::Leave),
+            ("another.example.", None, &Decision::Leave),
             ("old.example.", seen(&["app"][..]), &moved),
-            ("old.example.", seen(&[]), &Wish::Leave),
+            ("old.example.", seen(&[]), &Decision::Leave),
         ] {
-            assert_eq!(other.wish(None, Some(&gone(name, wishes)), &tombstone), *expected, "{name}");
+            assert_eq!(other.wish(None, Some(&gone(name, annotations)), &tombstone), *expected, "{name}");
         }
         let gone = gone("old.example.", None);
         assert_eq!(own.wish(None, Some(&gone), &tombstone), moved);
-        assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Wish::Leave);
+        assert_eq!(own.wish(None, Some(&gone), &policy(OnDelete::Delete)), Decision::Leave);
         let ghost = Link { state: LinkState::Gone(Instant::now().into()), ..link(None, &[]) };
         assert_eq!(other.wish(Some(&ghost), Some(&gone), &tombstone), moved);
-        assert_eq!(other.wish(Some(&ghost), None, &tombstone), Wish::Leave);
+        assert_eq!(other.wish(Some(&ghost), None, &tombstone), Decision::Leave);
     }
 }

@@ -9,28 +9,28 @@ use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
 /// How many are remembered.
-const MAX: usize = 1000;
+const MAX_DELETED_LINKS: usize = 1000;
 
 /// A load balancer that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Gone {
+pub(super) struct DeletedLink {
     /// What it pointed at last.
     pub(super) target: Target,
     /// Its `allow-from`; nothing if the link was never seen.
-    pub(super) wishes: Option<Arc<Annotations>>,
+    pub(super) annotations: Option<Arc<Annotations>>,
 }
 
 /// The load balancers that have gone since this process is there, or were gone when it came and
 /// have left an external target.
 #[derive(Debug, Default)]
-pub(super) struct Departed {
-    gone: HashMap<ServiceKey, Gone>,
+pub(super) struct DeletedLinks {
+    gone: HashMap<ServiceKey, DeletedLink>,
     /// In the order of their end, the oldest first.
     order: VecDeque<ServiceKey>,
 }
 
-impl Departed {
-    pub(super) fn get(&self, key: &ServiceKey) -> Option<&Gone> {
+impl DeletedLinks {
+    pub(super) fn get(&self, key: &ServiceKey) -> Option<&DeletedLink> {
         self.gone.get(key)
     }
 
@@ -40,7 +40,10 @@ impl Departed {
             (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, store),
             (Some(link), _) if !link.is_gone() => {
                 if let Some(target) = link.target.clone() {
-                    self.insert(&change.key, Gone { target, wishes: Some(link.wishes.clone()) });
+                    self.insert(
+                        &change.key,
+                        DeletedLink { target, annotations: Some(link.annotations.clone()) },
+                    );
                 }
             }
             _ => {}
@@ -60,15 +63,15 @@ impl Departed {
         } else if link.was_never_seen()
             && let Some(target) = store.last_target(&link.key)
         {
-            self.insert(&link.key, Gone { target, wishes: None });
+            self.insert(&link.key, DeletedLink { target, annotations: None });
         }
     }
 
-    fn insert(&mut self, key: &ServiceKey, gone: Gone) {
+    fn insert(&mut self, key: &ServiceKey, gone: DeletedLink) {
         if self.gone.insert(key.clone(), gone).is_none() {
             self.order.push_back(key.clone());
         }
-        if self.order.len() > MAX
+        if self.order.len() > MAX_DELETED_LINKS
             && let Some(oldest) = self.order.pop_front()
         {
             self.gone.remove(&oldest);
@@ -98,7 +101,7 @@ mod tests {
 
     #[test]
     fn last_target_is_remembered_until_the_load_balancer_is_back() {
-        let (store, mut departed) = (Store::new(Policy::Kept), Departed::default());
+        let (store, mut departed) = (Store::new(Policy::Kept), DeletedLinks::default());
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
         let bare = || Link::new(ServiceKey::new("shop", "web"), "u");
         let live = || Link { target: Some(target.clone()), ..bare() };
@@ -115,13 +118,13 @@ mod tests {
 
     #[test]
     fn no_more_than_so_many_are_remembered() {
-        let mut departed = Departed::default();
+        let mut departed = DeletedLinks::default();
         let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
-        for number in 0..=MAX {
+        for number in 0..=MAX_DELETED_LINKS {
             let key = ServiceKey::new("shop", &number.to_string());
-            departed.insert(&key, Gone { target: target.clone(), wishes: None });
+            departed.insert(&key, DeletedLink { target: target.clone(), annotations: None });
         }
-        assert_eq!((departed.gone.len(), departed.order.len()), (MAX, MAX));
+        assert_eq!((departed.gone.len(), departed.order.len()), (MAX_DELETED_LINKS, MAX_DELETED_LINKS));
         assert_eq!(departed.get(&ServiceKey::new("shop", "0")), None);
     }
 }

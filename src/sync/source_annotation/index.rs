@@ -8,24 +8,24 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::decision::Follower;
+use super::decision::AnnotatedService;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::errors::{Complaints, Outage, WatchTrouble};
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchTrouble};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
-use crate::sync::k8s::watch::{Event, Item, Query, key_of, readable};
+use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, key_of, readable};
 use crate::sync::source::selection::Selection;
 
 /// What grants the right to list.
 const RIGHT: &str = "lb-linker needs the ClusterRole of deploy/";
 /// How long a refusal is taken for that of an API server that has just started and doesn't know all rights yet.
-const STARTUP: Duration = Duration::from_secs(60);
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often Services are asked for that may not be listed, where no use of the annotation is known.
-pub(super) const FORBIDDEN: Duration = Duration::from_secs(600);
+pub(super) const FORBIDDEN_RETRY: Duration = Duration::from_secs(600);
 
 /// What an event means.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum IndexEvent {
     /// A follower is new or has changed.
     Follower(ServiceKey),
     /// A Service says that it follows something, but not what.
@@ -45,14 +45,14 @@ pub(super) enum Heard {
 /// Where a watch looks. External targets follow nothing, and there is one for each link: where they are is looked at
 /// apart, without them.
 #[derive(Clone, Debug)]
-pub(super) enum Within {
+pub(super) enum WatchScope {
     All,
     AllBut(String),
     /// A namespace, and whether external targets are kept there.
     Only(String, bool),
 }
 
-impl Within {
+impl WatchScope {
     /// Returns where the Services stand that may follow a load balancer.
     fn of(selection: &Selection) -> Vec<Self> {
         let target = selection.target_namespace.as_ref();
@@ -73,7 +73,7 @@ impl Within {
     }
 
     /// Returns what is listed and watched there.
-    fn query(&self, metadata_only: bool) -> Query {
+    fn query(&self, metadata_only: bool) -> RequestQuery {
         let mut fields = format!("spec.type={EXTERNAL_NAME}");
         if let Self::AllBut(namespace) = self {
             fields.push_str(&format!(",metadata.namespace!={namespace}"));
@@ -81,7 +81,7 @@ impl Within {
         let (label, ours) = MANAGED_BY;
         let labels =
             if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
-        Query { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only }
+        RequestQuery { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only }
     }
 
     fn contains(&self, key: &ServiceKey) -> bool {
@@ -93,7 +93,7 @@ impl Within {
     }
 }
 
-impl fmt::Display for Within {
+impl fmt::Display for WatchScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all namespaces"),
@@ -104,11 +104,11 @@ impl fmt::Display for Within {
 }
 
 /// What is looked at.
-struct Scope {
-    within: Within,
+struct IndexWatchState {
+    within: WatchScope,
     trouble: WatchTrouble,
     /// The list as it comes in, and the Services in it that can't be read.
-    list: BTreeMap<ServiceKey, Seen>,
+    list: BTreeMap<ServiceKey, ObservedObjects>,
     unreadable: HashSet<ServiceKey>,
     listed: bool,
     /// Whether no Service is known there that carries the annotation: then its metadata are enough.
@@ -117,12 +117,12 @@ struct Scope {
     forbidden: Option<(Instant, bool)>,
 }
 
-impl Scope {
+impl IndexWatchState {
     /// Takes in that the Services may not be listed. Where the feature isn't used that is no trouble: installations
     /// without it need not grant its rights.
-    fn forbid(&mut self, now: Instant) -> Vec<Heard> {
+    fn forbid(&mut self, now: Instant) -> Vec<IndexEvent> {
         let (since, was_said) = *self.forbidden.get_or_insert((now, false));
-        if now.duration_since(since) < STARTUP {
+        if now.duration_since(since) < STARTUP_TIMEOUT {
             return Vec::new();
         }
         if !was_said {
@@ -130,11 +130,11 @@ impl Scope {
                 "the API server doesn't let lb-linker list ExternalName Services in {}: the annotation {SOURCE} isn't \
                  followed there; {RIGHT}, and asks again every {} minutes",
                 self.within,
-                FORBIDDEN.as_secs() / 60
+                FORBIDDEN_RETRY.as_secs() / 60
             );
         }
         self.forbidden = Some((since, true));
-        vec![Heard::Forbidden]
+        vec![IndexEvent::Forbidden]
     }
 
     /// Takes in that the Services can be listed.
@@ -146,33 +146,33 @@ impl Scope {
 }
 
 /// What a Service says that it follows. The Service itself, with all its annotations, isn't kept.
-struct Seen {
+struct ObservedObjects {
     key: ServiceKey,
     uid: Box<str>,
-    follower: Option<Result<Follower, String>>,
+    follower: Option<Result<AnnotatedService, String>>,
 }
 
-impl Seen {
+impl ObservedObjects {
     fn of(service: &Service, target_namespace: Option<&str>) -> Self {
-        let follower = Follower::of(service, target_namespace);
+        let follower = AnnotatedService::of(service, target_namespace);
         Self { key: service.key(), uid: service.uid().into(), follower }
     }
 }
 
 /// The followers, as they are known.
-pub(super) struct Followers {
+pub(super) struct AnnotatedServices {
     target_namespace: Option<String>,
-    scopes: Vec<Scope>,
-    known: HashMap<ServiceKey, Follower>,
+    scopes: Vec<IndexWatchState>,
+    known: HashMap<ServiceKey, AnnotatedService>,
     by_source: HashMap<ServiceKey, BTreeSet<ServiceKey>>,
 }
 
-impl Followers {
-    pub(super) fn new(selection: &Selection, outage: &Outage) -> Self {
-        let scope = |within: Within| {
+impl AnnotatedServices {
+    pub(super) fn new(selection: &Selection, availability: &ApiAvailability) -> Self {
+        let scope = |within: WatchScope| {
             let what = format!("ExternalName Services in {within}");
-            let trouble = WatchTrouble::new(outage.clone(), what, RIGHT);
-            Scope {
+            let trouble = WatchTrouble::new(availability.clone(), what, RIGHT);
+            IndexWatchState {
                 within,
                 trouble,
                 list: BTreeMap::new(),
@@ -184,7 +184,7 @@ impl Followers {
         };
         Self {
             target_namespace: selection.target_namespace.clone(),
-            scopes: Within::of(selection).into_iter().map(scope).collect(),
+            scopes: WatchScope::of(selection).into_iter().map(scope).collect(),
             known: HashMap::new(),
             by_source: HashMap::new(),
         }
@@ -196,8 +196,8 @@ impl Followers {
     }
 
     /// Returns what to list and watch in a scope: only metadata, until a Service there carries the annotation.
-    pub(super) fn query(&self, number: usize) -> Query {
-        let Scope { within, unused, .. } = &self.scopes[number];
+    pub(super) fn query(&self, number: usize) -> RequestQuery {
+        let IndexWatchState { within, unused, .. } = &self.scopes[number];
         within.query(*unused)
     }
 
@@ -212,11 +212,11 @@ impl Followers {
         self.known.keys().filter(|key| within.contains(key))
     }
 
-    pub(super) fn get(&self, key: &ServiceKey) -> Option<&Follower> {
+    pub(super) fn get(&self, key: &ServiceKey) -> Option<&AnnotatedService> {
         self.known.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: &ServiceKey) -> Option<&mut Follower> {
+    pub(super) fn get_mut(&mut self, key: &ServiceKey) -> Option<&mut AnnotatedService> {
         self.known.get_mut(key)
     }
 
@@ -233,9 +233,9 @@ impl Followers {
     pub(super) fn heed(
         &mut self,
         number: usize,
-        event: Item<Service>,
-        complaints: &mut Complaints,
-    ) -> Vec<Heard> {
+        event: WatchItem<Service>,
+        object_errors: &mut ObjectErrors,
+    ) -> Vec<IndexEvent> {
         let scope = &mut self.scopes[number];
         if scope.unused && event.as_ref().is_err_and(|error| error.code() == 403) {
             return scope.forbid(Instant::now());
@@ -251,9 +251,9 @@ impl Followers {
             if object.annotations().contains_key(SOURCE) {
                 // What comes of this list doesn't count: another one begins.
                 scope.unused = false;
-                heard.push(Heard::Used);
+                heard.push(IndexEvent::Used);
             }
-            heard.push(Heard::Answer);
+            heard.push(IndexEvent::Answer);
             return heard;
         }
         match event {
@@ -267,10 +267,12 @@ impl Followers {
                 // A streamed list may have several versions of a Service, of which the last one counts.
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
-                match readable(object, complaints) {
+                match readable(object, object_errors) {
                     // Nearly none of them follows anything.
                     Some(service) if service.annotation(SOURCE).is_some() => {
-                        scope.list.insert(key, Seen::of(&service, self.target_namespace.as_deref()));
+                        scope
+                            .list
+                            .insert(key, ObservedObjects::of(&service, self.target_namespace.as_deref()));
                     }
                     Some(_) => {}
                     None => drop(scope.unreadable.insert(key)),
@@ -278,7 +280,7 @@ impl Followers {
             }
             // Everything is listed anew, so this list isn't needed.
             Event::ListEnds { rewound: true, .. } => {
-                heard.push(Heard::Rewound(scope.trouble.what().to_owned()));
+                heard.push(IndexEvent::Rewound(scope.trouble.what().to_owned()));
             }
             Event::ListEnds { rewound: false, .. } => {
                 scope.listed = true;
@@ -292,52 +294,52 @@ impl Followers {
                 let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
                 for key in gone {
                     self.forget(&key);
-                    heard.push(Heard::NoFollower(key));
+                    heard.push(IndexEvent::NoFollower(key));
                 }
-                complaints.retain(|key| !within.contains(key) || listed.contains(key));
+                object_errors.retain(|key| !within.contains(key) || listed.contains(key));
                 for seen in list.into_values() {
                     self.seen(seen, &mut heard);
                 }
             }
             Event::Applied(object) => {
-                if let Some(service) = readable(object, complaints) {
-                    self.seen(Seen::of(&service, self.target_namespace.as_deref()), &mut heard);
+                if let Some(service) = readable(object, object_errors) {
+                    self.seen(ObservedObjects::of(&service, self.target_namespace.as_deref()), &mut heard);
                 }
             }
             Event::Deleted(object) => {
                 let key = key_of(&object);
                 // The end of an earlier Service of that name isn't the end of this one.
-                let is_another = |known: &Follower| known.version.uid != object.uid();
+                let is_another = |known: &AnnotatedService| known.version.uid != object.uid();
                 if !self.known.get(&key).is_some_and(is_another) {
                     self.forget(&key);
-                    heard.push(Heard::NoFollower(key));
+                    heard.push(IndexEvent::NoFollower(key));
                 }
             }
         }
-        heard.push(Heard::Answer);
+        heard.push(IndexEvent::Answer);
         heard
     }
 
-    fn seen(&mut self, Seen { key, uid, follower }: Seen, heard: &mut Vec<Heard>) {
+    fn seen(&mut self, ObservedObjects { key, uid, follower }: ObservedObjects, heard: &mut Vec<IndexEvent>) {
         match follower {
             Some(Ok(follower)) => {
                 if self.known.get(&key).is_some_and(|known| {
                     known.source != follower.source || known.version.uid != follower.version.uid
                 }) {
                     self.forget(&key);
-                    heard.push(Heard::NoFollower(key.clone()));
+                    heard.push(IndexEvent::NoFollower(key.clone()));
                 }
                 self.by_source.entry(follower.source.clone()).or_default().insert(key.clone());
                 self.known.insert(key.clone(), follower);
-                heard.push(Heard::Follower(key));
+                heard.push(IndexEvent::Follower(key));
             }
             Some(Err(why)) => {
                 self.forget(&key);
-                heard.push(Heard::Malformed { uid, key, why });
+                heard.push(IndexEvent::Malformed { uid, key, why });
             }
             None => {
                 self.forget(&key);
-                heard.push(Heard::NoFollower(key));
+                heard.push(IndexEvent::NoFollower(key));
             }
         }
     }
@@ -359,12 +361,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::sync::k8s::deserialize_guard::Guarded;
+    use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
     use crate::sync::k8s::watch::WatchError;
 
-    fn followers(namespaces: &[&str]) -> Followers {
+    fn followers(namespaces: &[&str]) -> AnnotatedServices {
         let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
-        Followers::new(&Selection { namespaces, ..Default::default() }, &Outage::default())
+        AnnotatedServices::new(&Selection { namespaces, ..Default::default() }, &ApiAvailability::default())
     }
 
     fn service(name: &str, source: &str) -> Value {
@@ -372,14 +374,14 @@ mod tests {
             "spec": {"type": "ExternalName", "externalName": "old.example"}})
     }
 
-    fn object(service: Value) -> Guarded<Service> {
+    fn object(service: Value) -> RawDeserializeGuard<Service> {
         serde_json::from_str(&service.to_string()).unwrap()
     }
 
-    fn list(followers: &mut Followers, number: usize, services: Vec<Value>) -> Vec<Heard> {
+    fn list(followers: &mut AnnotatedServices, number: usize, services: Vec<Value>) -> Vec<IndexEvent> {
         followers.scopes[number].unused = false;
-        let mut complaints = Complaints::default();
-        let mut heed = |event| followers.heed(number, Ok(event), &mut complaints);
+        let mut object_errors = ObjectErrors::default();
+        let mut heed = |event| followers.heed(number, Ok(event), &mut object_errors);
         heed(Event::ListBegins);
         for service in services {
             heed(Event::Listed(object(service)));
@@ -406,7 +408,10 @@ mod tests {
         bad["spec"]["type"] = 5.into();
         let heard = list(&mut followers, 0, vec![service("db", "web"), bad]);
         let key = |name| ServiceKey::new("a", name);
-        assert_eq!(heard, [Heard::NoFollower(key("gone")), Heard::Follower(key("db")), Heard::Answer]);
+        assert_eq!(
+            heard,
+            [IndexEvent::NoFollower(key("gone")), IndexEvent::Follower(key("db")), IndexEvent::Answer]
+        );
         assert_eq!(followers.of(&key("web")).count(), 2);
     }
 
@@ -419,29 +424,29 @@ mod tests {
         bad["spec"]["type"] = 5.into();
         let key = ServiceKey::new("a", "db");
         let heard = list(&mut followers, 0, vec![service("db", "web"), without.clone()]);
-        assert_eq!(heard, [Heard::Answer]);
+        assert_eq!(heard, [IndexEvent::Answer]);
         let heard = list(&mut followers, 0, vec![without.clone(), bad.clone(), service("db", "web")]);
-        assert_eq!(heard, [Heard::Follower(key.clone()), Heard::Answer]);
-        assert_eq!(list(&mut followers, 0, vec![service("db", "api"), bad]), [Heard::Answer]);
+        assert_eq!(heard, [IndexEvent::Follower(key.clone()), IndexEvent::Answer]);
+        assert_eq!(list(&mut followers, 0, vec![service("db", "api"), bad]), [IndexEvent::Answer]);
         assert_eq!(followers.of(&ServiceKey::new("a", "web")).count(), 1, "it can't be read and stays");
         let heard = list(&mut followers, 0, vec![service("db", "web"), without]);
-        assert_eq!(heard, [Heard::NoFollower(key), Heard::Answer]);
+        assert_eq!(heard, [IndexEvent::NoFollower(key), IndexEvent::Answer]);
     }
 
     #[test]
     fn only_metadata_are_listed_until_the_annotation_is_used() {
         let mut followers = followers(&["a", "b"]);
-        let mut complaints = Complaints::default();
+        let mut object_errors = ObjectErrors::default();
         let metadata = |source: Option<&str>| {
             let annotations = source.map(|source| json!({SOURCE: source}));
             object(json!({"metadata": {"namespace": "a", "name": "db", "annotations": annotations}}))
         };
-        let mut heed = |event| followers.heed(0, Ok(event), &mut complaints);
+        let mut heed = |event| followers.heed(0, Ok(event), &mut object_errors);
         heed(Event::ListBegins);
-        assert_eq!(heed(Event::Listed(metadata(None))), [Heard::Answer]);
-        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [Heard::Answer]);
-        assert_eq!(heed(Event::Applied(metadata(None))), [Heard::Answer]);
-        assert_eq!(heed(Event::Applied(metadata(Some("web")))), [Heard::Used, Heard::Answer]);
+        assert_eq!(heed(Event::Listed(metadata(None))), [IndexEvent::Answer]);
+        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [IndexEvent::Answer]);
+        assert_eq!(heed(Event::Applied(metadata(None))), [IndexEvent::Answer]);
+        assert_eq!(heed(Event::Applied(metadata(Some("web")))), [IndexEvent::Used, IndexEvent::Answer]);
         assert!(!followers.query(0).metadata_only && followers.query(1).metadata_only);
         assert_eq!(followers.keys().count(), 0, "nothing is known of it yet");
     }
@@ -453,20 +458,20 @@ mod tests {
             let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
             Err(WatchError::List(kube::Error::Api(status.boxed())))
         };
-        let mut heed = |number, item| followers.heed(number, item, &mut Complaints::default());
+        let mut heed = |number, item| followers.heed(number, item, &mut ObjectErrors::default());
         let ends = || Ok(Event::ListEnds { version: None, rewound: false });
-        assert_eq!(heed(0, ends()), [Heard::Answer]);
+        assert_eq!(heed(0, ends()), [IndexEvent::Answer]);
         assert_eq!(heed(1, forbidden()), []);
-        tokio::time::advance(STARTUP).await;
-        assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
-        assert_eq!(heed(1, forbidden()), [Heard::Forbidden]);
-        assert_eq!(heed(1, ends()), [Heard::Answer]);
+        tokio::time::advance(STARTUP_TIMEOUT).await;
+        assert_eq!(heed(1, forbidden()), [IndexEvent::Forbidden]);
+        assert_eq!(heed(1, forbidden()), [IndexEvent::Forbidden]);
+        assert_eq!(heed(1, ends()), [IndexEvent::Answer]);
         assert_eq!(heed(1, forbidden()), [], "it counts from the start again");
         assert!(followers.is_listed(0));
         followers.scopes[1].unused = false;
-        tokio::time::advance(STARTUP).await;
+        tokio::time::advance(STARTUP_TIMEOUT).await;
         assert_eq!(
-            followers.heed(1, forbidden(), &mut Complaints::default()),
+            followers.heed(1, forbidden(), &mut ObjectErrors::default()),
             [],
             "it is asked for as usual"
         );
@@ -479,12 +484,13 @@ mod tests {
         let key = ServiceKey::new("a", "db");
         followers.scopes[0].unused = false;
         let mut apply = |source| {
-            followers.heed(0, Ok(Event::Applied(object(service("db", source)))), &mut Complaints::default())
+            followers.heed(0, Ok(Event::Applied(object(service("db", source)))), &mut ObjectErrors::default())
         };
-        let anew = [Heard::NoFollower(key.clone()), Heard::Follower(key.clone()), Heard::Answer];
+        let anew =
+            [IndexEvent::NoFollower(key.clone()), IndexEvent::Follower(key.clone()), IndexEvent::Answer];
         assert_eq!(apply("b/web"), anew);
-        assert_eq!(apply("b/web"), [Heard::Follower(key.clone()), Heard::Answer]);
-        assert!(matches!(&apply("a/b/c")[..], [Heard::Malformed { .. }, Heard::Answer]));
+        assert_eq!(apply("b/web"), [IndexEvent::Follower(key.clone()), IndexEvent::Answer]);
+        assert!(matches!(&apply("a/b/c")[..], [IndexEvent::Malformed { .. }, IndexEvent::Answer]));
         assert_eq!(followers.by_source.len(), 0);
     }
 }

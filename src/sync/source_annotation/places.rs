@@ -7,15 +7,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::backoff::Pauses;
-use crate::sync::k8s::errors::Trouble;
+use crate::sync::controller::backoff::Backoff;
+use crate::sync::k8s::errors::ThrottledLog;
 
 /// The first and the longest pause between two probes of a place.
-const PROBE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// A namespace, or the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Place {
+pub(super) enum WritePlace {
     /// The API server doesn't answer.
     Everywhere,
     /// A namespace whose Services can't be written.
@@ -24,32 +24,32 @@ pub(super) enum Place {
 
 /// The places where nothing can be written.
 #[derive(Debug, Default)]
-pub(super) struct Places(HashMap<Place, Closed>);
+pub(super) struct Breakers(HashMap<WritePlace, PlaceBreaker>);
 
 #[derive(Debug)]
-struct Closed {
-    trouble: Trouble,
-    pauses: Pauses,
+struct PlaceBreaker {
+    trouble: ThrottledLog,
+    pauses: Backoff,
     /// When the next probe may be made.
     due: Instant,
     probe: Option<ServiceKey>,
-    waiting: Waiting,
+    waiting: WaitingServices,
 }
 
 /// Followers that wait, each once. A follower that has been the probe goes to the end: its failure may be
 /// its own.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingServices {
     by_number: BTreeMap<u64, ServiceKey>,
     number_of: HashMap<ServiceKey, u64>,
     last: u64,
 }
 
-impl Places {
+impl Breakers {
     /// Returns whether a follower may be written now, if only as a probe; else it waits.
     pub(super) fn admit(&mut self, key: &ServiceKey) -> bool {
-        let namespace = Place::Namespace(key.namespace().into());
-        for place in [&Place::Everywhere, &namespace] {
+        let namespace = WritePlace::Namespace(key.namespace().into());
+        for place in [&WritePlace::Everywhere, &namespace] {
             if let Some(closed) = self.0.get_mut(place)
                 && (closed.probe.is_some() || closed.due > Instant::now())
             {
@@ -57,7 +57,7 @@ impl Places {
                 return false;
             }
         }
-        for place in [&Place::Everywhere, &namespace] {
+        for place in [&WritePlace::Everywhere, &namespace] {
             if let Some(closed) = self.0.get_mut(place) {
                 closed.probe = Some(key.clone());
                 closed.waiting.remove(key);
@@ -69,13 +69,13 @@ impl Places {
     /// Takes over that nothing can be written in a place, as a follower has found out, and logs why.
     pub(super) fn close(
         &mut self,
-        place: Place,
+        place: WritePlace,
         key: &ServiceKey,
         at_least: Option<Duration>,
         why: Option<(u16, &str)>,
     ) {
         self.probe_ended(key);
-        let closed = self.0.entry(place).or_insert_with(Closed::new);
+        let closed = self.0.entry(place).or_insert_with(PlaceBreaker::new);
         if let Some((code, sentence)) = why {
             closed.trouble.report(code, sentence);
         }
@@ -88,9 +88,9 @@ impl Places {
 
     /// Takes over that something was written, or could have been, in a place. Returns the followers that have waited
     /// for that.
-    pub(super) fn open(&mut self, place: &Place) -> Vec<ServiceKey> {
+    pub(super) fn open(&mut self, place: &WritePlace) -> Vec<ServiceKey> {
         let Some(mut closed) = self.0.remove(place) else { return Vec::new() };
-        if let Place::Namespace(namespace) = place {
+        if let WritePlace::Namespace(namespace) = place {
             closed.trouble.over(&format!(
                 "Services in namespace {namespace} that follow a load balancer can be written again"
             ));
@@ -131,14 +131,14 @@ impl Places {
     }
 }
 
-impl Closed {
+impl PlaceBreaker {
     fn new() -> Self {
         Self {
-            trouble: Trouble::default(),
-            pauses: Pauses::new(PROBE),
+            trouble: ThrottledLog::default(),
+            pauses: Backoff::new(PROBE_BACKOFF),
             due: Instant::now(),
             probe: None,
-            waiting: Waiting::default(),
+            waiting: WaitingServices::default(),
         }
     }
 
@@ -147,7 +147,7 @@ impl Closed {
     }
 }
 
-impl Waiting {
+impl WaitingServices {
     fn push(&mut self, key: &ServiceKey) {
         if !self.number_of.contains_key(key) {
             self.last += 1;
@@ -177,13 +177,13 @@ mod tests {
         ServiceKey::new(namespace, name)
     }
 
-    fn refuse(places: &mut Places, key: &ServiceKey) {
-        places.close(Place::Namespace(key.namespace().into()), key, None, Some((403, "refused")));
+    fn refuse(places: &mut Breakers, key: &ServiceKey) {
+        places.close(WritePlace::Namespace(key.namespace().into()), key, None, Some((403, "refused")));
     }
 
     #[tokio::test(start_paused = true)]
     async fn in_a_closed_place_one_follower_probes_and_the_rest_wait() {
-        let mut places = Places::default();
+        let mut places = Breakers::default();
         let keys: Vec<ServiceKey> = (0..3).map(|number| key("a", &number.to_string())).collect();
         assert!(keys.iter().all(|key| places.admit(key)), "nothing is known yet");
         keys.iter().for_each(|key| refuse(&mut places, key));
@@ -201,14 +201,14 @@ mod tests {
             asked.push(probe);
         }
         assert!(keys.iter().all(|key| asked.contains(key)), "they take turns: {asked:?}");
-        let waited = places.open(&Place::Namespace("a".into()));
+        let waited = places.open(&WritePlace::Namespace("a".into()));
         assert_eq!(waited.len(), 3);
         assert!(keys.iter().all(|key| places.admit(key)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_between_probes_grow_to_their_bound() {
-        let mut places = Places::default();
+        let mut places = Breakers::default();
         let asks = key("a", "db");
         refuse(&mut places, &asks);
         let mut pause = Duration::ZERO;
@@ -216,21 +216,21 @@ mod tests {
             let before = Instant::now();
             places.due().await;
             pause = before.elapsed();
-            assert!(pause <= PROBE.1 + Duration::from_millis(2), "{pause:?}");
+            assert!(pause <= PROBE_BACKOFF.1 + Duration::from_millis(2), "{pause:?}");
             assert_eq!(places.next_probe().as_ref(), Some(&asks));
             assert!(places.admit(&asks));
             refuse(&mut places, &asks);
         }
-        assert!(pause >= PROBE.1, "{pause:?}");
+        assert!(pause >= PROBE_BACKOFF.1, "{pause:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn silent_api_server_closes_all_namespaces() {
-        let mut places = Places::default();
+        let mut places = Breakers::default();
         let asks = key("a", "db");
-        places.close(Place::Everywhere, &asks, None, None);
+        places.close(WritePlace::Everywhere, &asks, None, None);
         assert!(!places.admit(&key("b", "db")));
-        assert_eq!(places.open(&Place::Everywhere).len(), 2);
+        assert_eq!(places.open(&WritePlace::Everywhere).len(), 2);
         refuse(&mut places, &asks);
         places.forget(&asks);
         places.due().await;

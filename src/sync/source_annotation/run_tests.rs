@@ -12,19 +12,19 @@ use crate::sync::k8s::watch::Event;
 use crate::sync::test_support;
 
 /// Returns what following needs, with an API server that refuses everything, and how often that was asked.
-fn refused() -> (Settings, Arc<AtomicUsize>) {
+fn refused() -> (SourceAnnotationContext, Arc<AtomicUsize>) {
     let (client, requests) = test_support::refusing(403, "Forbidden", "services is forbidden: no");
     (settings(client), requests)
 }
 
 /// Returns what following needs, with this API server.
-fn settings(client: Client) -> Settings {
+fn settings(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::always();
-    let lists = LinkLists::new(&BTreeSet::new(), Listed { term: leadership.term(), rewinds: 0 });
-    let settings = Settings {
+    let lists = LinkLists::new(&BTreeSet::new(), ListedUpTo { term: leadership.term(), rewinds: 0 });
+    let settings = SourceAnnotationContext {
         store: Arc::new(Store::new(OnGone::Kept)),
         client,
-        outage: Outage::default(),
+        availability: ApiAvailability::default(),
         selection: Arc::default(),
         policy: test_support::policy(None),
         news: test_support::news(),
@@ -39,7 +39,7 @@ fn settings(client: Client) -> Settings {
 }
 
 /// Has the store know a load balancer.
-fn load_balancer(settings: &Settings, namespace: &str) {
+fn load_balancer(settings: &SourceAnnotationContext, namespace: &str) {
     let web = service(json!({
         "metadata": {"namespace": namespace, "name": "web", "uid": "web"},
         "spec": {"type": "LoadBalancer"},
@@ -58,7 +58,7 @@ fn follower(namespace: &str, name: &str, source: &str) -> Value {
 }
 
 /// Has the following hear a complete list of a scope, which shows that the annotation is used there.
-fn list(following: &mut Following, number: usize, followers: &[Value]) {
+fn list(following: &mut SourceAnnotationController, number: usize, followers: &[Value]) {
     for _ in 0..2 {
         following.heed(number, Ok(Event::ListBegins));
         for follower in followers {
@@ -73,7 +73,7 @@ fn list(following: &mut Following, number: usize, followers: &[Value]) {
 async fn forbidden_list_of_an_unused_feature_is_seldom_retried() {
     let (settings, requests) = refused();
     let hours = |number: u64| Duration::from_secs(3600 * number);
-    let run = async |settings: Settings, span| {
+    let run = async |settings: SourceAnnotationContext, span| {
         assert!(tokio::time::timeout(span, run(settings, CancellationToken::new())).await.is_err());
         requests.swap(0, Ordering::Relaxed)
     };
@@ -92,29 +92,29 @@ fn service(value: Value) -> Service {
 async fn panic_about_one_service_stops_no_other() {
     let (settings, requests) = refused();
     load_balancer(&settings, "shop");
-    let lists = Listed { term: settings.leadership.term(), rewinds: 0 };
-    let mut following = Following::new(settings, Memory::default(), lists);
+    let lists = ListedUpTo { term: settings.leadership.term(), rewinds: 0 };
+    let mut following = SourceAnnotationController::new(settings, CrossTermState::default(), lists);
     list(&mut following, 0, &["before", "defect", "zafter"].map(|name| follower("shop", name, "web")));
     let key = ServiceKey::new("shop", "defect");
     crate::sync::external_target::reconciler::defect::choose(key.clone());
-    following.work();
+    following.drain_queue();
     assert_eq!(following.writes.len(), 2);
     while let Some(written) = following.writes.join_next().await {
         following.written(written.unwrap());
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
-    assert!(following.pace.rests(&key), "the next try comes later");
+    assert!(following.work_queue.is_backing_off(&key), "the next try comes later");
 }
 
 /// Returns a following of two namespaces, `a` and `b`, with a load balancer in each.
-fn following_two() -> Following {
+fn following_two() -> SourceAnnotationController {
     let (mut settings, _) = refused();
     let namespaces: BTreeSet<String> = ["a", "b"].map(ToOwned::to_owned).into();
     settings.selection = Arc::new(Selection { namespaces, ..Selection::default() });
     load_balancer(&settings, "a");
     load_balancer(&settings, "b");
-    let lists = Listed { term: settings.leadership.term(), rewinds: 0 };
-    Following::new(settings, Memory::default(), lists)
+    let lists = ListedUpTo { term: settings.leadership.term(), rewinds: 0 };
+    SourceAnnotationController::new(settings, CrossTermState::default(), lists)
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,18 +122,18 @@ async fn followers_wait_for_the_list_of_their_load_balancer() {
     let mut following = following_two();
     let (namespaces, now) = (&following.settings.selection.namespaces, following.lists);
     let mut lists = LinkLists::new(namespaces, now);
-    lists.note(Some("b"), Listed { term: now.term + 1, rewinds: 0 }, true);
+    lists.note(Some("b"), ListedUpTo { term: now.term + 1, rewinds: 0 }, true);
     lists.note(Some("b"), now, false);
     let links_listed = watch::Sender::new(lists.clone());
     following.settings.links_listed = links_listed.subscribe();
     list(&mut following, 0, &[follower("a", "db", "web")]);
     list(&mut following, 1, &[follower("b", "db", "web")]);
-    following.work();
+    following.drain_queue();
     assert_eq!(following.in_flight.keys().collect::<Vec<_>>(), [&ServiceKey::new("a", "db")]);
     lists.note(Some("b"), now, true);
     links_listed.send_replace(lists);
     following.queue_all();
-    following.work();
+    following.drain_queue();
     assert_eq!(following.writes.len(), 2);
 }
 
@@ -149,7 +149,7 @@ async fn nothing_is_written_to_followers_listed_before_a_restore() {
             following.settings.rewinds.note("load balancers");
         }
         assert_eq!(following.settings.rewinds.count(), 1);
-        following.work();
+        following.drain_queue();
         assert!(following.writes.is_empty() && !following.is_current());
     }
 }
@@ -157,7 +157,8 @@ async fn nothing_is_written_to_followers_listed_before_a_restore() {
 #[tokio::test(start_paused = true)]
 async fn followers_are_listed_anew_after_a_restore() {
     let (mut settings, requests) = refused();
-    let at = |rewinds| LinkLists::new(&BTreeSet::new(), Listed { term: settings.leadership.term(), rewinds });
+    let at =
+        |rewinds| LinkLists::new(&BTreeSet::new(), ListedUpTo { term: settings.leadership.term(), rewinds });
     let (restored, links_listed) = (at(1), watch::Sender::new(at(0)));
     settings.links_listed = links_listed.subscribe();
     let rewinds = settings.rewinds.clone();
@@ -183,6 +184,6 @@ async fn followers_dont_wait_for_the_list_of_another_namespace() {
     let mut following = following_two();
     list(&mut following, 0, &[follower("a", "db", "web")]);
     assert!(!following.followers.is_listed(1));
-    following.work();
+    following.drain_queue();
     assert_eq!(following.writes.len(), 1);
 }

@@ -8,13 +8,13 @@ use kube::api::Patch;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::Following;
-use super::decision::Follower;
-use super::places::Place;
+use super::SourceAnnotationController;
+use super::decision::AnnotatedService;
+use super::places::WritePlace;
 use crate::model::service_key::ServiceKey;
-use crate::sync::external_target::backend::{WriteError, patch_elsewhere};
+use crate::sync::external_target::backend::{WriteError, patch_service};
 use crate::sync::external_target::desired::Precondition;
-use crate::sync::external_target::reconciler::OUTDATED;
+use crate::sync::external_target::reconciler::CONFLICT_TIMEOUT;
 use crate::sync::k8s::object::Object;
 
 /// What grants the right to write.
@@ -22,32 +22,32 @@ const RIGHT: &str = "the annotation linker.hsj.com/source needs the ClusterRole 
 
 /// A write that has ended.
 #[derive(Debug)]
-pub(super) struct Written {
-    before: Follower,
+pub(super) struct WriteResult {
+    before: AnnotatedService,
     name: String,
     code: u16,
     result: Result<Option<Object>, WriteError>,
 }
 
-impl Following {
+impl SourceAnnotationController {
     /// Starts to write a follower, unless its time hasn't come yet.
-    pub(super) fn start(&mut self, follower: Follower, name: String) {
+    pub(super) fn start(&mut self, follower: AnnotatedService, name: String) {
         let key = &follower.key;
-        if let Some((outdated, since)) = self.outdated.get(key) {
-            let patience = OUTDATED.saturating_sub(since.elapsed());
+        if let Some((outdated, since)) = self.stale_versions.get(key) {
+            let patience = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if *outdated == follower.version && !patience.is_zero() {
-                return self.pace.wait(key.clone(), patience);
+                return self.work_queue.wait(key.clone(), patience);
             }
-            self.outdated.remove(key);
+            self.stale_versions.remove(key);
         }
-        if let Some(pause) = self.pace.not_before(key, &name) {
-            return self.pace.wait(key.clone(), pause);
+        if let Some(pause) = self.work_queue.not_before(key, &name) {
+            return self.work_queue.wait(key.clone(), pause);
         }
         if !self.places.admit(key) {
             return;
         }
         self.in_flight.insert(key.clone(), false);
-        let (client, outage) = (self.settings.client.clone(), self.settings.outage.clone());
+        let (client, availability) = (self.settings.client.clone(), self.settings.availability.clone());
         let (leadership, term) = (self.settings.leadership.clone(), self.lists.term);
         self.writes.spawn(async move {
             let Precondition { uid, resource_version } = &follower.version;
@@ -55,7 +55,7 @@ impl Following {
                 "metadata": {"uid": uid, "resourceVersion": resource_version},
                 "spec": {"externalName": name},
             }));
-            let request = patch_elsewhere(client, &outage, &follower.key, &patch, RIGHT);
+            let request = patch_service(client, &availability, &follower.key, &patch, RIGHT);
             // A follower bears no term that would tell of another leader.
             let request = AssertUnwindSafe(request).catch_unwind();
             let (code, result) = match leadership.write_confirmed(term, request).await {
@@ -63,21 +63,21 @@ impl Following {
                 Ok(Err(_)) => (0, Err(WriteError::panicked())),
                 Err(not_leading) => (0, Err(not_leading.into())),
             };
-            Written { before: follower, name, code, result }
+            WriteResult { before: follower, name, code, result }
         });
     }
 
-    pub(super) fn written(&mut self, Written { before, name, code, result }: Written) {
+    pub(super) fn written(&mut self, WriteResult { before, name, code, result }: WriteResult) {
         let (key, source) = (before.key, before.source);
         let changed = self.in_flight.remove(&key).unwrap_or(false);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.settings.api.wrote("patch", "Service", code);
         }
         self.places.probe_ended(&key);
-        let namespace = Place::Namespace(key.namespace().into());
+        let namespace = WritePlace::Namespace(key.namespace().into());
         if code != 0 {
-            self.open(&Place::Everywhere);
-            if !matches!(result, Err(WriteError::Everywhere { code: 401 | 403, .. })) {
+            self.open(&WritePlace::Everywhere);
+            if !matches!(result, Err(WriteError::WholeClass { code: 401 | 403, .. })) {
                 self.open(&namespace);
             }
         }
@@ -93,8 +93,8 @@ impl Following {
                     known.version = Precondition::of(&service.metadata);
                     known.name = service.spec.external_name.clone().unwrap_or_default();
                 }
-                self.pace.succeeded(&key);
-                if let Some(pause) = self.pace.made(&key, &name) {
+                self.work_queue.succeeded(&key);
+                if let Some(pause) = self.work_queue.record_write(&key, &name) {
                     warn!(
                         "Service {key}, which follows {source}: another client, or an admission policy, changes \
                          what is written; it is written again, and then not before {pause:.0?} have passed"
@@ -105,15 +105,15 @@ impl Following {
             // Another client's write came first: the watch brings the object as it is now.
             Err(WriteError::Conflict | WriteError::Gone) => {
                 if unseen {
-                    self.outdated.insert(key.clone(), (before.version, Instant::now()));
+                    self.stale_versions.insert(key.clone(), (before.version, Instant::now()));
                 }
                 self.queue(&key);
             }
             // By the clock: the election may say so a moment later.
-            Err(WriteError::NotLeading(_)) => drop(self.pace.failed(&key, None)),
-            Err(WriteError::Unanswered) => self.places.close(Place::Everywhere, &key, None, None),
+            Err(WriteError::NotLeading(_)) => drop(self.work_queue.failed(&key, None)),
+            Err(WriteError::Unanswered) => self.places.close(WritePlace::Everywhere, &key, None, None),
             // Credentials and rights are the same for all Services of a namespace.
-            Err(WriteError::Everywhere { code: code @ (401 | 403), message, retry_after }) => {
+            Err(WriteError::WholeClass { code: code @ (401 | 403), message, retry_after }) => {
                 self.places.close(namespace, &key, retry_after, Some((code, &message)));
             }
             // What it was about has changed meanwhile.
@@ -121,7 +121,7 @@ impl Following {
             Err(WriteError::Refused { message, .. }) => self.failed(&key, &source, &message, None),
             // An overloaded API server, or a webhook that is slow about this Service alone.
             Err(
-                WriteError::Everywhere { message, retry_after, .. }
+                WriteError::WholeClass { message, retry_after, .. }
                 | WriteError::Other { message, retry_after },
             ) => {
                 self.failed(&key, &source, &message, retry_after);
@@ -131,12 +131,12 @@ impl Following {
 
     /// Has a follower wait whose write has failed for a reason of its own.
     fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
-        let (pause, is_new) = self.pace.refused(key, at_least, reason);
+        let (pause, is_new) = self.work_queue.refused(key, at_least, reason);
         self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);
     }
 
     /// Has those looked at that have waited for a place.
-    pub(super) fn open(&mut self, place: &Place) {
+    pub(super) fn open(&mut self, place: &WritePlace) {
         for key in self.places.open(place) {
             self.queue(&key);
         }

@@ -320,7 +320,7 @@ impl Zone {
 
     /// Returns how long the records of a link are kept.
     fn ttl_of(&self, link: &Link) -> u32 {
-        link.wishes.ttl.unwrap_or(self.authority.ttl)
+        link.annotations.ttl.unwrap_or(self.authority.ttl)
     }
 
     fn soa(&self, store: &Store, owner: &Name) -> Record {

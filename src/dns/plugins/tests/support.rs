@@ -41,9 +41,9 @@ pub(crate) fn link(service: &str, target: &str) -> ObservedService {
         resource_version: None,
         ingress,
         ports: [].into(),
-        wishes: Annotations::default(),
+        annotations: Annotations::default(),
         refused: false,
-        guarded: false,
+        has_finalizer: false,
     }
 }
 

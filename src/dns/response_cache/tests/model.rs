@@ -179,7 +179,7 @@ impl World<'_> {
         ports.shuffle(self.random);
         let number = self.random.random_range(0..=ports.len());
         let boxed = |texts: Vec<String>| texts.into_iter().map(Box::from).collect();
-        let wishes = Annotations {
+        let annotations = Annotations {
             ttl: if self.chance(0.3) { Some(60) } else { None },
             hostnames: boxed(self.some_of(&WISHES, 0.2)),
             allow_from: match self.random.random_range(0..5) {
@@ -195,9 +195,9 @@ impl World<'_> {
             resource_version: None,
             ingress: self.ingress(),
             ports: ports[..number].into(),
-            wishes,
+            annotations,
             refused: false,
-            guarded: false,
+            has_finalizer: false,
         }
     }
 
@@ -216,14 +216,14 @@ impl World<'_> {
                 let key = self.key();
                 let (other, ingress) = (self.observed(), self.ingress());
                 let Some(link) = store.get(&key) else { return String::new() };
-                let mut wishes = Annotations::clone(&link.wishes);
+                let mut annotations = Annotations::clone(&link.annotations);
                 let mut ports = Arc::clone(&link.ports);
                 let mut target = ingress;
                 match self.random.random_range(0..4) {
-                    0 => wishes.hostnames = other.wishes.hostnames,
-                    1 => wishes.allow_from = other.wishes.allow_from,
+                    0 => annotations.hostnames = other.annotations.hostnames,
+                    1 => annotations.allow_from = other.annotations.allow_from,
                     2 => ports = other.ports,
-                    _ => wishes.ttl = other.wishes.ttl,
+                    _ => annotations.ttl = other.annotations.ttl,
                 }
                 match &link.target {
                     Some(Target::Hostname(host)) => target.hostnames = vec![host.clone()],
@@ -236,7 +236,7 @@ impl World<'_> {
                     created: Some(link.created),
                     ingress: target,
                     ports,
-                    wishes,
+                    annotations,
                     ..other
                 };
                 let told = format!("only: {changed:?}");

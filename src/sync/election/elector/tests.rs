@@ -23,7 +23,7 @@ fn lease(holder: &str, version: u64) -> Lease {
 
 /// A Lease that a Pod owns.
 fn owned(holder: &str, version: u64, pod: &str, uid: &str) -> Lease {
-    let owner = Owner { name: pod.to_owned(), uid: uid.to_owned() };
+    let owner = LeaseOwner { name: pod.to_owned(), uid: uid.to_owned() };
     let mut owned = claim(None, "lb-linker", holder, Some(&owner), T.lease, 0, Timestamp::UNIX_EPOCH);
     owned.metadata.uid = Some("lease-uid".to_owned());
     owned.metadata.resource_version = Some(version.to_string());
@@ -47,7 +47,7 @@ fn candidate(now: BootInstant) -> Elector {
 }
 
 fn for_life(now: BootInstant) -> Elector {
-    let pod = Owner { name: "my-pod".to_owned(), uid: "my-uid".to_owned() };
+    let pod = LeaseOwner { name: "my-pod".to_owned(), uid: "my-uid".to_owned() };
     Elector::new(ME.to_owned(), Some(pod), T, 0, now)
 }
 
@@ -55,9 +55,9 @@ fn for_life(now: BootInstant) -> Elector {
 fn leader(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
     elector.saw(None, now, now);
-    assert_eq!(elector.next(now), Step::Create);
+    assert_eq!(elector.next(now), ElectionStep::Create);
     elector.wrote(lease(ME, 1), now, now);
-    assert_eq!(elector.take_news(), [News::Gained]);
+    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     elector
 }
 
@@ -65,20 +65,20 @@ fn leader(now: BootInstant) -> Elector {
 async fn missing_lease_is_made_and_renewed_every_two_seconds() {
     let start = by_hand::now();
     let mut elector = candidate(start);
-    assert_eq!(elector.next(start), Step::Look);
-    assert_eq!(elector.standing(), Standing::default());
+    assert_eq!(elector.next(start), ElectionStep::Look);
+    assert_eq!(elector.leader_status(), LeaderStatus::default());
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
     // The answer takes a second. What counts is when it was asked.
     elector.wrote(lease(ME, 1), start, start + seconds(1));
-    assert_eq!(elector.take_news(), [News::Gained]);
-    let held = Span::Until { renewed_by: start + seconds(10), end: start + seconds(15) };
-    assert_eq!(elector.standing(), Standing { term: 1, held: Some(held) });
-    assert_eq!(elector.next(start + seconds(1)), Step::Wait(start + seconds(2)));
-    assert_eq!(elector.next(start + seconds(2)), Step::Replace);
+    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    let held = LeaseWindow::Until { renewed_by: start + seconds(10), end: start + seconds(15) };
+    assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
+    assert_eq!(elector.next(start + seconds(1)), ElectionStep::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start + seconds(2)), ElectionStep::Replace);
     elector.wrote(lease(ME, 2), start + seconds(2), start + seconds(2));
-    let held = Span::Until { renewed_by: start + seconds(12), end: start + seconds(17) };
-    assert_eq!(elector.standing(), Standing { term: 1, held: Some(held) });
+    let held = LeaseWindow::Until { renewed_by: start + seconds(12), end: start + seconds(17) };
+    assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
     assert_eq!(elector.take_news(), []);
 }
 
@@ -87,23 +87,23 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let look = |elector: &mut Elector, at: u64, version| {
         let now = start + seconds(at);
-        assert_eq!(elector.next(now), Step::Look, "{at}");
+        assert_eq!(elector.next(now), ElectionStep::Look, "{at}");
         elector.saw(Some(lease("other_2", version)), now, now);
         elector.next(now)
     };
     // It is renewed at 4 s, whatever times are written in it.
-    assert_eq!(look(&mut elector, 2, 1), Step::Wait(start + seconds(4)));
-    assert_eq!(look(&mut elector, 4, 2), Step::Wait(start + seconds(6)));
-    assert_eq!(look(&mut elector, 18, 2), Step::Wait(start + seconds(19)), "no longer than it lasts");
-    assert_eq!(look(&mut elector, 19, 2), Step::Replace);
+    assert_eq!(look(&mut elector, 2, 1), ElectionStep::Wait(start + seconds(4)));
+    assert_eq!(look(&mut elector, 4, 2), ElectionStep::Wait(start + seconds(6)));
+    assert_eq!(look(&mut elector, 18, 2), ElectionStep::Wait(start + seconds(19)), "no longer than it lasts");
+    assert_eq!(look(&mut elector, 19, 2), ElectionStep::Replace);
     let mine = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "never over a newer one");
     elector.wrote(lease(ME, 3), start + seconds(19), start + seconds(19));
-    assert_eq!(elector.take_news(), [News::Gained], "who leads is said once");
+    assert_eq!(elector.take_news(), [LeaderEvent::Gained], "who leads is said once");
 }
 
 #[tokio::test]
@@ -111,11 +111,11 @@ async fn who_was_stopped_looks_before_it_judges() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let late = start + seconds(3600);
-    assert_eq!(elector.next(late), Step::Look);
+    assert_eq!(elector.next(late), ElectionStep::Look);
     elector.saw(Some(lease("other_2", 99)), late, late);
-    assert_eq!(elector.next(late), Step::Wait(late + seconds(2)));
+    assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn an_empty_holder_is_free_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
-    assert_eq!(elector.next(start), Step::Replace);
+    assert_eq!(elector.next(start), ElectionStep::Replace);
     assert_eq!(elector.take_news(), []);
 }
 
@@ -133,21 +133,21 @@ async fn lease_not_renewed_in_time_is_lost_until_another_term() {
     let mut elector = leader(start);
     for at in [2, 4, 6, 8] {
         let now = start + seconds(at);
-        assert_eq!(elector.next(now), Step::Replace);
+        assert_eq!(elector.next(now), ElectionStep::Replace);
         elector.failed(seconds(15), Duration::ZERO, now);
     }
-    assert_eq!(elector.next(start + seconds(8)), Step::Wait(start + seconds(10)));
+    assert_eq!(elector.next(start + seconds(8)), ElectionStep::Wait(start + seconds(10)));
     let late = start + seconds(10);
-    assert_eq!(elector.next(late), Step::Look);
-    assert_eq!(elector.take_news(), [News::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
-    assert_eq!(elector.standing(), Standing { term: 1, held: None });
+    assert_eq!(elector.next(late), ElectionStep::Look);
+    assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be renewed for 10 s".to_owned())]);
+    assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: None });
     // No other replica has taken it.
     elector.saw(Some(lease(ME, 1)), late, late);
-    assert_eq!(elector.next(late), Step::Replace);
-    assert_eq!(elector.standing().held, None, "not before it is renewed");
+    assert_eq!(elector.next(late), ElectionStep::Replace);
+    assert_eq!(elector.leader_status().held, None, "not before it is renewed");
     elector.wrote(lease(ME, 2), late, late);
-    assert_eq!(elector.take_news(), [News::Gained]);
-    assert_eq!(elector.standing().term, 2);
+    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
+    assert_eq!(elector.leader_status().term, 2);
 }
 
 #[tokio::test]
@@ -155,13 +155,13 @@ async fn answer_during_a_stop_of_the_process_gives_no_lease() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let (sent, now) = (start + seconds(2), start + seconds(60));
-    assert_eq!(elector.next(sent), Step::Replace);
+    assert_eq!(elector.next(sent), ElectionStep::Replace);
     elector.wrote(lease(ME, 2), sent, now);
-    assert!(matches!(&elector.take_news()[..], [News::Lost(_)]));
-    assert_eq!(elector.next(now), Step::Look);
+    assert!(matches!(&elector.take_news()[..], [LeaderEvent::Lost(_)]));
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(Some(lease("other_2", 9)), now, now);
-    assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
-    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+    assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
 #[tokio::test]
@@ -169,13 +169,13 @@ async fn a_lease_that_somebody_takes_is_lost_at_once() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(Some(lease("thief", 7)), now, now);
-    let lost = News::Lost("thief has taken the Lease".to_owned());
-    assert_eq!(elector.take_news(), [lost, News::Leads("thief".to_owned())]);
-    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+    let lost = LeaderEvent::Lost("thief has taken the Lease".to_owned());
+    assert_eq!(elector.take_news(), [lost, LeaderEvent::Leads("thief".to_owned())]);
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
 #[tokio::test]
@@ -183,18 +183,18 @@ async fn labelled_lease_stays_ours_and_causes_no_hot_loop() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(Some(lease(ME, 7)), now, now);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
-    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "the second time in a row");
-    assert_eq!(elector.next(now + seconds(2)), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "the second time in a row");
+    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
     elector.saw(Some(lease(ME, 8)), now, now + seconds(2));
-    assert_eq!(elector.next(now + seconds(2)), Step::Replace);
+    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Replace);
     elector.wrote(lease(ME, 9), now + seconds(2), now + seconds(2));
-    assert_eq!(elector.standing().term, 1);
+    assert_eq!(elector.leader_status().term, 1);
     assert_eq!(elector.take_news(), []);
 }
 
@@ -203,12 +203,12 @@ async fn a_lease_that_somebody_deletes_is_made_anew_in_another_term() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(2);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.gone(now);
-    assert_eq!(elector.take_news(), [News::Lost("the Lease was deleted".to_owned())]);
-    assert_eq!(elector.next(now), Step::Create);
+    assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease was deleted".to_owned())]);
+    assert_eq!(elector.next(now), ElectionStep::Create);
     elector.wrote(lease(ME, 9), now, now);
-    assert_eq!(elector.standing().term, 2);
+    assert_eq!(elector.leader_status().term, 2);
 }
 
 #[tokio::test]
@@ -216,28 +216,32 @@ async fn vanished_foreign_lease_is_made_when_it_would_have_expired() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.take_news(), [News::Leads("other_2".to_owned())]);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.take_news(), [LeaderEvent::Leads("other_2".to_owned())]);
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     // The holder may have renewed it right before it was deleted.
     for at in [2, 4, 6, 8, 10, 12, 14] {
         let now = start + seconds(at);
-        assert_eq!(elector.next(now), Step::Look, "{at}");
+        assert_eq!(elector.next(now), ElectionStep::Look, "{at}");
         elector.saw(None, now, now);
-        assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "{at}");
+        assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{at}");
     }
-    assert_eq!(elector.take_news(), [News::Vanished("other_2".to_owned())], "said once");
+    assert_eq!(elector.take_news(), [LeaderEvent::Vanished("other_2".to_owned())], "said once");
     let now = start + seconds(16);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(None, now, now);
-    assert_eq!(elector.next(now), Step::Wait(start + seconds(17)), "no longer than it would have lasted");
+    assert_eq!(
+        elector.next(now),
+        ElectionStep::Wait(start + seconds(17)),
+        "no longer than it would have lasted"
+    );
     let now = start + seconds(17);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(None, now, now);
-    assert_eq!(elector.next(now), Step::Create);
+    assert_eq!(elector.next(now), ElectionStep::Create);
     let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     assert_eq!(made.metadata.resource_version, None);
     elector.wrote(lease(ME, 9), now, now);
-    assert_eq!(elector.take_news(), [News::Gained]);
+    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
 }
 
 #[tokio::test]
@@ -248,16 +252,16 @@ async fn a_holder_that_makes_its_deleted_lease_again_is_respected() {
     elector.saw(None, start + seconds(2), start + seconds(2));
     let now = start + seconds(4);
     elector.saw(Some(lease("other_2", 5)), now, now);
-    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
-    assert_eq!(elector.next(start + seconds(17)), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
+    assert_eq!(elector.next(start + seconds(17)), ElectionStep::Look);
     elector.saw(Some(lease("other_2", 6)), now, start + seconds(17));
-    assert_eq!(elector.next(start + seconds(17)), Step::Wait(start + seconds(19)));
+    assert_eq!(elector.next(start + seconds(17)), ElectionStep::Wait(start + seconds(19)));
     // Also one that is quicker than our own request.
     elector.saw(None, start + seconds(19), start + seconds(19));
     elector.saw(None, start + seconds(34), start + seconds(34));
-    assert_eq!(elector.next(start + seconds(34)), Step::Create);
+    assert_eq!(elector.next(start + seconds(34)), ElectionStep::Create);
     elector.conflict(start + seconds(34));
-    assert_eq!(elector.next(start + seconds(34)), Step::Look);
+    assert_eq!(elector.next(start + seconds(34)), ElectionStep::Look);
 }
 
 #[tokio::test]
@@ -265,17 +269,17 @@ async fn vanished_lease_without_a_holder_is_made_at_once() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(Some(lease("", 1)), start, start);
-    assert_eq!(elector.next(start), Step::Replace);
+    assert_eq!(elector.next(start), ElectionStep::Replace);
     elector.gone(start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
     // One that runs out while it is taken over: another replica may have been quicker.
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
     let now = start + seconds(15);
     elector.saw(Some(lease("other_2", 1)), now, now);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.gone(now);
-    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
 }
 
 #[tokio::test]
@@ -283,12 +287,12 @@ async fn lease_vanished_after_its_loss_may_have_been_foreign() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let late = start + seconds(60);
-    assert_eq!(elector.next(late), Step::Look);
+    assert_eq!(elector.next(late), ElectionStep::Look);
     elector.saw(None, late, late);
-    assert_eq!(elector.next(late), Step::Wait(late + seconds(2)));
+    assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
     let later = late + seconds(15);
     elector.saw(None, later, later);
-    assert_eq!(elector.next(later), Step::Create);
+    assert_eq!(elector.next(later), ElectionStep::Create);
 }
 
 #[tokio::test]
@@ -303,18 +307,18 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
         let mut elector = for_life(start);
         elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
         elector.saw_pod(Some(&pod("their-uid", "Running")));
-        assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+        assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
         // Its age is no matter.
         for now in [start + seconds(3600), start + seconds(7200)] {
-            assert_eq!(elector.next(now), Step::Look);
+            assert_eq!(elector.next(now), ElectionStep::Look);
             elector.saw(None, now, now);
-            assert_eq!(elector.next(now), Step::LookAtPod("their-pod".to_owned()), "each time anew");
+            assert_eq!(elector.next(now), ElectionStep::LookAtPod("their-pod".to_owned()), "each time anew");
             elector.saw_pod(found.as_ref());
             if is_over {
-                assert_eq!(elector.next(now), Step::Create, "{found:?}");
+                assert_eq!(elector.next(now), ElectionStep::Create, "{found:?}");
                 break;
             }
-            assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "{found:?}");
+            assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{found:?}");
         }
     }
     // What ran in this Pod before has ended.
@@ -322,7 +326,7 @@ async fn for_life_a_lease_that_vanishes_is_made_when_its_pod_is_over() {
     let mut elector = for_life(start);
     elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
 }
 
 #[tokio::test]
@@ -331,10 +335,10 @@ async fn without_the_right_to_pods_a_lease_for_life_is_awaited() {
     let mut elector = candidate(start);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let late = start + seconds(15);
     elector.saw(None, late, late);
-    assert_eq!(elector.next(late), Step::Create);
+    assert_eq!(elector.next(late), ElectionStep::Create);
 }
 
 #[tokio::test]
@@ -342,11 +346,11 @@ async fn who_is_second_to_create_it_follows() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
     elector.conflict(start);
-    assert_eq!(elector.next(start), Step::Look);
+    assert_eq!(elector.next(start), ElectionStep::Look);
     elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
 }
 
 #[tokio::test]
@@ -354,14 +358,14 @@ async fn after_a_failure_a_candidate_waits_as_long_as_it_is_told() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
     elector.failed(seconds(9), seconds(1), start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(9)));
-    assert_eq!(elector.next(start + seconds(9)), Step::Look, "somebody may have made it");
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(9)));
+    assert_eq!(elector.next(start + seconds(9)), ElectionStep::Look, "somebody may have made it");
     // The API server may ask for more, also of a leader.
     let mut elector = leader(start);
     elector.failed(seconds(9), seconds(4), start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(4)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(4)));
 }
 
 #[tokio::test]
@@ -402,26 +406,26 @@ async fn lease_for_life_is_owned_by_the_pod_and_only_read() {
     let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
     let made = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
     let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "my-pod", "uid": "my-uid"}]);
     assert_eq!(serde_json::to_value(&made.metadata.owner_references).unwrap(), owners);
     assert_eq!(made.spec.as_ref().unwrap().lease_duration_seconds, None);
     elector.wrote(owned(ME, 1, "my-pod", "my-uid"), start, start);
-    assert_eq!(elector.take_news(), [News::Gained]);
+    assert_eq!(elector.take_news(), [LeaderEvent::Gained]);
     let now = start + seconds(2);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), now, now);
-    let held = Span::Until { renewed_by: now + seconds(10), end: now + seconds(15) };
-    assert_eq!(elector.standing(), Standing { term: 1, held: Some(held) });
+    let held = LeaseWindow::Until { renewed_by: now + seconds(10), end: now + seconds(15) };
+    assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: Some(held) });
     // Cut off, and back: it is still the Pod's, and another term.
     let late = start + seconds(60);
-    assert_eq!(elector.next(late), Step::Look);
-    assert_eq!(elector.take_news(), [News::Lost("the Lease couldn't be read for 10 s".to_owned())]);
+    assert_eq!(elector.next(late), ElectionStep::Look);
+    assert_eq!(elector.take_news(), [LeaderEvent::Lost("the Lease couldn't be read for 10 s".to_owned())]);
     elector.saw(Some(owned(ME, 1, "my-pod", "my-uid")), late, late);
-    assert_eq!(elector.next(late), Step::Replace, "the new term is written before anything else");
+    assert_eq!(elector.next(late), ElectionStep::Replace, "the new term is written before anything else");
     elector.wrote(owned(ME, 2, "my-pod", "my-uid"), late, late);
-    assert_eq!(elector.standing().term, 2);
+    assert_eq!(elector.leader_status().term, 2);
 }
 
 #[tokio::test]
@@ -440,17 +444,21 @@ async fn lease_for_life_is_deleted_only_when_its_pod_is_over() {
         elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
         // Its age is no matter.
         let now = start + seconds(3600);
-        assert_eq!(elector.next(now), Step::LookAtPod("their-pod".to_owned()));
+        assert_eq!(elector.next(now), ElectionStep::LookAtPod("their-pod".to_owned()));
         elector.saw_pod(found.as_ref());
         if !is_over {
-            assert_eq!(elector.next(now), Step::Wait(now + seconds(2)), "{found:?}");
-            assert_eq!(elector.next(now + seconds(2)), Step::Look);
+            assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{found:?}");
+            assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
             continue;
         }
         let only = (Some("lease-uid".to_owned()), Some("4".to_owned()));
-        assert_eq!(elector.next(now), Step::Delete { uid: only.0, resource_version: only.1 }, "{found:?}");
+        assert_eq!(
+            elector.next(now),
+            ElectionStep::Delete { uid: only.0, resource_version: only.1 },
+            "{found:?}"
+        );
         elector.deleted(now);
-        assert_eq!(elector.next(now), Step::Create);
+        assert_eq!(elector.next(now), ElectionStep::Create);
     }
 }
 
@@ -459,7 +467,7 @@ async fn for_life_the_next_process_in_the_same_pod_goes_on() {
     let start = by_hand::now();
     let mut elector = for_life(start);
     elector.saw(Some(owned("me_0", 4, "my-pod", "my-uid")), start, start);
-    assert_eq!(elector.next(start), Step::Replace);
+    assert_eq!(elector.next(start), ElectionStep::Replace);
 }
 
 #[tokio::test]
@@ -469,18 +477,18 @@ async fn the_two_kinds_of_leases_respect_each_other() {
     // One that ends with its Pod has no time.
     let mut elector = candidate(start);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
-    assert_eq!(elector.next(late), Step::Look);
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
+    assert_eq!(elector.next(late), ElectionStep::Look);
     elector.saw(Some(owned("other_2", 4, "their-pod", "their-uid")), late, late);
-    assert_eq!(elector.next(late), Step::Wait(late + seconds(2)));
+    assert_eq!(elector.next(late), ElectionStep::Wait(late + seconds(2)));
     // One that is renewed has no Pod.
     let mut elector = for_life(start);
     elector.saw(Some(lease("other_2", 4)), start, start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     let later = start + seconds(15);
-    assert_eq!(elector.next(later), Step::Look);
+    assert_eq!(elector.next(later), ElectionStep::Look);
     elector.saw(Some(lease("other_2", 4)), later, later);
-    assert!(matches!(elector.next(later), Step::Delete { .. }));
+    assert!(matches!(elector.next(later), ElectionStep::Delete { .. }));
 }
 
 #[tokio::test]
@@ -489,8 +497,8 @@ async fn who_is_told_to_stop_says_so_once() {
     let mut elector = leader(start);
     elector.resign();
     elector.resign();
-    assert_eq!(elector.take_news(), [News::Resigned]);
-    assert_eq!(elector.standing().held, None);
+    assert_eq!(elector.take_news(), [LeaderEvent::Resigned]);
+    assert_eq!(elector.leader_status().held, None);
 }
 
 /// A Lease of ours in a term.
@@ -508,11 +516,11 @@ fn term_in(lease: &Lease) -> &str {
 fn leader_in_term(now: BootInstant) -> Elector {
     let mut elector = candidate(now);
     elector.saw(None, now, now);
-    assert_eq!(elector.next(now), Step::Create);
+    assert_eq!(elector.next(now), ElectionStep::Create);
     let made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
     assert_eq!(term_in(&made), "1000000");
     elector.wrote(in_term("1000000", 1), now, now);
-    assert_eq!(elector.standing().term, 1_000_000);
+    assert_eq!(elector.leader_status().term, 1_000_000);
     elector.take_news();
     elector
 }
@@ -522,11 +530,11 @@ async fn a_term_is_above_all_seen_and_kept_by_renewals() {
     let start = by_hand::now();
     let mut elector = leader_in_term(start);
     let now = start + seconds(2);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     let renewed = elector.claim("lb-linker", Timestamp::from_second(1_000_002).unwrap());
     assert_eq!(term_in(&renewed), "1000000");
     elector.wrote(in_term("1000000", 2), now, now);
-    assert_eq!(elector.standing().term, 1_000_000);
+    assert_eq!(elector.leader_status().term, 1_000_000);
 
     let now = Timestamp::now().as_second();
     for (in_lease, on_targets, above) in [
@@ -542,7 +550,7 @@ async fn a_term_is_above_all_seen_and_kept_by_renewals() {
         let mut free = in_term(in_lease, 5);
         free.spec.as_mut().unwrap().holder_identity = None;
         elector.saw(Some(free), start, start);
-        assert_eq!(elector.next(start), Step::Replace);
+        assert_eq!(elector.next(start), ElectionStep::Replace);
         let claimed = elector.claim("lb-linker", Timestamp::from_second(now).unwrap());
         assert_eq!(term_in(&claimed), above.max(now).to_string(), "{in_lease} {on_targets}");
     }
@@ -555,42 +563,42 @@ async fn a_higher_term_on_a_target_has_the_lease_read_at_once() {
     let mut elector = leader_in_term(start);
     let now = start + seconds(1);
     elector.see(1_000_000, now);
-    assert_eq!(elector.next(now), Step::Wait(start + seconds(2)), "our own term is no news");
+    assert_eq!(elector.next(now), ElectionStep::Wait(start + seconds(2)), "our own term is no news");
     elector.see(1_000_700, now);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(Some(in_term("1000000", 1)), now, now);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     let raised = elector.claim("lb-linker", Timestamp::from_second(1_000_001).unwrap());
     assert_eq!(term_in(&raised), "1000701");
     elector.wrote(in_term("1000701", 2), now, now);
-    assert_eq!(elector.take_news(), [News::Raised(1_000_701)]);
-    assert_eq!(elector.standing().term, 1_000_701);
-    assert_eq!(elector.next(now), Step::Wait(now + seconds(2)));
+    assert_eq!(elector.take_news(), [LeaderEvent::Raised(1_000_701)]);
+    assert_eq!(elector.leader_status().term, 1_000_701);
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)));
     // Again and again is no reason for more requests.
     elector.see(1_000_800, now + seconds(1));
-    assert_eq!(elector.next(now + seconds(1)), Step::Wait(now + seconds(2)));
-    assert_eq!(elector.next(now + seconds(2)), Step::Look);
+    assert_eq!(elector.next(now + seconds(1)), ElectionStep::Wait(now + seconds(2)));
+    assert_eq!(elector.next(now + seconds(2)), ElectionStep::Look);
 
     // It is ours in another term, or another one's: we lead no more.
     for there in [in_term("1000650", 7), in_term("x", 7), lease(ME, 7), lease("other_2", 7)] {
         let mut elector = leader_in_term(start);
         elector.see(1_000_700, now);
-        assert_eq!(elector.next(now), Step::Look);
+        assert_eq!(elector.next(now), ElectionStep::Look);
         elector.saw(Some(there.clone()), now, now);
-        assert_eq!(elector.standing().held, None, "{there:?}");
-        assert!(matches!(elector.take_news()[0], News::Lost(_)));
+        assert_eq!(elector.leader_status().held, None, "{there:?}");
+        assert!(matches!(elector.take_news()[0], LeaderEvent::Lost(_)));
     }
 
     // For life, too.
     let mut elector = for_life(start);
     elector.saw(None, start, start);
-    assert_eq!(elector.next(start), Step::Create);
+    assert_eq!(elector.next(start), ElectionStep::Create);
     let mut made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
     elector.wrote(made.clone(), start, start);
     elector.see(1_000_700, now);
-    assert_eq!(elector.next(now), Step::Look);
+    assert_eq!(elector.next(now), ElectionStep::Look);
     elector.saw(Some(made.clone()), now, now);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     made = elector.claim("lb-linker", Timestamp::from_second(1_000_000).unwrap());
     assert_eq!(term_in(&made), "1000701");
 }
@@ -600,33 +608,33 @@ async fn a_writer_that_asks_gets_a_renewal_that_is_sent_later() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let now = start + seconds(1);
-    assert_eq!(elector.next(now), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(now), ElectionStep::Wait(start + seconds(2)));
     elector.ask(now);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     // One that was under way when it asked doesn't count.
     elector.wrote(lease(ME, 2), start, now);
     assert_eq!(elector.confirmed(), None);
     elector.ask(now);
-    assert_eq!(elector.next(now), Step::Replace);
+    assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.wrote(lease(ME, 3), now, now);
     assert_eq!(elector.confirmed(), Some(now));
     // The next one comes a moment later, for all writers that ask until then.
     elector.ask(now);
-    elector.ask(now + PACE / 2);
-    assert_eq!(elector.next(now + PACE / 2), Step::Wait(now + PACE));
-    assert_eq!(elector.next(now + PACE), Step::Replace);
-    elector.wrote(lease(ME, 4), now + PACE, now + PACE);
-    assert_eq!(elector.confirmed(), Some(now + PACE));
+    elector.ask(now + POLL_INTERVAL / 2);
+    assert_eq!(elector.next(now + POLL_INTERVAL / 2), ElectionStep::Wait(now + POLL_INTERVAL));
+    assert_eq!(elector.next(now + POLL_INTERVAL), ElectionStep::Replace);
+    elector.wrote(lease(ME, 4), now + POLL_INTERVAL, now + POLL_INTERVAL);
+    assert_eq!(elector.confirmed(), Some(now + POLL_INTERVAL));
     // Where requests fail it waits as long as they do.
-    let later = now + PACE + seconds(2);
-    assert_eq!(elector.next(later), Step::Replace);
+    let later = now + POLL_INTERVAL + seconds(2);
+    assert_eq!(elector.next(later), ElectionStep::Replace);
     elector.failed(seconds(15), Duration::ZERO, later);
     elector.ask(later);
-    assert_eq!(elector.next(later), Step::Wait(later + seconds(2)));
+    assert_eq!(elector.next(later), ElectionStep::Wait(later + seconds(2)));
     // A process that doesn't lead has nothing to renew.
     let mut elector = candidate(start);
     elector.saw(Some(lease("other_2", 1)), start, start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
     elector.ask(start);
-    assert_eq!(elector.next(start), Step::Wait(start + seconds(2)));
+    assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
 }

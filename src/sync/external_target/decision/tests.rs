@@ -14,8 +14,8 @@ use crate::sync::k8s::labels::ORIGINAL_NAME;
 
 const DELAY: Duration = Duration::from_secs(600);
 
-fn policy() -> Policy {
-    Policy {
+fn policy() -> SyncPolicy {
+    SyncPolicy {
         sync: SyncMode::On,
         on_delete: OnDelete::Delete,
         delete_delay: DELAY,
@@ -53,7 +53,7 @@ fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-fn service(link: &Link, policy: &Policy) -> Service {
+fn service(link: &Link, policy: &SyncPolicy) -> Service {
     let desired = Desired::of(link, link.target.as_ref().unwrap(), policy.ip_targets);
     stored(&desired.service.unwrap())
 }
@@ -67,25 +67,25 @@ fn object(host_name: &str) -> Service {
     service(&host(host_name), &policy())
 }
 
-fn step(link: &Link, named: Option<&Service>) -> Step {
+fn step(link: &Link, named: Option<&Service>) -> NextStep {
     next_step(link, Actual { named, ..Default::default() }, &policy(), Instant::now())
 }
 
 /// A step in a few words: verb, kind, name.
-fn show(step: Step) -> String {
+fn show(step: NextStep) -> String {
     match step {
-        Step::Write(write) => {
+        NextStep::Write(write) => {
             let id = write.id();
             format!("{} {} {}", write.verb(), id.kind, id.name)
         }
-        Step::Conflict { why, .. } => format!("conflict: {why}"),
+        NextStep::Conflict { why, .. } => format!("conflict: {why}"),
         other => format!("{other:?}"),
     }
 }
 
 #[test]
 fn a_missing_object_is_created_with_labels_and_target() {
-    let Step::Write(Write::Create(made)) = step(&host("a.example."), None) else { panic!() };
+    let NextStep::Write(Write::Create(made)) = step(&host("a.example."), None) else { panic!() };
     assert_eq!(
         serde_json::to_value(made).unwrap(),
         json!({
@@ -101,12 +101,12 @@ fn a_missing_object_is_created_with_labels_and_target() {
 
 #[test]
 fn nothing_is_written_where_nothing_differs() {
-    assert_eq!(step(&host("a.example."), Some(&object("a.example."))), Step::Done);
+    assert_eq!(step(&host("a.example."), Some(&object("a.example."))), NextStep::Done);
     let mut dotted = object("a.example.");
     dotted.spec.external_name = Some("a.example.".into());
-    assert_eq!(step(&host("a.example."), Some(&dotted)), Step::Done);
-    assert_eq!(step(&link(None), None), Step::Done, "pending");
-    assert_eq!(step(&link(None), Some(&object("old.example."))), Step::Done, "pending keeps the last");
+    assert_eq!(step(&host("a.example."), Some(&dotted)), NextStep::Done);
+    assert_eq!(step(&link(None), None), NextStep::Done, "pending");
+    assert_eq!(step(&link(None), Some(&object("old.example."))), NextStep::Done, "pending keeps the last");
 }
 
 #[test]
@@ -124,7 +124,8 @@ fn whatever_differs_is_set_by_one_patch_with_its_precondition() {
             object["spec"][field] = value.clone();
         }
         let object: Service = serde_json::from_value(object).unwrap();
-        let Step::Write(Write::Change { desired, only }) = step(&host("a.example."), Some(&object)) else {
+        let NextStep::Write(Write::Change { desired, only }) = step(&host("a.example."), Some(&object))
+        else {
             panic!("{drift}")
         };
         assert_eq!(
@@ -172,7 +173,7 @@ fn an_object_that_isnt_ours_is_left_alone_and_named() {
     ] {
         let said = show(step(&host("b.example."), Some(&object)));
         assert!(said.starts_with("conflict: ") && said.contains(reason), "{said}");
-        assert_eq!(step(&gone(Instant::now()), Some(&object)), Step::Forget);
+        assert_eq!(step(&gone(Instant::now()), Some(&object)), NextStep::Forget);
     }
 }
 
@@ -193,7 +194,7 @@ fn hand_made_service_is_adopted_and_lost_labels_are_restored() {
         assert!(said.contains("patch"), "{said}");
         let mut terminating = object;
         terminating.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
-        assert_eq!(step(&host("a.example."), Some(&terminating)), Step::Done, "it can't be saved");
+        assert_eq!(step(&host("a.example."), Some(&terminating)), NextStep::Done, "it can't be saved");
     }
 }
 
@@ -202,8 +203,8 @@ fn the_names_that_a_link_has_are_noted_on_its_external_target() {
     let named = Link { hostnames: ["a.example".into(), "*.b.example".into()].into(), ..host("t.example.") };
     let noted = service(&named, &policy());
     assert_eq!(noted.annotation("linker.hsj.com/hostname"), Some("a.example,*.b.example"));
-    assert_eq!(step(&named, Some(&noted)), Step::Done);
-    let Step::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
+    assert_eq!(step(&named, Some(&noted)), NextStep::Done);
+    let NextStep::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
         panic!("it has none any more")
     };
     let patch = merge_patch(&desired, &only, &Stamp::default());
@@ -215,7 +216,7 @@ fn uid_annotation_alone_causes_no_write_to_foreign_objects() {
     let link = host("a.example.");
     let mut earlier = service(&link, &policy());
     earlier.metadata.annotations = None;
-    assert_eq!(step(&link, Some(&earlier)), Step::Done);
+    assert_eq!(step(&link, Some(&earlier)), NextStep::Done);
     let recreated = Link { uid: "v".into(), ..link.clone() };
     let said = show(step(&recreated, Some(&service(&link, &policy()))));
     assert_eq!(said, "patch Service web-default-ext", "or its target would be its predecessor's");
@@ -234,7 +235,7 @@ fn a_gone_service_takes_its_objects_along_after_the_delay() {
     assert_eq!(at(None, &slices, now + DELAY), "delete EndpointSlice web-default-ext-ipv4");
     assert_eq!(at(None, &[], now), "Forget");
 
-    let Step::Write(Write::Delete { only, .. }) =
+    let NextStep::Write(Write::Delete { only, .. }) =
         next_step(&gone(now), Actual { named: Some(&there), ..Default::default() }, &policy(), now + DELAY)
     else {
         panic!()
@@ -246,7 +247,7 @@ fn a_gone_service_takes_its_objects_along_after_the_delay() {
 fn an_object_that_is_being_deleted_is_waited_for() {
     let mut leaving = object("old.example.");
     leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
-    assert_eq!(step(&host("a.example."), Some(&leaving)), Step::Done);
+    assert_eq!(step(&host("a.example."), Some(&leaving)), NextStep::Done);
 }
 
 #[test]
@@ -263,7 +264,7 @@ fn object_of_a_former_name_goes_when_the_new_one_stands() {
     leaving.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     assert_eq!(with(Some(&leaving)), "Done");
     let pending = Actual { other_services: &[&former], ..Default::default() };
-    assert_eq!(next_step(&link(None), pending, &policy(), Instant::now()), Step::Done, "pending");
+    assert_eq!(next_step(&link(None), pending, &policy(), Instant::now()), NextStep::Done, "pending");
 }
 
 #[test]
@@ -289,7 +290,7 @@ fn addresses_are_a_headless_service_and_a_slice_per_family() {
 /// be the same.
 fn run(
     link: &Link,
-    policy: &Policy,
+    policy: &SyncPolicy,
     named: &mut Option<Service>,
     there: &mut Vec<EndpointSlice>,
 ) -> Vec<String> {
@@ -298,13 +299,13 @@ fn run(
     let before = named.clone();
     let actual = Actual { named: before.as_ref(), slices: &slices, ..Default::default() };
     let planned = all_writes(link, actual, policy, Instant::now());
-    let planned: Vec<String> = planned.into_iter().map(|write| show(Step::Write(write))).collect();
+    let planned: Vec<String> = planned.into_iter().map(|write| show(NextStep::Write(write))).collect();
     let mut steps = Vec::new();
     loop {
         let slices: Vec<&EndpointSlice> = there.iter().collect();
         let actual = Actual { named: named.as_ref(), slices: &slices, ..Default::default() };
         let step = next_step(link, actual, policy, Instant::now());
-        let Step::Write(write) = step.clone() else { break };
+        let NextStep::Write(write) = step.clone() else { break };
         steps.push(show(step));
         assert!(steps.len() < 10, "{steps:?}");
         match write {
@@ -364,8 +365,8 @@ fn an_allocated_cluster_ip_is_left_by_way_of_an_external_name() {
 
 #[test]
 fn addresses_can_be_an_external_name_or_nothing_instead() {
-    let as_name = Policy { ip_targets: IpTargets::ExternalName, ..policy() };
-    let skip = Policy { ip_targets: IpTargets::Skip, ..policy() };
+    let as_name = SyncPolicy { ip_targets: IpTargets::ExternalName, ..policy() };
+    let skip = SyncPolicy { ip_targets: IpTargets::Skip, ..policy() };
     let both = ips(&["2001:db8::1", "192.0.2.1"]);
     assert_eq!(service(&both, &as_name).spec.external_name.as_deref(), Some("192.0.2.1"));
     let (mut named, mut there) = (None, Vec::new());
@@ -386,8 +387,8 @@ fn addresses_can_be_an_external_name_or_nothing_instead() {
 
 #[test]
 fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
-    let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
-    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let retain = SyncPolicy { on_delete: OnDelete::Retain, ..policy() };
+    let tombstone = SyncPolicy { on_delete: OnDelete::Tombstone, ..policy() };
     let long_gone = gone(Instant::now());
     let (mut named, mut there) = (None, Vec::new());
     run(&ips(&["192.0.2.1"]), &policy(), &mut named, &mut there);
@@ -405,7 +406,7 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
     );
     // The object is removed by hand: there is nothing left to keep.
     for policy in [retain, tombstone] {
-        assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), Step::Forget);
+        assert_eq!(next_step(&long_gone, Actual::default(), &policy, Instant::now()), NextStep::Forget);
     }
 }
 
@@ -413,20 +414,20 @@ fn what_a_gone_service_leaves_can_be_kept_or_point_nowhere() {
 fn recreated_service_without_target_is_as_one_that_is_gone() {
     let since = Instant::now();
     let pending = Link { state: LinkState::Recreated(since.into()), ..link(None) };
-    let retain = Policy { on_delete: OnDelete::Retain, ..policy() };
-    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
-    let at_once = Policy { delete_delay: Duration::ZERO, ..policy() };
+    let retain = SyncPolicy { on_delete: OnDelete::Retain, ..policy() };
+    let tombstone = SyncPolicy { on_delete: OnDelete::Tombstone, ..policy() };
+    let at_once = SyncPolicy { delete_delay: Duration::ZERO, ..policy() };
     let before = object("a.example.");
-    let decide = |policy: &Policy, named: Option<&Service>, after: Duration| {
+    let decide = |policy: &SyncPolicy, named: Option<&Service>, after: Duration| {
         next_step(&pending, Actual { named, ..Default::default() }, policy, since + after)
     };
-    assert_eq!(decide(&policy(), Some(&before), Duration::ZERO), Step::Wait(since + DELAY));
+    assert_eq!(decide(&policy(), Some(&before), Duration::ZERO), NextStep::Wait(since + DELAY));
     assert_eq!(show(decide(&policy(), Some(&before), DELAY)), "delete Service web-default-ext");
     assert_eq!(show(decide(&at_once, Some(&before), Duration::ZERO)), "delete Service web-default-ext");
-    assert_eq!(decide(&retain, Some(&before), 2 * DELAY), Step::Done);
+    assert_eq!(decide(&retain, Some(&before), 2 * DELAY), NextStep::Done);
     assert_eq!(show(decide(&tombstone, Some(&before), Duration::ZERO)), "patch Service web-default-ext");
     for policy in [&policy(), &retain, &tombstone, &at_once] {
-        assert_eq!(decide(policy, None, DELAY), Step::Done, "the Service is there, and nothing else");
+        assert_eq!(decide(policy, None, DELAY), NextStep::Done, "the Service is there, and nothing else");
     }
     // Its addresses go with it, and a target in time keeps it.
     let (mut named, mut there) = (None, Vec::new());
@@ -444,7 +445,7 @@ fn recreated_service_without_target_is_as_one_that_is_gone() {
 
 #[test]
 fn a_tombstone_goes_along_when_the_link_gets_another_name() {
-    let tombstone = Policy { on_delete: OnDelete::Tombstone, ..policy() };
+    let tombstone = SyncPolicy { on_delete: OnDelete::Tombstone, ..policy() };
     let mut former = object("deleted.lb.internal.");
     former.metadata.name = Some("former".into());
     let step = |named: Option<&Service>| {
@@ -491,8 +492,8 @@ fn foreign_slice_is_a_conflict_and_unlabelled_own_slice_is_not() {
 }
 
 /// The policy of the instance `own`.
-fn own() -> Policy {
-    Policy { instance: Some("own".to_owned()), ..policy() }
+fn own() -> SyncPolicy {
+    SyncPolicy { instance: Some("own".to_owned()), ..policy() }
 }
 
 fn annotate(metadata: &mut ObjectMeta, key: &str, value: &str) {
@@ -505,12 +506,12 @@ fn objects_of_another_instance_are_in_conflict_and_left_alone() {
     let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
     annotate(&mut service.metadata, INSTANCE, "other");
     let why = r#"it belongs to the lb-linker instance "other""#;
-    for policy in [own(), Policy { on_delete: OnDelete::Tombstone, ..own() }] {
+    for policy in [own(), SyncPolicy { on_delete: OnDelete::Tombstone, ..own() }] {
         let actual = Actual { named: Some(&service), ..Default::default() };
         // The slice comes first, and leads nowhere without its Service.
         assert!(show(next_step(&link, actual, &policy, Instant::now())).contains(why));
         let dead = gone(Instant::now());
-        assert_eq!(next_step(&dead, actual, &policy, Instant::now()), Step::Forget, "not ours to remove");
+        assert_eq!(next_step(&dead, actual, &policy, Instant::now()), NextStep::Forget, "not ours to remove");
         assert_eq!(adoption(&link, actual, &policy), None);
     }
     annotate(&mut slices[0].metadata, INSTANCE, "other");
@@ -520,18 +521,18 @@ fn objects_of_another_instance_are_in_conflict_and_left_alone() {
     let actual = Actual { strange_slices: &strange, ..Default::default() };
     assert!(show(next_step(&link, actual, &own(), Instant::now())).contains(why));
     let taken_back = next_step(&link, actual, &policy(), Instant::now());
-    assert!(matches!(taken_back, Step::Write(Write::Change { .. })), "there are no instances");
+    assert!(matches!(taken_back, NextStep::Write(Write::Change { .. })), "there are no instances");
 }
 
 #[test]
 fn objects_without_an_instance_are_adopted_one_by_one() {
     let link = ips(&["192.0.2.1", "2001:db8::1"]);
     let (mut service, mut slices) = (service(&link, &policy()), slices(&link));
-    let adopted = |service: &Service, slices: &[EndpointSlice], link: &Link, policy: &Policy| {
+    let adopted = |service: &Service, slices: &[EndpointSlice], link: &Link, policy: &SyncPolicy| {
         let slices: Vec<&EndpointSlice> = slices.iter().collect();
         let actual = Actual { named: Some(service), slices: &slices, ..Default::default() };
         // For the annotation alone nothing else is written.
-        assert!(link.is_gone() || next_step(link, actual, policy, Instant::now()) == Step::Done);
+        assert!(link.is_gone() || next_step(link, actual, policy, Instant::now()) == NextStep::Done);
         adoption(link, actual, policy).map(|write| write.id().name)
     };
     let name = "web-default-ext";
@@ -552,7 +553,7 @@ fn a_term_is_no_reason_to_write_unless_it_cant_be_obeyed() {
         let mut object = object("a.example.");
         annotate(&mut object.metadata, TERM, term);
         let actual = Actual { named: Some(&object), ..Default::default() };
-        assert_eq!(next_step(&link, actual, &own(), Instant::now()), Step::Done);
+        assert_eq!(next_step(&link, actual, &own(), Instant::now()), NextStep::Done);
         assert_eq!(term_repair(&link, actual, &own(), now, now).is_some(), is_repaired, "{term}");
         // The clock was set back since this leader's term began.
         assert_eq!(term_repair(&link, actual, &own(), 1_790_086_401, now).is_some(), term == "x", "{term}");

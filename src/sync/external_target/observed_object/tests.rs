@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
 use crate::model::link::Port;
-use crate::sync::external_target::desired::labelled_for;
+use crate::sync::external_target::desired::link_of_labels;
 use crate::sync::external_target::observed_object::*;
 use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::service::{IngressEntry, LoadBalancerStatus, Service, Spec, Status};
@@ -199,7 +199,7 @@ fn what_is_unpacked_is_what_was_packed() {
             "seed {seed}"
         );
         assert_eq!(packed.version(), object.version(), "seed {seed}");
-        assert_eq!(packed.labelled_for(), labelled_for(object.meta()), "seed {seed}");
+        assert_eq!(packed.labelled_for(), link_of_labels(object.meta()), "seed {seed}");
         assert_eq!(packed.annotation("none"), None, "seed {seed}");
         for (key, value) in object.meta().annotations.iter().flatten() {
             assert_eq!(packed.annotation(key).as_deref(), Some(&**value), "seed {seed}");

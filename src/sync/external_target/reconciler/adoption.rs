@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use crate::model::service_key::ServiceKey;
 
 /// How long the first of these writes waits: a start has more urgent writes.
-pub(super) const FIRST: Duration = Duration::from_secs(60);
+pub(super) const FIRST_DELAY: Duration = Duration::from_secs(60);
 /// How long the next one waits after another.
-const NEXT: Duration = Duration::from_secs(1);
+const NEXT_DELAY: Duration = Duration::from_secs(1);
 
 /// The links with an object that names no instance.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl AdoptionQueue {
             return true;
         }
         self.waiting.insert(key.clone());
-        self.due.get_or_insert(now + FIRST);
+        self.due.get_or_insert(now + FIRST_DELAY);
         false
     }
 
@@ -43,7 +43,7 @@ impl AdoptionQueue {
     pub(super) fn next(&mut self, now: Instant) -> Option<ServiceKey> {
         self.turn = self.waiting.pop_first();
         // The timer runs out once more after the last one: what is found a moment later is paced, too.
-        self.due = self.turn.is_some().then(|| now + NEXT);
+        self.due = self.turn.is_some().then(|| now + NEXT_DELAY);
         self.turn.clone()
     }
 
@@ -72,7 +72,7 @@ mod tests {
         }
         for (i, key) in keys.iter().enumerate() {
             let due = queue.due().unwrap();
-            assert_eq!(due, start + FIRST + NEXT * u32::try_from(i).unwrap());
+            assert_eq!(due, start + FIRST_DELAY + NEXT_DELAY * u32::try_from(i).unwrap());
             assert_eq!(queue.next(due).as_ref(), Some(key));
             assert!(!queue.ask(&ServiceKey::new("b", "b"), due), "it is another one's turn");
             queue.forget(&ServiceKey::new("b", "b"));

@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, Resource};
 
-use super::Settings;
+use super::ReconcilerContext;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::left_out::Registry;
-use crate::sync::k8s::errors::{Outage, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, WatchTrouble, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
-use crate::sync::k8s::watch::{Query, find_in_etcd};
+use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
 use crate::sync::source::selection::{Membership, Selection};
 
 /// How long the watch of load balancers may take to tell of a Service that the API server has.
-pub(crate) const LATENESS: Duration = Duration::from_secs(5);
+pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
 /// How long after everything was listed anew for such a Service it is listed again for one.
-const AGAIN: Duration = Duration::from_secs(150);
+const RELIST_INTERVAL: Duration = Duration::from_secs(150);
 
 /// A Service that counts as gone, and where it is looked up whether it is.
 pub(crate) struct Departure {
     client: Client,
-    outage: Outage,
+    availability: ApiAvailability,
     selection: Arc<Selection>,
     key: ServiceKey,
     /// The uid of the Service that has taken its place, where the watch has told of one.
@@ -61,7 +61,12 @@ pub(crate) enum Unconfirmed {
 impl Departure {
     /// Returns what is to be confirmed before a write of a link; nothing where the write relies on no Service's end, and
     /// where there is no cluster. `is_refused` says that an authorizer has refused every look for ten minutes.
-    pub(crate) fn of(link: &Link, write: &Write, settings: &Settings, is_refused: bool) -> Option<Self> {
+    pub(crate) fn of(
+        link: &Link,
+        write: &Write,
+        settings: &ReconcilerContext,
+        is_refused: bool,
+    ) -> Option<Self> {
         let Registry::Cluster(client) = &settings.registry else { return None };
         let relies = link.outlived_since().is_some() && !matches!(write, Write::Finalizer { add: true, .. });
         // A Service that can't be read counts as it was, though it exists.
@@ -71,7 +76,7 @@ impl Departure {
         let successor = matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone());
         Some(Self {
             client: client.clone(),
-            outage: settings.keeper.outage()?,
+            availability: settings.backend.availability()?,
             selection: Arc::clone(&settings.selection),
             key: link.key.clone(),
             successor,
@@ -82,27 +87,30 @@ impl Departure {
     /// Looks the Service up, by a list with the right that the watch needs, too.
     pub(crate) async fn confirm(&self) -> Result<Confirmed, Unconfirmed> {
         let (namespace, name) = self.key.parts();
-        let mut query = Query::named(namespace, name);
+        let mut query = RequestQuery::named(namespace, name);
         query.fields.push_str(&format!(",spec.type={LOAD_BALANCER}"));
         query.metadata_only = true;
         match find_in_etcd::<Service>(self.client.clone(), &query).await {
             Ok(found) => {
-                self.outage.over();
+                self.availability.over();
                 self.judge(found.map(|found| found.meta().clone()))
             }
             Err(error @ kube::Error::Api(_)) => {
-                self.outage.over();
+                self.availability.over();
                 let by_authorizer = Forbidden::lists_services(&error);
                 if by_authorizer && self.accepts_refusal {
                     return Ok(Confirmed::Refused);
                 }
-                let message =
-                    explain(&error, &format!("list Service {} by its name", self.key), WatchTrouble::READING);
+                let message = describe(
+                    &error,
+                    &format!("list Service {} by its name", self.key),
+                    WatchTrouble::READING,
+                );
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
                 Err(Unconfirmed::Refused { code, by_authorizer, message, retry_after: retry_after(&error) })
             }
             Err(error) => {
-                self.outage.report(&root_cause(&error));
+                self.availability.report(&root_cause(&error));
                 Err(Unconfirmed::Unanswered)
             }
         }
@@ -156,10 +164,10 @@ impl Contradictions {
             // It has just changed, so the watch couldn't say it sooner.
             (*known, *since) = (version, now);
         }
-        if now.duration_since(*since) < LATENESS {
+        if now.duration_since(*since) < WATCH_LAG {
             return Remedy::Wait;
         }
-        if self.listed.is_some_and(|at| now.duration_since(at) < AGAIN) {
+        if self.listed.is_some_and(|at| now.duration_since(at) < RELIST_INTERVAL) {
             return Remedy::WaitLonger;
         }
         self.listed = Some(now);
@@ -188,7 +196,7 @@ mod tests {
         let labels = Selector::from_iter([("tier".to_owned(), "web".to_owned())]);
         Departure {
             client: Client::new(service, "default"),
-            outage: Outage::default(),
+            availability: ApiAvailability::default(),
             selection: Arc::new(Selection { labels, ..Selection::default() }),
             key: ServiceKey::new("shop", "web"),
             successor: successor.map(Into::into),

@@ -7,15 +7,15 @@ use tracing::warn;
 
 use super::Reconciler;
 use crate::model::service_key::ServiceKey;
-use crate::sync::election::term::{TERM, Written, unix_now};
-use crate::sync::external_target::decision::{OnDelete, Policy, SyncMode};
-use crate::sync::external_target::desired::written_by_us;
+use crate::sync::election::term::{RecordedTerm, TERM, unix_now};
+use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
+use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::Packed;
 use crate::sync::k8s::object::{Object, ObjectId};
 
 /// How long the watch of load balancers may take to tell of one for which an object was made: two watches have no
 /// common order.
-const LATENESS: Duration = Duration::from_secs(1);
+const WATCH_LAG: Duration = Duration::from_secs(1);
 
 /// Objects that a former leader has created since this one lists and watches, for Services that aren't there: it had
 /// decided on them before it stood still. They are removed without the delay and the brakes, which are there for
@@ -51,9 +51,9 @@ impl FormerLeaders {
 }
 
 /// Returns the policy for an object that only a former leader wanted.
-pub(super) fn policy(policy: &Policy) -> Policy {
-    let delete_delay = LATENESS.min(policy.delete_delay);
-    Policy { on_delete: OnDelete::Delete, delete_delay, ..policy.clone() }
+pub(super) fn policy(policy: &SyncPolicy) -> SyncPolicy {
+    let delete_delay = WATCH_LAG.min(policy.delete_delay);
+    SyncPolicy { on_delete: OnDelete::Delete, delete_delay, ..policy.clone() }
 }
 
 impl Reconciler {
@@ -61,7 +61,7 @@ impl Reconciler {
     fn term_on(&self, object: &Packed) -> Option<u64> {
         let text = object.annotation(TERM)?;
         let is_ours = !self.objects.is_of_another(object);
-        Written::read(Some(&text), unix_now()).term().filter(|_| is_ours)
+        RecordedTerm::read(Some(&text), unix_now()).term().filter(|_| is_ours)
     }
 
     /// Takes in the terms on all objects.
@@ -99,14 +99,14 @@ impl Reconciler {
         if is_new
             && term < self.term
             && self.may_write()
-            && written_by_us(object.meta())
+            && has_our_field_manager(object.meta())
             && owner.is_some_and(unwanted)
         {
             warn!(
                 "{} {}: a former leader has created it in term {term}; it belongs to no existing load balancer and is \
                  removed",
                 object.kind(),
-                self.settings.keeper.describe(&object.id().name)
+                self.settings.backend.describe(&object.id().name)
             );
             self.former.created.insert(object.uid().to_owned());
         }

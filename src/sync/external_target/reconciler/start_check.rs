@@ -9,30 +9,30 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::{Reconciler, Settings};
+use super::{Reconciler, ReconcilerContext};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::store::Store;
-use crate::sync::controller::backoff::Pauses;
+use crate::sync::controller::backoff::Backoff;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::written_by_us;
+use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::left_out::{Existing, Flag, LookUpError, Registry, Verdict, is_shown};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::external_target::observed_object::Packed;
-use crate::sync::k8s::errors::{Outage, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::labels::SERVICE_UID;
-use crate::sync::k8s::object::{Kind, Object};
+use crate::sync::k8s::object::{Object, ObjectKind};
 use crate::sync::source::relist_guard::are_most;
 use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before Services are looked up again.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Services that a line of the log names.
-const EXAMPLES: usize = 3;
+const MAX_EXAMPLES: usize = 3;
 
 /// What the looks have found.
 #[derive(Default)]
@@ -97,7 +97,7 @@ impl StartCheck {
 }
 
 /// What would become of the external target of a link.
-enum Fate {
+enum TargetFate {
     Stays,
     /// No Service is followed, or none has been since this process is there.
     Unlisted,
@@ -116,10 +116,10 @@ impl Reconciler {
         let (mut unlisted, mut outlived, mut not_shown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for key in self.objects.links() {
             match self.fate(&key) {
-                Fate::Stays => {}
-                Fate::Unlisted => drop(unlisted.insert(key)),
-                Fate::Outlived => drop(outlived.insert(key)),
-                Fate::NotShown => drop(not_shown.insert(key)),
+                TargetFate::Stays => {}
+                TargetFate::Unlisted => drop(unlisted.insert(key)),
+                TargetFate::Outlived => drop(outlived.insert(key)),
+                TargetFate::NotShown => drop(not_shown.insert(key)),
             }
         }
         let mut present = self.objects.number_of_links();
@@ -169,18 +169,18 @@ impl Reconciler {
         self.look_up();
     }
 
-    fn fate(&self, key: &ServiceKey) -> Fate {
+    fn fate(&self, key: &ServiceKey) -> TargetFate {
         let store: &Store = &self.settings.store;
         let ended = self.start_check.ended.contains(key);
         let Some(link) = store.get(key) else {
-            return if ended || store.contains(key) { Fate::Stays } else { Fate::Unlisted };
+            return if ended || store.contains(key) { TargetFate::Stays } else { TargetFate::Unlisted };
         };
         let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
         match &link.target {
-            _ if is_unknown => Fate::Unlisted,
-            _ if link.outlived_since().is_some() => Fate::Outlived,
-            Some(target) if !is_shown(target, self.settings.policy.ip_targets) => Fate::NotShown,
-            _ => Fate::Stays,
+            _ if is_unknown => TargetFate::Unlisted,
+            _ if link.outlived_since().is_some() => TargetFate::Outlived,
+            Some(target) if !is_shown(target, self.settings.policy.ip_targets) => TargetFate::NotShown,
+            _ => TargetFate::Stays,
         }
     }
 
@@ -193,7 +193,7 @@ impl Reconciler {
     /// have written is so only where `--prune` says it of a namespace that is watched.
     pub(crate) fn is_of_ours(&self, key: &ServiceKey, metadata: &ObjectMeta) -> bool {
         let is_watched = self.settings.selection.watches(key.namespace());
-        written_by_us(metadata) || is_watched && self.is_ours(metadata)
+        has_our_field_manager(metadata) || is_watched && self.is_ours(metadata)
     }
 
     /// Adds a link of a Service that is gone since a time when no lb-linker watched.
@@ -216,7 +216,7 @@ impl Reconciler {
 
     /// Looks up which of the unconfirmed Services exist.
     fn look_up(&mut self) {
-        let Settings { registry, selection, keeper, .. } = &self.settings;
+        let ReconcilerContext { registry, selection, backend, .. } = &self.settings;
         let wanted = self.start_check.unconfirmed.clone();
         if wanted.is_empty() || !self.start_check.look_ups.is_empty() && wanted == self.start_check.asked {
             return;
@@ -224,10 +224,11 @@ impl Reconciler {
         self.start_check.asked.clone_from(&wanted);
         // The one before would miss some.
         self.start_check.look_ups = JoinSet::new();
-        let (registry, selection, outage) = (registry.clone(), Arc::clone(selection), keeper.outage());
+        let (registry, selection, availability) =
+            (registry.clone(), Arc::clone(selection), backend.availability());
         self.start_check
             .look_ups
-            .spawn(async move { until_known(registry, wanted, &selection, outage).await });
+            .spawn(async move { until_known(registry, wanted, &selection, availability).await });
     }
 
     /// Takes over which Services exist.
@@ -235,7 +236,7 @@ impl Reconciler {
         let holds = self.settings.policy.max_deletes == MaxDeletes::Share;
         let (mut left_out, mut gone) = (BTreeMap::new(), Vec::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
-            let Settings { store, selection, .. } = &self.settings;
+            let ReconcilerContext { store, selection, .. } = &self.settings;
             let Some(link) = store.get(&key).filter(|link| link.is_left_out() || link.is_gone()) else {
                 // It has turned up meanwhile.
                 continue;
@@ -243,7 +244,7 @@ impl Reconciler {
             match existing.judge(&key, &self.recorded_uid(&key), selection) {
                 Verdict::Exists { uid, flag } if holds => {
                     if let (Some(uid), true) = (uid, link.is_left_out()) {
-                        let hostnames = link.wishes.hostnames.to_vec();
+                        let hostnames = link.annotations.hostnames.to_vec();
                         let _ = store.keep_left_out(&key, uid, link.target.clone(), hostnames);
                     }
                     left_out.insert(key.clone(), flag);
@@ -277,7 +278,7 @@ impl Reconciler {
 
     /// Ends a link whose Service counts as gone since then. External targets of namespaces that aren't watched stay as they are.
     fn end(&self, key: &ServiceKey, since: Instant) {
-        let Settings { store, selection, news, .. } = &self.settings;
+        let ReconcilerContext { store, selection, news, .. } = &self.settings;
         let is_watched = selection.watches(key.namespace());
         let change = if is_watched { store.end_left_out(key, since) } else { store.forget(key) };
         change.iter().for_each(|change| log_change(news, change));
@@ -293,7 +294,7 @@ impl Reconciler {
     /// Follows what the external target of a left-out link records, and forgets the link when it is gone.
     pub(super) fn follow_recorded(&mut self, link: &Link) {
         let services = self.objects.of_link(&link.key).into_iter();
-        let is_there = services.filter(|object| object.kind() == Kind::Service).count() > 0;
+        let is_there = services.filter(|object| object.kind() == ObjectKind::Service).count() > 0;
         if is_there {
             self.keep(&link.key);
         } else if let Some(change) = self.settings.store.forget(&link.key) {
@@ -349,8 +350,8 @@ impl Reconciler {
 
 /// Returns the first names of a list, and how many more there are.
 fn examples(keys: &[&ServiceKey]) -> String {
-    let names: Vec<String> = keys.iter().take(EXAMPLES).map(ToString::to_string).collect();
-    match keys.len().saturating_sub(EXAMPLES) {
+    let names: Vec<String> = keys.iter().take(MAX_EXAMPLES).map(ToString::to_string).collect();
+    match keys.len().saturating_sub(MAX_EXAMPLES) {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
     }
@@ -361,15 +362,15 @@ async fn until_known(
     registry: Registry,
     wanted: HashSet<ServiceKey>,
     selection: &Selection,
-    outage: Option<Outage>,
+    availability: Option<ApiAvailability>,
 ) -> Existing {
-    let mut pauses = Pauses::new(RETRY);
+    let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut said = BTreeSet::new();
     loop {
         match registry.look_up(&wanted, selection).await {
             Ok(existing) => return existing,
             Err(LookUpError::List(error)) if error.code() == 0 => {
-                outage.iter().for_each(|outage| outage.report(&root_cause(&error)));
+                availability.iter().for_each(|availability| availability.report(&root_cause(&error)));
             }
             // The list took so long that its pages are gone: from the beginning.
             Err(LookUpError::List(error)) if error.code() == 410 => {}

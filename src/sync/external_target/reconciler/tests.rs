@@ -11,28 +11,28 @@ use crate::sync::election::term::TERM;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
 use crate::sync::external_target::metrics::ReconcileResult;
-use crate::sync::k8s::errors::Outage;
+use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
 fn lists(term: u64, rewinds: u64) -> LinkLists {
-    LinkLists::new(&BTreeSet::new(), Listed { term, rewinds })
+    LinkLists::new(&BTreeSet::new(), ListedUpTo { term, rewinds })
 }
 
 /// Returns a reconciler with this API server.
 fn reconciler(client: Client) -> Reconciler {
     let leadership = Leadership::always();
-    Reconciler::new(Settings {
+    Reconciler::new(ReconcilerContext {
         store: Arc::new(Store::new(OnGone::Kept)),
-        keeper: Keeper::Namespace {
+        backend: Backend::Namespace {
             client: client.clone(),
-            outage: Outage::default(),
+            availability: ApiAvailability::default(),
             namespace: "external-targets".to_owned(),
         },
         registry: Registry::Cluster(client),
         selection: Arc::default(),
-        admission: Arc::default(),
+        hostname_policy: Arc::default(),
         policy: test_support::policy(Some("own")),
         news: test_support::news(),
         metrics: test_support::metrics(),
@@ -59,8 +59,8 @@ fn load_balancer(reconciler: &Reconciler, name: &str) -> Arc<Link> {
         "status": {"loadBalancer": {"ingress": [{"hostname": "cloud.example"}]}},
     }))
     .unwrap();
-    let Settings { store, admission, .. } = &reconciler.settings;
-    store.apply(service.observe(admission, store).0);
+    let ReconcilerContext { store, hostname_policy, .. } = &reconciler.settings;
+    store.apply(service.observe(hostname_policy, store).0);
     store.set_synced();
     store.get(&service.key()).unwrap()
 }
@@ -88,16 +88,16 @@ fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object
 async fn denied_annotation_is_written_ever_more_seldom() {
     let (mut reconciler, requests) = denied();
     let object = external_target(&reconciler, "no number");
-    reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write());
     reconciler.queue_all();
     let end = tokio::time::Instant::now() + Duration::from_secs(600);
     while tokio::time::Instant::now() < end {
-        reconciler.work();
+        reconciler.drain_queue();
         tokio::select! {
             Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
-            key = reconciler.pace.due() => reconciler.queue(&key),
+            key = reconciler.work_queue.due() => reconciler.queue(&key),
             () = tokio::time::sleep_until(end) => break,
         }
     }
@@ -110,8 +110,8 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     let (mut reconciler, _) = denied();
     let object = external_target(&reconciler, "no number");
     let list = |reconciler: &mut Reconciler| {
-        reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
-        reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     };
     let term = reconciler.term;
     let links_listed = watch::Sender::new(lists(term, 0));
@@ -119,7 +119,7 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     list(&mut reconciler);
     assert!(reconciler.may_write());
     // The watch of external targets notices it.
-    reconciler.observe(ObjectEvent::Rewound(Kind::Service));
+    reconciler.on_object_event(ObjectEvent::Rewound(ObjectKind::Service));
     assert!(!reconciler.may_write());
     drop(reconciler.begin_term());
     list(&mut reconciler);
@@ -131,7 +131,7 @@ async fn nothing_is_written_after_a_rewind_before_new_lists() {
     links_listed.send_replace(lists(term, 2));
     assert!(!reconciler.may_write(), "the external targets haven't been listed since");
     drop(reconciler.begin_term());
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(!reconciler.may_write());
     list(&mut reconciler);
     assert!(reconciler.may_write());
@@ -145,16 +145,16 @@ async fn panic_about_one_link_stops_no_other() {
     }
     let key = ServiceKey::new("shop", "defect");
     defect::choose(key.clone());
-    reconciler.observe(ObjectEvent::Listed(Kind::Service, Vec::new()));
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
-    reconciler.work();
+    reconciler.drain_queue();
     assert_eq!(reconciler.writes.len(), 2);
     while let Some(written) = reconciler.writes.join_next().await {
         reconciler.ended(written.unwrap());
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
-    assert!(reconciler.pace.rests(&key), "the next try comes later");
+    assert!(reconciler.work_queue.is_backing_off(&key), "the next try comes later");
     assert_eq!(
         reconciler.settings.metrics.count(ReconcileResult::Failed),
         3,
@@ -184,10 +184,10 @@ fn without_right_to_look(message: &'static str) -> (Reconciler, Arc<Mutex<Vec<St
 async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
     let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
     while tokio::time::Instant::now() < end {
-        reconciler.work();
+        reconciler.drain_queue();
         tokio::select! {
             Some(ended) = reconciler.writes.join_next() => reconciler.ended(ended.unwrap()),
-            key = reconciler.pace.due() => reconciler.queue(&key),
+            key = reconciler.work_queue.due() => reconciler.queue(&key),
             () = tokio::time::sleep_until(end) => break,
         }
     }
@@ -210,9 +210,9 @@ async fn end_told_by_the_watch_needs_no_right_to_look() {
             // As another process has left it.
             store.forget(&key);
         }
-        reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
-        reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
-        reconciler.adopt_departed(false);
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+        reconciler.restore_deleted(false);
         reconciler.queue_all();
         run_for(&mut reconciler, 599).await;
         assert!(deleted.lock().is_empty(), "too soon: {message}");
@@ -226,8 +226,8 @@ async fn restore_makes_a_refused_look_begin_anew() {
     let (mut reconciler, deleted) = without_right_to_look(NO_RIGHT);
     let object = external_target(&reconciler, "1");
     reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
-    reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     run_for(&mut reconciler, 500).await;
     assert!(!reconciler.refused_looks.is_empty());
@@ -260,8 +260,8 @@ async fn failed_look_takes_no_place_of_max_deletes() {
             object
         })
         .into();
-    reconciler.observe(ObjectEvent::Listed(Kind::Service, objects));
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     // The one whose look fails comes first.
     for name in ["api", "web"] {
         reconciler.queue(&ServiceKey::new("shop", name));
@@ -269,7 +269,13 @@ async fn failed_look_takes_no_place_of_max_deletes() {
     run_for(&mut reconciler, 60).await;
     assert!(deleted.lock().iter().all(|uri| uri.contains("web")) && deleted.lock().len() == 1, "{deleted:?}");
     // Now that a removal has been made, another one waits.
-    assert!(reconciler.removals.lock().allows(MaxDeletes::Number(1), "another", 1, Instant::now()).is_err());
+    assert!(
+        reconciler
+            .deletion_budget
+            .lock()
+            .allows(MaxDeletes::Number(1), "another", 1, Instant::now())
+            .is_err()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -286,12 +292,12 @@ async fn namespace_that_isnt_listed_waits_alone() {
     let mut reconciler = reconciler(client);
     let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
     let namespaces = ["shop", "open"].map(ToOwned::to_owned).into();
-    let mut all = LinkLists::new(&namespaces, Listed { term, rewinds: 0 });
-    let (now, before) = (Listed { term, rewinds: 0 }, Listed { term: term - 1, rewinds: 0 });
+    let mut all = LinkLists::new(&namespaces, ListedUpTo { term, rewinds: 0 });
+    let (now, before) = (ListedUpTo { term, rewinds: 0 }, ListedUpTo { term: term - 1, rewinds: 0 });
     let links_listed = watch::Sender::new(all.clone());
     reconciler.settings.links_listed = links_listed.subscribe();
-    reconciler.observe(ObjectEvent::Listed(Kind::Service, Vec::new()));
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write_for(&link));
     // Another term, in which the list of its namespace has failed.
     all.note(Some("shop"), before, true);
@@ -342,8 +348,8 @@ async fn stale_cache_of_an_api_server_removes_nothing() {
     let mut reconciler = reconciler(client);
     let object = external_target(&reconciler, "1");
     reconciler.settings.store.delete(&ServiceKey::new("shop", "web"), "web", None);
-    reconciler.observe(ObjectEvent::Listed(Kind::Service, vec![Packed::of(&object)]));
-    reconciler.observe(ObjectEvent::Listed(Kind::EndpointSlice, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![Packed::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     run_for(&mut reconciler, 3600).await;
     assert!(deleted.lock().is_empty(), "{deleted:?}");

@@ -5,18 +5,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long a watch may stay without an event, a bookmark or a list before everything is listed again.
-const SILENCE: Duration = Duration::from_secs(150);
+const MAX_SILENCE: Duration = Duration::from_secs(150);
 /// So many times as long after lists that have shown nothing new: the API server sends bookmarks only when the version
 /// has advanced, so a quiet cluster looks like a watch that has died.
-const LONGEST: u32 = 4;
+const MAX_SILENCE_FACTOR: u32 = 4;
 /// A watch that ends sooner has been refused, whatever its HTTP status says.
-const SHORT: Duration = Duration::from_secs(1);
+const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that has lasted so long works: what went wrong before is forgotten.
-const SETTLED: Duration = Duration::from_secs(30);
+const HEALTHY_WATCH: Duration = Duration::from_secs(30);
 
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Input<'a> {
+pub(super) enum WatchInput<'a> {
     /// A complete list has come.
     Listed {
         /// The list's resourceVersion.
@@ -35,7 +35,7 @@ pub(super) enum Input<'a> {
         /// The object's resourceVersion.
         version: &'a str,
         /// How it changes the number of objects.
-        change: Change,
+        change: ObjectChange,
     },
     /// A bookmark.
     Bookmark(&'a str),
@@ -45,7 +45,7 @@ pub(super) enum Input<'a> {
     WatchFailed(u16),
     /// The watch has ended in good order.
     WatchEnded,
-    /// The deadline of [`Progress::deadline`] has passed.
+    /// The deadline of [`WatchProgress::deadline`] has passed.
     Silence,
     /// The API server has said which resourceVersion is its newest.
     Newest(&'a str),
@@ -53,7 +53,7 @@ pub(super) enum Input<'a> {
 
 /// How an event changes the number of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum ObjectChange {
     Added,
     Modified,
     Deleted,
@@ -61,7 +61,7 @@ pub(super) enum Change {
 
 /// What the loop does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum WatchStep {
     /// It reads on.
     Continue,
     /// It begins a watch, after a pause of this many doublings; 0 is at once.
@@ -74,7 +74,7 @@ pub(super) enum Step {
 
 /// The state of one list/watch loop.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct WatchProgress {
     /// The version that the next watch goes on from: of the last list, event or bookmark.
     version: Option<String>,
     objects: u64,
@@ -84,7 +84,7 @@ pub(super) struct Progress {
     silence: Duration,
     /// When the watch began.
     began: Option<Instant>,
-    /// Watches that ended within [`SHORT`], one after the other, whether they had sent something or not.
+    /// Watches that ended within [`SHORT_WATCH`], one after the other, whether they had sent something or not.
     short: u32,
     /// Requests that failed, one after the other.
     failures: u32,
@@ -95,14 +95,14 @@ pub(super) struct Progress {
     may_be_restored: bool,
 }
 
-impl Progress {
+impl WatchProgress {
     /// Returns the state of a loop that begins now, with a list.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             version: None,
             objects: 0,
             last_sign: now,
-            silence: SILENCE,
+            silence: MAX_SILENCE,
             began: None,
             short: 0,
             failures: 0,
@@ -128,65 +128,65 @@ impl Progress {
     }
 
     /// Takes over what has happened, and returns what to do next.
-    pub(super) fn take(&mut self, input: Input<'_>, now: Instant) -> Step {
+    pub(super) fn take(&mut self, input: WatchInput<'_>, now: Instant) -> WatchStep {
         match input {
-            Input::Listed { version, objects, newest } => {
+            WatchInput::Listed { version, objects, newest } => {
                 self.silence = if self.differs(version, objects, newest) {
-                    SILENCE
+                    MAX_SILENCE
                 } else {
-                    (self.silence * 2).min(SILENCE * LONGEST)
+                    (self.silence * 2).min(MAX_SILENCE * MAX_SILENCE_FACTOR)
                 };
                 self.objects = objects;
                 self.sign(version, now);
-                Step::Watch(0)
+                WatchStep::Watch(0)
             }
-            Input::ListFailed(410) => self.list_again(),
-            Input::ListFailed(_) => Step::List(self.failed()),
-            Input::WatchBegan => {
+            WatchInput::ListFailed(410) => self.list_again(),
+            WatchInput::ListFailed(_) => WatchStep::List(self.failed()),
+            WatchInput::WatchBegan => {
                 self.began = Some(now);
-                Step::Continue
+                WatchStep::Continue
             }
-            Input::Event { version, .. } | Input::Bookmark(version) if self.rewinds(version) => {
+            WatchInput::Event { version, .. } | WatchInput::Bookmark(version) if self.rewinds(version) => {
                 self.settle(now);
                 self.list_again()
             }
-            Input::Event { version, change } => {
+            WatchInput::Event { version, change } => {
                 self.objects = match change {
-                    Change::Added => self.objects + 1,
-                    Change::Modified => self.objects,
-                    Change::Deleted => self.objects.saturating_sub(1),
+                    ObjectChange::Added => self.objects + 1,
+                    ObjectChange::Modified => self.objects,
+                    ObjectChange::Deleted => self.objects.saturating_sub(1),
                 };
-                self.silence = SILENCE;
+                self.silence = MAX_SILENCE;
                 self.sign(version, now);
-                Step::Continue
+                WatchStep::Continue
             }
-            Input::Bookmark(version) => {
-                self.silence = SILENCE;
+            WatchInput::Bookmark(version) => {
+                self.silence = MAX_SILENCE;
                 self.sign(version, now);
-                Step::Continue
+                WatchStep::Continue
             }
-            Input::Unidentified | Input::WatchFailed(410) => {
+            WatchInput::Unidentified | WatchInput::WatchFailed(410) => {
                 self.settle(now);
                 self.list_again()
             }
-            Input::Newest(version) if self.rewinds(version) => self.list_again(),
-            Input::Newest(_) => {
+            WatchInput::Newest(version) if self.rewinds(version) => self.list_again(),
+            WatchInput::Newest(_) => {
                 self.may_be_restored = false;
-                Step::Watch(0)
+                WatchStep::Watch(0)
             }
-            Input::WatchFailed(_) => {
+            WatchInput::WatchFailed(_) => {
                 let short = self.settle(now);
                 // The API server may come back with an earlier state: silence is suspicious again.
-                self.silence = SILENCE;
+                self.silence = MAX_SILENCE;
                 self.may_be_restored = true;
                 let pause = self.failed().max(short);
                 self.watch(pause, now)
             }
-            Input::WatchEnded => {
+            WatchInput::WatchEnded => {
                 let pause = self.settle(now);
                 self.watch(pause, now)
             }
-            Input::Silence => Step::List(0),
+            WatchInput::Silence => WatchStep::List(0),
         }
     }
 
@@ -205,18 +205,18 @@ impl Progress {
         self.may_be_restored = false;
     }
 
-    fn watch(&self, pause: u32, now: Instant) -> Step {
+    fn watch(&self, pause: u32, now: Instant) -> WatchStep {
         if self.version.is_none() || now >= self.deadline() {
-            Step::List(pause)
+            WatchStep::List(pause)
         } else if self.may_be_restored {
-            Step::AskNewest(pause)
+            WatchStep::AskNewest(pause)
         } else {
-            Step::Watch(pause)
+            WatchStep::Watch(pause)
         }
     }
 
-    fn list_again(&mut self) -> Step {
-        Step::List(self.restarted())
+    fn list_again(&mut self) -> WatchStep {
+        WatchStep::List(self.restarted())
     }
 
     fn failed(&mut self) -> u32 {
@@ -234,8 +234,8 @@ impl Progress {
     fn settle(&mut self, now: Instant) -> u32 {
         let Some(began) = self.began.take() else { return self.short };
         let lasted = now.duration_since(began);
-        self.short = if lasted < SHORT { self.short.saturating_add(1) } else { 0 };
-        if lasted >= SETTLED {
+        self.short = if lasted < SHORT_WATCH { self.short.saturating_add(1) } else { 0 };
+        if lasted >= HEALTHY_WATCH {
             (self.failures, self.restarts) = (0, 0);
         }
         self.short
@@ -251,18 +251,18 @@ pub(super) fn number(version: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn listed(version: &str, objects: u64, newest: u64) -> Input<'_> {
-        Input::Listed { version, objects, newest: Some(newest) }
+    fn listed(version: &str, objects: u64, newest: u64) -> WatchInput<'_> {
+        WatchInput::Listed { version, objects, newest: Some(newest) }
     }
 
-    fn modified(version: &str) -> Input<'_> {
-        Input::Event { version, change: Change::Modified }
+    fn modified(version: &str) -> WatchInput<'_> {
+        WatchInput::Event { version, change: ObjectChange::Modified }
     }
 
     /// Takes each input so many milliseconds after the one before, and compares the steps.
-    fn run(steps: &[(u64, Input<'_>, Step)]) -> (Progress, Instant) {
+    fn run(steps: &[(u64, WatchInput<'_>, WatchStep)]) -> (WatchProgress, Instant) {
         let mut now = Instant::now();
-        let mut progress = Progress::new(now);
+        let mut progress = WatchProgress::new(now);
         for (number, (pause, input, expected)) in steps.iter().enumerate() {
             now += Duration::from_millis(*pause);
             assert_eq!(progress.take(*input, now), *expected, "step {number}: {input:?}");
@@ -270,113 +270,121 @@ mod tests {
         (progress, now)
     }
 
-    const LISTED: (u64, Input<'_>, Step) =
-        (0, Input::Listed { version: "100", objects: 2, newest: Some(90) }, Step::Watch(0));
-    const BEGAN: (u64, Input<'_>, Step) = (0, Input::WatchBegan, Step::Continue);
+    const LISTED: (u64, WatchInput<'_>, WatchStep) =
+        (0, WatchInput::Listed { version: "100", objects: 2, newest: Some(90) }, WatchStep::Watch(0));
+    const BEGAN: (u64, WatchInput<'_>, WatchStep) = (0, WatchInput::WatchBegan, WatchStep::Continue);
 
     #[test]
     fn a_watch_goes_on_after_the_last_version() {
         let (progress, _) = run(&[
             LISTED,
             BEGAN,
-            (10, modified("101"), Step::Continue),
-            (10, Input::Bookmark("107"), Step::Continue),
-            (50_000, Input::WatchEnded, Step::Watch(0)),
+            (10, modified("101"), WatchStep::Continue),
+            (10, WatchInput::Bookmark("107"), WatchStep::Continue),
+            (50_000, WatchInput::WatchEnded, WatchStep::Watch(0)),
         ]);
         assert_eq!(progress.version(), Some("107"));
     }
 
     #[test]
     fn short_watches_are_paced_ever_more_seldom() {
-        let short = |pause| (10, Input::WatchEnded, Step::Watch(pause));
+        let short = |pause| (10, WatchInput::WatchEnded, WatchStep::Watch(pause));
         run(&[LISTED, BEGAN, short(1), BEGAN, short(2), BEGAN, short(3)]);
         // An event or a bookmark makes no difference, and neither does the way in which it ends.
-        let event = (10, modified("101"), Step::Continue);
-        let bookmark = (10, Input::Bookmark("101"), Step::Continue);
-        let broken = |pause| (10, Input::WatchFailed(0), Step::AskNewest(pause));
-        let newest = (0, Input::Newest("101"), Step::Watch(0));
+        let event = (10, modified("101"), WatchStep::Continue);
+        let bookmark = (10, WatchInput::Bookmark("101"), WatchStep::Continue);
+        let broken = |pause| (10, WatchInput::WatchFailed(0), WatchStep::AskNewest(pause));
+        let newest = (0, WatchInput::Newest("101"), WatchStep::Watch(0));
         run(&[LISTED, BEGAN, event, short(1), BEGAN, bookmark, short(2), BEGAN, event, broken(3), newest]);
         let mut steps = vec![LISTED];
         (1..=9).for_each(|pause| steps.extend([BEGAN, event, broken(pause), newest]));
         // A proxy that ends each watch after a second or more delays nothing.
-        steps.extend([BEGAN, event, (1000, Input::WatchEnded, Step::Watch(0)), BEGAN, event, short(1)]);
+        steps.extend([
+            BEGAN,
+            event,
+            (1000, WatchInput::WatchEnded, WatchStep::Watch(0)),
+            BEGAN,
+            event,
+            short(1),
+        ]);
         run(&steps);
-        let long = (30_000, Input::WatchEnded, Step::Watch(0));
+        let long = (30_000, WatchInput::WatchEnded, WatchStep::Watch(0));
         run(&[LISTED, BEGAN, short(1), BEGAN, long, BEGAN, short(1)]);
     }
 
     #[test]
     fn gone_leads_to_a_paced_list_wherever_it_is_said() {
-        let gone = |pause| (10, Input::WatchFailed(410), Step::List(pause));
+        let gone = |pause| (10, WatchInput::WatchFailed(410), WatchStep::List(pause));
         run(&[
             LISTED,
             gone(1),
             LISTED,
             BEGAN,
             gone(2),
-            (10, Input::ListFailed(410), Step::List(3)),
+            (10, WatchInput::ListFailed(410), WatchStep::List(3)),
             LISTED,
             BEGAN,
-            (30_000, Input::WatchFailed(410), Step::List(1)),
+            (30_000, WatchInput::WatchFailed(410), WatchStep::List(1)),
         ]);
     }
 
     #[test]
     fn failures_are_paced_until_something_comes() {
-        let failed = |pause| (10, Input::WatchFailed(0), Step::AskNewest(pause));
+        let failed = |pause| (10, WatchInput::WatchFailed(0), WatchStep::AskNewest(pause));
         run(&[
-            (0, Input::ListFailed(403), Step::List(1)),
-            (0, Input::ListFailed(0), Step::List(2)),
+            (0, WatchInput::ListFailed(403), WatchStep::List(1)),
+            (0, WatchInput::ListFailed(0), WatchStep::List(2)),
             LISTED,
             failed(1),
             failed(2),
             BEGAN,
             failed(3),
             BEGAN,
-            (0, Input::Bookmark("100"), Step::Continue),
-            (1000, Input::WatchFailed(0), Step::AskNewest(1)),
+            (0, WatchInput::Bookmark("100"), WatchStep::Continue),
+            (1000, WatchInput::WatchFailed(0), WatchStep::AskNewest(1)),
         ]);
-        let (progress, now) = run(&[LISTED, failed(1), (149_990, Input::WatchFailed(503), Step::List(2))]);
+        let (progress, now) =
+            run(&[LISTED, failed(1), (149_990, WatchInput::WatchFailed(503), WatchStep::List(2))]);
         assert!(progress.deadline() <= now, "after so long only a list says how things are");
     }
 
     #[test]
     fn newest_version_is_asked_for_after_a_failure() {
-        let failed = (10, Input::WatchFailed(0), Step::AskNewest(1));
+        let failed = (10, WatchInput::WatchFailed(0), WatchStep::AskNewest(1));
         run(&[
             LISTED,
             failed,
-            (10, Input::Newest("100"), Step::Watch(0)),
+            (10, WatchInput::Newest("100"), WatchStep::Watch(0)),
             BEGAN,
-            (10, Input::WatchEnded, Step::Watch(1)),
+            (10, WatchInput::WatchEnded, WatchStep::Watch(1)),
         ]);
-        run(&[LISTED, BEGAN, failed, (10, Input::Newest("99"), Step::List(1))]);
+        run(&[LISTED, BEGAN, failed, (10, WatchInput::Newest("99"), WatchStep::List(1))]);
         // A watch that has gone on meanwhile is proof enough.
         run(&[
             LISTED,
             failed,
             BEGAN,
-            (0, modified("101"), Step::Continue),
-            (10, Input::WatchEnded, Step::Watch(1)),
+            (0, modified("101"), WatchStep::Continue),
+            (10, WatchInput::WatchEnded, WatchStep::Watch(1)),
         ]);
     }
 
     #[test]
     fn a_version_that_goes_backwards_begins_a_list() {
-        run(&[LISTED, BEGAN, (10, modified("99"), Step::List(1))]);
-        run(&[LISTED, BEGAN, (10, Input::Bookmark("99"), Step::List(1))]);
+        run(&[LISTED, BEGAN, (10, modified("99"), WatchStep::List(1))]);
+        run(&[LISTED, BEGAN, (10, WatchInput::Bookmark("99"), WatchStep::List(1))]);
         run(&[
             LISTED,
             BEGAN,
-            (10, Input::Bookmark("100"), Step::Continue),
-            (0, modified("9"), Step::List(1)),
+            (10, WatchInput::Bookmark("100"), WatchStep::Continue),
+            (0, modified("9"), WatchStep::List(1)),
         ]);
         // Nothing is known of versions that are no numbers.
-        let odd = (0, Input::Listed { version: "b", objects: 0, newest: None }, Step::Watch(0));
-        run(&[odd, BEGAN, (10, modified("a"), Step::Continue)]);
+        let odd = (0, WatchInput::Listed { version: "b", objects: 0, newest: None }, WatchStep::Watch(0));
+        run(&[odd, BEGAN, (10, modified("a"), WatchStep::Continue)]);
         let (progress, _) = run(&[LISTED]);
         assert!(progress.rewinds("99") && !progress.rewinds("100") && !progress.rewinds("a"));
-        let (progress, _) = run(&[LISTED, (0, listed("50", 2, 50), Step::Watch(0))]);
+        let (progress, _) = run(&[LISTED, (0, listed("50", 2, 50), WatchStep::Watch(0))]);
         assert_eq!(progress.version(), Some("50"), "the list is the truth");
     }
 
@@ -385,10 +393,10 @@ mod tests {
         run(&[
             LISTED,
             BEGAN,
-            (10, Input::Unidentified, Step::List(1)),
+            (10, WatchInput::Unidentified, WatchStep::List(1)),
             LISTED,
             BEGAN,
-            (10, Input::Unidentified, Step::List(2)),
+            (10, WatchInput::Unidentified, WatchStep::List(2)),
         ]);
     }
 
@@ -400,7 +408,7 @@ mod tests {
             let mut now = now;
             for _ in 0..seconds {
                 now = progress.deadline();
-                assert_eq!(progress.take(Input::Silence, now), Step::List(0));
+                assert_eq!(progress.take(WatchInput::Silence, now), WatchStep::List(0));
                 steps.push(progress.silence.as_secs());
                 progress.take(listed("200", 2, 90), now);
             }
@@ -408,18 +416,18 @@ mod tests {
         };
         let (mut progress, now, steps) = silent(5);
         assert_eq!(steps, [150, 300, 600, 600, 600]);
-        progress.take(Input::Bookmark("201"), now);
-        assert_eq!(progress.deadline(), now + SILENCE, "what has spoken is missed when it is silent");
+        progress.take(WatchInput::Bookmark("201"), now);
+        assert_eq!(progress.deadline(), now + MAX_SILENCE, "what has spoken is missed when it is silent");
         for (news, input) in [
             ("an older version", listed("99", 2, 90)),
             ("another object", listed("300", 3, 90)),
             ("one less", listed("300", 1, 90)),
             ("a newer object", listed("300", 2, 250)),
-            ("versions that are no numbers", Input::Listed { version: "x", objects: 2, newest: None }),
+            ("versions that are no numbers", WatchInput::Listed { version: "x", objects: 2, newest: None }),
         ] {
             let (mut progress, now, _) = silent(2);
             progress.take(input, now);
-            assert_eq!(progress.deadline(), now + SILENCE, "{news}");
+            assert_eq!(progress.deadline(), now + MAX_SILENCE, "{news}");
         }
     }
 
@@ -428,11 +436,11 @@ mod tests {
         let (mut progress, now) = run(&[
             LISTED,
             BEGAN,
-            (0, Input::Event { version: "110", change: Change::Added }, Step::Continue),
-            (0, Input::Event { version: "120", change: Change::Added }, Step::Continue),
-            (0, Input::Event { version: "130", change: Change::Deleted }, Step::Continue),
+            (0, WatchInput::Event { version: "110", change: ObjectChange::Added }, WatchStep::Continue),
+            (0, WatchInput::Event { version: "120", change: ObjectChange::Added }, WatchStep::Continue),
+            (0, WatchInput::Event { version: "130", change: ObjectChange::Deleted }, WatchStep::Continue),
         ]);
         progress.take(listed("140", 3, 120), now);
-        assert_eq!(progress.silence, 2 * SILENCE);
+        assert_eq!(progress.silence, 2 * MAX_SILENCE);
     }
 }

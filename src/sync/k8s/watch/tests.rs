@@ -10,22 +10,22 @@ use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::*;
 
 /// What an API server answers: a status and lines, after which it ends or stays silent.
-struct Answer {
+struct StubResponse {
     status: u16,
     lines: Vec<Value>,
     ends: bool,
 }
 
-fn closed(lines: Vec<Value>) -> Answer {
-    Answer { status: 200, lines, ends: true }
+fn closed(lines: Vec<Value>) -> StubResponse {
+    StubResponse { status: 200, lines, ends: true }
 }
 
-fn open_ended(lines: Vec<Value>) -> Answer {
-    Answer { status: 200, lines, ends: false }
+fn open_ended(lines: Vec<Value>) -> StubResponse {
+    StubResponse { status: 200, lines, ends: false }
 }
 
-fn refused(status: u16) -> Answer {
-    Answer { status, lines: vec![failure(status)], ends: true }
+fn refused(status: u16) -> StubResponse {
+    StubResponse { status, lines: vec![failure(status)], ends: true }
 }
 
 fn failure(code: u16) -> Value {
@@ -34,7 +34,7 @@ fn failure(code: u16) -> Value {
 }
 
 /// One page of a list.
-fn page(version: &str, token: &str, names: &[&str]) -> Answer {
+fn page(version: &str, token: &str, names: &[&str]) -> StubResponse {
     let items: Vec<Value> = names.iter().map(|name| object(name, version)).collect();
     closed(vec![
         json!({"kind": "ServiceList", "metadata": {"resourceVersion": version, "continue": token}, "items": items}),
@@ -56,7 +56,7 @@ fn bookmark(version: &str, ends_list: bool) -> Value {
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum RequestKind {
     Stream,
     Page,
     Watch,
@@ -64,10 +64,10 @@ enum Asked {
 
 /// The requests that an API server was sent: what each asks for, its query, and after how many seconds.
 #[derive(Clone, Default)]
-struct Requests(Arc<Mutex<Vec<(Asked, String, u64)>>>);
+struct RequestCounts(Arc<Mutex<Vec<(RequestKind, String, u64)>>>);
 
-impl Requests {
-    fn of(&self, asked: Asked) -> Vec<u64> {
+impl RequestCounts {
+    fn of(&self, asked: RequestKind) -> Vec<u64> {
         let all = self.0.lock().unwrap();
         all.iter().filter(|(what, ..)| *what == asked).map(|(.., at)| *at).collect()
     }
@@ -79,20 +79,20 @@ impl Requests {
 
 /// An API server in this process. `answer` is told what is asked, and how many requests have asked the same before.
 fn api_server(
-    answer: impl Fn(Asked, usize) -> Answer + Send + Sync + 'static,
-) -> (Requests, Events<Service>) {
-    let requests = Requests::default();
+    answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
+) -> (RequestCounts, Events<Service>) {
+    let requests = RequestCounts::default();
     let (log, start, answer) = (requests.clone(), Instant::now(), Arc::new(answer));
     let service = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let asked = match query.contains("watch=true") {
-            true if query.contains("sendInitialEvents=true") => Asked::Stream,
-            true => Asked::Watch,
-            false => Asked::Page,
+            true if query.contains("sendInitialEvents=true") => RequestKind::Stream,
+            true => RequestKind::Watch,
+            false => RequestKind::Page,
         };
         let before = log.of(asked).len();
         log.0.lock().unwrap().push((asked, query, start.elapsed().as_secs()));
-        let Answer { status, lines, ends } = answer(asked, before);
+        let StubResponse { status, lines, ends } = answer(asked, before);
         let lines = lines.into_iter().map(|line| Ok::<_, Infallible>(format!("{line}\n")));
         let lines = futures::stream::iter(lines);
         let body = if ends {
@@ -106,11 +106,11 @@ fn api_server(
     });
     let client = Client::new(service, "default");
     let staleness = crate::sync::test_support::metrics::<crate::metrics::staleness::Staleness>();
-    (requests, list_watch(client, Query::default(), staleness.watch("test")))
+    (requests, list_watch(client, RequestQuery::default(), staleness.watch("test")))
 }
 
 /// What an item says, in short.
-fn said(item: &Item<Service>) -> String {
+fn said(item: &WatchItem<Service>) -> String {
     match item {
         Ok(Event::ListBegins) => "begins".to_owned(),
         Ok(Event::Listed(object)) => format!("listed {}", object.name_any()),
@@ -136,7 +136,7 @@ async fn said_for(events: &mut Events<Service>, seconds: u64) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn a_streamed_list_goes_on_as_a_watch() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
-        (Asked::Stream, 0) => open_ended(vec![
+        (RequestKind::Stream, 0) => open_ended(vec![
             event("ADDED", "web", "5"),
             event("ADDED", "api", "3"),
             event("DELETED", "web", "6"),
@@ -146,7 +146,7 @@ async fn a_streamed_list_goes_on_as_a_watch() {
             event("DELETED", "api", "8"),
             bookmark("9", false),
         ]),
-        (Asked::Watch, 0) => open_ended(vec![event("ADDED", "db", "10")]),
+        (RequestKind::Watch, 0) => open_ended(vec![event("ADDED", "db", "10")]),
         other => panic!("{other:?}"),
     });
     let said = said_for(&mut events, 100).await;
@@ -173,48 +173,52 @@ async fn a_streamed_list_goes_on_as_a_watch() {
 #[tokio::test(start_paused = true)]
 async fn modified_object_of_a_streamed_list_counts_once() {
     let (requests, mut events) = api_server(|asked, _| match asked {
-        Asked::Stream => {
+        RequestKind::Stream => {
             open_ended(vec![event("ADDED", "web", "3"), event("MODIFIED", "web", "5"), bookmark("5", true)])
         }
         // After which the next list is compared with it.
-        Asked::Page => page("5", "", &["web"]),
-        Asked::Watch => open_ended(vec![]),
+        RequestKind::Page => page("5", "", &["web"]),
+        RequestKind::Watch => open_ended(vec![]),
     });
     said_for(&mut events, 2000).await;
     // Lists that show nothing new: 150, 300, 600 and 600 s later.
-    assert_eq!(requests.of(Asked::Stream), [0, 150, 450, 1050, 1650]);
+    assert_eq!(requests.of(RequestKind::Stream), [0, 150, 450, 1050, 1650]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn unidentified_object_of_a_streamed_list_makes_way_for_pages() {
     for field in ["namespace", "name", "resourceVersion"] {
         let (requests, mut events) = api_server(move |asked, _| match asked {
-            Asked::Stream => {
+            RequestKind::Stream => {
                 let mut lost = event("ADDED", "web", "5");
                 lost["object"]["metadata"][field] = "".into();
                 open_ended(vec![lost, bookmark("5", true)])
             }
-            Asked::Page => page("5", "", &["web"]),
-            Asked::Watch => open_ended(vec![]),
+            RequestKind::Page => page("5", "", &["web"]),
+            RequestKind::Watch => open_ended(vec![]),
         });
         assert_eq!(said_for(&mut events, 40).await, ["begins", "error 0", "begins", "listed web", "ends"]);
-        assert_eq!((requests.of(Asked::Stream).len(), requests.of(Asked::Page).len()), (1, 1), "{field}");
+        assert_eq!(
+            (requests.of(RequestKind::Stream).len(), requests.of(RequestKind::Page).len()),
+            (1, 1),
+            "{field}"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn lists_come_in_pages_for_an_hour_where_streams_are_refused() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
-        (Asked::Stream, _) => refused(422),
-        (Asked::Page, before) if before % 2 == 0 => page("100", "next", &["web"]),
-        (Asked::Page, _) => page("100", "", &["api"]),
+        (RequestKind::Stream, _) => refused(422),
+        (RequestKind::Page, before) if before % 2 == 0 => page("100", "next", &["web"]),
+        (RequestKind::Page, _) => page("100", "", &["api"]),
         // Which has everything listed again.
-        (Asked::Watch, _) => open_ended(vec![event("MODIFIED", "web", "1")]),
+        (RequestKind::Watch, _) => open_ended(vec![event("MODIFIED", "web", "1")]),
     });
     let said = said_for(&mut events, 3500).await;
     assert_eq!(said[..5], ["begins", "begins", "listed web", "listed api", "ends"]);
-    assert_eq!(requests.of(Asked::Stream), [0]);
-    assert!(requests.of(Asked::Page).len() > 10);
+    assert_eq!(requests.of(RequestKind::Stream), [0]);
+    assert!(requests.of(RequestKind::Page).len() > 10);
     let first_pages: Vec<String> =
         requests.queries().into_iter().filter(|query| !query.contains("watch")).take(2).collect();
     assert!(
@@ -223,54 +227,54 @@ async fn lists_come_in_pages_for_an_hour_where_streams_are_refused() {
     );
     assert!(first_pages[1].contains("continue=next"), "{first_pages:?}");
     said_for(&mut events, 200).await;
-    assert_eq!(requests.of(Asked::Stream).len(), 2);
+    assert_eq!(requests.of(RequestKind::Stream).len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_without_an_end_makes_way_for_pages() {
     let (requests, mut events) = api_server(|asked, _| match asked {
-        Asked::Stream => open_ended(vec![event("ADDED", "web", "5")]),
-        Asked::Page => page("100", "", &["web"]),
-        Asked::Watch => open_ended(vec![event("ADDED", "api", "101")]),
+        RequestKind::Stream => open_ended(vec![event("ADDED", "web", "5")]),
+        RequestKind::Page => page("100", "", &["web"]),
+        RequestKind::Watch => open_ended(vec![event("ADDED", "api", "101")]),
     });
     let said = said_for(&mut events, 49).await;
     assert_eq!(said, ["begins", "listed web", "error 0", "begins", "listed web", "ends", "applied api"]);
-    assert_eq!((requests.of(Asked::Stream), requests.of(Asked::Page).len()), (vec![0], 1));
+    assert_eq!((requests.of(RequestKind::Stream), requests.of(RequestKind::Page).len()), (vec![0], 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_answered_and_closed_is_paced() {
     let (requests, mut events) = api_server(|asked, _| match asked {
-        Asked::Stream => closed(vec![bookmark("5", true)]),
-        Asked::Page => page("100", "", &[]),
-        Asked::Watch => closed(vec![]),
+        RequestKind::Stream => closed(vec![bookmark("5", true)]),
+        RequestKind::Page => page("100", "", &[]),
+        RequestKind::Watch => closed(vec![]),
     });
     said_for(&mut events, 600).await;
-    let watches = requests.of(Asked::Watch).len();
+    let watches = requests.of(RequestKind::Watch).len();
     assert!((10..60).contains(&watches), "{watches} in ten minutes");
 }
 
 #[tokio::test(start_paused = true)]
 async fn gone_leads_to_paced_lists_wherever_it_is_said() {
-    type Answers = fn(Asked, usize) -> Answer;
+    type Answers = fn(RequestKind, usize) -> StubResponse;
     let cases: [(&str, Answers); 4] = [
         ("at the start of the watch", |asked, _| match asked {
-            Asked::Stream => closed(vec![bookmark("5", true)]),
-            Asked::Page => page("5", "", &[]),
-            Asked::Watch => refused(410),
+            RequestKind::Stream => closed(vec![bookmark("5", true)]),
+            RequestKind::Page => page("5", "", &[]),
+            RequestKind::Watch => refused(410),
         }),
         ("in the watch", |asked, _| match asked {
-            Asked::Stream => closed(vec![bookmark("5", true)]),
-            Asked::Page => page("5", "", &[]),
-            Asked::Watch => closed(vec![json!({"type": "ERROR", "object": failure(410)})]),
+            RequestKind::Stream => closed(vec![bookmark("5", true)]),
+            RequestKind::Page => page("5", "", &[]),
+            RequestKind::Watch => closed(vec![json!({"type": "ERROR", "object": failure(410)})]),
         }),
         ("of a page", |asked, before| match (asked, before % 2) {
-            (Asked::Stream, _) => refused(422),
-            (Asked::Page, 0) => page("5", "next", &["web"]),
+            (RequestKind::Stream, _) => refused(422),
+            (RequestKind::Page, 0) => page("5", "next", &["web"]),
             _ => refused(410),
         }),
         ("of a stream", |asked, _| match asked {
-            Asked::Stream => closed(vec![json!({"type": "ERROR", "object": failure(410)})]),
+            RequestKind::Stream => closed(vec![json!({"type": "ERROR", "object": failure(410)})]),
             _ => refused(410),
         }),
     ];
@@ -287,24 +291,24 @@ async fn gone_leads_to_paced_lists_wherever_it_is_said() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_watch_is_listed_again_ever_more_seldom() {
     let (requests, mut events) = api_server(|asked, _| match asked {
-        Asked::Stream => refused(400),
-        Asked::Page => page("5", "", &["web"]),
-        Asked::Watch => open_ended(vec![]),
+        RequestKind::Stream => refused(400),
+        RequestKind::Page => page("5", "", &["web"]),
+        RequestKind::Watch => open_ended(vec![]),
     });
     said_for(&mut events, 2000).await;
     // 150, 300, 600 and 600 s later.
-    assert_eq!(requests.of(Asked::Page), [0, 150, 450, 1050, 1650]);
-    let watches = requests.of(Asked::Watch).len();
+    assert_eq!(requests.of(RequestKind::Page), [0, 150, 450, 1050, 1650]);
+    let watches = requests.of(RequestKind::Watch).len();
     assert!((36..45).contains(&watches), "each lasts for 55 s: {watches}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_older_list_is_the_truth_and_says_so() {
     let (_, mut events) = api_server(|asked, before| match (asked, before) {
-        (Asked::Stream, _) => refused(422),
-        (Asked::Page, 0) => page("500", "", &["web", "api"]),
-        (Asked::Page, _) => page("100", "", &["web"]),
-        (Asked::Watch, _) => open_ended(vec![]),
+        (RequestKind::Stream, _) => refused(422),
+        (RequestKind::Page, 0) => page("500", "", &["web", "api"]),
+        (RequestKind::Page, _) => page("100", "", &["web"]),
+        (RequestKind::Watch, _) => open_ended(vec![]),
     });
     let said = said_for(&mut events, 200).await;
     let expected = [
@@ -323,10 +327,10 @@ async fn an_older_list_is_the_truth_and_says_so() {
 #[tokio::test(start_paused = true)]
 async fn restore_of_etcd_is_noticed_when_the_api_server_is_back() {
     let (requests, mut events) = api_server(|asked, before| match (asked, before) {
-        (Asked::Stream, 0) => closed(vec![event("ADDED", "new", "500"), bookmark("500", true)]),
-        (Asked::Stream, _) => open_ended(vec![event("ADDED", "old", "90"), bookmark("100", true)]),
-        (Asked::Watch, _) | (Asked::Page, 0..3) => refused(503),
-        (Asked::Page, _) => page("100", "more", &["old"]),
+        (RequestKind::Stream, 0) => closed(vec![event("ADDED", "new", "500"), bookmark("500", true)]),
+        (RequestKind::Stream, _) => open_ended(vec![event("ADDED", "old", "90"), bookmark("100", true)]),
+        (RequestKind::Watch, _) | (RequestKind::Page, 0..3) => refused(503),
+        (RequestKind::Page, _) => page("100", "more", &["old"]),
     });
     let said = said_for(&mut events, 40).await;
     let expected = [
@@ -342,8 +346,8 @@ async fn restore_of_etcd_is_noticed_when_the_api_server_is_back() {
         "ends, rewound to 100",
     ];
     assert_eq!(said, expected);
-    assert_eq!(requests.of(Asked::Watch).len(), 1, "none goes on after a version of the future");
-    assert_eq!(requests.of(Asked::Page).len(), 4);
+    assert_eq!(requests.of(RequestKind::Watch).len(), 1, "none goes on after a version of the future");
+    assert_eq!(requests.of(RequestKind::Page).len(), 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -358,13 +362,13 @@ async fn an_event_without_key_or_version_begins_a_list() {
     ] {
         let sent = lost.clone();
         let (requests, mut events) = api_server(move |asked, before| match (asked, before) {
-            (Asked::Stream, 0) => open_ended(vec![bookmark("5", true), sent.clone()]),
-            (Asked::Stream, _) => open_ended(vec![event("ADDED", "web", "9"), bookmark("9", true)]),
+            (RequestKind::Stream, 0) => open_ended(vec![bookmark("5", true), sent.clone()]),
+            (RequestKind::Stream, _) => open_ended(vec![event("ADDED", "web", "9"), bookmark("9", true)]),
             other => panic!("{other:?}"),
         });
         let said = said_for(&mut events, 40).await;
         assert_eq!(said, ["begins", "ends", "unidentified", "begins", "listed web", "ends"], "{lost}");
-        assert_eq!(requests.of(Asked::Stream).len(), 2);
+        assert_eq!(requests.of(RequestKind::Stream).len(), 2);
     }
     // One that has both and can't be decoded is passed on as such.
     let broken = json!({"type": "ADDED", "object": {"metadata": {"namespace": "a", "name": "web", "resourceVersion": "9"}, "spec": 5}});
@@ -377,10 +381,10 @@ async fn retry_after_is_respected() {
     let (requests, mut events) = api_server(|_, _| {
         let mut status = failure(429);
         status["details"] = json!({"retryAfterSeconds": 100});
-        Answer { status: 429, lines: vec![status], ends: true }
+        StubResponse { status: 429, lines: vec![status], ends: true }
     });
     said_for(&mut events, 350).await;
-    assert_eq!(requests.of(Asked::Stream), [0, 100, 200, 300]);
+    assert_eq!(requests.of(RequestKind::Stream), [0, 100, 200, 300]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -390,7 +394,7 @@ async fn find_gives_up_a_body_that_stalls() {
         let body = Body::from_stream(begin.chain(futures::stream::pending()));
         std::future::ready(Ok::<_, Infallible>(Response::new(body)))
     });
-    let (client, query) = (Client::new(service, "default"), Query::named("a", "web"));
+    let (client, query) = (Client::new(service, "default"), RequestQuery::named("a", "web"));
     let found = timeout(Duration::from_secs(11), find::<Service>(client, &query)).await;
     assert!(matches!(found, Ok(Err(kube::Error::ReadEvents(_)))), "{:?}", found.map(|found| found.is_ok()));
 }

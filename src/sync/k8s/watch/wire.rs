@@ -12,21 +12,21 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::progress::Change;
-use crate::sync::k8s::deserialize_guard::Guarded;
+use super::progress::ObjectChange;
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 
 /// The most bytes of one event or page. etcd takes objects of 1.5 MB, which are some more as JSON.
-const MAX_BYTES: usize = 64 << 20;
+const MAX_EVENT_BYTES: usize = 64 << 20;
 /// The most bytes of a page of several objects.
-const MAX_PAGE: usize = 8 << 20;
+const MAX_PAGE_BYTES: usize = 8 << 20;
 /// The bytes that a page should have: then neither requests nor memory cost much.
-const PAGE_BYTES: usize = 1 << 20;
+const TARGET_PAGE_BYTES: usize = 1 << 20;
 /// The objects of the first page, and of the largest.
-const PAGE_OBJECTS: (u32, u32) = (10, 500);
+const PAGE_OBJECT_LIMITS: (u32, u32) = (10, 500);
 /// How much larger than the page before a page may be.
-const GROWTH: u32 = 8;
+const MAX_PAGE_GROWTH: u32 = 8;
 /// A buffer that is larger isn't kept.
-const ROOM: usize = 64 << 10;
+const MAX_KEPT_BUFFER_BYTES: usize = 64 << 10;
 
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_END: &str = "k8s.io/initial-events-end";
@@ -34,8 +34,8 @@ const LIST_END: &str = "k8s.io/initial-events-end";
 /// An event as the API server sends it.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are objects, and there is one at a time")]
-pub(super) enum Sent<K> {
-    Object(Change, Guarded<K>),
+pub(super) enum WireEvent<K> {
+    Object(ObjectChange, RawDeserializeGuard<K>),
     Bookmark {
         version: String,
         ends_list: bool,
@@ -46,7 +46,7 @@ pub(super) enum Sent<K> {
 }
 
 #[derive(Deserialize)]
-struct Line<'a> {
+struct WireLine<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     #[serde(borrow)]
@@ -66,13 +66,13 @@ struct BookmarkMeta {
     annotations: Option<std::collections::BTreeMap<String, String>>,
 }
 
-impl<K: DeserializeOwned> Sent<K> {
+impl<K: DeserializeOwned> WireEvent<K> {
     fn of(line: &[u8]) -> Self {
-        let Ok(Line { kind, object }) = serde_json::from_slice(line) else { return Self::Unidentified };
+        let Ok(WireLine { kind, object }) = serde_json::from_slice(line) else { return Self::Unidentified };
         let change = match kind {
-            "ADDED" => Change::Added,
-            "MODIFIED" => Change::Modified,
-            "DELETED" => Change::Deleted,
+            "ADDED" => ObjectChange::Added,
+            "MODIFIED" => ObjectChange::Modified,
+            "DELETED" => ObjectChange::Deleted,
             "BOOKMARK" => {
                 let Bookmark { metadata } = serde_json::from_str(object.get()).unwrap_or_default();
                 let Some(version) = metadata.resource_version.filter(|version| !version.is_empty()) else {
@@ -88,7 +88,8 @@ impl<K: DeserializeOwned> Sent<K> {
             }
             _ => return Self::Unidentified,
         };
-        Guarded::from_json(object.get()).map_or(Self::Unidentified, |object| Self::Object(change, object))
+        RawDeserializeGuard::from_json(object.get())
+            .map_or(Self::Unidentified, |object| Self::Object(change, object))
     }
 }
 
@@ -106,7 +107,7 @@ impl<K: DeserializeOwned> Events<K> {
     }
 
     /// Returns the next event; nothing at the end. A call that is given up loses nothing.
-    pub(super) async fn next(&mut self) -> io::Result<Option<Sent<K>>> {
+    pub(super) async fn next(&mut self) -> io::Result<Option<WireEvent<K>>> {
         loop {
             let bytes = self.reader.fill_buf().await?;
             if bytes.is_empty() {
@@ -117,13 +118,13 @@ impl<K: DeserializeOwned> Events<K> {
             let length = end.map_or(bytes.len(), |end| end + 1);
             self.line.extend_from_slice(&bytes[..length]);
             self.reader.consume_unpin(length);
-            if self.line.len() > MAX_BYTES {
+            if self.line.len() > MAX_EVENT_BYTES {
                 return Err(too_large());
             }
             if end.is_some() && !self.line.trim_ascii().is_empty() {
-                let sent = Sent::of(&self.line);
+                let sent = WireEvent::of(&self.line);
                 self.line.clear();
-                if self.line.capacity() > ROOM {
+                if self.line.capacity() > MAX_KEPT_BUFFER_BYTES {
                     self.line = Vec::new();
                 }
                 return Ok(Some(sent));
@@ -139,7 +140,7 @@ pub(super) struct Page<K> {
     #[serde(default)]
     pub(super) metadata: ListMeta,
     #[serde(default, deserialize_with = "null_is_none")]
-    pub(super) items: Vec<Guarded<K>>,
+    pub(super) items: Vec<RawDeserializeGuard<K>>,
 }
 
 fn null_is_none<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
@@ -170,7 +171,7 @@ impl<K: DeserializeOwned> Page<K> {
         reader: impl AsyncBufRead + Send,
         limit: u32,
     ) -> Result<(Self, usize), PageError> {
-        let most = if limit > 1 { MAX_PAGE } else { MAX_BYTES };
+        let most = if limit > 1 { MAX_PAGE_BYTES } else { MAX_EVENT_BYTES };
         let mut bytes = Vec::new();
         let mut reader = std::pin::pin!(reader.take(most as u64 + 1));
         reader.read_to_end(&mut bytes).await.map_err(kube::Error::ReadEvents)?;
@@ -196,7 +197,7 @@ pub(super) struct PageSize(u32);
 
 impl Default for PageSize {
     fn default() -> Self {
-        Self(PAGE_OBJECTS.0)
+        Self(PAGE_OBJECT_LIMITS.0)
     }
 }
 
@@ -209,8 +210,8 @@ impl PageSize {
     /// Returns the size of the page after one of so many objects that has had so many bytes.
     pub(super) fn after(self, objects: usize, bytes: usize) -> Self {
         let each = (bytes / objects.max(1)).max(1);
-        let fitting = u32::try_from(PAGE_BYTES / each).unwrap_or(u32::MAX);
-        Self(fitting.clamp(1, PAGE_OBJECTS.1.min(self.0.saturating_mul(GROWTH))))
+        let fitting = u32::try_from(TARGET_PAGE_BYTES / each).unwrap_or(u32::MAX);
+        Self(fitting.clamp(1, PAGE_OBJECT_LIMITS.1.min(self.0.saturating_mul(MAX_PAGE_GROWTH))))
     }
 
     /// Returns the size to try where a page was too large.
@@ -226,7 +227,7 @@ fn no_list() -> io::Error {
 fn too_large() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("the API server sends an object of more than {MAX_BYTES} bytes"),
+        format!("the API server sends an object of more than {MAX_EVENT_BYTES} bytes"),
     )
 }
 
@@ -238,7 +239,7 @@ mod tests {
     use super::*;
     use crate::sync::k8s::service::Service;
 
-    async fn events(text: &str, chunk: usize) -> Vec<Sent<Service>> {
+    async fn events(text: &str, chunk: usize) -> Vec<WireEvent<Service>> {
         let reader = BufReader::with_capacity(chunk, Cursor::new(text.as_bytes().to_vec()));
         let (mut events, mut all) = (Events::new(reader), Vec::new());
         while let Some(sent) = events.next().await.unwrap() {
@@ -265,11 +266,11 @@ mod tests {
         for chunk in [1, 7, 100, 10_000] {
             let events = events(text, chunk).await;
             let [
-                Sent::Object(Change::Added, web),
-                Sent::Object(Change::Deleted, bad),
-                Sent::Bookmark { version: eight, ends_list: false },
-                Sent::Bookmark { version: nine, ends_list: true },
-                Sent::Error(status),
+                WireEvent::Object(ObjectChange::Added, web),
+                WireEvent::Object(ObjectChange::Deleted, bad),
+                WireEvent::Bookmark { version: eight, ends_list: false },
+                WireEvent::Bookmark { version: nine, ends_list: true },
+                WireEvent::Error(status),
             ] = &events[..]
             else {
                 panic!("{events:?}")
@@ -292,7 +293,7 @@ mod tests {
             r#"{"type":"ERROR","object":7}"#,
         ] {
             let events = events(&format!("{line}\n"), 100).await;
-            assert!(matches!(&events[..], [Sent::Unidentified]), "{line}: {events:?}");
+            assert!(matches!(&events[..], [WireEvent::Unidentified]), "{line}: {events:?}");
         }
     }
 
@@ -337,7 +338,7 @@ mod tests {
             (small.items.len(), bytes, small.metadata.continue_.as_deref()),
             (1, page(10).len(), Some("c"))
         );
-        assert!(matches!(read(MAX_PAGE, 10).await, Err(PageError::TooLarge)));
-        assert!(read(MAX_PAGE, 1).await.is_ok());
+        assert!(matches!(read(MAX_PAGE_BYTES, 10).await, Err(PageError::TooLarge)));
+        assert!(read(MAX_PAGE_BYTES, 1).await.is_ok());
     }
 }

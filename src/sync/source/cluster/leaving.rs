@@ -14,17 +14,19 @@ use tokio::time::{Instant as Due, sleep_until};
 use tracing::warn;
 
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::backoff::Pauses;
-use crate::sync::k8s::errors::{Outage, Trouble, WatchTrouble, explain, retry_after, root_cause};
+use crate::sync::controller::backoff::Backoff;
+use crate::sync::k8s::errors::{
+    ApiAvailability, ThrottledLog, WatchTrouble, describe, retry_after, root_cause,
+};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::Service;
-use crate::sync::k8s::watch::{Query, find};
+use crate::sync::k8s::watch::{RequestQuery, find};
 use crate::sync::source::selection::{Membership, Selection};
 
 /// LISTs under way at once: many Services may be deleted together.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_LOOKUPS: usize = 8;
 /// The first and the longest pause after a LIST that has failed.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// A Service that an event has called deleted, or that a list lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,32 +37,32 @@ pub(super) struct Deleted {
 }
 
 /// A Service that is looked up.
-struct Asked {
+struct PendingLookUp {
     deleted: Deleted,
     /// Which call of [`Leaving::ask`] it comes from: the answer to an earlier one doesn't count.
     number: u64,
     /// When its LIST is sent; nothing while one is under way.
     due: Option<Due>,
-    pauses: Pauses,
-    trouble: Trouble,
+    pauses: Backoff,
+    trouble: ThrottledLog,
     refusal: LastingRefusal,
 }
 
-/// What a LIST has come to: the number of the [`Asked`], what was looked up, and the answer.
-type Tried = (u64, Deleted, kube::Result<Membership>);
+/// What a LIST has come to: the number of the [`PendingLookUp`], what was looked up, and the answer.
+type LookUpResult = (u64, Deleted, kube::Result<Membership>);
 
 /// The Services that have left the selection, or may have.
 pub(super) struct Leaving {
     client: Client,
-    outage: Outage,
+    availability: ApiAvailability,
     selection: Arc<Selection>,
     /// How long links of Services are kept that aren't selected any more.
     delay: Duration,
     /// Services whose LIST hasn't been answered.
-    asked: HashMap<ServiceKey, Asked>,
+    asked: HashMap<ServiceKey, PendingLookUp>,
     /// Those of them whose LIST isn't under way, by the time when it is due.
     waiting: BTreeSet<(Due, ServiceKey)>,
-    asking: FuturesUnordered<BoxFuture<'static, Tried>>,
+    asking: FuturesUnordered<BoxFuture<'static, LookUpResult>>,
     /// How often [`Leaving::ask`] has begun to ask.
     numbers: u64,
     /// Services that the LIST has shown as selected again, and the watch hasn't yet.
@@ -70,10 +72,15 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    pub(super) fn new(client: Client, outage: Outage, selection: Arc<Selection>, delay: Duration) -> Self {
+    pub(super) fn new(
+        client: Client,
+        availability: ApiAvailability,
+        selection: Arc<Selection>,
+        delay: Duration,
+    ) -> Self {
         Self {
             client,
-            outage,
+            availability,
             selection,
             delay,
             asked: HashMap::new(),
@@ -94,8 +101,9 @@ impl Leaving {
         let (key, due) = (deleted.key.clone(), Due::now());
         self.numbers += 1;
         self.waiting.insert((due, key.clone()));
-        let (pauses, trouble, refusal) = (Pauses::new(RETRY), Trouble::default(), LastingRefusal::default());
-        let asked = Asked { deleted, number: self.numbers, due: Some(due), pauses, trouble, refusal };
+        let (pauses, trouble, refusal) =
+            (Backoff::new(RETRY_BACKOFF), ThrottledLog::default(), LastingRefusal::default());
+        let asked = PendingLookUp { deleted, number: self.numbers, due: Some(due), pauses, trouble, refusal };
         self.asked.insert(key, asked);
         self.ask_next();
     }
@@ -103,17 +111,17 @@ impl Leaving {
     /// Sends the LISTs that are due, as far as there is room for them.
     fn ask_next(&mut self) {
         let now = Due::now();
-        while self.asking.len() < AT_ONCE
+        while self.asking.len() < MAX_CONCURRENT_LOOKUPS
             && self.waiting.first().is_some_and(|(due, _)| *due <= now)
             && let Some((_, key)) = self.waiting.pop_first()
         {
             let Some(asked) = self.asked.get_mut(&key) else { continue };
             asked.due = None;
             let (number, deleted) = (asked.number, asked.deleted.clone());
-            let (client, outage) = (self.client.clone(), self.outage.clone());
+            let (client, availability) = (self.client.clone(), self.availability.clone());
             let selection = Arc::clone(&self.selection);
             let asking = async move {
-                let answer = look_up(client, &outage, &selection, &deleted).await;
+                let answer = look_up(client, &availability, &selection, &deleted).await;
                 (number, deleted, answer)
             };
             self.asking.push(Box::pin(asking));
@@ -124,7 +132,7 @@ impl Leaving {
     pub(super) async fn answer(&mut self) -> (Deleted, Membership) {
         loop {
             self.ask_next();
-            let has_room = self.asking.len() < AT_ONCE;
+            let has_room = self.asking.len() < MAX_CONCURRENT_LOOKUPS;
             let due = self.waiting.first().map(|(due, _)| *due).filter(|_| has_room);
             let next_is_due = async {
                 match due {
@@ -144,7 +152,7 @@ impl Leaving {
     }
 
     /// Takes in what a LIST has come to. Returns the answer, if it is one to what is asked now.
-    fn take(&mut self, (number, deleted, answer): Tried) -> Option<(Deleted, Membership)> {
+    fn take(&mut self, (number, deleted, answer): LookUpResult) -> Option<(Deleted, Membership)> {
         let asked = self.asked.get_mut(&deleted.key).filter(|asked| asked.number == number)?;
         let pause = match answer {
             Ok(membership) if asked.deleted == deleted => {
@@ -173,7 +181,7 @@ impl Leaving {
                 }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
-                    asked.trouble.report(status.code, &explain(&error, &doing, WatchTrouble::READING));
+                    asked.trouble.report(status.code, &describe(&error, &doing, WatchTrouble::READING));
                 }
                 asked.pauses.next().max(retry_after(&error).unwrap_or_default())
             }
@@ -243,16 +251,16 @@ impl Leaving {
 /// Asks once.
 async fn look_up(
     client: Client,
-    outage: &Outage,
+    availability: &ApiAvailability,
     selection: &Selection,
     deleted: &Deleted,
 ) -> kube::Result<Membership> {
     let (namespace, name) = deleted.key.parts();
-    let found = find::<Service>(client, &Query::named(namespace, name)).await;
+    let found = find::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
-        Ok(_) => outage.over(),
+        Ok(_) => availability.over(),
         Err(kube::Error::Api(_)) => {}
-        Err(error) => outage.report(&root_cause(error)),
+        Err(error) => availability.report(&root_cause(error)),
     }
     let Some(found) = found? else { return Ok(Membership::Gone) };
     if kube::Resource::meta(&found).uid.as_deref() != Some(&*deleted.uid) {
@@ -311,7 +319,10 @@ mod tests {
             }
         });
         let client = Client::new(service, "default");
-        (Leaving::new(client, Outage::default(), Arc::default(), Duration::from_secs(delay)), requests)
+        (
+            Leaving::new(client, ApiAvailability::default(), Arc::default(), Duration::from_secs(delay)),
+            requests,
+        )
     }
 
     fn deleted(namespace: &str, name: &str, uid: &str) -> Deleted {
@@ -332,7 +343,7 @@ mod tests {
     async fn refused_lookups_dont_hold_up_the_others() {
         let (mut leaving, requests) = leaving(0);
         let refused: Vec<Deleted> =
-            (0..=AT_ONCE).map(|number| deleted("closed", &number.to_string(), "u")).collect();
+            (0..=MAX_CONCURRENT_LOOKUPS).map(|number| deleted("closed", &number.to_string(), "u")).collect();
         refused.iter().for_each(|refused| leaving.ask(refused.clone()));
         let granted = deleted("open", "web", "u");
         leaving.ask(granted.clone());
@@ -412,10 +423,10 @@ mod tests {
         for number in 0..20 {
             leaving.ask(deleted("a", &(number % 15).to_string(), &number.to_string()));
         }
-        assert_eq!((leaving.asking.len(), leaving.keys().count()), (AT_ONCE, 15));
-        assert_eq!(leaving.waiting.len(), 15 - AT_ONCE);
+        assert_eq!((leaving.asking.len(), leaving.keys().count()), (MAX_CONCURRENT_LOOKUPS, 15));
+        assert_eq!(leaving.waiting.len(), 15 - MAX_CONCURRENT_LOOKUPS);
         assert_eq!(answers(&mut leaving, 1).await, []);
-        assert_eq!(requests.lock().len(), AT_ONCE);
+        assert_eq!(requests.lock().len(), MAX_CONCURRENT_LOOKUPS);
         assert!(leaving.forget(&ServiceKey::new("a", "0")));
         assert_eq!(leaving.keys().count(), 14);
     }

@@ -13,7 +13,7 @@ use crate::sync::source::cluster::*;
 use crate::sync::test_support;
 
 /// Answers each streamed list with the next of these lines, and what else is asked with silence.
-fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
+fn source(lists: Vec<Vec<Value>>) -> ServiceWatcher {
     let lists = Mutex::new(lists.into_iter());
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let is_list = request.uri().query().unwrap_or_default().contains("sendInitialEvents=true");
@@ -27,11 +27,11 @@ fn source(lists: Vec<Vec<Value>>) -> ClusterSource {
     store.set_zones(&zones);
     store.set_holders_known();
     let leadership = Leadership::always();
-    ClusterSource {
+    ServiceWatcher {
         client: Client::new(service, "default"),
-        outage: Outage::default(),
+        availability: ApiAvailability::default(),
         selection: Arc::default(),
-        admission: Arc::new(HostnamePolicy {
+        hostname_policy: Arc::new(HostnamePolicy {
             targets: TargetPolicy { zones, ..Default::default() },
             ..Default::default()
         }),
@@ -78,7 +78,7 @@ fn gone() -> Value {
 }
 
 /// Returns the store as it is after so many seconds.
-async fn after(source: ClusterSource, seconds: u64) -> Arc<Store> {
+async fn after(source: ServiceWatcher, seconds: u64) -> Arc<Store> {
     let store = Arc::clone(&source.store);
     assert!(tokio::time::timeout(Duration::from_secs(seconds), source.run()).await.is_err());
     store
@@ -129,7 +129,7 @@ async fn restore_is_noticed_by_the_first_list_of_a_term() {
         vec![web, end]
     };
     let (leadership, lead) = Leadership::by_hand();
-    let source = ClusterSource { leadership, ..source(vec![list("500"), list("100")]) };
+    let source = ServiceWatcher { leadership, ..source(vec![list("500"), list("100")]) };
     let (store, rewinds) = (Arc::clone(&source.store), source.rewinds.clone());
     let run = async { tokio::time::timeout(Duration::from_secs(10), source.run()).await.unwrap_err() };
     let term = async {
@@ -210,8 +210,8 @@ async fn forbidden_namespace_holds_up_its_own_links_alone() {
     source.client = Client::new(service, "default");
     source.selection = Arc::new(Selection { namespaces: namespaces.clone(), ..Selection::default() });
     let term = source.leadership.term();
-    let at = |rewinds| Listed { term, rewinds };
-    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, Listed::default()));
+    let at = |rewinds| ListedUpTo { term, rewinds };
+    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, ListedUpTo::default()));
     let (listed, rewinds, first, second) = (source.listed.subscribe(), source.rewinds.clone(), at(0), at(1));
     let restored = async {
         tokio::time::sleep(Duration::from_secs(5)).await;

@@ -27,9 +27,9 @@ struct Metadata {
     uid: Option<Text>,
     resource_version: Option<Text>,
     #[serde(default)]
-    labels: Entries,
+    labels: StringMap,
     #[serde(default)]
-    annotations: Entries,
+    annotations: StringMap,
     finalizers: Option<Vec<Text>>,
 }
 
@@ -43,7 +43,7 @@ struct Spec {
     cluster_ip: Option<Text>,
     ports: Option<Vec<Port>>,
     #[serde(default)]
-    selector: Entries,
+    selector: StringMap,
 }
 
 #[derive(Debug, Deserialize)]
@@ -77,7 +77,7 @@ type Text = Spanned<Option<String>>;
 
 /// The entries of a map of strings, in order.
 #[derive(Debug, Default)]
-struct Entries(Vec<(Text, Text)>);
+struct StringMap(Vec<(Text, Text)>);
 
 /// A scalar that kubectl reads as something else.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ pub(super) struct Misread {
 
 /// What kubectl reads an unquoted scalar as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ScalarKind {
     String,
     Boolean,
     Number,
@@ -166,7 +166,7 @@ impl Check<'_> {
     fn text(&mut self, field: &str, text: &Text) {
         let Some(value) = &text.value else { return };
         let kind = kind(value);
-        if kind != Kind::String && self.is_plain(value, text.defined) {
+        if kind != ScalarKind::String && self.is_plain(value, text.defined) {
             let why = format!(
                 "{field}: {value} is {} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"",
                 kind.name()
@@ -176,7 +176,7 @@ impl Check<'_> {
     }
 
     /// Keys are made strings by kubectl, which may be other ones: `on` is `true`, and `017` is `15`.
-    fn entries(&mut self, field: &str, entries: &Entries) {
+    fn entries(&mut self, field: &str, entries: &StringMap) {
         for (key, value) in &entries.0 {
             if key.value.as_deref().is_some_and(|key| !is_same_key(key)) {
                 self.text(field, key);
@@ -209,7 +209,7 @@ impl Check<'_> {
     }
 }
 
-impl Kind {
+impl ScalarKind {
     fn name(self) -> &'static str {
         match self {
             Self::String => "a string",
@@ -228,22 +228,22 @@ fn length(scalar: Location) -> usize {
 /// Returns whether kubectl makes the same string of an unquoted key.
 fn is_same_key(key: &str) -> bool {
     match kind(key) {
-        Kind::String => true,
-        Kind::Boolean => matches!(key, "true" | "false"),
-        Kind::Number => key.parse::<i64>().is_ok_and(|number| number.to_string() == key),
-        Kind::Null => false,
+        ScalarKind::String => true,
+        ScalarKind::Boolean => matches!(key, "true" | "false"),
+        ScalarKind::Number => key.parse::<i64>().is_ok_and(|number| number.to_string() == key),
+        ScalarKind::Null => false,
     }
 }
 
 /// Returns what kubectl reads an unquoted scalar as: `resolve` of go-yaml v2, which sigs.k8s.io/yaml uses. Dates are
 /// strings in the end.
-fn kind(plain: &str) -> Kind {
+fn kind(plain: &str) -> ScalarKind {
     match plain {
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" | "n" | "N"
-        | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => Kind::Boolean,
-        "" | "~" | "null" | "Null" | "NULL" => Kind::Null,
+        | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => ScalarKind::Boolean,
+        "" | "~" | "null" | "Null" | "NULL" => ScalarKind::Null,
         ".nan" | ".NaN" | ".NAN" | ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf"
-        | "-.Inf" | "-.INF" => Kind::Number,
+        | "-.Inf" | "-.INF" => ScalarKind::Number,
         _ => {
             let is_number = match plain.as_bytes()[0] {
                 b'.' => has_digits_around_underscores(plain) && is_float(&plain.replace('_', "")),
@@ -253,7 +253,7 @@ fn kind(plain: &str) -> Kind {
                 }
                 _ => false,
             };
-            if is_number { Kind::Number } else { Kind::String }
+            if is_number { ScalarKind::Number } else { ScalarKind::String }
         }
     }
 }
@@ -290,27 +290,27 @@ fn has_digits_around_underscores(text: &str) -> bool {
     underscores.all(|(at, _)| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)))
 }
 
-impl<'de> Deserialize<'de> for Entries {
+impl<'de> Deserialize<'de> for StringMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct All;
 
         impl<'de> Visitor<'de> for All {
-            type Value = Entries;
+            type Value = StringMap;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map of strings")
             }
 
-            fn visit_unit<E>(self) -> Result<Entries, E> {
-                Ok(Entries::default())
+            fn visit_unit<E>(self) -> Result<StringMap, E> {
+                Ok(StringMap::default())
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<StringMap, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     entries.push(entry);
                 }
-                Ok(Entries(entries))
+                Ok(StringMap(entries))
             }
         }
 
@@ -334,18 +334,18 @@ mod tests {
     fn plain_scalars_are_what_they_are_to_kubectl() {
         for (kind_, scalars) in [
             (
-                Kind::Boolean,
+                ScalarKind::Boolean,
                 "n N no No NO y Y yes Yes YES on On ON off Off OFF true True TRUE false False FALSE",
             ),
-            (Kind::Null, "~ null Null NULL"),
+            (ScalarKind::Null, "~ null Null NULL"),
             (
-                Kind::Number,
+                ScalarKind::Number,
                 "1 -1 +1 0 -0 00 017 08 0o17 0O17 0x1f 0X1F 0b11 0B11 -0b11 1_000 1_ 1__0 0_7 0x_1f 0b_1 0o_7 -1_0 1e3 \
                  1E3 1e+3 1e3_0 1_000.5 1.5 1. 0. .5 .5_0 +.5 12345678901234567890 123456789012345678901234567890 .inf \
                  .Inf .INF +.inf -.inf .nan .NaN .NAN",
             ),
             (
-                Kind::String,
+                ScalarKind::String,
                 "yEs nO oN oFF tRUE nULL .iNF +.nan nan NaN inf Infinity +inf _1 _ . + 1e 1e3.5 1e400 0x 0xg 0o8 0b12 \
                  0x1.8p1 0x1p-2 0xfffffffffffffffff .5_ .5__0 1.2.3 1.2.3.4 2001-01-01 2001-1-1 2001-01-01T00:00:00Z \
                  12:30:45 190:20:30 1:2 1,000 << = a web-1",
@@ -355,7 +355,7 @@ mod tests {
                 assert_eq!(kind(scalar), kind_, "{scalar}");
             }
         }
-        assert_eq!(kind(""), Kind::Null);
+        assert_eq!(kind(""), ScalarKind::Null);
     }
 
     #[test]

@@ -68,8 +68,8 @@ const UPSTREAM: &str = r#"
 /// A load balancer of a namespace, open to these.
 fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -> ObservedService {
     let allow_from = allow_from.iter().map(|namespace| Box::from(*namespace)).collect();
-    let wishes = Annotations { allow_from, ..Annotations::default() };
-    ObservedService { key: ServiceKey::new(namespace, service), wishes, ..link(service, target) }
+    let annotations = Annotations { allow_from, ..Annotations::default() };
+    ObservedService { key: ServiceKey::new(namespace, service), annotations, ..link(service, target) }
 }
 
 fn site(links: Vec<ObservedService>) -> Site {

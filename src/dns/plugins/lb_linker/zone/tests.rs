@@ -32,19 +32,19 @@ fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) 
             addresses: ips(addresses),
         },
         ports: [].into(),
-        wishes: Annotations::default(),
+        annotations: Annotations::default(),
         refused: false,
-        guarded: false,
+        has_finalizer: false,
     }
 }
 
 fn with_ttl(ttl: u32, link: ObservedService) -> ObservedService {
-    ObservedService { wishes: Annotations { ttl: Some(ttl), ..link.wishes }, ..link }
+    ObservedService { annotations: Annotations { ttl: Some(ttl), ..link.annotations }, ..link }
 }
 
 fn asking(names: &[&str], link: ObservedService) -> ObservedService {
     let hostnames = names.iter().map(|name| Box::from(*name)).collect();
-    ObservedService { wishes: Annotations { hostnames, ..link.wishes }, ..link }
+    ObservedService { annotations: Annotations { hostnames, ..link.annotations }, ..link }
 }
 
 /// `name/protocol/number` each; without a name it begins with the slash.
@@ -309,7 +309,7 @@ fn before_the_first_list_only_what_is_known_is_answered() {
     store.apply(link("default", "web", &["a.example."], &[]));
     store.apply(link("default", "pending", &[], &[]));
     let wild = ObservedService {
-        wishes: Annotations { hostnames: [Box::from("*.lb.internal")].into(), ..Default::default() },
+        annotations: Annotations { hostnames: [Box::from("*.lb.internal")].into(), ..Default::default() },
         ..link("default", "wild", &["wild.example."], &[])
     };
     store.apply(wild);
