@@ -21,8 +21,8 @@ use tracing::{info, warn};
 use crate::cli::flags::Flags;
 use crate::dns::net::{ENOUGH_FILES, max_files};
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::dns::plugins::setup::Site;
-use crate::dns::server::corefile_source::Origin;
+use crate::dns::plugins::setup::ServerContext;
+use crate::dns::server::corefile_source::CorefileSource;
 use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
@@ -41,7 +41,7 @@ use zone_updates::Syncing;
 pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> Result<(), RunError> {
     flags.validate()?;
     flags.upstreams()?;
-    let origin = Origin::new(flags.corefile.clone(), || flags.built_in_corefile());
+    let origin = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
     let corefile = origin.read()?;
     let zones = corefile.link_zones()?;
     flags.set_zones(&zones)?;
@@ -49,17 +49,17 @@ pub async fn run(mut flags: Flags, stop: CancellationToken, set_debug: SetDebug)
     let sync = SyncThread::start().map_err(RunError::Thread)?;
     let (source, flags) = sync.open(flags).await?;
     let store = Arc::new(store_for(&flags, &source));
-    let (mut site, queue) = Site::new(Arc::clone(&store), flags.log_format.into())?;
-    site.targets = Arc::new(flags.hostname_policy().targets);
-    site.own_addresses = crate::dns::server::ns_addresses::of_this_server;
-    let metrics = SyncMetrics::register(&site.metrics)?;
+    let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
+    context.targets = Arc::new(flags.hostname_policy().targets);
+    context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
+    let metrics = SyncMetrics::register(&context.metrics)?;
     // To the last: it ends when this function does.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
     let checked = flags.clone();
     let check_zones: CheckZones =
         Arc::new(move |zones| checked.clone().set_zones(zones).map_err(|error| error.to_string()));
     let greeting = format!("lb-linker {}: links in {}", env!("CARGO_PKG_VERSION"), names_of(&zones));
-    let reloader = Reloader::start(origin, corefile, check_zones, zones, site, set_debug)?;
+    let reloader = Reloader::start(origin, corefile, check_zones, zones, context, set_debug)?;
     info!("{greeting}");
     if let Some(notice) = flags.sync_notice() {
         warn!("{notice}");

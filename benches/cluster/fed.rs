@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::Instant;
 
 use hickory_proto::rr::Name;
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
@@ -37,7 +37,7 @@ pub fn run(verdicts: &mut Verdicts) {
     store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
     store.set_synced();
     let store = Arc::new(store);
-    let site = Site::silent(Arc::clone(&store)).expect("a site");
+    let site = ServerContext::silent(Arc::clone(&store)).expect("a site");
     let handler = first_handler(COREFILE, &site).expect("a Corefile");
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("dns").enable_all().build();
     let runtime = runtime.expect("a runtime");

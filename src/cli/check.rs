@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugins::setup::Site;
-use crate::dns::server::corefile_source::Origin;
+use crate::dns::plugins::setup::ServerContext;
+use crate::dns::server::corefile_source::CorefileSource;
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::client::{ClientConnection, connect};
@@ -81,10 +81,10 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<Findings, InputEr
 /// Corefile with everything imported and all variables replaced, and what in it may be a mistake.
 fn check_corefile(flags: &Flags) -> Result<(Flags, String, Vec<CorefileError>), InputError> {
     let mut flags = flags.clone();
-    let corefile = Origin::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
+    let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
     flags.set_zones(&corefile.link_zones()?)?;
-    let site = Site::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(&flags.zones)))?;
-    let configuration = corefile.configure(&site)?;
-    let doubts = configuration.blocks.into_iter().flat_map(|built| built.draft.doubts).collect();
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(&flags.zones)))?;
+    let configuration = corefile.configure(&context)?;
+    let doubts = configuration.blocks.into_iter().flat_map(|built| built.builder.warnings).collect();
     Ok((flags, corefile.text(), doubts))
 }

@@ -9,7 +9,7 @@ use rustls::pki_types::ServerName;
 
 use super::flags::{ConfigError, DNS_PORT, Flags};
 use crate::dns::corefile::resolv_conf;
-use crate::dns::server::config::reaches;
+use crate::dns::server::config::is_own_listener;
 
 /// The port of DNS over TLS (RFC 7858 section 3.1).
 const TLS_PORT: u16 = 853;
@@ -95,7 +95,7 @@ impl Flags {
             }
         }
         for upstream in &servers {
-            if let Some(listen) = self.listen.iter().find(|listen| reaches(**listen, *upstream)) {
+            if let Some(listen) = self.listen.iter().find(|listen| is_own_listener(**listen, *upstream)) {
                 return Err(ConfigError::Ourselves { upstream: *upstream, listen: *listen });
             }
         }

@@ -15,28 +15,28 @@ mod tokens;
 use std::fmt;
 
 pub use address::{Address, Scheme, addresses, zones};
-pub use parser::{Block, Line, Sources, parse};
-pub use tokens::{Place, Word, words};
+pub use parser::{BlockSource, Directive, FileSources, parse};
+pub use tokens::{Position, Token, tokenize};
 
 /// What is wrong in a Corefile, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorefileError {
     /// Where.
-    pub place: Place,
+    pub place: Position,
     /// What, and what would be right.
     pub message: String,
 }
 
 impl fmt::Display for CorefileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { file, line, column } = &self.place;
+        let Position { file, line, column } = &self.place;
         write!(f, "{}:{line}:{column}: {}", file.display(), self.message)
     }
 }
 
 impl std::error::Error for CorefileError {}
 
-impl Place {
+impl Position {
     /// Returns an error at this place.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {

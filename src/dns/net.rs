@@ -31,7 +31,7 @@ impl fmt::Display for Protocol {
 }
 
 /// How long a listener rests when there are no files or memory for more.
-pub(crate) const REST: Duration = Duration::from_millis(100);
+pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns how many files the process may have open now.
 pub(crate) fn max_files() -> usize {

@@ -90,8 +90,8 @@ mod whoami;
 
 use hickory_proto::rr::Name;
 
-use super::corefile::{CorefileError, Line};
-use setup::{Draft, Setup, Site};
+use super::corefile::{CorefileError, Directive};
+use setup::{BlockBuilder, ServerContext, Setup};
 
 /// Turns the lines of a plugin into its part of a block.
 type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
@@ -167,7 +167,11 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
 ///
 /// # Errors
 /// At the first line that isn't right.
-pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, CorefileError> {
+pub fn build(
+    lines: &[Directive],
+    zones: &[Name],
+    context: &ServerContext,
+) -> Result<BlockBuilder, CorefileError> {
     for line in lines {
         match ORDER.iter().find(|(name, _)| *name == line.name()) {
             Some((_, Some(_))) => {}
@@ -186,14 +190,14 @@ pub fn build(lines: &[Line], zones: &[Name], site: &Site) -> Result<Draft, Coref
             }
         }
     }
-    let mut draft = Draft::default();
+    let mut builder = BlockBuilder::default();
     for (name, set_up) in ORDER {
-        let own: Vec<Line> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
+        let own: Vec<Directive> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
         if let (Some(set_up), false) = (set_up, own.is_empty()) {
-            set_up(&mut Setup { lines: &own, zones, draft: &mut draft, site })?;
+            set_up(&mut Setup { lines: &own, zones, builder: &mut builder, context })?;
         }
     }
-    Ok(draft)
+    Ok(builder)
 }
 
 /// Returns what was meant, or what there is.

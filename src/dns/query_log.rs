@@ -18,13 +18,13 @@ use tracing::warn;
 use crate::metrics::{MetricGroup, Metrics, registered};
 
 /// Lines that wait to be written. What comes while they are so many is dropped.
-const CAPACITY: usize = 16_384;
+const QUEUE_CAPACITY: usize = 16_384;
 /// How many bytes are written at once, about.
-const BATCH: usize = 64 << 10;
+const BATCH_BYTES: usize = 64 << 10;
 /// How often it is said that lines are lost.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the end waits for the last lines to be written.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,21 +37,21 @@ pub enum LineFormat {
 
 /// Where such lines go. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Lines(Arc<Shared>);
+pub struct QueryLog(Arc<LogState>);
 
 /// The lines that wait.
 #[derive(Debug)]
-pub struct Queue {
-    receiver: Receiver<Entry>,
-    shared: Arc<Shared>,
+pub struct LineQueue {
+    receiver: Receiver<QueueEntry>,
+    shared: Arc<LogState>,
 }
 
 /// Writes the lines, until it is dropped: then what waits is still written, unless standard output takes nothing for a second.
 #[derive(Debug)]
-pub struct Writer {
+pub struct LogWriter {
     thread: Option<JoinHandle<()>>,
     ended: Receiver<()>,
-    shared: Arc<Shared>,
+    shared: Arc<LogState>,
 }
 
 /// How bad something is.
@@ -68,20 +68,20 @@ pub enum Level {
 }
 
 /// A part of a line, for JSON.
-pub type Part = (&'static str, Value);
+pub type JsonField = (&'static str, Value);
 
 #[derive(Debug)]
-struct Shared {
-    sender: SyncSender<Entry>,
+struct LogState {
+    sender: SyncSender<QueueEntry>,
     format: LineFormat,
-    dropped: Arc<Dropped>,
+    dropped: Arc<DroppedLines>,
     /// When it was last said that lines are lost.
     said: Mutex<Option<Instant>>,
     closed: AtomicBool,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum QueueEntry {
     /// With its end.
     Line(String),
     /// Nothing more comes; it wakes the writer.
@@ -90,7 +90,7 @@ enum Entry {
 
 /// A line as JSON.
 #[derive(Serialize)]
-struct Object<'a> {
+struct JsonLine<'a> {
     time: Timestamp,
     level: &'static str,
     #[serde(flatten)]
@@ -99,9 +99,9 @@ struct Object<'a> {
 }
 
 #[derive(Debug)]
-struct Dropped(IntCounter);
+struct DroppedLines(IntCounter);
 
-impl MetricGroup for Dropped {
+impl MetricGroup for DroppedLines {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let dropped = IntCounter::new(
             "lb_linker_dns_log_lines_dropped_total",
@@ -124,21 +124,21 @@ impl Level {
 
 // === impl Lines ===
 
-impl Lines {
-    /// Returns where lines go, and where they wait. Nothing is written before [`Queue::write_to`].
+impl QueryLog {
+    /// Returns where lines go, and where they wait. Nothing is written before [`LineQueue::write_to`].
     ///
     /// # Errors
     /// Only if two metrics had one name.
-    pub fn new(format: LineFormat, metrics: &Metrics) -> Result<(Self, Queue), prometheus::Error> {
-        let (sender, receiver) = sync_channel(CAPACITY);
+    pub fn new(format: LineFormat, metrics: &Metrics) -> Result<(Self, LineQueue), prometheus::Error> {
+        let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let dropped = metrics.family()?;
         let (said, closed) = Default::default();
-        let shared = Arc::new(Shared { sender, format, dropped, said, closed });
-        Ok((Self(Arc::clone(&shared)), Queue { receiver, shared }))
+        let shared = Arc::new(LogState { sender, format, dropped, said, closed });
+        Ok((Self(Arc::clone(&shared)), LineQueue { receiver, shared }))
     }
 
     /// Has a line written: as CoreDNS writes it, or as an object that has its parts, too.
-    pub fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<Part>) {
+    pub fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<JsonField>) {
         let name = level.name();
         let mut line = format!("[{name}] {text}");
         // Text from outside must not look like another line.
@@ -150,15 +150,15 @@ impl Lines {
             LineFormat::Json => line = object(name, &line, parts()),
         }
         let is_closed = self.0.closed.load(Ordering::SeqCst);
-        if is_closed || self.0.sender.try_send(Entry::Line(line)).is_err() {
+        if is_closed || self.0.sender.try_send(QueueEntry::Line(line)).is_err() {
             self.0.lose(1, "the reader of standard output is too slow");
         }
     }
 }
 
-fn object(level: &'static str, message: &str, parts: Vec<Part>) -> String {
+fn object(level: &'static str, message: &str, parts: Vec<JsonField>) -> String {
     let parts = parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let object = Object { time: Timestamp::now(), level, parts, message };
+    let object = JsonLine { time: Timestamp::now(), level, parts, message };
     // Nothing in it can't be JSON.
     let mut line = serde_json::to_string(&object).unwrap_or_default();
     line.push('\n');
@@ -167,12 +167,12 @@ fn object(level: &'static str, message: &str, parts: Vec<Part>) -> String {
 
 // === impl Shared ===
 
-impl Shared {
+impl LogState {
     fn lose(&self, number: u64, why: &str) {
         self.dropped.0.inc_by(number);
         // Another thread is logging it.
         let Some(mut said) = self.said.try_lock() else { return };
-        if said.is_none_or(|said| said.elapsed() >= QUIET) {
+        if said.is_none_or(|said| said.elapsed() >= LOG_INTERVAL) {
             *said = Some(Instant::now());
             let total = self.dropped.0.get();
             warn!("lines of the plugins log and errors are lost, {total} since the start: {why}");
@@ -182,19 +182,19 @@ impl Shared {
 
 // === impl Queue ===
 
-impl Queue {
+impl LineQueue {
     /// Begins to write the lines, in a thread of its own: the reader of standard output may be slow.
     ///
     /// # Errors
     /// If there can be no more threads.
-    pub fn write_to(self, out: impl Write + Send + 'static) -> io::Result<Writer> {
+    pub fn write_to(self, out: impl Write + Send + 'static) -> io::Result<LogWriter> {
         let shared = Arc::clone(&self.shared);
         let (alive, ended) = sync_channel(0);
         let thread = thread::Builder::new().name("lines".to_owned()).spawn(move || {
             self.run(out);
             drop(alive);
         })?;
-        Ok(Writer { thread: Some(thread), ended, shared })
+        Ok(LogWriter { thread: Some(thread), ended, shared })
     }
 
     fn run(&self, mut out: impl Write) {
@@ -206,20 +206,20 @@ impl Queue {
             let (mut next, mut number) = (Some(first), 0);
             while let Some(entry) = next {
                 match entry {
-                    Entry::Line(line) => {
+                    QueueEntry::Line(line) => {
                         batch.extend_from_slice(line.as_bytes());
                         number += 1;
                     }
                     // It may have come after the look: nothing follows it.
-                    Entry::End => is_last = true,
+                    QueueEntry::End => is_last = true,
                 }
-                let has_room = batch.len() < BATCH;
+                let has_room = batch.len() < BATCH_BYTES;
                 next = if has_room { self.receiver.try_recv().ok() } else { None };
             }
             if let Err(error) = out.write_all(&batch).and_then(|()| out.flush()) {
                 self.shared.lose(number, &format!("standard output can't be written: {error}"));
             }
-            if is_last && batch.len() < BATCH {
+            if is_last && batch.len() < BATCH_BYTES {
                 return;
             }
         }
@@ -229,8 +229,8 @@ impl Queue {
     #[cfg(test)]
     pub(crate) fn take(&self) -> Vec<String> {
         let lines = self.receiver.try_iter().filter_map(|entry| match entry {
-            Entry::Line(line) => Some(line.trim_end_matches('\n').to_owned()),
-            Entry::End => None,
+            QueueEntry::Line(line) => Some(line.trim_end_matches('\n').to_owned()),
+            QueueEntry::End => None,
         });
         lines.collect()
     }
@@ -238,12 +238,12 @@ impl Queue {
 
 // === impl Writer ===
 
-impl Drop for Writer {
+impl Drop for LogWriter {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         // Where there is no room for it, the writer has something to wake up for.
-        let _ = self.shared.sender.try_send(Entry::End);
-        if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        let _ = self.shared.sender.try_send(QueueEntry::End);
+        if self.ended.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             warn!("the last lines of the plugins log and errors are lost: standard output isn't read");
         } else if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -257,13 +257,13 @@ mod tests {
 
     use super::*;
 
-    fn lines(format: LineFormat) -> (Lines, Queue, Arc<Dropped>) {
+    fn lines(format: LineFormat) -> (QueryLog, LineQueue, Arc<DroppedLines>) {
         let metrics = Metrics::new().unwrap();
-        let (lines, queue) = Lines::new(format, &metrics).unwrap();
+        let (lines, queue) = QueryLog::new(format, &metrics).unwrap();
         (lines, queue, metrics.family().unwrap())
     }
 
-    fn write(lines: &Lines, text: &str) {
+    fn write(lines: &QueryLog, text: &str) {
         lines.write(Level::Info, text, Vec::new);
     }
 
@@ -316,7 +316,7 @@ mod tests {
         let writer = queue.write_to(gate).unwrap();
         write(&lines, "taken");
         written.recv().unwrap();
-        (0..CAPACITY + 3).for_each(|_| write(&lines, "x"));
+        (0..QUEUE_CAPACITY + 3).for_each(|_| write(&lines, "x"));
         assert_eq!(dropped.0.get(), 3);
         // The end comes, too.
         drop(writer);
@@ -325,8 +325,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_written_is_counted_and_the_rest_goes_on() {
-        struct Closed;
-        impl Write for Closed {
+        struct ClosedOutput;
+        impl Write for ClosedOutput {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
@@ -335,7 +335,7 @@ mod tests {
             }
         }
         let (lines, queue, dropped) = lines(LineFormat::Text);
-        let writer = queue.write_to(Closed).unwrap();
+        let writer = queue.write_to(ClosedOutput).unwrap();
         write(&lines, "one");
         write(&lines, "two");
         drop(writer);

@@ -18,21 +18,21 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tokio::time::Instant;
 
-use crate::dns::message::validity::Kept;
+use crate::dns::message::validity::CacheEntryRef;
 use crate::metrics::sharded::{LocalCounters, ShardedCounters, duration};
-use key::Key;
-use wire_response::Packet;
+use key::WireKey;
+use wire_response::WireResponse;
 
 /// How many answers there may be in a set: where all are popular, one of them has to go.
 const WAYS: usize = 4;
 /// How many sets are looked through for one answer that needs room.
-const LOOKS: usize = 64;
+const MAX_CLOCK_STEPS: usize = 64;
 /// How often it is told how popular an answer is.
-const NOTED: Duration = Duration::from_secs(1);
+const HIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many answers are kept.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Capacity {
     /// So many sets of four, a power of two.
     pub sets: usize,
     /// And so many bytes, as far as they can be counted.
@@ -41,11 +41,11 @@ pub struct Room {
 
 /// The answers of one thread.
 #[derive(Debug)]
-pub struct Packets {
-    sets: Box<[[Option<Box<Entry>>; WAYS]]>,
+pub struct ResponseCache {
+    sets: Box<[[Option<Box<CacheSlot>>; WAYS]]>,
     max_bytes: usize,
     hasher: RandomState,
-    key: Key,
+    key: WireKey,
     random: SmallRng,
     bytes: usize,
     /// The set that is looked through next where room is short.
@@ -67,10 +67,10 @@ pub enum Miss {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CacheSlot {
     key: Box<[u8]>,
-    packet: Packet,
-    bill: Bill,
+    wire_response: WireResponse,
+    deltas: ThreadDeltas,
     /// Whether it was given since room was looked for here.
     is_used: bool,
     /// The client that it was last for: mostly it is the same one.
@@ -85,23 +85,23 @@ type Adds = Box<[(u16, u64)]>;
 
 /// What is counted when an answer is given.
 #[derive(Debug, Default)]
-struct Bill {
+struct ThreadDeltas {
     /// What is counted by one, or more, and where.
     adds: Box<[(Arc<LocalCounters>, Adds)]>,
     /// Where it is counted how long that takes.
     durations: Box<[Arc<LocalCounters>]>,
 }
 
-impl Packets {
+impl ResponseCache {
     /// Returns room for answers, with none in it.
     #[must_use]
-    pub fn new(room: Room) -> Self {
+    pub fn new(room: Capacity) -> Self {
         debug_assert!(room.sets.is_power_of_two(), "{room:?}");
         Self {
             sets: std::iter::repeat_with(Default::default).take(room.sets).collect(),
             max_bytes: room.bytes,
             hasher: RandomState::new(),
-            key: Key::default(),
+            key: WireKey::default(),
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
             hand: 0,
@@ -134,28 +134,29 @@ impl Packets {
         }
         let key = self.key.as_bytes();
         let set = &mut self.sets[place_of(&self.hasher, key, self.sets.len())];
-        let is_it = |place: &&mut Option<Box<Entry>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
+        let is_it =
+            |place: &&mut Option<Box<CacheSlot>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
         let place = set.iter_mut().find(is_it).ok_or(Miss::Unknown)?;
         let entry = place.as_deref_mut().ok_or(Miss::Unknown)?;
-        if !entry.packet.any_spelling && !self.key.is_spelled_so(question) {
+        if !entry.wire_response.any_spelling && !self.key.is_spelled_so(question) {
             return Err(Miss::Unknown);
         }
-        if !entry.packet.repeat.holds(now) {
-            let miss = if entry.packet.repeat.is_outdated() { Miss::Outdated } else { Miss::Unknown };
+        if !entry.wire_response.repeat.is_valid(now) {
+            let miss = if entry.wire_response.repeat.is_outdated() { Miss::Outdated } else { Miss::Unknown };
             entry.note(now);
             self.bytes -= entry.weight();
             *place = None;
             return Err(miss);
         }
         if entry.client != client {
-            if !entry.packet.is_for(client) {
+            if !entry.wire_response.is_for(client) {
                 return Err(Miss::Unknown);
             }
             entry.client = client;
         }
-        let written = entry.packet.write(question, self.key.name_length(), now, &mut self.random, out);
+        let written = entry.wire_response.write(question, self.key.name_length(), now, &mut self.random, out);
         let length = written.ok_or(Miss::Unknown)?;
-        entry.give(now, &self.took);
+        entry.record_hit(now, &self.took);
         Ok(length)
     }
 
@@ -165,14 +166,14 @@ impl Packets {
     }
 
     /// Keeps the answer to a client's question of that key, for the next equal query.
-    pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut packet: Packet, now: Instant) {
-        let bill = self.bill(&mut packet);
-        let entry = Entry { key, packet, bill, is_used: false, client, unnoted: 0, noted: now };
+    pub fn keep(&mut self, key: Box<[u8]>, client: IpAddr, mut wire_response: WireResponse, now: Instant) {
+        let deltas = self.deltas(&mut wire_response);
+        let entry = CacheSlot { key, wire_response, deltas, is_used: false, client, unnoted: 0, noted: now };
         let weight = entry.weight();
         self.make_room(weight, now);
         let place = place_of(&self.hasher, &entry.key, self.sets.len());
         let set = &mut self.sets[place];
-        let is_same = |other: &Entry| other.is_of(&entry.key, entry.packet.server);
+        let is_same = |other: &CacheSlot| other.is_of(&entry.key, entry.wire_response.server);
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
@@ -191,7 +192,7 @@ impl Packets {
 
     /// CLOCK eviction: removes answers that are invalid, or whose used bit is clear, until there is room.
     fn make_room(&mut self, weight: usize, now: Instant) {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_CLOCK_STEPS {
             if self.bytes + weight <= self.max_bytes {
                 return;
             }
@@ -199,7 +200,7 @@ impl Packets {
             self.hand = (hand + 1) % self.sets.len();
             for place in &mut self.sets[hand] {
                 let Some(entry) = place else { continue };
-                if entry.is_used && entry.packet.repeat.holds(now) {
+                if entry.is_used && entry.wire_response.repeat.is_valid(now) {
                     entry.is_used = false;
                     continue;
                 }
@@ -210,20 +211,20 @@ impl Packets {
         }
     }
 
-    fn bill(&mut self, packet: &mut Packet) -> Bill {
+    fn deltas(&mut self, wire_response: &mut WireResponse) -> ThreadDeltas {
         let mut adds = Vec::new();
         let mut durations = Vec::new();
-        for charge in std::mem::take(&mut packet.repeat.charges) {
+        for charge in std::mem::take(&mut wire_response.repeat.charges) {
             let cells = self.cells_of(&charge.counters);
             let places =
                 charge.adds.iter().filter_map(|(at, number)| Some((u16::try_from(*at).ok()?, *number)));
             adds.push((Arc::clone(&cells), places.collect()));
             durations.push(cells);
         }
-        for counter in std::mem::take(&mut packet.repeat.counts) {
+        for counter in std::mem::take(&mut wire_response.repeat.counts) {
             adds.push((self.cells_of(&counter), Box::from([(0, 1)])));
         }
-        Bill { adds: adds.into(), durations: durations.into() }
+        ThreadDeltas { adds: adds.into(), durations: durations.into() }
     }
 
     fn cells_of(&mut self, counters: &Arc<ShardedCounters>) -> Arc<LocalCounters> {
@@ -239,32 +240,36 @@ fn place_of(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
     hasher.hash_one(key) as usize & (sets - 1)
 }
 
-impl Entry {
+impl CacheSlot {
     fn is_of(&self, key: &[u8], server: u64) -> bool {
-        *self.key == *key && self.packet.server == server
+        *self.key == *key && self.wire_response.server == server
     }
 
     fn weight(&self) -> usize {
-        let adds: usize = self.bill.adds.iter().map(|(_, adds)| 24 + 16 * adds.len()).sum();
-        size_of::<Self>() + self.key.len() + self.packet.weight() + adds + 8 * self.bill.durations.len()
+        let adds: usize = self.deltas.adds.iter().map(|(_, adds)| 24 + 16 * adds.len()).sum();
+        size_of::<Self>()
+            + self.key.len()
+            + self.wire_response.weight()
+            + adds
+            + 8 * self.deltas.durations.len()
     }
 
     /// Counts that it is given.
-    fn give(&mut self, now: Instant, took: &[(usize, u64)]) {
+    fn record_hit(&mut self, now: Instant, took: &[(usize, u64)]) {
         self.is_used = true;
-        for (cells, adds) in &self.bill.adds {
+        for (cells, adds) in &self.deltas.adds {
             adds.iter().for_each(|(at, number)| cells.add(usize::from(*at), *number));
         }
-        for cells in &self.bill.durations {
+        for cells in &self.deltas.durations {
             took.iter().for_each(|(at, number)| cells.add(*at, *number));
         }
-        let repeat = &self.packet.repeat;
+        let repeat = &self.wire_response.repeat;
         if let Some(family) = repeat.family {
             repeat.links.iter().for_each(|link| link.last_queried.note_at(family, now.into_std()));
         }
-        if repeat.kept.iter().any(Kept::is_counted) {
+        if repeat.kept.iter().any(CacheEntryRef::is_counted) {
             self.unnoted += 1;
-            if now.duration_since(self.noted) >= NOTED {
+            if now.duration_since(self.noted) >= HIT_REPORT_INTERVAL {
                 self.note(now);
             }
         }
@@ -273,7 +278,7 @@ impl Entry {
     /// Tells how often it was given.
     fn note(&mut self, now: Instant) {
         if self.unnoted > 0 {
-            self.packet.repeat.kept.iter().for_each(|kept| kept.note(self.unnoted, now));
+            self.wire_response.repeat.kept.iter().for_each(|kept| kept.note(self.unnoted, now));
             (self.unnoted, self.noted) = (0, now);
         }
     }

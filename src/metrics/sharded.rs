@@ -12,9 +12,9 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 
 /// The buckets of durations, in seconds: 0.25 ms doubled 16 times.
-pub(crate) const DURATIONS: (f64, f64, usize) = (0.000_25, 2.0, 16);
+pub(crate) const DURATION_BUCKETS: (f64, f64, usize) = (0.000_25, 2.0, 16);
 /// The counters of a histogram of durations: its buckets, the one without a bound, and the sum in nanoseconds.
-pub(crate) const DURATION_COUNTERS: usize = DURATIONS.2 + 2;
+pub(crate) const DURATION_COUNTERS: usize = DURATION_BUCKETS.2 + 2;
 
 /// Returns what a duration adds to counters that begin with a histogram of durations.
 #[must_use]
@@ -22,7 +22,8 @@ pub fn duration(took: Duration) -> [(usize, u64); 2] {
     /// In nanoseconds.
     const FIRST: u64 = 250_000;
     let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-    let bucket = (0..DURATIONS.2).position(|bucket| nanos <= FIRST << bucket).unwrap_or(DURATIONS.2);
+    let bucket =
+        (0..DURATION_BUCKETS.2).position(|bucket| nanos <= FIRST << bucket).unwrap_or(DURATION_BUCKETS.2);
     [(bucket, 1), (DURATION_COUNTERS - 1, nanos)]
 }
 

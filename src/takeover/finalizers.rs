@@ -86,7 +86,7 @@ pub async fn free(client: &Client, bound: &Bound) -> kube::Result<PartialObjectM
     api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
-/// Lists the Services with the finalizer in these namespaces, or in all; `looked_at` is told page by
+/// Lists the Services with the finalizer in these namespaces, or in all; `health_check_at` is told page by
 /// page how many Services that were. There is no field selector for finalizers, so all Services are
 /// read, but of them only the metadata.
 ///

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lb_linker::dns::chain::handler::Handler;
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::transport::udp;
 use lb_linker::store::{OnGone, Store};
@@ -45,7 +45,7 @@ impl Served {
             ". {{\nbufsize {LARGE}\nhosts /nonexistent {{\n192.0.2.1 few.example\n{many}{more}}}\n}}\n"
         );
         let store = Arc::new(Store::new(OnGone::Kept));
-        let handler = first_handler(&text, &Site::silent(Arc::clone(&store)).unwrap()).unwrap();
+        let handler = first_handler(&text, &ServerContext::silent(Arc::clone(&store)).unwrap()).unwrap();
         let sockets = udp::bind("[::]:0".parse().unwrap()).unwrap();
         for socket in &sockets {
             // The kernel doubles it.

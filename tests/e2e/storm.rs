@@ -13,7 +13,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record};
 use lb_linker::dns::chain::handler::Handler;
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
@@ -247,7 +247,7 @@ fn stored(links: u32) -> Arc<Store> {
 /// What answers for the links of a store, with these lines about all other names.
 fn handler(store: &Arc<Store>, lines: &str) -> Arc<Handler> {
     let text = format!("lb.internal {{\nprometheus\nlb_linker\n}}\n. {{\nprometheus\n{lines}\n}}\n");
-    first_handler(&text, &Site::silent(Arc::clone(store)).unwrap()).unwrap()
+    first_handler(&text, &ServerContext::silent(Arc::clone(store)).unwrap()).unwrap()
 }
 
 /// Follows the changes of the store for a handler.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hickory_proto::op::Message;
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::transport::tcp;
-use lb_linker::dns::transport::tcp::connection_limit::Places;
-use lb_linker::dns::transport::tcp::{Limits, Terms};
+use lb_linker::dns::transport::tcp::connection_limit::ConnectionLimiter;
+use lb_linker::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 use lb_linker::dns::transport::tls::{ClientAuth, Pem, config};
 use lb_linker::metrics::Metrics;
 use lb_linker::store::{OnGone, Store};
@@ -75,17 +75,17 @@ impl Server {
         let clients = if client_ca { ClientAuth::RequireAndVerify } else { ClientAuth::None };
         let config = config(certificate, key, clients, Some(ca)).unwrap();
         let store = Arc::new(Store::new(OnGone::Kept));
-        let site = Site::silent(Arc::clone(&store)).unwrap();
+        let site = ServerContext::silent(Arc::clone(&store)).unwrap();
         let metrics = Arc::clone(&site.metrics);
         let forward = upstream.map(|address| format!(". {{\nforward . {address}\n}}\n")).unwrap_or_default();
         let handler =
             first_handler(&format!("lb.internal {{\nprometheus\nlb_linker\n}}\n{forward}"), &site).unwrap();
-        let places = Arc::new(Places::new(metrics.family().unwrap()));
+        let places = Arc::new(ConnectionLimiter::new(metrics.family().unwrap()));
         let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();
-        let terms = Terms { tls: Some(config.into()), limits: Limits::default() };
+        let terms = ConnectionConfig { tls: Some(config.into()), limits: ConnectionLimits::default() };
         let terms = Arc::new(ArcSwap::from_pointee(terms));
         serving.spawn(tcp::serve(listener, terms, places, handler, stop.clone()));
         Self { address, stop, serving, metrics }

@@ -12,7 +12,7 @@ use hickory_proto::rr::rdata::{A, CNAME, NS};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::net::Protocol;
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::store::{OnGone, Store};
 use tokio::time::timeout;
@@ -681,7 +681,7 @@ async fn a_referral_is_no_answer() {
 
 /// What answers with these lines for all names.
 fn resolver(lines: &str) -> Arc<Handler> {
-    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    let site = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     first_handler(&format!(". {{\n{lines}\n}}\n"), &site).unwrap()
 }
 

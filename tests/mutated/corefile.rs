@@ -4,19 +4,20 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use lb_linker::dns::corefile::{Block, CorefileError, Line, Sources, parse};
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::corefile::{BlockSource, CorefileError, Directive, FileSources, parse};
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::{configure, text_of};
 use lb_linker::store::{OnGone, Store};
 
 /// No files beside it, and one variable.
-static SOURCES: Sources<'static> = Sources {
+static SOURCES: FileSources<'static> = FileSources {
     variable: &|name| (name == "A").then(|| "one two".to_owned()),
     read: &|_| Err(io::ErrorKind::NotFound.into()),
     glob: &|_| Vec::new(),
 };
 
-static SITE: LazyLock<Site> = LazyLock::new(|| Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap());
+static SITE: LazyLock<ServerContext> =
+    LazyLock::new(|| ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap());
 
 /// Reads the text, and builds what it asks for. Returns what has come of it, or the rule that is broken.
 pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
@@ -56,18 +57,19 @@ fn check(error: &CorefileError, text: &str) -> Result<(), String> {
     }
 }
 
-fn has_path(lines: &[Line]) -> bool {
-    let reads = |line: &Line| ["hosts", "root"].contains(&line.name());
-    let path =
-        |line: &Line| line.words.iter().any(|word| word.text.contains(['/', '.']) && word.text.contains('/'));
+fn has_path(lines: &[Directive]) -> bool {
+    let reads = |line: &Directive| ["hosts", "root"].contains(&line.name());
+    let path = |line: &Directive| {
+        line.tokens.iter().any(|word| word.text.contains(['/', '.']) && word.text.contains('/'))
+    };
     lines.iter().any(|line| reads(line) || path(line) || line.block.as_deref().is_some_and(has_path))
 }
 
 /// The words of blocks, without their places.
-fn words(blocks: &[Block]) -> Vec<String> {
-    fn of_lines(lines: &[Line], all: &mut Vec<String>) {
+fn words(blocks: &[BlockSource]) -> Vec<String> {
+    fn of_lines(lines: &[Directive], all: &mut Vec<String>) {
         for line in lines {
-            all.extend(line.words.iter().map(|word| word.text.clone()));
+            all.extend(line.tokens.iter().map(|word| word.text.clone()));
             all.push("\n".to_owned());
             if let Some(block) = &line.block {
                 all.push("{".to_owned());

@@ -8,7 +8,7 @@ use hickory_proto::rr::Name;
 use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::message::header::MAX_UDP;
 use lb_linker::dns::net::Protocol;
-use lb_linker::dns::plugins::setup::Site;
+use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::first_handler;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
@@ -88,7 +88,7 @@ fn handler() -> Arc<Handler> {
     let store = Store::new(OnGone::Kept).with_zones([&zone]);
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
-    let site = Site::silent(Arc::new(store)).unwrap();
+    let site = ServerContext::silent(Arc::new(store)).unwrap();
     first_handler("lb.internal {\nprometheus\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n", &site)
         .unwrap()
 }

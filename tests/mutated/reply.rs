@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use lb_linker::dns::message::encode::encode;
-use lb_linker::dns::message::header::{Reply, reply_to};
+use lb_linker::dns::message::header::{UpstreamReply, parse_reply};
 use lb_linker::dns::message::reply::Reply as Answer;
-use lb_linker::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, follow};
+use lb_linker::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, drop_denied, follow};
 use lb_linker::dns::plugins::lb_linker::zone::TTL;
 use lb_linker::model::target_policy::TargetPolicy;
 
@@ -24,16 +24,16 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     asked.add_query(Query::query(name.clone(), qtype.into()));
     let mut asked = asked.to_vec().map_err(|error| format!("the question: {error}"))?;
     asked[..2].copy_from_slice(bytes.get(..2).unwrap_or(&[0, 0]));
-    let (kind, message) = match reply_to(&asked, bytes) {
-        Reply::Foreign => return Ok("foreign"),
-        Reply::Garbled => return Ok("garbled"),
-        Reply::Truncated(None) => return Ok("cut"),
-        Reply::Truncated(Some(message)) => ("truncated", message),
-        Reply::Answer(message) => ("answer", message),
+    let (kind, message) = match parse_reply(&asked, bytes) {
+        UpstreamReply::Mismatch => return Ok("foreign"),
+        UpstreamReply::Malformed => return Ok("garbled"),
+        UpstreamReply::Truncated(None) => return Ok("cut"),
+        UpstreamReply::Truncated(Some(message)) => ("truncated", message),
+        UpstreamReply::Answer(message) => ("answer", message),
     };
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
-    let step = |name: &Name| if ours(name) { Step::Ours } else { Step::Upstream };
+    let step = |name: &Name| if ours(name) { ChainStep::Ours } else { ChainStep::Upstream };
     let mut followed = follow(&Answer::of(*message, ""), &name, qtype.into(), TTL, step);
     check(&followed, &name, qtype.into(), ours)
         .and_then(|()| check_encoded(&mut followed, &name, qtype.into()))
@@ -46,7 +46,7 @@ fn ensure(holds: bool, rule: &str) -> Result<(), String> {
 }
 
 fn check(
-    followed: &Followed,
+    followed: &CnameChain,
     name: &Name,
     qtype: RecordType,
     ours: impl Fn(&Name) -> bool,
@@ -72,13 +72,13 @@ fn check(
         ensure(proof && !ours(&record.name), "nothing but the proof of absence")?;
     }
     match &followed.end {
-        End::Leads(name) => ensure(ours(name), "it leads nowhere but to us"),
-        End::Here(_) | End::Denied | End::Lame => Ok(()),
+        ChainEnd::BackToOurZone(name) => ensure(ours(name), "it leads nowhere but to us"),
+        ChainEnd::Final(_) | ChainEnd::Denied | ChainEnd::Unresolved => Ok(()),
     }
 }
 
 /// What was taken can be given on.
-fn check_encoded(followed: &mut Followed, name: &Name, qtype: RecordType) -> Result<(), String> {
+fn check_encoded(followed: &mut CnameChain, name: &Name, qtype: RecordType) -> Result<(), String> {
     let policy = TargetPolicy::default();
     drop_denied(&mut followed.answers, &policy, |_| true);
     let refused = |record: &Record| {

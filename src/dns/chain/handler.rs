@@ -13,15 +13,15 @@ use hickory_server::net::xfer;
 use hickory_server::server::Request as Message;
 use tracing::{debug, error};
 
-use super::metrics::Report;
+use super::metrics::ServerMetrics;
 use super::request::{Purpose, Request};
 use super::server::Server;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::encode;
-use crate::dns::message::header::{MAX_UDP, Screened, format_error, screen, server_failure};
+use crate::dns::message::header::{HeaderCheck, MAX_UDP, check_header, format_error, server_failure};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::{Protocol, unmapped};
-use crate::dns::response_cache::wire_response::Packet;
+use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
 
 /// Answers the messages of a listener, from whichever transport they come.
@@ -34,21 +34,21 @@ pub struct Handler {
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// What is counted of questions.
-    pub report: Arc<Report>,
+    pub report: Arc<ServerMetrics>,
 }
 
 /// An answer on the wire.
 #[derive(Debug)]
-pub struct Answer {
+pub struct EncodedReply {
     /// The message.
     pub bytes: Vec<u8>,
     /// The answer in wire form for equal queries, if it may be reused.
-    pub packet: Option<Box<Packet>>,
+    pub wire_response: Option<Box<WireResponse>>,
 }
 
-impl Answer {
+impl EncodedReply {
     fn once(bytes: Vec<u8>) -> Self {
-        Self { bytes, packet: None }
+        Self { bytes, wire_response: None }
     }
 }
 
@@ -61,7 +61,7 @@ impl Handler {
         client: SocketAddr,
         local: Option<IpAddr>,
         protocol: Protocol,
-    ) -> Option<Answer> {
+    ) -> Option<EncodedReply> {
         let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
         let server = self.server.load_full();
         let debug = server.is_debugged();
@@ -74,7 +74,7 @@ impl Handler {
                 process::abort();
             }
             self.report.panics.inc();
-            server_failure(&message).map(Answer::once)
+            server_failure(&message).map(EncodedReply::once)
         })
     }
 }
@@ -84,18 +84,18 @@ async fn screen_and_answer(
     message: &[u8],
     ends: &(SocketAddr, SocketAddr),
     protocol: Protocol,
-) -> Option<Answer> {
-    match screen(message) {
-        Screened::Silence => None,
-        Screened::Reply(bytes) => Some(Answer::once(bytes)),
-        Screened::Question => match decode(server, message, *ends, protocol) {
+) -> Option<EncodedReply> {
+    match check_header(message) {
+        HeaderCheck::Silence => None,
+        HeaderCheck::Reply(bytes) => Some(EncodedReply::once(bytes)),
+        HeaderCheck::Question => match decode(server, message, *ends, protocol) {
             Some(mut request) => answer_question(&mut request, message).await,
-            None => Some(Answer::once(format_error(message))),
+            None => Some(EncodedReply::once(format_error(message))),
         },
     }
 }
 
-async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer> {
+async fn answer_question(request: &mut Request, message: &[u8]) -> Option<EncodedReply> {
     let query = request.query.clone();
     let reply = Server::serve(request).await?;
     let edns = request.edns.as_ref().map(|asked| response_edns(asked, &reply));
@@ -104,17 +104,17 @@ async fn answer_question(request: &mut Request, message: &[u8]) -> Option<Answer
         Ok(encoded) => encoded,
         Err(error) => {
             error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
-            return server_failure(message).map(Answer::once);
+            return server_failure(message).map(EncodedReply::once);
         }
     };
     // The response cache treats all clients that take MAX_UDP or more alike; `bufsize` may let some have more.
     let is_for_all =
         request.max_udp <= MAX_UDP || bytes.len() <= usize::from(MAX_UDP) && layout.is_whole(&reply);
     if !is_for_all {
-        return Some(Answer::once(bytes));
+        return Some(EncodedReply::once(bytes));
     }
-    let packet = Packet::new(reply, query.name(), (&bytes, &layout), request.server.number());
-    Some(Answer { bytes, packet: packet.map(Box::new) })
+    let wire_response = WireResponse::new(reply, query.name(), (&bytes, &layout), request.server.number());
+    Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })
 }
 
 /// Returns what a message asks, unless that can't be understood.
@@ -130,7 +130,7 @@ fn decode(
         decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
     let [query] = decoded.queries.queries() else { return None };
     Some(Request {
-        tally: server.dropped(),
+        zone_metrics: server.dropped(),
         zone: Name::root(),
         server,
         query: query.original().clone(),

@@ -13,23 +13,24 @@ use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
 use smallvec::SmallVec;
 
 use crate::dns::message::presentation::rcode_text;
-use crate::dns::message::validity::Charge;
+use crate::dns::message::validity::MetricDeltas;
 use crate::dns::net::Protocol;
 use crate::metrics::sharded::{
-    DURATION_COUNTERS, DURATIONS, ShardedCounters, counted, desc, duration, family, labelled,
+    DURATION_BUCKETS, DURATION_COUNTERS, ShardedCounters, counted, desc, duration, family, labelled,
 };
 use crate::metrics::{MetricGroup, registered};
 
 /// The buckets of sizes, in bytes, but for the last one, which is for all that is longer.
-const SIZES: [u32; 14] = [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
+const SIZE_BUCKETS: [u32; 14] =
+    [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
 /// Where the counters of a tally stand. Of a histogram: its buckets, the one without a bound, and the sum.
 /// The durations come first: [`duration`] counts from there.
-const REQUESTS: usize = DURATION_COUNTERS;
-const WITH_DO: usize = REQUESTS + 4 * (TYPES.len() + 1);
+const REQUESTS_INDEX: usize = DURATION_COUNTERS;
+const WITH_DO: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
 const REQUEST_SIZES: usize = WITH_DO + 1;
 const RESPONSE_SIZES: usize = REQUEST_SIZES + 2 * HISTOGRAM_OF_SIZES;
-const HISTOGRAM_OF_SIZES: usize = SIZES.len() + 2;
+const HISTOGRAM_OF_SIZES: usize = SIZE_BUCKETS.len() + 2;
 const RESPONSES: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
 const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
 
@@ -39,8 +40,8 @@ const FAMILIES: [&str; 2] = ["1", "2"];
 
 /// The counters of questions and answers.
 #[derive(Debug)]
-pub struct Report {
-    tallies: Tallies,
+pub struct ServerMetrics {
+    all_zones: AllZoneMetrics,
     plugin_enabled: IntGaugeVec,
     /// Questions whose answering panicked.
     pub panics: IntCounter,
@@ -48,13 +49,13 @@ pub struct Report {
 
 /// The tallies of all servers and zones, and what their metrics are called.
 #[derive(Clone, Debug)]
-struct Tallies {
+struct AllZoneMetrics {
     descs: Arc<Descs>,
     all: Arc<Mutex<ByLabels>>,
 }
 
 /// By server and zone.
-type ByLabels = HashMap<(String, String), Arc<Tally>>;
+type ByLabels = HashMap<(String, String), Arc<ZoneMetrics>>;
 
 #[derive(Debug)]
 struct Descs {
@@ -66,7 +67,7 @@ struct Descs {
     duration: Desc,
 }
 
-impl MetricGroup for Report {
+impl MetricGroup for ServerMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauge = |name, help, labels: &[&str]| {
             registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
@@ -110,10 +111,10 @@ impl MetricGroup for Report {
                 &["server", "zone", "view"],
             )?,
         };
-        let tallies = Tallies { descs: Arc::new(descs), all: Arc::default() };
-        registry.register(Box::new(tallies.clone()))?;
+        let all_zones = AllZoneMetrics { descs: Arc::new(descs), all: Arc::default() };
+        registry.register(Box::new(all_zones.clone()))?;
         Ok(Self {
-            tallies,
+            all_zones,
             plugin_enabled: gauge(
                 "coredns_plugin_enabled",
                 "A metric that indicates whether a plugin is enabled on per server and zone basis.",
@@ -124,7 +125,7 @@ impl MetricGroup for Report {
     }
 }
 
-impl Report {
+impl ServerMetrics {
     /// Sets which plugins are at work: `server`, `zone`, `name`.
     pub fn set_enabled(&self, plugins: Vec<(String, String, &'static str)>) {
         self.plugin_enabled.reset();
@@ -135,23 +136,23 @@ impl Report {
 
     /// Returns what counts the questions of a server for a zone, or for `dropped`.
     #[must_use]
-    pub fn tally(&self, server: &str, zone: &str) -> Arc<Tally> {
-        let mut all = self.tallies.all.lock();
-        let tally = all.entry((server.to_owned(), zone.to_owned())).or_insert_with(|| {
-            Arc::new(Tally {
+    pub fn zone_metrics(&self, server: &str, zone: &str) -> Arc<ZoneMetrics> {
+        let mut all = self.all_zones.all.lock();
+        let zone_metrics = all.entry((server.to_owned(), zone.to_owned())).or_insert_with(|| {
+            Arc::new(ZoneMetrics {
                 server: server.to_owned(),
                 zone: zone.to_owned(),
                 counters: Arc::new(ShardedCounters::new(COUNTERS)),
                 responses: RwLock::default(),
             })
         });
-        Arc::clone(tally)
+        Arc::clone(zone_metrics)
     }
 }
 
 /// What counts the questions of a server for a zone. None of its metrics is shown before there is something to count.
 #[derive(Debug)]
-pub struct Tally {
+pub struct ZoneMetrics {
     server: String,
     zone: String,
     counters: Arc<ShardedCounters>,
@@ -185,17 +186,17 @@ pub struct Counted {
     pub is_reusable: bool,
 }
 
-impl Tally {
+impl ZoneMetrics {
     /// Counts a question that began to be answered then. Returns what it adds, so that the same can be counted again;
     /// nothing if the answer isn't one to be given again, or too many pairs of code and plugin are counted already.
-    pub fn count(&self, counted: &Counted, since: Instant) -> Option<Charge> {
+    pub fn count(&self, counted: &Counted, since: Instant) -> Option<MetricDeltas> {
         let by_tcp = usize::from(counted.protocol != Protocol::Udp);
         let by_ipv6 = usize::from(counted.is_ipv6);
         let qtype = TYPES.iter().position(|known| *known == counted.qtype);
         let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());
         let response = self.response((counted.rcode, counted.plugin));
         let mut adds = SmallVec::<[_; 7]>::new();
-        adds.push((REQUESTS + place, 1));
+        adds.push((REQUESTS_INDEX + place, 1));
         if counted.dnssec_ok {
             adds.push((WITH_DO, 1));
         }
@@ -204,7 +205,7 @@ impl Tally {
             [(REQUEST_SIZES, counted.request_size), (RESPONSE_SIZES, counted.response_size)]
         {
             let start = histogram + by_tcp * HISTOGRAM_OF_SIZES;
-            let bucket = SIZES.partition_point(|bound| (*bound as usize) < size);
+            let bucket = SIZE_BUCKETS.partition_point(|bound| (*bound as usize) < size);
             adds.push((start + bucket, 1));
             adds.push((start + HISTOGRAM_OF_SIZES - 1, size as u64));
         }
@@ -215,7 +216,7 @@ impl Tally {
         if response.is_none() || !counted.is_reusable {
             return None;
         }
-        Some(Charge { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
+        Some(MetricDeltas { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
     }
 
     /// Returns the place of a response's counter; counts it here if there is none.
@@ -238,7 +239,7 @@ impl Tally {
     }
 }
 
-impl Collector for Tallies {
+impl Collector for AllZoneMetrics {
     fn desc(&self) -> Vec<&Desc> {
         let Descs { requests, requests_with_do, request_size, responses, response_size, duration } =
             &*self.descs;
@@ -246,27 +247,36 @@ impl Collector for Tallies {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let tallies: Vec<Arc<Tally>> = self.all.lock().values().cloned().collect();
-        let tallies: Vec<(Arc<Tally>, Vec<u64>)> =
-            tallies.into_iter().map(|tally| (Arc::clone(&tally), tally.counters.sums())).collect();
-        let all = |kind, desc: &Desc, of: &dyn Fn(&Tally, &[u64]) -> Vec<Metric>| {
-            family(desc, kind, tallies.iter().flat_map(|(tally, sums)| of(tally, sums)).collect())
+        let all_zones: Vec<Arc<ZoneMetrics>> = self.all.lock().values().cloned().collect();
+        let all_zones: Vec<(Arc<ZoneMetrics>, Vec<u64>)> = all_zones
+            .into_iter()
+            .map(|zone_metrics| (Arc::clone(&zone_metrics), zone_metrics.counters.sums()))
+            .collect();
+        let all = |kind, desc: &Desc, of: &dyn Fn(&ZoneMetrics, &[u64]) -> Vec<Metric>| {
+            family(
+                desc,
+                kind,
+                all_zones.iter().flat_map(|(zone_metrics, sums)| of(zone_metrics, sums)).collect(),
+            )
         };
         let descs = &*self.descs;
-        let sizes =
-            |desc, start| all(MetricType::HISTOGRAM, desc, &|tally, sums| tally.sizes(desc, &sums[start..]));
+        let sizes = |desc, start| {
+            all(MetricType::HISTOGRAM, desc, &|zone_metrics, sums| zone_metrics.sizes(desc, &sums[start..]))
+        };
         [
-            all(MetricType::COUNTER, &descs.requests, &|tally, sums| tally.requests(&descs.requests, sums)),
-            all(MetricType::COUNTER, &descs.requests_with_do, &|tally, sums| {
-                tally.counter(&descs.requests_with_do, &[], sums[WITH_DO])
+            all(MetricType::COUNTER, &descs.requests, &|zone_metrics, sums| {
+                zone_metrics.requests(&descs.requests, sums)
+            }),
+            all(MetricType::COUNTER, &descs.requests_with_do, &|zone_metrics, sums| {
+                zone_metrics.counter(&descs.requests_with_do, &[], sums[WITH_DO])
             }),
             sizes(&descs.request_size, REQUEST_SIZES),
-            all(MetricType::COUNTER, &descs.responses, &|tally, sums| {
-                tally.responses(&descs.responses, sums)
+            all(MetricType::COUNTER, &descs.responses, &|zone_metrics, sums| {
+                zone_metrics.responses(&descs.responses, sums)
             }),
             sizes(&descs.response_size, RESPONSE_SIZES),
-            all(MetricType::HISTOGRAM, &descs.duration, &|tally, sums| {
-                tally.durations(&descs.duration, sums)
+            all(MetricType::HISTOGRAM, &descs.duration, &|zone_metrics, sums| {
+                zone_metrics.durations(&descs.duration, sums)
             }),
         ]
         .into_iter()
@@ -276,7 +286,7 @@ impl Collector for Tallies {
 }
 
 /// How a tally is shown.
-impl Tally {
+impl ZoneMetrics {
     fn labels<'a>(&'a self, further: &[&'a str]) -> Vec<&'a str> {
         [&[&*self.server, &self.zone, ""], further].concat()
     }
@@ -289,7 +299,7 @@ impl Tally {
     }
 
     fn requests(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
-        let mut places = sums[REQUESTS..WITH_DO].iter();
+        let mut places = sums[REQUESTS_INDEX..WITH_DO].iter();
         let mut metrics = Vec::new();
         for protocol in PROTOCOLS {
             for family in FAMILIES {
@@ -314,13 +324,13 @@ impl Tally {
     }
 
     fn sizes(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
-        let bounds: Vec<f64> = SIZES.into_iter().map(f64::from).collect();
+        let bounds: Vec<f64> = SIZE_BUCKETS.into_iter().map(f64::from).collect();
         let both = PROTOCOLS.into_iter().zip(sums.chunks(HISTOGRAM_OF_SIZES));
         both.filter_map(|(protocol, sums)| self.histogram(desc, &[protocol], &bounds, sums, 1.0)).collect()
     }
 
     fn durations(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
-        let (first, factor, number) = DURATIONS;
+        let (first, factor, number) = DURATION_BUCKETS;
         let bounds = prometheus::exponential_buckets(first, factor, number).unwrap_or_default();
         self.histogram(desc, &[], &bounds, &sums[..DURATION_COUNTERS], 1e-9).into_iter().collect()
     }

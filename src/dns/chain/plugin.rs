@@ -8,11 +8,11 @@ use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::Name;
 
-use super::server::Block;
+use super::server::ServerBlock;
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::Clients;
+use crate::dns::message::validity::ClientScope;
 
 /// A plugin of a server block. All requests go through the same one at once.
 #[async_trait]
@@ -22,7 +22,7 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
 
     /// Answers a request, by itself or through the next plugin. What it changes in the request, those behind it
     /// see; what those before it are to see unchanged it has to put back.
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome;
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult;
 
     /// Returns whether it can do its work by now: `/ready` waits for that.
     fn is_ready(&self) -> bool {
@@ -31,7 +31,7 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
 
     /// Returns whether this plugin alone settles that names of all the world are resolved for a client, or that
     /// this one isn't; `None` leaves that to the next one.
-    fn recurses(&self, _request: &Request, _query: &Query) -> Option<bool> {
+    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
         None
     }
 
@@ -45,36 +45,36 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns for which clients [`Plugin::recurses`] and [`Plugin::denies`] say the same of a name as for that of this
+    /// Returns for which clients [`Plugin::offers_recursion`] and [`Plugin::denies`] say the same of a name as for that of this
     /// request; nothing if for all.
-    fn clients(&self, _request: &Request, _query: &Query) -> Option<Clients> {
+    fn clients(&self, _request: &Request, _query: &Query) -> Option<ClientScope> {
         None
     }
 
-    /// Returns whether [`Plugin::recurses`] also counts for what is behind the targets of links.
+    /// Returns whether [`Plugin::offers_recursion`] also counts for what is behind the targets of links.
     fn decides_on_targets(&self) -> bool {
         true
     }
 
     /// Returns whether an answer that passes through it can be given again without asking it, if [`Reply::repeat`] says
     /// so: what it does depends on the question alone, and on what is said there.
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         false
     }
 
     /// Forgets what it knows from others about a name, given in wire form and lower case, or about all names.
-    fn forget(&self, _name: Option<&[u8]>) {}
+    fn invalidate(&self, _name: Option<&[u8]>) {}
 
     /// Starts afresh what it has given up on, or has found to be broken: SIGUSR1 asks for that.
     fn restart(&self) {}
 }
 
 /// What has become of a request.
-pub type Outcome = Result<Reply, Failure>;
+pub type PluginResult = Result<Reply, PluginError>;
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum PluginError {
     /// The client is told that there is none.
     Error {
         /// By which code.
@@ -88,26 +88,26 @@ pub enum Failure {
         no_upstream: bool,
     },
     /// The client is told nothing.
-    Silence,
+    Drop,
 }
 
 /// The plugins behind one.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
-    block: &'a Arc<Block>,
+    block: &'a Arc<ServerBlock>,
     at: usize,
 }
 
 /// The plugins behind one, for what goes on when the client has its answer.
 #[derive(Clone, Debug)]
-pub struct Detached {
-    block: Arc<Block>,
+pub struct OwnedNext {
+    block: Arc<ServerBlock>,
     at: usize,
 }
 
 // === impl Failure ===
 
-impl Failure {
+impl PluginError {
     /// Returns a failure that `errors` logs.
     #[must_use]
     pub fn new(rcode: ResponseCode, why: impl fmt::Display) -> Self {
@@ -145,7 +145,7 @@ impl Failure {
 
 impl<'a> Next<'a> {
     /// Returns all plugins of a block.
-    pub(crate) fn first(block: &'a Arc<Block>) -> Self {
+    pub(crate) fn first(block: &'a Arc<ServerBlock>) -> Self {
         Self { block, at: 0 }
     }
 
@@ -153,19 +153,19 @@ impl<'a> Next<'a> {
     ///
     /// # Errors
     /// If there is no answer.
-    pub async fn serve(self, request: &mut Request) -> Outcome {
+    pub async fn serve(self, request: &mut Request) -> PluginResult {
         let Self { block, at } = self;
         match block.plugins.get(at) {
             Some(plugin) => {
                 let mut outcome = plugin.serve(request, Next { block, at: at + 1 }).await;
                 if let Ok(reply) = &mut outcome
-                    && !plugin.repeats()
+                    && !plugin.reusable()
                 {
                     reply.repeat = None;
                 }
                 outcome
             }
-            None => Err(Failure::servfail("no next plugin found")),
+            None => Err(PluginError::servfail("no next plugin found")),
         }
     }
 
@@ -177,19 +177,19 @@ impl<'a> Next<'a> {
 
     /// Returns the same for a task of its own.
     #[must_use]
-    pub fn detached(self) -> Detached {
-        Detached { block: Arc::clone(self.block), at: self.at }
+    pub fn detached(self) -> OwnedNext {
+        OwnedNext { block: Arc::clone(self.block), at: self.at }
     }
 }
 
 // === impl Detached ===
 
-impl Detached {
+impl OwnedNext {
     /// Has the plugins answer.
     ///
     /// # Errors
     /// If there is no answer.
-    pub async fn serve(&self, request: &mut Request) -> Outcome {
+    pub async fn serve(&self, request: &mut Request) -> PluginResult {
         Next { block: &self.block, at: self.at }.serve(request).await
     }
 }

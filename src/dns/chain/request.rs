@@ -7,16 +7,16 @@ use std::time::Duration;
 use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
 
-use crate::dns::chain::metrics::{Counted, Tally};
+use crate::dns::chain::metrics::{Counted, ZoneMetrics};
 use crate::dns::chain::server::Server;
 use crate::dns::message::encode::{OPT, wire_length};
 use crate::dns::message::header::MIN_UDP;
-use crate::dns::message::query::{Question, room};
+use crate::dns::message::query::{UpstreamQuery, max_records};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 
 /// Where requests of our own seem to come from.
-pub(crate) const OWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+pub(crate) const INTERNAL_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A question on its way through the plugins.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Request {
     /// The zone of the server block that answers.
     pub zone: Name,
     /// What counts the questions for it.
-    pub tally: Arc<Tally>,
+    pub zone_metrics: Arc<ZoneMetrics>,
     /// The client.
     pub client: SocketAddr,
     /// The address that was asked.
@@ -78,12 +78,12 @@ impl Request {
     /// Returns the client that its look-ups count for. A client's address is unmapped by now.
     #[must_use]
     pub fn account(&self) -> IpAddr {
-        if self.is_own() { OURSELVES } else { self.client.ip() }
+        if self.is_own() { INTERNAL_ADDRESS } else { self.client.ip() }
     }
 
     /// Returns whether it is one of [`Server::own_request`]: no client asks from port 0, for it couldn't be answered.
     pub(crate) fn is_own(&self) -> bool {
-        self.client == OWN
+        self.client == INTERNAL_CLIENT
     }
 
     /// Returns what is counted of it and its answer.
@@ -127,18 +127,18 @@ impl Request {
 
     /// Returns the query as upstreams are asked it.
     #[must_use]
-    pub fn question(&self) -> Question {
-        Question {
+    pub fn question(&self) -> UpstreamQuery {
+        UpstreamQuery {
             query: self.query.clone(),
             recursion_desired: self.metadata.recursion_desired,
             checking_disabled: self.metadata.checking_disabled,
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
             // The look-up of a target serves all clients that wait for it.
-            room: room(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
+            room: max_records(if self.purpose == Purpose::Client { self.limit() } else { u16::MAX }),
         }
     }
 }
 
 /// The client that the look-ups count for that lb-linker makes by itself. No packet has this source address.
-pub(crate) const OURSELVES: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+pub(crate) const INTERNAL_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -9,14 +9,14 @@ use std::time::Instant;
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
-use super::metrics::{Report, Tally};
-use super::plugin::{Failure, Next, Outcome, Plugin};
-use super::request::{OWN, Purpose, Request};
+use super::metrics::{ServerMetrics, ZoneMetrics};
+use super::plugin::{Next, Plugin, PluginError, PluginResult};
+use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use crate::dns::message::header::MAX_UDP;
 use crate::dns::message::query::wire_name;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::Clients;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::validity::ClientScope;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 
 /// Look-ups that one question may cost: a longer chain of targets is a mistake or an attack.
@@ -30,7 +30,7 @@ pub struct Server {
     /// The same for all servers of the same blocks: what one of them knows of others' names, all may give.
     pub view: String,
     /// By zone, in wire form and lower case.
-    blocks: HashMap<Box<[u8]>, Served>,
+    blocks: HashMap<Box<[u8]>, ServedZone>,
     /// How long the longest of the zones is.
     longest: usize,
     /// Whether classes other than IN are let through: a plugin can answer them.
@@ -40,14 +40,14 @@ pub struct Server {
     /// Which server it is: another one has another number.
     number: u64,
     /// What counts the questions that no block is for.
-    dropped: Arc<Tally>,
+    dropped: Arc<ZoneMetrics>,
 }
 
 /// What a block says of a look-up for a client.
 #[derive(Debug)]
 pub struct Access {
     /// The clients for which it says the same; nothing is for all.
-    pub clients: Vec<Clients>,
+    pub clients: Vec<ClientScope>,
     /// Whether the client's question for that name would be denied.
     pub is_denied: bool,
     /// Whether upstreams are asked for the name for the client; `None` if that depends.
@@ -56,13 +56,13 @@ pub struct Access {
 
 /// A zone of a server, and the block that answers for it.
 #[derive(Debug)]
-struct Served {
+struct ServedZone {
     zone: Name,
-    block: Arc<Block>,
-    tally: Arc<Tally>,
+    block: Arc<ServerBlock>,
+    zone_metrics: Arc<ZoneMetrics>,
 }
 
-impl Served {
+impl ServedZone {
     /// Returns the plugins that decide whether a name is looked up for a client, each with the question as the plugins
     /// before it leave it; for [`LookUp::Stored`] once more with the question as it is, if that is another one.
     fn deciding<'a>(
@@ -98,13 +98,13 @@ pub enum LookUp {
 
 /// A server block: plugins in their order. It may be behind several listeners.
 #[derive(Debug)]
-pub struct Block {
+pub struct ServerBlock {
     /// The zones that it is for.
     pub zones: Vec<Name>,
     /// The plugins, in their order.
     pub plugins: Vec<Arc<dyn Plugin>>,
     /// The zones with links' names that one of them answers for.
-    pub link_zones: Origins,
+    pub link_zones: ZoneSet,
     /// Whether a panic ends the process: it has `debug`.
     pub debug: bool,
 }
@@ -114,21 +114,21 @@ pub struct Block {
 impl Server {
     /// Returns a server of blocks, each with the zones that it has here.
     #[must_use]
-    pub fn new(label: String, blocks: &[(Name, Arc<Block>)], report: Arc<Report>) -> Self {
+    pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], report: Arc<ServerMetrics>) -> Self {
         // As in CoreDNS: `chaos` answers CH, and `forward` passes everything on.
         let other_classes = blocks
             .iter()
             .flat_map(|(_, block)| &block.plugins)
             .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
         let debug = blocks.iter().any(|(_, block)| block.debug);
-        let serve = |(zone, block): &(Name, Arc<Block>)| {
-            let tally = report.tally(&label, &zone.to_ascii());
-            (wire_name(zone), Served { zone: zone.clone(), block: Arc::clone(block), tally })
+        let serve = |(zone, block): &(Name, Arc<ServerBlock>)| {
+            let zone_metrics = report.zone_metrics(&label, &zone.to_ascii());
+            (wire_name(zone), ServedZone { zone: zone.clone(), block: Arc::clone(block), zone_metrics })
         };
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let dropped = report.tally(&label, "dropped");
-        let blocks: HashMap<Box<[u8]>, Served> = blocks.iter().map(serve).collect();
+        let dropped = report.zone_metrics(&label, "dropped");
+        let blocks: HashMap<Box<[u8]>, ServedZone> = blocks.iter().map(serve).collect();
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
         Self { view: label.clone(), label, blocks, longest, other_classes, debug, number, dropped }
     }
@@ -140,7 +140,7 @@ impl Server {
     }
 
     /// Returns the blocks, each for every zone of it.
-    pub fn blocks(&self) -> impl Iterator<Item = (&Name, &Arc<Block>)> {
+    pub fn blocks(&self) -> impl Iterator<Item = (&Name, &Arc<ServerBlock>)> {
         self.blocks.values().map(|served| (&served.zone, &served.block))
     }
 
@@ -167,7 +167,7 @@ impl Server {
             return Some(server.refuse(request, ResponseCode::Refused));
         }
         request.zone.clone_from(&served.zone);
-        request.tally = Arc::clone(&served.tally);
+        request.zone_metrics = Arc::clone(&served.zone_metrics);
         let outcome = Next::first(&served.block).serve(request).await;
         answer(request, outcome)
     }
@@ -196,7 +196,7 @@ impl Server {
 
     /// Returns what counts the questions that no block is for.
     #[must_use]
-    pub fn dropped(&self) -> Arc<Tally> {
+    pub fn dropped(&self) -> Arc<ZoneMetrics> {
         Arc::clone(&self.dropped)
     }
 
@@ -220,15 +220,15 @@ impl Server {
         Request {
             server: Arc::clone(self),
             zone: Name::root(),
-            client: OWN,
-            local: OWN,
+            client: INTERNAL_CLIENT,
+            local: INTERNAL_CLIENT,
             protocol: Protocol::Tcp,
             size: 0,
             metadata,
             query,
             edns: Some(Edns::new()),
             max_udp: MAX_UDP,
-            tally: Arc::clone(&self.dropped),
+            zone_metrics: Arc::clone(&self.dropped),
             purpose: Purpose::Client,
             depth: 0,
         }
@@ -237,11 +237,11 @@ impl Server {
     /// Returns whether a client's question is answered here by asking others, or that it isn't; `None` if that
     /// depends.
     #[must_use]
-    pub fn recurses(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
+    pub fn offers_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
             Some(served) => {
                 let mut plugins = served.deciding(query, look_up);
-                plugins.find_map(|(plugin, query)| plugin.recurses(request, &query))
+                plugins.find_map(|(plugin, query)| plugin.offers_recursion(request, &query))
             }
             None => Some(false),
         }
@@ -257,13 +257,13 @@ impl Server {
         for (plugin, query) in served.deciding(query, look_up) {
             access.clients.extend(plugin.clients(request, &query));
             access.is_denied |= plugin.denies(request, &query);
-            access.recurses = access.recurses.or_else(|| plugin.recurses(request, &query));
+            access.recurses = access.recurses.or_else(|| plugin.offers_recursion(request, &query));
         }
         access
     }
 
-    /// Returns for which clients [`Server::recurses`] is the same as for that of this request; nothing is for all.
-    pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<Clients> {
+    /// Returns for which clients [`Server::offers_recursion`] is the same as for that of this request; nothing is for all.
+    pub fn clients(&self, query: &Query, request: &Request, look_up: LookUp) -> Vec<ClientScope> {
         let Some(served) = self.find(query.name(), query.query_type()) else { return Vec::new() };
         let plugins = served.deciding(query, look_up);
         plugins.filter_map(|(plugin, query)| plugin.clients(request, &query)).collect()
@@ -281,14 +281,14 @@ impl Server {
     }
 
     /// Forgets what is known from others about a name, or about all.
-    pub fn forget(&self, name: Option<&[u8]>) {
+    pub fn invalidate(&self, name: Option<&[u8]>) {
         for plugin in self.plugins() {
-            plugin.forget(name);
+            plugin.invalidate(name);
         }
     }
 
     /// Returns the block of the longest zone that a name is in.
-    fn find(&self, name: &Name, qtype: RecordType) -> Option<&Served> {
+    fn find(&self, name: &Name, qtype: RecordType) -> Option<&ServedZone> {
         let wire = wire_name(name);
         let mut rest = &*wire;
         let mut own = None;
@@ -318,11 +318,11 @@ impl Server {
 }
 
 /// Turns what the plugins have come to into what the client gets.
-fn answer(request: &Request, outcome: Outcome) -> Option<Reply> {
+fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     match outcome {
         Ok(reply) => Some(reply),
-        Err(Failure::Silence) => None,
-        Err(Failure::Error { rcode, ede, .. }) => {
+        Err(PluginError::Drop) => None,
+        Err(PluginError::Error { rcode, ede, .. }) => {
             let mut metadata = Metadata::response_from_request(&request.metadata);
             metadata.response_code = rcode;
             Some(Reply { ede, ..Reply::new(metadata, "") })

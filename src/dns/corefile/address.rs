@@ -5,7 +5,7 @@ use std::fmt;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use super::{CorefileError, Word};
+use super::{CorefileError, Token};
 use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::presentation::parse_name;
 
@@ -54,7 +54,7 @@ impl Scheme {
 ///
 /// # Errors
 /// If it is no address of a block.
-pub fn addresses(word: &Word) -> Result<Vec<Address>, CorefileError> {
+pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
     let wrong = |message: String| word.place.error(message);
     let (scheme, rest) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
@@ -118,12 +118,12 @@ fn zone(text: &str) -> Option<Name> {
 mod tests {
     use std::path::Path;
 
-    use super::super::words;
+    use super::super::tokenize;
     use super::*;
     use crate::dns::message::presentation::name_text;
 
     fn parse(text: &str) -> Result<Vec<String>, String> {
-        let word = words(&Path::new("Corefile").into(), text).remove(0);
+        let word = tokenize(&Path::new("Corefile").into(), text).remove(0);
         let show =
             |address: &Address| format!("{:?} {} {}", address.scheme, name_text(&address.zone), address.port);
         addresses(&word).map(|all| all.iter().map(show).collect()).map_err(|error| error.to_string())

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 
-use crate::dns::corefile::{self, CorefileError, Line, Place, Word};
-use crate::dns::message::zone_set::Origins;
+use crate::dns::corefile::{self, CorefileError, Directive, Position, Token};
+use crate::dns::message::zone_set::ZoneSet;
 
 /// What CoreDNS allows a regular expression, in bytes: a longer one could cost all the memory.
 pub(crate) const MAX_REGEX: usize = 10_000;
@@ -16,20 +16,20 @@ pub(crate) const MAX_REGEX: usize = 10_000;
 ///
 /// # Errors
 /// If one stands for none.
-pub(crate) fn zones(words: &[Word]) -> Result<Origins, CorefileError> {
+pub(crate) fn zones(words: &[Token]) -> Result<ZoneSet, CorefileError> {
     let mut all = Vec::new();
     for word in words {
         all.extend(word.zones()?);
     }
-    Ok(Origins::new(all))
+    Ok(ZoneSet::new(all))
 }
 
 /// Returns the zones that words stand for; no words are all names.
 ///
 /// # Errors
 /// If one stands for none.
-pub(crate) fn zones_or_all(words: &[Word]) -> Result<Origins, CorefileError> {
-    if words.is_empty() { Ok(Origins::new([Name::root()])) } else { zones(words) }
+pub(crate) fn zones_or_all(words: &[Token]) -> Result<ZoneSet, CorefileError> {
+    if words.is_empty() { Ok(ZoneSet::new([Name::root()])) } else { zones(words) }
 }
 
 /// Returns what is wrong with a regular expression, without the picture of where.
@@ -41,12 +41,12 @@ pub(crate) fn fault(error: &regex::Error) -> String {
 
 // === impl Line ===
 
-impl Line {
+impl Directive {
     /// Returns where it begins.
     #[must_use]
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &Position {
         // A line has at least one word.
-        &self.words[0].place
+        &self.tokens[0].place
     }
 
     /// Returns an error at its beginning.
@@ -93,7 +93,7 @@ impl Line {
     ///
     /// # Errors
     /// At the first one that is too much.
-    pub fn at_most(&self, number: usize) -> Result<&[Word], CorefileError> {
+    pub fn at_most(&self, number: usize) -> Result<&[Token], CorefileError> {
         let arguments = self.arguments();
         match arguments.get(number) {
             Some(word) if number == 0 => {
@@ -113,7 +113,7 @@ impl Line {
     ///
     /// # Errors
     /// If there is none, or there are several.
-    pub fn one(&self, what: &str) -> Result<&Word, CorefileError> {
+    pub fn one(&self, what: &str) -> Result<&Token, CorefileError> {
         match self.at_most(1)? {
             [word] => Ok(word),
             _ => Err(self.needs(what)),
@@ -125,7 +125,7 @@ impl Line {
     ///
     /// # Errors
     /// If there is none.
-    pub fn some(&self, what: &str) -> Result<&[Word], CorefileError> {
+    pub fn some(&self, what: &str) -> Result<&[Token], CorefileError> {
         match self.arguments() {
             [] => Err(self.needs(what)),
             words => Ok(words),
@@ -136,7 +136,7 @@ impl Line {
     #[must_use]
     pub fn needs(&self, what: &str) -> CorefileError {
         // A line has at least one word.
-        self.words[0].needs(what)
+        self.tokens[0].needs(what)
     }
 
     /// Returns an error about this line, which isn't one of the options that there are.
@@ -158,7 +158,7 @@ impl Line {
 
 // === impl Word ===
 
-impl Word {
+impl Token {
     /// Returns an error at this word.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {

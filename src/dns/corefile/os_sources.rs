@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Sources;
+use super::FileSources;
 
-impl Sources<'static> {
+impl FileSources<'static> {
     /// The environment of this process, and the files that it can read.
     pub const SYSTEM: Self = Self {
         variable: &|name| std::env::var(name).ok(),

@@ -1,4 +1,4 @@
-//! From words to blocks: addresses, braces, snippets and imports.
+//! From tokens to blocks: addresses, braces, snippets and imports.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::CorefileError;
 use super::env::expand;
-use super::tokens::{Place, Word, words};
+use super::tokens::{Position, Token, tokenize};
 
 /// Braces in braces: no plugin has more than three.
 const MAX_DEPTH: usize = 32;
@@ -15,38 +15,38 @@ const MAX_IMPORTS: usize = 1000;
 
 /// A server block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct BlockSource {
     /// The zones that it is for, as they are written: with scheme and port.
-    pub addresses: Vec<Word>,
+    pub addresses: Vec<Token>,
     /// Its lines: one for each plugin.
-    pub lines: Vec<Line>,
+    pub lines: Vec<Directive>,
 }
 
 /// A line, and the lines in the braces at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// The words: the first one is the name of a plugin or an option.
-    pub words: Vec<Word>,
+pub struct Directive {
+    /// The tokens: the first one is the name of a plugin or an option.
+    pub tokens: Vec<Token>,
     /// The lines in braces, if there are any braces.
-    pub block: Option<Vec<Line>>,
+    pub block: Option<Vec<Directive>>,
 }
 
-impl Line {
-    /// Returns the first word.
+impl Directive {
+    /// Returns the first token.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.words.first().map_or("", |word| &word.text)
+        self.tokens.first().map_or("", |token| &token.text)
     }
 
-    /// Returns the other words.
+    /// Returns the other tokens.
     #[must_use]
-    pub fn arguments(&self) -> &[Word] {
-        self.words.get(1..).unwrap_or_default()
+    pub fn arguments(&self) -> &[Token] {
+        self.tokens.get(1..).unwrap_or_default()
     }
 }
 
 /// Where the parser finds what isn't in the file.
-pub struct Sources<'a> {
+pub struct FileSources<'a> {
     /// Returns a variable of the environment.
     pub variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
     /// Returns the text of a file.
@@ -59,34 +59,34 @@ pub struct Sources<'a> {
 ///
 /// # Errors
 /// If it isn't one, with the first place that is wrong.
-pub fn parse(file: &Path, text: &str, sources: &Sources<'_>) -> Result<Vec<Block>, CorefileError> {
+pub fn parse(file: &Path, text: &str, sources: &FileSources<'_>) -> Result<Vec<BlockSource>, CorefileError> {
     let file: Arc<Path> = file.into();
-    let words = words(&file, text).into();
+    let tokens = tokenize(&file, text).into();
     let mut parser =
-        Parser { words, last: None, sources, snippets: HashMap::new(), imports: 0, depth: 0, glued: None };
+        Parser { tokens, last: None, sources, snippets: HashMap::new(), imports: 0, depth: 0, glued: None };
     let mut blocks = Vec::new();
-    while !parser.words.is_empty() {
+    while !parser.tokens.is_empty() {
         blocks.extend(parser.block()?);
     }
     Ok(blocks)
 }
 
 struct Parser<'a> {
-    words: VecDeque<Word>,
-    /// The word before the first of `words`.
-    last: Option<Word>,
-    sources: &'a Sources<'a>,
-    snippets: HashMap<String, Vec<Word>>,
+    tokens: VecDeque<Token>,
+    /// The token before the first of `tokens`.
+    last: Option<Token>,
+    sources: &'a FileSources<'a>,
+    snippets: HashMap<String, Vec<Token>>,
     imports: usize,
     /// Braces that are open.
     depth: usize,
-    /// Where a word first ended with a brace, which opens nothing then.
-    glued: Option<Place>,
+    /// Where a token first ended with a brace, which opens nothing then.
+    glued: Option<Position>,
 }
 
 impl Parser<'_> {
     /// Reads a server block, or a snippet, which is none.
-    fn block(&mut self) -> Result<Option<Block>, CorefileError> {
+    fn block(&mut self) -> Result<Option<BlockSource>, CorefileError> {
         let addresses = self.addresses()?;
         let Some(first) = addresses.first() else { return Ok(None) };
         let snippet = first.text.strip_prefix('(').and_then(|name| name.strip_suffix(')'));
@@ -99,32 +99,32 @@ impl Parser<'_> {
             }
             return Ok(None);
         }
-        let lines = match self.next_if(|word| word.text == "{") {
+        let lines = match self.next_if(|token| token.text == "{") {
             Some(open) => self.lines(Some(&open))?,
             // A file of one block needs no braces.
             None => self.lines(None)?,
         };
-        Ok(Some(Block { addresses, lines }))
+        Ok(Some(BlockSource { addresses, lines }))
     }
 
     /// Reads the addresses before a block: up to a brace or the end of the line, unless that ends with a
     /// comma.
-    fn addresses(&mut self) -> Result<Vec<Word>, CorefileError> {
-        let mut addresses: Vec<Word> = Vec::new();
-        let mut another: Option<Place> = None;
+    fn addresses(&mut self) -> Result<Vec<Token>, CorefileError> {
+        let mut addresses: Vec<Token> = Vec::new();
+        let mut another: Option<Position> = None;
         loop {
             let begins_line = self.begins_line();
             if begins_line && another.is_none() && !addresses.is_empty() {
                 return Ok(addresses);
             }
-            let Some(mut word) = self.words.front().cloned() else {
+            let Some(mut token) = self.tokens.front().cloned() else {
                 return match another {
                     Some(comma) => Err(comma.error("another address has to follow the comma")),
                     None => Ok(addresses),
                 };
             };
-            word.text = self.expand(&word.text);
-            match &*word.text {
+            token.text = self.expand(&token.text);
+            match &*token.text {
                 "import" if begins_line => {
                     self.import()?;
                     continue;
@@ -132,47 +132,47 @@ impl Parser<'_> {
                 "{" => {
                     return match another {
                         Some(comma) => Err(comma.error("another address has to follow the comma")),
-                        None if addresses.is_empty() => Err(word
+                        None if addresses.is_empty() => Err(token
                             .place
                             .error("a block begins with the zones that it is for, such as .:53")),
                         None => Ok(addresses),
                     };
                 }
-                "}" => return Err(self.closes_nothing(&word.place)),
+                "}" => return Err(self.closes_nothing(&token.place)),
                 _ => {}
             }
             self.advance();
-            another = word.text.strip_suffix(',').map(|_| word.place.clone());
+            another = token.text.strip_suffix(',').map(|_| token.place.clone());
             if another.is_some() {
-                word.text.pop();
+                token.text.pop();
             }
-            if another.is_some() && matches!(&*word.text, "" | "," | "{" | "}") {
-                return Err(word.place.error("a comma has to stand right behind an address"));
+            if another.is_some() && matches!(&*token.text, "" | "," | "{" | "}") {
+                return Err(token.place.error("a comma has to stand right behind an address"));
             }
-            if another.is_some() && word.text.ends_with(',') {
-                return Err(word.place.error("one comma is enough behind an address"));
+            if another.is_some() && token.text.ends_with(',') {
+                return Err(token.place.error("one comma is enough behind an address"));
             }
             // CoreDNS takes it for a zone, which is surely a mistake.
-            if word.text == "import" {
-                return Err(word
+            if token.text == "import" {
+                return Err(token
                     .place
                     .error("an import has to begin its line; a zone of that name is written import."));
             }
-            if !word.text.is_empty() {
-                addresses.push(word);
+            if !token.text.is_empty() {
+                addresses.push(token);
             }
         }
     }
 
-    /// Reads the words of a snippet, up to its closing brace.
-    fn snippet(&mut self, name: &Place) -> Result<Vec<Word>, CorefileError> {
-        let Some(open) = self.next_if(|word| word.text == "{") else {
+    /// Reads the tokens of a snippet, up to its closing brace.
+    fn snippet(&mut self, name: &Position) -> Result<Vec<Token>, CorefileError> {
+        let Some(open) = self.next_if(|token| token.text == "{") else {
             return Err(name.error("a snippet needs braces around what it holds"));
         };
         let mut body = Vec::new();
         let mut depth = 1;
-        while let Some(word) = self.advance() {
-            match &*word.text {
+        while let Some(token) = self.advance() {
+            match &*token.text {
                 "{" => depth += 1,
                 "}" => depth -= 1,
                 _ => {}
@@ -180,16 +180,16 @@ impl Parser<'_> {
             if depth == 0 {
                 return Ok(body);
             }
-            body.push(word);
+            body.push(token);
         }
         Err(open.place.error("this { isn't closed"))
     }
 
     /// Reads lines up to the closing brace, or to the end where no brace is open.
-    fn lines(&mut self, open: Option<&Word>) -> Result<Vec<Line>, CorefileError> {
+    fn lines(&mut self, open: Option<&Token>) -> Result<Vec<Directive>, CorefileError> {
         let mut lines = Vec::new();
         loop {
-            let Some(first) = self.words.front() else {
+            let Some(first) = self.tokens.front() else {
                 return match open {
                     Some(open) => Err(open.place.error("this { isn't closed")),
                     None => Ok(lines),
@@ -212,24 +212,24 @@ impl Parser<'_> {
         }
     }
 
-    fn line(&mut self) -> Result<Line, CorefileError> {
-        let mut line = Line { words: Vec::new(), block: None };
-        while !self.begins_line() || line.words.is_empty() {
-            let Some(mut word) = self.advance() else { break };
-            match &*word.text {
+    fn line(&mut self) -> Result<Directive, CorefileError> {
+        let mut line = Directive { tokens: Vec::new(), block: None };
+        while !self.begins_line() || line.tokens.is_empty() {
+            let Some(mut token) = self.advance() else { break };
+            match &*token.text {
                 "{" => {
                     self.depth += 1;
                     if self.depth > MAX_DEPTH {
-                        return Err(word.place.error(format!("more than {MAX_DEPTH} braces in each other")));
+                        return Err(token.place.error(format!("more than {MAX_DEPTH} braces in each other")));
                     }
-                    line.block = Some(self.lines(Some(&word))?);
+                    line.block = Some(self.lines(Some(&token))?);
                     self.depth -= 1;
                     return self.ends_line().map(|()| line);
                 }
-                "}" => return Err(word.place.error("} has to stand at the beginning of a line")),
+                "}" => return Err(token.place.error("} has to stand at the beginning of a line")),
                 _ => {
-                    word.text = self.expand(&word.text);
-                    line.words.push(word);
+                    token.text = self.expand(&token.text);
+                    line.tokens.push(token);
                 }
             }
         }
@@ -238,7 +238,7 @@ impl Parser<'_> {
 
     /// Checks that nothing follows a closing brace. CoreDNS would take it for another line of the same plugin.
     fn ends_line(&self) -> Result<(), CorefileError> {
-        match self.words.front() {
+        match self.tokens.front() {
             Some(next) if !self.begins_line() => Err(next.place.error(format!(
                 "{:?} has to stand on a line of its own, behind the closing brace",
                 next.text
@@ -247,7 +247,7 @@ impl Parser<'_> {
         }
     }
 
-    fn closes_nothing(&self, place: &Place) -> CorefileError {
+    fn closes_nothing(&self, place: &Position) -> CorefileError {
         let hint = self.glued.as_ref().map_or(String::new(), |at| {
             format!("; a {{ before it needs white space around it: see line {}", at.line)
         });
@@ -258,10 +258,10 @@ impl Parser<'_> {
     fn import(&mut self) -> Result<(), CorefileError> {
         let Some(import) = self.advance() else { return Ok(()) };
         let mut arguments = Vec::new();
-        while !self.words.is_empty() && !self.begins_line() {
-            arguments.extend(self.advance().map(|mut word| {
-                word.text = self.expand(&word.text);
-                word
+        while !self.tokens.is_empty() && !self.begins_line() {
+            arguments.extend(self.advance().map(|mut token| {
+                token.text = self.expand(&token.text);
+                token
             }));
         }
         let Some((what, arguments)) = arguments.split_first().filter(|(what, _)| !what.text.is_empty())
@@ -278,7 +278,7 @@ impl Parser<'_> {
         }
         let imported = match self.snippets.get(&what.text) {
             Some(body) => {
-                body.iter().map(|word| with_arguments(word, arguments)).collect::<Result<_, _>>().map_err(
+                body.iter().map(|token| with_arguments(token, arguments)).collect::<Result<_, _>>().map_err(
                     |missing| {
                         what.place.error(format!("the snippet {} needs an argument for {missing}", what.text))
                     },
@@ -286,15 +286,15 @@ impl Parser<'_> {
             }
             None => self.files(what, arguments)?,
         };
-        for word in imported.into_iter().rev() {
-            self.words.push_front(word);
+        for token in imported.into_iter().rev() {
+            self.tokens.push_front(token);
         }
         // What is imported begins a line.
         self.last = None;
         Ok(())
     }
 
-    fn files(&self, what: &Word, arguments: &[Word]) -> Result<Vec<Word>, CorefileError> {
+    fn files(&self, what: &Token, arguments: &[Token]) -> Result<Vec<Token>, CorefileError> {
         if let Some(argument) = arguments.first() {
             return Err(argument
                 .place
@@ -318,7 +318,7 @@ impl Parser<'_> {
                     path.display()
                 ))
             })?;
-            imported.extend(words(&path.into(), &text));
+            imported.extend(tokenize(&path.into(), &text));
         }
         Ok(imported)
     }
@@ -327,32 +327,32 @@ impl Parser<'_> {
         expand(text, self.sources.variable)
     }
 
-    /// Whether the next word begins a line, or there is none.
+    /// Whether the next token begins a line, or there is none.
     fn begins_line(&self) -> bool {
-        match (&self.last, self.words.front()) {
+        match (&self.last, self.tokens.front()) {
             (Some(last), Some(next)) => next.is_below(last),
             _ => true,
         }
     }
 
-    fn advance(&mut self) -> Option<Word> {
-        let word = self.words.pop_front()?;
-        if word.text.len() > 1 && word.text.ends_with('{') && self.glued.is_none() {
-            self.glued = Some(word.place.clone());
+    fn advance(&mut self) -> Option<Token> {
+        let token = self.tokens.pop_front()?;
+        if token.text.len() > 1 && token.text.ends_with('{') && self.glued.is_none() {
+            self.glued = Some(token.place.clone());
         }
-        self.last = Some(word.clone());
-        Some(word)
+        self.last = Some(token.clone());
+        Some(token)
     }
 
-    fn next_if(&mut self, is: impl Fn(&Word) -> bool) -> Option<Word> {
-        if self.words.front().is_some_and(is) { self.advance() } else { None }
+    fn next_if(&mut self, is: impl Fn(&Token) -> bool) -> Option<Token> {
+        if self.tokens.front().is_some_and(is) { self.advance() } else { None }
     }
 }
 
-/// Returns a word of a snippet with the arguments of its import in it: `{args.0}`. One that isn't given is an error.
-fn with_arguments(word: &Word, arguments: &[Word]) -> Result<Word, String> {
+/// Returns a token of a snippet with the arguments of its import in it: `{args.0}`. One that isn't given is an error.
+fn with_arguments(token: &Token, arguments: &[Token]) -> Result<Token, String> {
     let mut text = String::new();
-    let mut rest = &*word.text;
+    let mut rest = &*token.text;
     while let Some((before, after)) = rest.split_once("{args.") {
         text.push_str(before);
         let reference = after.split_once('}');
@@ -368,7 +368,7 @@ fn with_arguments(word: &Word, arguments: &[Word]) -> Result<Word, String> {
         rest = behind;
     }
     text.push_str(rest);
-    Ok(Word { text, ..word.clone() })
+    Ok(Token { text, ..token.clone() })
 }
 
 #[cfg(test)]

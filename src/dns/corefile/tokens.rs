@@ -1,22 +1,22 @@
-//! From text to words, as CoreDNS's Corefile has them.
+//! From text to tokens, as CoreDNS's Corefile has them.
 
 use std::path::Path;
 use std::sync::Arc;
 
-/// A word, and where it stands.
+/// A token, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Word {
-    /// The word, without the quotes around it.
+pub struct Token {
+    /// The token, without the quotes around it.
     pub text: String,
     /// Where it begins.
-    pub place: Place,
-    /// The line that it ends in; quoted words may span several.
+    pub place: Position,
+    /// The line that it ends in; quoted tokens may span several.
     pub(super) last_line: usize,
 }
 
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// The file, as it was named.
     pub file: Arc<Path>,
     /// The line, from 1.
@@ -25,33 +25,33 @@ pub struct Place {
     pub column: usize,
 }
 
-impl Word {
-    /// Returns whether this word begins a line after another one.
+impl Token {
+    /// Returns whether this token begins a line after another one.
     pub(super) fn is_below(&self, before: &Self) -> bool {
         self.place.file != before.place.file || self.place.line > before.last_line
     }
 }
 
-/// Splits a file into words. White space separates them, unless they are quoted; in quotes only a quote
-/// can be escaped. From a `#` on, which may also stand in a word, the rest of the line is a comment.
+/// Splits a file into tokens. White space separates them, unless they are quoted; in quotes only a quote
+/// can be escaped. From a `#` on, which may also stand in a token, the rest of the line is a comment.
 #[must_use]
-pub fn words(file: &Arc<Path>, text: &str) -> Vec<Word> {
-    let mut words = Vec::new();
-    let mut word: Option<Word> = None;
+pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    let mut token: Option<Token> = None;
     let (mut quoted, mut escaped, mut comment) = (false, false, false);
     let (mut line, mut column) = (1, 0);
     for c in text.strip_prefix('\u{feff}').unwrap_or(text).chars() {
         column += 1;
-        let place = || Place { file: Arc::clone(file), line, column };
-        let start = || Word { text: String::new(), place: place(), last_line: line };
+        let place = || Position { file: Arc::clone(file), line, column };
+        let start = || Token { text: String::new(), place: place(), last_line: line };
         if quoted {
-            let quote = word.get_or_insert_with(start);
+            let quote = token.get_or_insert_with(start);
             match c {
                 '\\' if !escaped => escaped = true,
                 '"' if !escaped => {
                     quoted = false;
                     quote.last_line = line;
-                    words.extend(word.take());
+                    tokens.extend(token.take());
                 }
                 c => {
                     if escaped && c != '"' {
@@ -65,23 +65,23 @@ pub fn words(file: &Arc<Path>, text: &str) -> Vec<Word> {
             comment &= c != '\n';
             // A carriage return is nothing, not even an end.
             if c != '\r' {
-                words.extend(word.take());
+                tokens.extend(token.take());
             }
         } else if comment || c == '#' {
             comment = true;
-        } else if c == '"' && word.is_none() {
+        } else if c == '"' && token.is_none() {
             quoted = true;
-            word = Some(start());
+            token = Some(start());
         } else {
-            word.get_or_insert_with(start).text.push(c);
+            token.get_or_insert_with(start).text.push(c);
         }
         if c == '\n' {
             (line, column) = (line + 1, 0);
         }
     }
-    // CoreDNS takes a quote that isn't closed for a word that ends with the file.
-    words.extend(word.filter(|word| !word.text.is_empty()));
-    words
+    // CoreDNS takes a quote that isn't closed for a token that ends with the file.
+    tokens.extend(token.filter(|token| !token.text.is_empty()));
+    tokens
 }
 
 #[cfg(test)]
@@ -90,7 +90,10 @@ mod tests {
 
     fn split(text: &str) -> Vec<(String, usize, usize)> {
         let file: Arc<Path> = Path::new("Corefile").into();
-        words(&file, text).into_iter().map(|word| (word.text, word.place.line, word.place.column)).collect()
+        tokenize(&file, text)
+            .into_iter()
+            .map(|token| (token.text, token.place.line, token.place.column))
+            .collect()
     }
 
     #[test]
@@ -125,8 +128,8 @@ mod tests {
     #[test]
     fn a_word_of_several_lines_ends_in_the_last() {
         let file: Arc<Path> = Path::new("Corefile").into();
-        let words = words(&file, "\"a\nb\" c\nd");
-        assert!(!words[1].is_below(&words[0]));
-        assert!(words[2].is_below(&words[1]));
+        let tokens = tokenize(&file, "\"a\nb\" c\nd");
+        assert!(!tokens[1].is_below(&tokens[0]));
+        assert!(tokens[2].is_below(&tokens[1]));
     }
 }

@@ -21,12 +21,12 @@ const POINTER: u16 = 0xc000;
 
 /// Where the records of an encoded response are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct RecordOffsets {
     /// Those of the three sections, in order; what there was no room for is missing.
-    pub sections: [Vec<Place>; 3],
+    pub sections: [Vec<RecordOffset>; 3],
 }
 
-impl Layout {
+impl RecordOffsets {
     /// Returns whether there was room for all records of the response.
     #[must_use]
     pub fn is_whole(&self, response: &Reply) -> bool {
@@ -36,7 +36,7 @@ impl Layout {
 
 /// Where a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordOffset {
     /// Where it begins.
     pub start: usize,
     /// Where its TTL is.
@@ -57,7 +57,7 @@ pub fn encode(
     question: &Query,
     edns: Option<&Edns>,
     limit: u16,
-) -> Result<(Vec<u8>, Layout), ProtoError> {
+) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let opt = edns.map(|edns| opt(edns, response)).transpose()?.unwrap_or_default();
     let room = usize::from(limit).saturating_sub(opt.len());
     if addresses::are_all(response, question.name()) {
@@ -71,15 +71,15 @@ fn encode_any(
     question: &Query,
     opt: &[u8],
     room: usize,
-) -> Result<(Vec<u8>, Layout), ProtoError> {
+) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     let mut encoder = BinEncoder::new(&mut bytes);
     let place = encoder.place::<Header>()?;
     question.emit(&mut encoder)?;
     let end = encoder.offset();
     let owner = Some((question.name(), HEADER));
-    let mut writer = Writer { encoder, room, end, full: false, owner };
-    let mut layout = Layout::default();
+    let mut writer = RecordWriter { encoder, room, end, full: false, owner };
+    let mut layout = RecordOffsets::default();
     let mut metadata = response.metadata;
     let answers = writer.section(&response.answers, &mut layout.sections[0])?;
     metadata.truncation |= writer.full;
@@ -88,7 +88,7 @@ fn encode_any(
     metadata.truncation |= writer.full && answers == 0;
     let additionals =
         writer.section(&response.additionals, &mut layout.sections[2])? + u16::from(!opt.is_empty());
-    let Writer { mut encoder, end, .. } = writer;
+    let RecordWriter { mut encoder, end, .. } = writer;
     let counts = HeaderCounts { queries: 1, answers, authorities, additionals };
     place.replace(&mut encoder, Header { metadata, counts })?;
     // The record that was too much.
@@ -98,7 +98,7 @@ fn encode_any(
 }
 
 /// Writes records while there is room.
-struct Writer<'a, 'n> {
+struct RecordWriter<'a, 'n> {
     encoder: BinEncoder<'a>,
     room: usize,
     /// Where the last record ends that there was room for.
@@ -108,9 +108,9 @@ struct Writer<'a, 'n> {
     owner: Option<(&'n Name, usize)>,
 }
 
-impl<'n> Writer<'_, 'n> {
+impl<'n> RecordWriter<'_, 'n> {
     /// Writes a section up to the first record that there is no room for. Returns the number of records.
-    fn section(&mut self, records: &'n [Record], places: &mut Vec<Place>) -> Result<u16, ProtoError> {
+    fn section(&mut self, records: &'n [Record], places: &mut Vec<RecordOffset>) -> Result<u16, ProtoError> {
         let mut written = 0;
         for record in records {
             if self.full {
@@ -144,7 +144,7 @@ impl<'n> Writer<'_, 'n> {
     }
 
     /// The encoder looks for a name among the first hundred or so: a long rrset has its owner from here.
-    fn record(&mut self, record: &'n Record) -> Result<Place, ProtoError> {
+    fn record(&mut self, record: &'n Record) -> Result<RecordOffset, ProtoError> {
         let start = self.encoder.offset();
         match self.owner {
             Some((name, place)) if place <= MAX_POINTER && same_spelling(name, &record.name) => {
@@ -165,7 +165,7 @@ impl<'n> Writer<'_, 'n> {
         let length =
             u16::try_from(self.encoder.len_since_place(&place)).map_err(|error| error.to_string())?;
         place.replace(&mut self.encoder, length)?;
-        Ok(Place { start, ttl, end: self.encoder.offset() })
+        Ok(RecordOffset { start, ttl, end: self.encoder.offset() })
     }
 }
 

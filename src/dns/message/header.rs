@@ -22,7 +22,7 @@ pub(crate) const OPT_LENGTH: usize = 11;
 
 /// What to do with a datagram or a TCP message before anything else looks at it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Screened {
+pub enum HeaderCheck {
     /// Decode and answer it.
     Question,
     /// Send this back.
@@ -33,22 +33,22 @@ pub enum Screened {
 
 /// Looks at the header alone. Answers are never answered: two servers would talk forever.
 #[must_use]
-pub fn screen(message: &[u8]) -> Screened {
+pub fn check_header(message: &[u8]) -> HeaderCheck {
     const FORMERR: u8 = 1;
     const NOTIMP: u8 = 4;
     if message.len() < HEADER || message[2] & 0x80 != 0 {
-        return Screened::Silence;
+        return HeaderCheck::Silence;
     }
     let count = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
     let (questions, answers, authorities, additionals) = (count(4), count(6), count(8), count(10));
     if (message[2] >> 3) & 0x0f != 0 {
-        return Screened::Reply(refusal(message, NOTIMP));
+        return HeaderCheck::Reply(refusal(message, NOTIMP));
     }
     // More than one question has no meaning (RFC 9619); the rest is what CoreDNS lets through.
     if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
-        return Screened::Reply(refusal(message, FORMERR));
+        return HeaderCheck::Reply(refusal(message, FORMERR));
     }
-    Screened::Question
+    HeaderCheck::Question
 }
 
 /// Returns the answer to a message that can't be decoded: FORMERR, with the question if that can
@@ -151,27 +151,27 @@ fn question(message: &[u8]) -> Option<&[u8]> {
 
 /// What came back to a question of ours.
 #[derive(Debug)]
-pub enum Reply {
+pub enum UpstreamReply {
     /// An answer, or an error that a server has.
     Answer(Box<Message>),
     /// An answer that didn't fit; it may be cut in the middle of a record.
     Truncated(Option<Box<Message>>),
     /// An answer to our question that can't be decoded.
-    Garbled,
+    Malformed,
     /// Not an answer to our question.
-    Foreign,
+    Mismatch,
 }
 
 /// Looks at what came back to a question that was sent as `asked`: id and question have to match
 /// (RFC 5452 section 9.1); address and port the kernel has seen to.
 #[must_use]
-pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
+pub fn parse_reply(asked: &[u8], reply: &[u8]) -> UpstreamReply {
     let is_answer = reply.len() >= HEADER
         && reply[..2] == asked[..2]
         // QR set, opcode 0.
         && reply[2] & 0xf8 == 0x80;
     if !is_answer {
-        return Reply::Foreign;
+        return UpstreamReply::Mismatch;
     }
     let message = match (question(asked), question(reply)) {
         (Some(asked), Some(repeated)) if is_same_question(asked, repeated) => {
@@ -179,15 +179,15 @@ pub fn reply_to(asked: &[u8], reply: &[u8]) -> Reply {
         }
         (_, None) => match error_without_question(reply) {
             Some(error) => Some(error),
-            None => return Reply::Foreign,
+            None => return UpstreamReply::Mismatch,
         },
-        _ => return Reply::Foreign,
+        _ => return UpstreamReply::Mismatch,
     };
     let message = message.map(Box::new);
     match message {
-        _ if reply[2] & 0x02 != 0 => Reply::Truncated(message),
-        Some(message) => Reply::Answer(message),
-        None => Reply::Garbled,
+        _ if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(message),
+        Some(message) => UpstreamReply::Answer(message),
+        None => UpstreamReply::Malformed,
     }
 }
 
@@ -238,10 +238,10 @@ mod tests {
     #[test]
     fn a_question_is_let_through_and_an_answer_never_answered() {
         let mut message = query("a.example.");
-        assert_eq!(screen(&message), Screened::Question);
+        assert_eq!(check_header(&message), HeaderCheck::Question);
         message[2] |= 0x80;
-        assert_eq!(screen(&message), Screened::Silence);
-        assert_eq!(screen(&message[..11]), Screened::Silence);
+        assert_eq!(check_header(&message), HeaderCheck::Silence);
+        assert_eq!(check_header(&message[..11]), HeaderCheck::Silence);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         let asked = query("a.example.");
         let mut notify = asked.clone();
         notify[2] |= 4 << 3;
-        let Screened::Reply(reply) = screen(&notify) else { panic!() };
+        let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
         // QR, the opcode and RD; NOTIMP; one question and nothing else.
         assert_eq!(reply[..12], [0x12, 0x34, 0xa1, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(reply[12..], asked[12..]);
@@ -260,14 +260,14 @@ mod tests {
         with_edns.set_edns(edns);
         let mut notify = with_edns.to_vec().unwrap();
         notify[2] |= 4 << 3;
-        let Screened::Reply(reply) = screen(&notify) else { panic!() };
+        let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
         let reply = Message::from_vec(&reply).unwrap();
         assert_eq!(reply.max_payload(), MAX_UDP, "OPT for OPT");
         assert!(reply.edns.unwrap().flags().dnssec_ok, "RFC 3225 section 3");
 
         let mut two = asked.clone();
         two[5] = 2;
-        let Screened::Reply(reply) = screen(&two) else { panic!() };
+        let HeaderCheck::Reply(reply) = check_header(&two) else { panic!() };
         assert_eq!(reply, [0x12, 0x34, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
@@ -279,12 +279,12 @@ mod tests {
         let with = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut reply = answer.clone();
             change(&mut reply);
-            match reply_to(&asked, &reply) {
-                Reply::Answer(_) => "answer",
-                Reply::Truncated(Some(_)) => "truncated",
-                Reply::Truncated(None) => "cut",
-                Reply::Garbled => "garbled",
-                Reply::Foreign => "foreign",
+            match parse_reply(&asked, &reply) {
+                UpstreamReply::Answer(_) => "answer",
+                UpstreamReply::Truncated(Some(_)) => "truncated",
+                UpstreamReply::Truncated(None) => "cut",
+                UpstreamReply::Malformed => "garbled",
+                UpstreamReply::Mismatch => "foreign",
             }
         };
         assert_eq!(with(&|_| {}), "answer");
@@ -314,25 +314,25 @@ mod tests {
         bare[5] = 0;
         for rcode in 0..16 {
             bare[3] = rcode;
-            let is_answer = matches!(reply_to(&asked, &bare), Reply::Answer(_));
+            let is_answer = matches!(parse_reply(&asked, &bare), UpstreamReply::Answer(_));
             assert_eq!(is_answer, ERRORS.contains(&rcode), "rcode {rcode}");
         }
         // BADVERS is 16: the upper bits stand in the OPT record (RFC 6891 section 6.1.3).
         let mut badvers = bare.clone();
         (badvers[3], badvers[11]) = (0, 1);
         badvers.extend([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]);
-        assert!(matches!(reply_to(&asked, &badvers), Reply::Foreign));
+        assert!(matches!(parse_reply(&asked, &badvers), UpstreamReply::Mismatch));
         (badvers[3], badvers[11]) = (2, 1);
-        assert!(matches!(reply_to(&asked, &badvers), Reply::Foreign), "18 is no SERVFAIL");
+        assert!(matches!(parse_reply(&asked, &badvers), UpstreamReply::Mismatch), "18 is no SERVFAIL");
         // What follows can't be read: it isn't known to be an error at all.
         let mut cut = bare.clone();
         (cut[3], cut[7]) = (2, 1);
-        assert!(matches!(reply_to(&asked, &cut), Reply::Foreign));
+        assert!(matches!(parse_reply(&asked, &cut), UpstreamReply::Mismatch));
         // Two questions, one of them ours.
         let mut two = asked.clone();
         (two[2], two[3], two[5]) = (two[2] | 0x80, 3, 2);
         two.extend_from_slice(&asked[HEADER..]);
-        assert!(matches!(reply_to(&asked, &two), Reply::Foreign));
+        assert!(matches!(parse_reply(&asked, &two), UpstreamReply::Mismatch));
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
         let mut edns = Edns::new();
         edns.options_mut().insert(Ede::STALE.option());
         error.set_edns(edns);
-        let Reply::Answer(error) = reply_to(&asked, &error.to_vec().unwrap()) else { panic!() };
+        let UpstreamReply::Answer(error) = parse_reply(&asked, &error.to_vec().unwrap()) else { panic!() };
         assert_eq!(error.metadata.response_code, ResponseCode::ServFail);
         assert_eq!([&error.answers, &error.authorities, &error.additionals].map(Vec::len), [0; 3]);
         assert!(error.edns.is_some(), "it may tell why");

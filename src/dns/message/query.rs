@@ -10,7 +10,7 @@ use crate::model::names;
 
 /// A query for an upstream or the cache.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct UpstreamQuery {
     /// Name, type and class.
     pub query: Query,
     /// RD: recursion is desired (RFC 1035 section 4.1.1).
@@ -30,7 +30,7 @@ const SHORTEST_RECORD: usize = 12;
 
 /// Returns how many records have room in so many bytes, at most.
 #[must_use]
-pub fn room(bytes: u16) -> usize {
+pub fn max_records(bytes: u16) -> usize {
     usize::from(bytes) / SHORTEST_RECORD
 }
 
@@ -38,7 +38,7 @@ pub fn room(bytes: u16) -> usize {
 ///
 /// AD isn't part of it: it says what the client understands, and all upstreams are asked with it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key(
+pub struct QueryKey(
     /// Type, class and flags, and behind them the name: that is hashed faster than one after the other.
     Arc<[u8]>,
 );
@@ -50,7 +50,7 @@ const RECURSION_DESIRED: u8 = 1;
 const CHECKING_DISABLED: u8 = 2;
 const DNSSEC_OK: u8 = 4;
 
-impl Question {
+impl UpstreamQuery {
     /// Returns a query with RD set and no other flag.
     #[must_use]
     pub fn plain(name: Name, qtype: RecordType) -> Self {
@@ -60,13 +60,13 @@ impl Question {
             checking_disabled: false,
             authentic_data: false,
             dnssec_ok: false,
-            room: room(u16::MAX),
+            room: max_records(u16::MAX),
         }
     }
 
     /// Returns what makes this question the same as another.
     #[must_use]
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> QueryKey {
         let flags = [
             (self.recursion_desired, RECURSION_DESIRED),
             (self.checking_disabled, CHECKING_DISABLED),
@@ -77,7 +77,7 @@ impl Question {
         key.extend(u16::from(self.query.query_class()).to_be_bytes());
         key.push(flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum());
         names::push_labels(self.query.name(), &mut key);
-        Key(key.into())
+        QueryKey(key.into())
     }
 
     /// Returns this question, and then the same with other wishes about DNSSEC.
@@ -92,7 +92,7 @@ impl Question {
     }
 }
 
-impl Key {
+impl QueryKey {
     /// Returns the message that asks an upstream this. Its id is random (RFC 5452 section 9.2). Nothing that belongs
     /// to the client's own hop is passed on: cookies, keepalive and padding are between two neighbours
     /// (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
@@ -138,7 +138,7 @@ impl Key {
     }
 
     /// Returns whether clients of a load balancer could need the answer.
-    pub(crate) fn is_of_use(&self) -> bool {
+    pub(crate) fn is_relevant(&self) -> bool {
         let others = [RecordType::SVCB, RecordType::SRV, RecordType::TXT, RecordType::MX];
         self.is_common() || others.contains(&self.qtype())
     }
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn an_upstream_is_asked_in_lower_case_with_ad_and_edns() {
-        let mut question = Question::plain(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
+        let mut question = UpstreamQuery::plain(Name::from_ascii("A.Example.").unwrap(), RecordType::AAAA);
         for (recursion, checking_disabled, dnssec_ok, with_edns) in
             [(true, false, false, true), (false, true, true, true), (true, true, true, false)]
         {

@@ -8,7 +8,7 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 
 use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::wire_length;
-use crate::dns::message::validity::Repeat;
+use crate::dns::message::validity::Validity;
 
 /// An answer on its way back.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Reply {
     /// Whether it may be kept.
     pub is_cacheable: bool,
     /// What has to hold for it to be given again without asking the plugins; nothing if they are to be asked.
-    pub repeat: Option<Box<Repeat>>,
+    pub repeat: Option<Box<Validity>>,
 }
 
 // === impl Reply ===

@@ -6,12 +6,12 @@ use hickory_proto::rr::{RData, Record, RecordType};
 
 /// From when to when a signature is valid, as in [`now`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Validity {
+pub(crate) struct ValidityPeriod {
     inception: u32,
     expiration: u32,
 }
 
-impl Validity {
+impl ValidityPeriod {
     /// Returns that of a record, if it is a signature and isn't cut off.
     pub(crate) fn of(record: &Record) -> Option<Self> {
         let RData::Unknown { code: RecordType::RRSIG, rdata } = &record.data else { return None };

@@ -18,7 +18,7 @@ use crate::store::{NameSetVersion, Store};
 
 /// What an answer rests on, and what giving it again brings with it.
 #[derive(Clone, Debug, Default)]
-pub struct Repeat {
+pub struct Validity {
     /// When it ends, whatever happens.
     pub until: Option<Instant>,
     /// The links that it is about, as they were.
@@ -26,17 +26,17 @@ pub struct Repeat {
     /// Which names there were.
     pub names: Option<NameSetVersion>,
     /// The cached answers that it was made of.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<CacheEntryRef>,
     /// What clients have to be for it.
-    pub clients: Vec<Clients>,
+    pub clients: Vec<ClientScope>,
     /// The records whose TTL runs down. All others stay as they are.
-    pub aging: Vec<Aging>,
+    pub countdown: Vec<TtlCountdown>,
     /// The record with the serial of our zone.
     pub serial: Option<Serial>,
     /// Whether its addresses are given in any order.
     pub shuffled: bool,
     /// What is counted of a question.
-    pub charges: Vec<Charge>,
+    pub charges: Vec<MetricDeltas>,
     /// What is counted beside that.
     pub counts: Vec<Arc<ShardedCounters>>,
     /// The family of addresses that was asked for: the link notes when it was last queried for it.
@@ -54,7 +54,7 @@ pub struct CacheEntryUse {
 
 /// An entry of a cache that is given again without a look into the cache, as long as it is there.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct CacheEntryRef {
     used: Weak<CacheEntryUse>,
     until: Instant,
     /// The longest gap between two times at which a popular entry is given; `None` where hits aren't counted.
@@ -74,7 +74,7 @@ pub enum Section {
 
 /// Records whose TTL runs down.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Aging {
+pub struct TtlCountdown {
     /// Where they are.
     pub section: Section,
     /// Which of them.
@@ -100,9 +100,9 @@ pub struct Serial {
 
 /// Those clients that get an answer.
 #[derive(Clone)]
-pub struct Clients(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+pub struct ClientScope(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
-impl fmt::Debug for Clients {
+impl fmt::Debug for ClientScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Clients")
     }
@@ -135,7 +135,7 @@ impl CacheEntryUse {
     }
 }
 
-impl Kept {
+impl CacheEntryRef {
     /// Returns an entry with this count that may be given again until then. `within` is the longest gap between two
     /// times at which a popular entry is given; `None` where hits aren't counted.
     #[must_use]
@@ -169,26 +169,31 @@ impl Kept {
     }
 }
 
-impl Repeat {
+impl Validity {
     /// Returns what a cached answer with so many records in its sections rests on.
     #[must_use]
-    pub fn of_cached(kept: Kept, aging: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
+    pub fn of_cached(kept: CacheEntryRef, countdown: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
         let all = [Section::Answer, Section::Authority, Section::Additional].into_iter().zip(sections);
         let all_of = |(since, ttl)| {
-            let of =
-                move |(section, number)| Aging { section, records: 0..number, since, ttl, cap: u32::MAX };
+            let of = move |(section, number)| TtlCountdown {
+                section,
+                records: 0..number,
+                since,
+                ttl,
+                cap: u32::MAX,
+            };
             all.map(of).collect()
         };
         Self {
             until: Some(kept.until()),
             kept: vec![kept],
-            aging: aging.map(all_of).unwrap_or_default(),
+            countdown: countdown.map(all_of).unwrap_or_default(),
             ..Self::default()
         }
     }
 
     /// Adds what another answer rests on that this one is made of. Where its records are isn't known here.
-    pub fn rest_on(&mut self, other: &Self) {
+    pub fn depends_on(&mut self, other: &Self) {
         self.end_by(other.until);
         self.links.extend(other.links.iter().cloned());
         self.kept.extend(other.kept.iter().cloned());
@@ -208,10 +213,16 @@ impl Repeat {
     /// Takes in that the authority section is another one, with so many records. They run down as given, if they do, and
     /// no more than `cap` seconds are shown.
     pub fn replace_authority(&mut self, number: usize, runs_down: Option<(Instant, u32)>, cap: u32) {
-        self.aging.retain(|aging| aging.section != Section::Authority);
+        self.countdown.retain(|countdown| countdown.section != Section::Authority);
         self.serial.take_if(|serial| serial.section == Section::Authority);
         if let Some((since, ttl)) = runs_down {
-            self.aging.push(Aging { section: Section::Authority, records: 0..number, since, ttl, cap });
+            self.countdown.push(TtlCountdown {
+                section: Section::Authority,
+                records: 0..number,
+                since,
+                ttl,
+                cap,
+            });
         }
     }
 
@@ -226,18 +237,19 @@ impl Repeat {
     /// Returns from when on and from how many seconds all records run down that do, if that is the same.
     #[must_use]
     pub fn runs_down(&self) -> Option<Option<(Instant, u32)>> {
-        let Some(first) = self.aging.first() else { return Some(None) };
-        let same =
-            |aging: &Aging| aging.since == first.since && aging.ttl == first.ttl && aging.cap == u32::MAX;
-        self.aging.iter().all(same).then_some(Some((first.since, first.ttl)))
+        let Some(first) = self.countdown.first() else { return Some(None) };
+        let same = |countdown: &TtlCountdown| {
+            countdown.since == first.since && countdown.ttl == first.ttl && countdown.cap == u32::MAX
+        };
+        self.countdown.iter().all(same).then_some(Some((first.since, first.ttl)))
     }
 
     /// Returns whether nothing has changed that it rests on.
     #[must_use]
-    pub fn holds(&self, now: Instant) -> bool {
+    pub fn is_valid(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)
             && !self.is_outdated()
-            && self.kept.iter().all(Kept::is_there)
+            && self.kept.iter().all(CacheEntryRef::is_there)
     }
 
     /// Returns whether links have changed that it rests on, or which names there are.
@@ -250,7 +262,7 @@ impl Repeat {
 
 /// What a question adds to a tally, but for how long it took.
 #[derive(Clone, Debug)]
-pub struct Charge {
+pub struct MetricDeltas {
     /// The counters of the tally.
     pub counters: Arc<ShardedCounters>,
     /// Which of them, and how much.

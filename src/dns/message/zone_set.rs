@@ -4,9 +4,9 @@ use hickory_proto::rr::Name;
 
 /// Zones, absolute and in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origins(Vec<Name>);
+pub struct ZoneSet(Vec<Name>);
 
-impl Origins {
+impl ZoneSet {
     /// Takes them in any order and spelling.
     #[must_use]
     pub fn new(zones: impl IntoIterator<Item = Name>) -> Self {
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn the_longest_zone_is_the_closest() {
         let name = |text| Name::from_ascii(text).unwrap();
-        let zones = Origins::new([name("Example."), name("."), name("a.b.example")]);
+        let zones = ZoneSet::new([name("Example."), name("."), name("a.b.example")]);
         for (of, closest) in [
             ("www.EXAMPLE.", Some("example.")),
             ("b.example.", Some("example.")),
@@ -56,6 +56,6 @@ mod tests {
         ] {
             assert_eq!(zones.closest(&name(of)).map(ToString::to_string).as_deref(), closest, "{of}");
         }
-        assert!(!Origins::new([name("example.")]).hold(&name("test.")));
+        assert!(!ZoneSet::new([name("example.")]).hold(&name("test.")));
     }
 }

@@ -97,12 +97,12 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use super::clients::is_of_client;
 use super::nets::Nets;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
-use crate::dns::message::validity::Clients;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::validity::ClientScope;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::sharded::ShardedCounterVec;
 use crate::metrics::{MetricGroup, registered};
 
@@ -114,14 +114,14 @@ const FILTERED: Ede = Ede { code: 17, text: "" };
 
 #[derive(Debug)]
 struct Acl {
-    lists: Arc<[List]>,
-    counts: Arc<Counts>,
+    lists: Arc<[RuleList]>,
+    counts: Arc<AclCounters>,
 }
 
 /// The rules of one `acl`.
 #[derive(Debug)]
-struct List {
-    zones: Origins,
+struct RuleList {
+    zones: ZoneSet,
     rules: Vec<Rule>,
 }
 
@@ -143,14 +143,14 @@ enum Action {
 }
 
 #[derive(Debug)]
-struct Counts {
+struct AclCounters {
     blocked: IntCounterVec,
     filtered: IntCounterVec,
     dropped: IntCounterVec,
     allowed: ShardedCounterVec,
 }
 
-impl MetricGroup for Counts {
+impl MetricGroup for AclCounters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |what: &str, labels: &[&str]| {
             let name = format!("coredns_acl_{what}_requests_total");
@@ -184,9 +184,9 @@ impl Acl {
     }
 
     /// Returns those clients whose question is let through, or those whose isn't.
-    fn clients(&self, query: &Query, are_let_through: bool) -> Clients {
+    fn clients(&self, query: &Query, are_let_through: bool) -> ClientScope {
         let (lists, name, qtype) = (Arc::clone(&self.lists), query.name().clone(), query.query_type());
-        Clients(Arc::new(move |client| {
+        ClientScope(Arc::new(move |client| {
             is_let_through(decide(&lists, &name, qtype, client)) == are_let_through
         }))
     }
@@ -194,7 +194,7 @@ impl Acl {
 
 /// Returns what becomes of a question, and the zone whose rule says so.
 fn decide<'a>(
-    lists: &'a [List],
+    lists: &'a [RuleList],
     name: &Name,
     qtype: RecordType,
     client: IpAddr,
@@ -223,11 +223,11 @@ impl Plugin for Acl {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         let server = &*request.server.label;
         let count = |counter: &IntCounterVec, zone: &Name| {
@@ -249,7 +249,7 @@ impl Plugin for Acl {
             }
             Some((Action::Drop, zone)) => {
                 count(&self.counts.dropped, zone);
-                Err(Failure::Silence)
+                Err(PluginError::Drop)
             }
             Some((Action::Block, zone)) => {
                 count(&self.counts.blocked, zone);
@@ -267,7 +267,7 @@ impl Plugin for Acl {
         }
     }
 
-    fn recurses(&self, request: &Request, query: &Query) -> Option<bool> {
+    fn offers_recursion(&self, request: &Request, query: &Query) -> Option<bool> {
         self.denies(request, query).then_some(false)
     }
 
@@ -277,7 +277,7 @@ impl Plugin for Acl {
             && !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
     }
 
-    fn clients(&self, request: &Request, query: &Query) -> Option<Clients> {
+    fn clients(&self, request: &Request, query: &Query) -> Option<ClientScope> {
         Some(self.clients(query, !self.denies(request, query)))
     }
 }

@@ -35,7 +35,7 @@ use hickory_proto::rr::rdata::HINFO;
 use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
@@ -58,7 +58,7 @@ impl Plugin for Any {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         if request.query.query_type() != RecordType::ANY {
             return next.serve(request).await;
         }
@@ -71,16 +71,16 @@ impl Plugin for Any {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[tokio::test]
     async fn any_is_answered_with_hinfo_and_nothing_else_is() {
-        let site = Site::block("whoami\nany");
+        let context = TestSite::block("whoami\nany");
         assert_eq!(
-            site.ask("Example.org. ANY").await,
+            context.ask("Example.org. ANY").await,
             "NOERROR | Example.org. 8482 IN HINFO ANY obsoleted See RFC 8482 | |"
         );
-        assert!(site.ask("example.org. HINFO").await.starts_with("NOERROR aa | | | example.org. 0 IN A"));
+        assert!(context.ask("example.org. HINFO").await.starts_with("NOERROR aa | | | example.org. 0 IN A"));
     }
 
     #[test]
@@ -90,7 +90,7 @@ mod tests {
             ("any {\n}", "Corefile:2:1: any takes no braces"),
             ("any\nany", "Corefile:3:1: any can be there only once in a block, and it is on line 2 already"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

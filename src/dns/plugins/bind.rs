@@ -35,7 +35,7 @@
 use std::net::IpAddr;
 
 use super::setup::Setup;
-use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::net::interfaces::interfaces;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -58,11 +58,11 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if all.is_empty() {
         return Err(setup.lines[0].error("bind leaves no address to listen on"));
     }
-    setup.draft.bind = all;
+    setup.builder.bind = all;
     Ok(())
 }
 
-fn addresses(line: &Line) -> Result<Vec<IpAddr>, CorefileError> {
+fn addresses(line: &Directive) -> Result<Vec<IpAddr>, CorefileError> {
     let mut all = Vec::new();
     for word in line.some("an address or the name of an interface")? {
         match word.text.parse() {
@@ -73,7 +73,7 @@ fn addresses(line: &Line) -> Result<Vec<IpAddr>, CorefileError> {
     Ok(all)
 }
 
-fn of_interface(word: &Word) -> Result<Vec<IpAddr>, CorefileError> {
+fn of_interface(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
     let interfaces = interfaces().map_err(|error| {
         word.error(format!("{:?} isn't an address, and interfaces can't be listed: {error}", word.text))
     })?;
@@ -88,7 +88,7 @@ fn of_interface(word: &Word) -> Result<Vec<IpAddr>, CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[test]
     fn what_is_no_address_of_ours_is_refused() {
@@ -101,15 +101,15 @@ mod tests {
             ("bind 127.0.0.1 {\nbut 127.0.0.1\n}", "Corefile:3:1: bind has no option \"but\"; it has except"),
             ("bind 127.0.0.1 {\nexcept 127.0.0.1\n}", "Corefile:2:1: bind leaves no address to listen on"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 
     #[test]
     fn addresses_and_interfaces_of_all_lines_count_together() {
-        let site = Site::block("bind 127.0.0.2\nbind lo {\nexcept ::1\n}\nwhoami");
-        assert_eq!(site.listeners[0], "dns://127.0.0.2:53");
-        assert!(site.listeners.contains(&"dns://127.0.0.1:53".to_owned()), "{:?}", site.listeners);
-        assert!(!site.listeners.contains(&"dns://[::1]:53".to_owned()), "{:?}", site.listeners);
+        let context = TestSite::block("bind 127.0.0.2\nbind lo {\nexcept ::1\n}\nwhoami");
+        assert_eq!(context.listeners[0], "dns://127.0.0.2:53");
+        assert!(context.listeners.contains(&"dns://127.0.0.1:53".to_owned()), "{:?}", context.listeners);
+        assert!(!context.listeners.contains(&"dns://[::1]:53".to_owned()), "{:?}", context.listeners);
     }
 }

@@ -34,7 +34,7 @@
 use async_trait::async_trait;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::header::MAX_UDP;
@@ -64,12 +64,12 @@ impl Plugin for Bufsize {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
     /// What it changes stays so: the answer is encoded by it.
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         request.max_udp = self.size;
         if let Some(edns) = request.edns.as_mut().filter(|edns| edns.max_payload() > self.size) {
             edns.set_max_payload(self.size);
@@ -82,16 +82,16 @@ impl Plugin for Bufsize {
 mod tests {
     use hickory_proto::op::Edns;
 
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use crate::dns::chain::server::Server;
 
     /// What a client that takes so much by EDNS is taken to have said, and gets.
     async fn sizes(lines: &str, payload: Option<u16>) -> (Option<u16>, u16) {
-        let mut site = Site::block(&format!("{lines}\nwhoami"));
+        let mut context = TestSite::block(&format!("{lines}\nwhoami"));
         if let Some(payload) = payload {
-            site = site.edns(payload);
+            context = context.edns(payload);
         }
-        let mut request = site.request("example.org. A");
+        let mut request = context.request("example.org. A");
         Server::serve(&mut request).await.unwrap();
         (request.edns.as_ref().map(Edns::max_payload), request.limit())
     }
@@ -120,7 +120,7 @@ mod tests {
             ("bufsize 512 512", "Corefile:2:13: bufsize takes 1 argument at most, and here is \"512\""),
             ("bufsize {\n}", "Corefile:2:1: bufsize takes no braces"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

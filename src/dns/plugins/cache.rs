@@ -161,17 +161,17 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
-use crate::dns::plugins::cache::entry::Kind;
-use crate::dns::plugins::cache::store::{Cache as Answers, Found, Freshness};
-use invalidated::Forgotten;
-use options::{Parsed, parse};
-use query::Asked;
-use state::{Shared, Taken, failing};
+use crate::dns::plugins::cache::entry::ResponseKind;
+use crate::dns::plugins::cache::store::{CacheHit, CacheStore as Answers, Freshness};
+use invalidated::InvalidatedNames;
+use options::{ParsedOptions, parse};
+use query::CacheQuery;
+use state::{CacheState, RefreshGuard, failing};
 
 const NAME: &str = "cache";
 
@@ -180,15 +180,15 @@ const MAX_REFRESHES: usize = 1024;
 
 #[derive(Debug)]
 struct Cache {
-    shared: Arc<Shared>,
+    shared: Arc<CacheState>,
     /// What is asked for again while clients have what there is. It ends with the plugin.
     refreshes: Mutex<JoinSet<()>>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let Parsed { options, zones, without_success, without_denial } = parse(setup)?;
+    let ParsedOptions { options, zones, without_success, without_denial } = parse(setup)?;
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
-    let shared = Shared {
+    let shared = CacheState {
         has_recheck: !options.recheck.is_zero(),
         prefer_positive: options.prefer_positive,
         answers: Answers::new(options),
@@ -196,7 +196,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         zones_label: labels.join(","),
         without_success,
         without_denial,
-        forgotten: Forgotten::default(),
+        forgotten: InvalidatedNames::default(),
         metrics: setup.metrics()?,
     };
     setup.add(Cache { shared: Arc::new(shared), refreshes: Mutex::default() });
@@ -209,16 +209,16 @@ impl Plugin for Cache {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let shared = &self.shared;
         if !shared.zones.hold(request.query.name()) {
             return next.serve(request).await;
         }
-        let asked = Asked::new(request);
+        let asked = CacheQuery::new(request);
         let counters = shared.counters(&asked);
         let Some(found) = shared.find(request, &asked) else {
             let counted = counters.answered(None);
@@ -231,7 +231,7 @@ impl Plugin for Cache {
             return Ok(reply);
         };
         let counted = counters.answered(Some(found.kind));
-        if found.kind == Kind::Silence {
+        if found.kind == ResponseKind::NoAnswer {
             return Err(failing());
         }
         match found.freshness {
@@ -251,7 +251,7 @@ impl Plugin for Cache {
         Ok(reply)
     }
 
-    fn forget(&self, name: Option<&[u8]>) {
+    fn invalidate(&self, name: Option<&[u8]>) {
         // In this order: what lands between the two isn't kept, or goes with the rest.
         self.shared.forgotten.add(name);
         match name {
@@ -263,7 +263,7 @@ impl Plugin for Cache {
 
 impl Cache {
     /// Asks for an answer again that is given meanwhile, unless a refresh is under way.
-    fn refresh(&self, request: &Request, next: Next<'_>, asked: &Asked, found: &Found) {
+    fn refresh(&self, request: &Request, next: Next<'_>, asked: &CacheQuery, found: &CacheHit) {
         let is_stale = found.freshness != Freshness::Due;
         self.spawn(|| {
             let place = found.begin_refresh()?;
@@ -289,8 +289,8 @@ impl Cache {
         &self,
         request: &mut Request,
         next: Next<'_>,
-        asked: &Asked,
-        found: &Found,
+        asked: &CacheQuery,
+        found: &CacheHit,
         patience: Duration,
     ) -> Option<Reply> {
         let shared = &self.shared;
@@ -323,7 +323,7 @@ impl Cache {
                 let _ = tell.send(taken);
             })
         });
-        let Taken { mut reply, is_kept, .. } = timeout(patience, told).await.ok()?.ok()??;
+        let RefreshGuard { mut reply, is_kept, .. } = timeout(patience, told).await.ok()?.ok()??;
         // As in CoreDNS: it is given from the cache.
         reply.metadata.authoritative |= is_kept;
         Some(reply)
@@ -346,7 +346,7 @@ impl Cache {
 }
 
 /// Has the plugins behind answer. They are asked with AD: whether an answer is authentic is kept for all clients.
-async fn ask(request: &mut Request, next: Next<'_>) -> Outcome {
+async fn ask(request: &mut Request, next: Next<'_>) -> PluginResult {
     let before = std::mem::replace(&mut request.metadata.authentic_data, true);
     let outcome = next.serve(request).await;
     request.metadata.authentic_data = before;

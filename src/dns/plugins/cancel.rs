@@ -34,7 +34,7 @@ use async_trait::async_trait;
 use tokio::time::timeout;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
@@ -67,18 +67,18 @@ impl Plugin for Cancel {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let asked = request.clone();
         match timeout(self.timeout, next.serve(request)).await {
             Ok(outcome) => outcome,
             Err(_) => {
                 // Cancelled plugins can't undo their changes of the request.
                 *request = asked;
-                Err(Failure::servfail(format!("no answer within {:?}", self.timeout)))
+                Err(PluginError::servfail(format!("no answer within {:?}", self.timeout)))
             }
         }
     }
@@ -92,10 +92,10 @@ mod tests {
     use hickory_proto::rr::{Name, RecordType};
     use tokio::time::Instant;
 
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use super::*;
-    use crate::dns::chain::server::{Block, Server};
-    use crate::dns::message::zone_set::Origins;
+    use crate::dns::chain::server::{Server, ServerBlock};
+    use crate::dns::message::zone_set::ZoneSet;
 
     /// Rewrites the question, and answers after a while.
     #[derive(Debug)]
@@ -107,7 +107,7 @@ mod tests {
             "slow"
         }
 
-        async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+        async fn serve(&self, request: &mut Request, _next: Next<'_>) -> PluginResult {
             request.query.set_name(Name::root());
             tokio::time::sleep(self.0).await;
             Ok(request.reply("slow"))
@@ -117,15 +117,15 @@ mod tests {
     /// Returns the answer of `cancel` before a plugin that takes so long, when it came, and the name that was
     /// asked for by then.
     async fn ask(lines: &str, slow: Duration) -> (ResponseCode, Duration, String) {
-        let site = Site::block(lines);
-        let (zone, block) = site.server.blocks().next().unwrap();
+        let context = TestSite::block(lines);
+        let (zone, block) = context.server.blocks().next().unwrap();
         let mut plugins = block.plugins.clone();
         plugins.push(Arc::new(Slow(slow)));
         let block =
-            Block { plugins, zones: block.zones.clone(), link_zones: Origins::default(), debug: false };
-        let report = site.shared.metrics.family().unwrap();
+            ServerBlock { plugins, zones: block.zones.clone(), link_zones: ZoneSet::default(), debug: false };
+        let report = context.shared.metrics.family().unwrap();
         let server = Server::new(String::new(), &[(zone.clone(), Arc::new(block))], report);
-        let mut request = site.request("example.org. A");
+        let mut request = context.request("example.org. A");
         request.server = Arc::new(server);
         let started = Instant::now();
         let reply = Server::serve(&mut request).await.unwrap();
@@ -157,7 +157,7 @@ mod tests {
             ("cancel 1s 2s", "Corefile:2:11: cancel takes 1 argument at most, and here is \"2s\""),
             ("cancel {\n}", "Corefile:2:1: cancel takes no braces"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

@@ -52,7 +52,7 @@ use rand::seq::SliceRandom;
 
 use super::nsid::hostname;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
@@ -88,7 +88,7 @@ impl Plugin for Chaos {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let query = &request.query;
         if query.query_class() != DNSClass::CH || query.query_type() != RecordType::TXT {
             return next.serve(request).await;
@@ -119,33 +119,33 @@ fn record(request: &Request, text: &str) -> Record {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use super::*;
 
     #[tokio::test]
     async fn version_authors_and_host_are_told() {
-        let site = Site::block("chaos \"v 1\" b a b\nwhoami");
+        let context = TestSite::block("chaos \"v 1\" b a b\nwhoami");
         for (question, expected) in [
             ("Version.bind. CH TXT", "NOERROR | Version.bind. 0 CH TXT v 1 | |".to_owned()),
             ("version.SERVER. CH TXT", "NOERROR | version.SERVER. 0 CH TXT v 1 | |".to_owned()),
             ("hostname.bind. CH TXT", format!("NOERROR | hostname.bind. 0 CH TXT {} | |", hostname())),
             ("id.server. CH TXT", format!("NOERROR | id.server. 0 CH TXT {} | |", hostname())),
         ] {
-            assert_eq!(site.ask(question).await, expected);
+            assert_eq!(context.ask(question).await, expected);
         }
         for question in
             ["version.bind. TXT", "version.bind. CH ANY", "a.version.bind. CH TXT", "bind. CH TXT"]
         {
-            assert!(site.ask(question).await.starts_with("NOERROR aa"), "{question}");
+            assert!(context.ask(question).await.starts_with("NOERROR aa"), "{question}");
         }
     }
 
     #[tokio::test]
     async fn each_author_is_told_once_and_comes_first_at_times() {
-        let site = Site::block("chaos v b a b");
+        let context = TestSite::block("chaos v b a b");
         let mut seen = BTreeSet::new();
         for _ in 0..200 {
-            seen.insert(site.ask("authors.bind. CH TXT").await);
+            seen.insert(context.ask("authors.bind. CH TXT").await);
         }
         let (a, b) = ("authors.bind. 0 CH TXT a", "authors.bind. 0 CH TXT b");
         let expected = [format!("NOERROR | {a}, {b} | |"), format!("NOERROR | {b}, {a} | |")];
@@ -154,23 +154,23 @@ mod tests {
 
     #[tokio::test]
     async fn without_arguments_it_is_lb_linker_and_long_texts_are_cut() {
-        let site = Site::block("chaos");
+        let context = TestSite::block("chaos");
         assert_eq!(
-            site.ask("version.bind. CH TXT").await,
+            context.ask("version.bind. CH TXT").await,
             format!("NOERROR | version.bind. 0 CH TXT lb-linker-{} | |", env!("CARGO_PKG_VERSION"))
         );
         let authors = "NOERROR | authors.bind. 0 CH TXT the authors of lb-linker | |";
-        assert_eq!(site.ask("authors.bind. CH TXT").await, authors);
+        assert_eq!(context.ask("authors.bind. CH TXT").await, authors);
         let long = "x".repeat(300);
-        let site = Site::block(&format!("chaos {long} {long}"));
+        let context = TestSite::block(&format!("chaos {long} {long}"));
         for name in ["version.bind.", "authors.bind."] {
             let expected = format!("NOERROR | {name} 0 CH TXT {} | |", &long[..255]);
-            assert_eq!(site.ask(&format!("{name} CH TXT")).await, expected);
+            assert_eq!(context.ask(&format!("{name} CH TXT")).await, expected);
         }
     }
 
     #[test]
     fn it_takes_no_braces() {
-        assert_eq!(Site::error("chaos v {\n}"), "Corefile:2:1: chaos takes no braces");
+        assert_eq!(TestSite::error("chaos v {\n}"), "Corefile:2:1: chaos takes no braces");
     }
 }

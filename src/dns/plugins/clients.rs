@@ -74,19 +74,19 @@ use tracing::warn;
 
 use super::nets::{Nets, net};
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::Clients;
+use crate::dns::message::validity::ClientScope;
 use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "clients";
 /// What stands for all clients.
 const ANY: &str = "any";
 /// The pause between two lines of the log.
-const LOG_PAUSE: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The plugin of a block.
 #[derive(Debug)]
@@ -143,9 +143,9 @@ impl ClientNets {
     }
 
     /// Returns the clients for which names are resolved, or those for which they aren't.
-    fn clients_that_are(&self, allowed: bool) -> Option<Clients> {
+    fn clients_that_are(&self, allowed: bool) -> Option<ClientScope> {
         let nets = Arc::clone(self.nets.as_ref()?);
-        Some(Clients(Arc::new(move |client| nets.contain(client) == allowed)))
+        Some(ClientScope(Arc::new(move |client| nets.contain(client) == allowed)))
     }
 }
 
@@ -170,7 +170,7 @@ impl Prohibited {
         self.unlogged.fetch_add(1, Ordering::Relaxed);
         // Where another thread writes the line, it counts this question or the next line does.
         let Some(mut last_line) = self.last_line.try_lock() else { return };
-        if last_line.is_none_or(|last| last.elapsed() >= LOG_PAUSE) {
+        if last_line.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
             *last_line = Some(Instant::now());
             let number = self.unlogged.swap(0, Ordering::Relaxed);
             warn!(
@@ -188,11 +188,11 @@ impl Plugin for ClientNets {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         if !is_of_client(request) || next.has_links_at(request.query.name()) {
             return next.serve(request).await;
         }
@@ -207,11 +207,11 @@ impl Plugin for ClientNets {
         Ok(reply)
     }
 
-    fn recurses(&self, request: &Request, _query: &Query) -> Option<bool> {
+    fn offers_recursion(&self, request: &Request, _query: &Query) -> Option<bool> {
         if self.allows(request.client.ip()) { None } else { Some(false) }
     }
 
-    fn clients(&self, request: &Request, _query: &Query) -> Option<Clients> {
+    fn clients(&self, request: &Request, _query: &Query) -> Option<ClientScope> {
         self.clients_that_are(self.allows(request.client.ip()))
     }
 

@@ -37,24 +37,27 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for line in setup.lines {
         line.alone()?;
     }
-    setup.draft.debug = true;
+    setup.builder.debug = true;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[test]
     fn it_is_for_its_block_alone() {
-        let site = Site::corefile("a {\ndebug\nwhoami\n}\nb {\nwhoami\n}\n");
-        let debugged = site.server.blocks().filter(|(_, block)| block.debug);
+        let context = TestSite::corefile("a {\ndebug\nwhoami\n}\nb {\nwhoami\n}\n");
+        let debugged = context.server.blocks().filter(|(_, block)| block.debug);
         assert_eq!(debugged.map(|(zone, _)| zone.to_ascii()).collect::<Vec<_>>(), ["a."]);
     }
 
     #[test]
     fn it_takes_nothing() {
-        assert_eq!(Site::error("debug off"), "Corefile:2:7: debug takes no arguments, and here is \"off\"");
-        assert_eq!(Site::error("debug {\n}"), "Corefile:2:1: debug takes no braces");
+        assert_eq!(
+            TestSite::error("debug off"),
+            "Corefile:2:7: debug takes no arguments, and here is \"off\""
+        );
+        assert_eq!(TestSite::error("debug {\n}"), "Corefile:2:1: debug takes no braces");
     }
 }

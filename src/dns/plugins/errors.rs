@@ -76,12 +76,12 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::{MAX_REGEX, fault};
-use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::presentation::{lower_name_text, rcode_name, type_text};
-use crate::dns::query_log::{Level, Lines, Part};
+use crate::dns::query_log::{JsonField, Level, QueryLog};
 
 const NAME: &str = "errors";
 const OPTIONS: [&str; 1] = ["consolidate"];
@@ -93,13 +93,13 @@ const LEVELS: [(&str, Level); 4] =
 #[derive(Debug)]
 struct Errors {
     patterns: Arc<[Pattern]>,
-    log: Log,
+    log: ErrorLog,
 }
 
 /// Where lines go.
 #[derive(Clone, Debug)]
-struct Log {
-    lines: Lines,
+struct ErrorLog {
+    lines: QueryLog,
     /// Whether those of the level debug do.
     debug: bool,
 }
@@ -128,7 +128,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let patterns = line.options().iter().map(pattern).collect::<Result<Vec<_>, _>>()?;
     let patterns: Arc<[Pattern]> = patterns.into();
-    let log = Log { lines: setup.site.lines.clone(), debug: setup.draft.debug };
+    let log = ErrorLog { lines: setup.context.lines.clone(), debug: setup.builder.debug };
     if !patterns.is_empty() {
         let (patterns, log) = (Arc::clone(&patterns), log.clone());
         setup.run(|_, stop| async move {
@@ -139,7 +139,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-fn pattern(option: &Line) -> Result<Pattern, CorefileError> {
+fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
     option.no_block()?;
     match option.name() {
         "consolidate" => {}
@@ -185,13 +185,13 @@ impl Plugin for Errors {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let outcome = next.serve(request).await;
-        if let Err(Failure::Error { rcode, why, .. }) = &outcome
+        if let Err(PluginError::Error { rcode, why, .. }) = &outcome
             && !why.is_empty()
         {
             self.note(request, *rcode, why);
@@ -221,8 +221,8 @@ impl Errors {
     }
 }
 
-impl Log {
-    fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<Part>) {
+impl ErrorLog {
+    fn write(&self, level: Level, text: &str, parts: impl FnOnce() -> Vec<JsonField>) {
         if level != Level::Debug || self.debug {
             self.lines.write(level, &format!("plugin/errors: {text}"), parts);
         }
@@ -231,7 +231,7 @@ impl Log {
 
 impl Pattern {
     /// Counts an error; returns whether that is all that has to be done.
-    fn takes(&self, log: &Log) -> bool {
+    fn takes(&self, log: &ErrorLog) -> bool {
         if self.ended.load(Ordering::SeqCst) {
             return false;
         }
@@ -247,7 +247,7 @@ impl Pattern {
     }
 
     /// Says at the end of each period how many errors there were.
-    async fn run(&self, log: &Log, stop: &CancellationToken) {
+    async fn run(&self, log: &ErrorLog, stop: &CancellationToken) {
         let telling = async {
             loop {
                 self.first.notified().await;
@@ -260,7 +260,7 @@ impl Pattern {
         self.tell(log);
     }
 
-    fn tell(&self, log: &Log) {
+    fn tell(&self, log: &ErrorLog) {
         let count = self.count.swap(0, Ordering::SeqCst);
         if count == 0 || (count == 1 && self.show_first) {
             return;

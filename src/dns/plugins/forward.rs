@@ -200,36 +200,36 @@ use tokio::time::timeout;
 
 use super::r#loop::LoopState;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
-use crate::dns::upstream::bootstrap::{To, known, resolve};
+use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
 use crate::dns::upstream::config::Purpose as Asked;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::flights::Flights;
-use crate::dns::upstream::group::Forward as Upstreams;
+use crate::dns::upstream::flights::ForwardGroup;
+use crate::dns::upstream::group::UpstreamGroup as Upstreams;
 use crate::dns::upstream::metrics::ForwardMetrics;
-use options::{Parsed, parse};
+use options::{ParsedOptions, parse};
 
 const NAME: &str = "forward";
 
 /// How long a query for the root's name servers waits: it is the health check of another forwarder, which waits for a
 /// second.
-const HEALTH_CHECK: Duration = Duration::from_millis(500);
+const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A line of the Corefile.
 #[derive(Debug)]
 struct Forward {
     from: Name,
-    except: Origins,
+    except: ZoneSet,
     upstreams: Arc<Upstreams>,
-    flights: Flights,
+    flights: ForwardGroup,
     /// What is left to the next line.
     next: Vec<ResponseCode>,
     next_on_nodata: bool,
@@ -242,21 +242,21 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let lines = setup.lines;
     for (number, line) in lines.iter().enumerate() {
         let parsed = parse(line, setup, Arc::clone(&metrics))?;
-        let Parsed { from, to, except, next, next_on_nodata, resolvers, options, addresses } = parsed;
+        let ParsedOptions { from, to, except, next, next_on_nodata, resolvers, options, addresses } = parsed;
         let upstreams = Arc::new(Upstreams::new(known(&to), options));
-        setup.draft.upstreams.extend(addresses);
-        if to.iter().any(|to| matches!(to, To::Host(..))) {
+        setup.builder.upstreams.extend(addresses);
+        if to.iter().any(|to| matches!(to, UpstreamAddr::Host(..))) {
             let upstreams = Arc::clone(&upstreams);
             setup.run(move |_, stop| resolve(upstreams, to, resolvers, stop));
         }
         // The plugin behind the last line is another one.
         let is_last = number + 1 == lines.len();
-        let looping = setup.draft.looping.clone();
+        let looping = setup.builder.looping.clone();
         setup.add(Forward {
             from,
             except,
             upstreams,
-            flights: Flights::default(),
+            flights: ForwardGroup::default(),
             next: if is_last { Vec::new() } else { next },
             next_on_nodata: next_on_nodata && !is_last,
             looping,
@@ -271,15 +271,15 @@ impl Plugin for Forward {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         if !self.is_for(request.query.name()) {
             return next.serve(request).await;
         }
         if is_transfer(request.query.query_type()) {
-            return Err(Failure::new(ResponseCode::Refused, ""));
+            return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         if self.looping.as_ref().is_some_and(|looping| looping.refuses(&request.query)) {
-            return Err(Failure::servfail("what is forwarded comes back: see plugin/loop").with_ede(LOOP));
+            return Err(PluginError::servfail("what is forwarded comes back: see plugin/loop").with_ede(LOOP));
         }
         match self.look_up(request).await {
             Ok(answer) if self.leaves(&answer) => next.serve(request).await,
@@ -288,11 +288,11 @@ impl Plugin for Forward {
         }
     }
 
-    fn recurses(&self, _request: &Request, _query: &Query) -> Option<bool> {
+    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
         self.from.is_root().then_some(true)
     }
 
-    fn forget(&self, name: Option<&[u8]>) {
+    fn invalidate(&self, name: Option<&[u8]>) {
         self.flights.forget(name);
     }
 }
@@ -313,7 +313,7 @@ impl Forward {
             self.flights.look_up(&self.upstreams, request.question().key(), asked, request.account());
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
-            return timeout(HEALTH_CHECK, answer).await.unwrap_or(Err(ForwardError::Late));
+            return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
         }
         answer.await
     }
@@ -329,11 +329,11 @@ impl Forward {
 /// What is forwarded comes back.
 const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
 
-fn failure(error: &ForwardError) -> Failure {
+fn failure(error: &ForwardError) -> PluginError {
     match error {
-        ForwardError::Busy { .. } => Failure::new(ResponseCode::Refused, error).with_ede(Ede::BUSY),
-        ForwardError::NoSocket => Failure::new(ResponseCode::Refused, error).with_ede(Ede::NO_SOCKET),
-        ForwardError::NoAnswer(_) | ForwardError::Late => Failure::no_upstream(error),
+        ForwardError::Busy { .. } => PluginError::new(ResponseCode::Refused, error).with_ede(Ede::BUSY),
+        ForwardError::NoSocket => PluginError::new(ResponseCode::Refused, error).with_ede(Ede::NO_SOCKET),
+        ForwardError::NoAnswer(_) | ForwardError::Late => PluginError::no_upstream(error),
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[test]
     fn what_is_wrong_is_said_with_its_place() {
@@ -72,7 +72,7 @@ mod tests {
             ("health {\nlameduck 5\n}", "Corefile:3:10: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
             ("health {\nlame 5s\n}", "Corefile:3:1: health has no option \"lame\"; it has lameduck"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

@@ -105,28 +105,28 @@ use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{CorefileError, Line};
-use crate::dns::message::zone_set::Origins;
+use crate::dns::corefile::{CorefileError, Directive};
+use crate::dns::message::zone_set::ZoneSet;
 use file::HostsFile;
-use map::{Map, address};
+use map::{HostsMap, address};
 
 const NAME: &str = "hosts";
 const FILE: &str = "/etc/hosts";
 const TTL: u32 = 3600;
-const RELOAD: Duration = Duration::from_secs(5);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 const OPTIONS: [&str; 5] = ["ttl", "no_reverse", "reload", "fallthrough", "fallthrough_unsupported"];
 
 /// Answers from a file.
 #[derive(Debug)]
 struct Hosts {
     file: Arc<HostsFile>,
-    zones: Origins,
+    zones: ZoneSet,
     ttl: u32,
     /// The zones whose names fall through if they aren't there.
-    through: Option<Origins>,
+    through: Option<ZoneSet>,
     /// Whether that goes for types that aren't there, too.
     unsupported: bool,
 }
@@ -144,8 +144,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             (file, setup.zones_or_own(zones)?)
         }
     };
-    let (mut ttl, mut reverse, mut reload) = (TTL, true, RELOAD);
-    let (mut through, mut unsupported): (Option<Origins>, Option<&Line>) = (None, None);
+    let (mut ttl, mut reverse, mut reload) = (TTL, true, RELOAD_INTERVAL);
+    let (mut through, mut unsupported): (Option<ZoneSet>, Option<&Directive>) = (None, None);
     let mut inline = String::new();
     for option in line.options() {
         option.no_block()?;
@@ -174,7 +174,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
                 if option.arguments().is_empty() {
                     return Err(option.error(format!("the names of {name} have to follow it")));
                 }
-                let words: Vec<&str> = option.words.iter().map(|word| &*word.text).collect();
+                let words: Vec<&str> = option.tokens.iter().map(|word| &*word.text).collect();
                 inline += &(words.join(" ") + "\n");
             }
         }
@@ -182,9 +182,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if let (Some(option), None) = (unsupported, &through) {
         return Err(option.error("fallthrough_unsupported needs fallthrough"));
     }
-    let inline = Map::parse(&inline, &zones, reverse);
+    let inline = HostsMap::parse(&inline, &zones, reverse);
     let unsupported = unsupported.is_some();
-    setup.draft.doubts.append(&mut doubts);
+    setup.builder.warnings.append(&mut doubts);
     if reload.is_zero() {
         // Then it is read again with the Corefile alone. It needn't be there.
         let _ = setup.read(&path);
@@ -209,7 +209,7 @@ fn look_at(path: &Path) -> std::io::Result<Option<String>> {
     }
 }
 
-fn seconds(option: &Line) -> Result<u32, CorefileError> {
+fn seconds(option: &Directive) -> Result<u32, CorefileError> {
     const WHAT: &str = "a number of seconds from 1 to 65535";
     option.one(WHAT)?.within(1..=u16::MAX.into(), WHAT)
 }
@@ -220,22 +220,22 @@ impl Plugin for Hosts {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         match self.answers(request) {
-            Found::Records(answers) => {
+            HostsResult::Records(answers) => {
                 let mut reply = request.reply(NAME);
                 reply.metadata.authoritative = true;
                 reply.answers = answers;
                 Ok(reply)
             }
-            Found::Nothing => Err(Failure::servfail("")),
-            Found::Elsewhere => next.serve(request).await,
+            HostsResult::Nothing => Err(PluginError::servfail("")),
+            HostsResult::Elsewhere => next.serve(request).await,
         }
     }
 }
 
 /// What has been found.
-enum Found {
+enum HostsResult {
     Records(Vec<Record>),
     Nothing,
     /// It is the next plugin's to answer.
@@ -243,23 +243,23 @@ enum Found {
 }
 
 impl Hosts {
-    fn answers(&self, request: &Request) -> Found {
+    fn answers(&self, request: &Request) -> HostsResult {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         if qtype == RecordType::PTR {
             let pointers: Vec<RData> =
                 self.file.names(name).into_iter().map(|target| RData::PTR(PTR(target))).collect();
-            return if pointers.is_empty() { Found::Elsewhere } else { self.records(name, pointers) };
+            return if pointers.is_empty() { HostsResult::Elsewhere } else { self.records(name, pointers) };
         }
         if !self.zones.hold(name) {
-            return Found::Elsewhere;
+            return HostsResult::Elsewhere;
         }
         let falls = self.through.as_ref().is_some_and(|zones| zones.hold(name));
         if falls && self.unsupported && !matches!(qtype, RecordType::A | RecordType::AAAA) {
-            return Found::Elsewhere;
+            return HostsResult::Elsewhere;
         }
         let addresses = self.file.addresses(name);
         if addresses.is_empty() {
-            return if falls { Found::Elsewhere } else { Found::Nothing };
+            return if falls { HostsResult::Elsewhere } else { HostsResult::Nothing };
         }
         let data = |address: IpAddr| match (address, qtype) {
             (IpAddr::V4(ip), RecordType::A) => Some(RData::A(ip.into())),
@@ -269,8 +269,8 @@ impl Hosts {
         self.records(name, addresses.into_iter().filter_map(data).collect())
     }
 
-    fn records(&self, name: &Name, data: Vec<RData>) -> Found {
+    fn records(&self, name: &Name, data: Vec<RData>) -> HostsResult {
         let record = |data| Record::from_rdata(name.clone(), self.ttl, data);
-        Found::Records(data.into_iter().map(record).collect())
+        HostsResult::Records(data.into_iter().map(record).collect())
     }
 }

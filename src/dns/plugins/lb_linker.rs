@@ -106,23 +106,25 @@ use tokio::time::Instant;
 
 use super::clients::{self, Prohibited};
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::{LookUp, MAX_LOOKUPS, Server};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::type_covered;
-use crate::dns::message::validity::{Aging, Repeat, Section, Serial};
-use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, drop_denied, drop_hints, follow};
+use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::plugins::lb_linker::chase::{
+    ChainEnd, ChainStep, CnameChain, drop_denied, drop_hints, follow,
+};
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
 use crate::model::link::{IpFamily, Link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
-use hops::{Denial, Denials, Looked};
-use target_resolver::{Known, PATIENCE, Views, Wanted, query_for};
+use hops::{Denial, Denials, HopCheck};
+use target_resolver::{CLIENT_TIMEOUT, ResolveOptions, Resolved, TargetResolvers, query_for};
 
 pub use options::{LinkZone, link_zones};
 
@@ -133,12 +135,12 @@ const NAME: &str = "lb_linker";
 pub struct LbLinker {
     /// The closest first.
     zones: Box<[Zone]>,
-    fallthrough: Option<Origins>,
+    fallthrough: Option<ZoneSet>,
     store: Arc<Store>,
     policy: Arc<TargetPolicy>,
     denials: Arc<Denials>,
     prohibited: Arc<Prohibited>,
-    targets: Views,
+    targets: TargetResolvers,
     stale_answers: IntCounter,
 }
 
@@ -170,23 +172,23 @@ impl metrics::MetricGroup for LbLinkerMetrics {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = options::parse(setup.only_line()?, setup.zones)?;
-    let mut zones = options.zones(|| (setup.site.own_addresses)(&setup.draft.bind))?;
+    let mut zones = options.zones(|| (setup.context.own_addresses)(&setup.builder.bind))?;
     closest_first(&mut zones);
     let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
     let metrics = setup.metrics::<LbLinkerMetrics>()?;
-    let site = setup.site;
+    let context = setup.context;
     let plugin = Arc::new(LbLinker {
         zones: zones.into(),
         fallthrough: options.fallthrough,
-        store: Arc::clone(&site.store),
-        policy: Arc::clone(&site.targets),
+        store: Arc::clone(&context.store),
+        policy: Arc::clone(&context.targets),
         denials,
         prohibited,
-        targets: Views::new(Arc::clone(&site.memories), metrics.targets_failing.clone()),
+        targets: TargetResolvers::new(Arc::clone(&context.stale_caches), metrics.targets_failing.clone()),
         stale_answers: metrics.stale_answers.clone(),
     });
-    setup.draft.link_zones = Origins::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
-    setup.draft.plugins.push(plugin);
+    setup.builder.link_zones = ZoneSet::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
+    setup.builder.plugins.push(plugin);
     Ok(())
 }
 
@@ -196,15 +198,15 @@ impl Plugin for LbLinker {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = request.query.name();
         let Some((zone, relative)) = self.zone_of(name) else { return next.serve(request).await };
         if request.query.query_class() != DNSClass::IN {
-            return Err(Failure::new(ResponseCode::Refused, ""));
+            return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         let ttl = zone.ttl();
         let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.hold(name));
@@ -213,10 +215,10 @@ impl Plugin for LbLinker {
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
         reply.metadata.recursion_available =
-            request.server.recurses(&anywhere, request, LookUp::Question) == Some(true);
+            request.server.offers_recursion(&anywhere, request, LookUp::Question) == Some(true);
         let clients = request.server.clients(&anywhere, request, LookUp::Question);
         let family = family_of(request.query.query_type());
-        reply.repeat = Some(Box::new(Repeat { clients, family, ..Repeat::default() }));
+        reply.repeat = Some(Box::new(Validity { clients, family, ..Validity::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
         if is_missing && falls_through {
             if self.prohibits(request) {
@@ -239,7 +241,7 @@ impl Plugin for LbLinker {
         self.store.is_synced()
     }
 
-    fn forget(&self, name: Option<&[u8]>) {
+    fn invalidate(&self, name: Option<&[u8]>) {
         self.targets.forget(name);
     }
 }
@@ -268,7 +270,7 @@ impl LbLinker {
         }
         // It is no client's: an `acl` says nothing of it, and is asked for each client that is answered.
         let request = server.own_request(query);
-        if server.recurses(&request.query, &request, LookUp::Target) == Some(false) {
+        if server.offers_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
         self.targets.of(server).look_ahead(&request, Duration::from_secs(absence.into())).await;
@@ -277,7 +279,7 @@ impl LbLinker {
     /// Returns whether *clients* refuses a name that falls through: it is a name outside the zones then.
     fn prohibits(&self, request: &Request) -> bool {
         clients::is_of_client(request)
-            && request.server.recurses(&request.query, request, LookUp::Question) == Some(false)
+            && request.server.offers_recursion(&request.query, request, LookUp::Question) == Some(false)
     }
 
     /// Returns the closest zone that a name is in, and the name relative to it.
@@ -288,8 +290,12 @@ impl LbLinker {
     /// Answers with authority, and follows a CNAME to the addresses behind it: a stub resolver can't. Returns
     /// whether the name itself doesn't exist.
     async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
-        let mut chase =
-            Chase { until: Instant::now() + PATIENCE, absence: zone.0.ttl(), denied: false, link: None };
+        let mut chase = Chase {
+            until: Instant::now() + CLIENT_TIMEOUT,
+            absence: zone.0.ttl(),
+            denied: false,
+            link: None,
+        };
         let qtype = request.query.query_type();
         let mut name = request.query.name().clone();
         let mut place = Some(zone);
@@ -371,7 +377,7 @@ impl LbLinker {
             return Ok(true);
         }
         if look_up == LookUp::Question
-            && request.server.recurses(&query, request, LookUp::Target) != Some(false)
+            && request.server.offers_recursion(&query, request, LookUp::Target) != Some(false)
         {
             reply.ede = Some(Ede::PROHIBITED);
         }
@@ -395,7 +401,7 @@ impl LbLinker {
     /// Leaves out the services of a link whose host is denied, or is found through a name that is, and the addresses of
     /// a service's host or of a zone's name server that the client may not ask for.
     fn look_at_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
-        let mut looked = Looked::default();
+        let mut looked = HopCheck::default();
         let denial = match self.address_types(request, &answer.hops, &mut looked) {
             Ok(types) => {
                 let number = answer.additionals.len();
@@ -425,12 +431,12 @@ impl LbLinker {
 
     /// Takes in what the answer of a zone rests on, before it is added to the reply.
     fn rest_on(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
-        let (Some(repeat), Some(rests_on)) = (&mut reply.repeat, answer.rests_on.take()) else {
+        let (Some(repeat), Some(dependencies)) = (&mut reply.repeat, answer.dependencies.take()) else {
             reply.repeat = None;
             return;
         };
-        repeat.links.extend(rests_on.links);
-        repeat.rest_on_names(rests_on.names);
+        repeat.links.extend(dependencies.links);
+        repeat.rest_on_names(dependencies.names);
         repeat.replace_authority(0, None, u32::MAX);
         repeat.serial = serial(&self.store, reply.answers.len(), &answer.answers, &answer.authorities);
     }
@@ -447,7 +453,7 @@ impl LbLinker {
         let query = query_for(request, name);
         let mut found = self.ask(request, &query, chase, true).await;
         // Absence that the cache doesn't know as such, as when all addresses are of a kind that isn't given.
-        let is_outdated = |found: &Findings| {
+        let is_outdated = |found: &TargetAnswer| {
             found.is_absence(&query) && !found.age().is_zero() && found.age() >= chase.absence()
         };
         if found.as_ref().is_ok_and(is_outdated)
@@ -456,7 +462,7 @@ impl LbLinker {
             found = Ok(fresh);
         }
         let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
-        let Findings { known, mut followed, looked } = match found {
+        let TargetAnswer { known, mut followed, looked } = match found {
             Ok(found) => found,
             Err(ede) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
@@ -468,13 +474,13 @@ impl LbLinker {
         if known.stale {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
-        } else if matches!(followed.end, End::Leads(_)) {
+        } else if matches!(followed.end, ChainEnd::BackToOurZone(_)) {
             self.targets.of(&request.server).keep(request, &query, &known.reply);
         }
-        if known.stale || followed.end == End::Lame {
+        if known.stale || followed.end == ChainEnd::Unresolved {
             reply.repeat = None;
         }
-        if let Some(denial) = looked.denial.filter(|_| followed.end != End::Denied) {
+        if let Some(denial) = looked.denial.filter(|_| followed.end != ChainEnd::Denied) {
             self.denials.count(reply, denial);
         }
         let denial = looked.denial;
@@ -486,12 +492,12 @@ impl LbLinker {
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
         chase.denied = !refused;
         match followed.end {
-            End::Here(rcode) => reply.metadata.response_code = rcode,
-            End::Leads(name) => return Some(name),
-            End::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
+            ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
+            ChainEnd::BackToOurZone(name) => return Some(name),
+            ChainEnd::Denied => self.deny(reply, chase, denial.unwrap_or(Denial::Name)),
             // The upstream doesn't want to: the client may know a server that answers.
-            End::Lame if refused => {}
-            End::Lame => {
+            ChainEnd::Unresolved if refused => {}
+            ChainEnd::Unresolved => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(Ede::TARGET_FAILED);
             }
@@ -506,17 +512,17 @@ impl LbLinker {
         query: &Query,
         chase: &Chase,
         cached: bool,
-    ) -> Result<Findings, Ede> {
-        let wanted = Wanted { until: chase.until, absence: chase.absence(), cached };
+    ) -> Result<TargetAnswer, Ede> {
+        let wanted = ResolveOptions { until: chase.until, absence: chase.absence(), cached };
         let known = self.targets.of(&request.server).resolve(request, query, wanted).await?;
-        let mut looked = Looked::default();
+        let mut looked = HopCheck::default();
         let step = |name: &Name| {
             if request.server.is_ours(name) {
-                Step::Ours
+                ChainStep::Ours
             } else if self.allows_name(request, name, &mut looked) {
-                Step::Upstream
+                ChainStep::Upstream
             } else {
-                Step::Denied
+                ChainStep::Denied
             }
         };
         let mut followed = follow(&known.reply, query.name(), query.query_type(), chase.absence, step);
@@ -531,7 +537,7 @@ impl LbLinker {
         if drop_hints(&mut followed.answers, allows) {
             looked.denial.get_or_insert(Denial::Acl);
         }
-        Ok(Findings { known, followed, looked })
+        Ok(TargetAnswer { known, followed, looked })
     }
 }
 
@@ -562,15 +568,15 @@ impl Chase {
         };
         if self.denied && reply.authorities.is_empty() && reply.answers.iter().all(alias) {
             reply.answers.iter_mut().for_each(|record| record.ttl = record.ttl.min(self.absence));
-            for aging in reply.repeat.iter_mut().flat_map(|repeat| &mut repeat.aging) {
-                aging.cap = aging.cap.min(self.absence);
+            for countdown in reply.repeat.iter_mut().flat_map(|repeat| &mut repeat.countdown) {
+                countdown.cap = countdown.cap.min(self.absence);
             }
         }
     }
 }
 
 /// Takes in what the answer about a target rests on, before what follows from it is added to the reply.
-fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &Followed, chase: &Chase, is_absence: bool) {
+fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &CnameChain, chase: &Chase, is_absence: bool) {
     let (start, number) = (reply.answers.len(), followed.answers.len());
     let Some(repeat) = &mut reply.repeat else { return };
     let runs_down = target.repeat.as_deref().and_then(|target| Some((target, target.runs_down()?)));
@@ -578,13 +584,13 @@ fn rest_on_target(reply: &mut Reply, target: &Reply, followed: &Followed, chase:
         reply.repeat = None;
         return;
     };
-    repeat.rest_on(target_repeat);
+    repeat.depends_on(target_repeat);
     if is_absence {
         repeat.end_by(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
     }
     if let Some((since, ttl)) = runs_down {
         let records = start..start + number;
-        repeat.aging.push(Aging { section: Section::Answer, records, since, ttl, cap: u32::MAX });
+        repeat.countdown.push(TtlCountdown { section: Section::Answer, records, since, ttl, cap: u32::MAX });
     }
     repeat.replace_authority(followed.authorities.len(), runs_down, chase.absence);
     // The target is a name in a zone of another block of ours.
@@ -603,14 +609,14 @@ fn serial(store: &Arc<Store>, start: usize, answers: &[Record], authorities: &[R
 }
 
 /// What was found behind a target.
-struct Findings {
-    known: Known,
-    followed: Followed,
+struct TargetAnswer {
+    known: Resolved,
+    followed: CnameChain,
     /// What was left out.
-    looked: Looked,
+    looked: HopCheck,
 }
 
-impl Findings {
+impl TargetAnswer {
     fn age(&self) -> Duration {
         self.known.reply.age
     }
@@ -619,7 +625,7 @@ impl Findings {
     fn is_absence(&self, query: &Query) -> bool {
         let qtype = query.query_type();
         let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
-        matches!(self.followed.end, End::Here(_)) && !self.followed.answers.iter().any(wanted)
+        matches!(self.followed.end, ChainEnd::Final(_)) && !self.followed.answers.iter().any(wanted)
     }
 }
 

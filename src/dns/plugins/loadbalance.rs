@@ -92,9 +92,9 @@ use ipnet::IpNet;
 use rand::seq::SliceRandom;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
-use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
 use weights::Weights;
@@ -103,7 +103,7 @@ const NAME: &str = "loadbalance";
 const ROUND_ROBIN: &str = "round_robin";
 const WEIGHTED: &str = "weighted";
 /// How often a file is looked at again.
-const RELOAD: Duration = Duration::from_secs(30);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct LoadBalance {
@@ -161,8 +161,8 @@ struct Options {
     preferred: Vec<IpNet>,
 }
 
-fn options(line: &Line, is_weighted: bool) -> Result<Options, CorefileError> {
-    let mut options = Options { reload: RELOAD, preferred: Vec::new() };
+fn options(line: &Directive, is_weighted: bool) -> Result<Options, CorefileError> {
+    let mut options = Options { reload: RELOAD_INTERVAL, preferred: Vec::new() };
     for option in line.options() {
         option.no_block()?;
         match option.name() {
@@ -182,7 +182,7 @@ fn options(line: &Line, is_weighted: bool) -> Result<Options, CorefileError> {
 /// Returns the weights of a file, which change with it.
 fn weighted(
     setup: &mut Setup<'_>,
-    file: &Word,
+    file: &Token,
     reload: Duration,
 ) -> Result<Arc<ArcSwap<Weights>>, CorefileError> {
     let path = setup.path(&file.text);
@@ -196,7 +196,7 @@ fn weighted(
         Err(error) => {
             let relist_guard =
                 format!("{} can't be read: {error}; all weights are 1 until it can", path.display());
-            setup.draft.doubts.push(file.error(relist_guard));
+            setup.builder.warnings.push(file.error(relist_guard));
             None
         }
     };
@@ -225,11 +225,11 @@ impl Plugin for LoadBalance {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let mut reply = next.serve(request).await?;
         let qtype = request.query.query_type();
         if reply.metadata.response_code == ResponseCode::NoError && !is_transfer(qtype) {

@@ -53,11 +53,11 @@ use prometheus::{IntCounter, Registry};
 use tracing::debug;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
-use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::reply::Reply;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "local";
@@ -67,7 +67,7 @@ const TTL: u32 = 604_800;
 
 #[derive(Debug)]
 struct Local {
-    zones: Origins,
+    zones: ZoneSet,
     localhost: Name,
     /// `1.0.0.127.in-addr.arpa`.
     loopback: Name,
@@ -75,15 +75,15 @@ struct Local {
     soa: SOA,
     /// Whether what begins with `localhost` is answered for.
     has_prefix: bool,
-    counts: Arc<Counts>,
+    counts: Arc<LocalhostCounters>,
 }
 
 #[derive(Debug)]
-struct Counts {
+struct LocalhostCounters {
     requests: IntCounter,
 }
 
-impl MetricGroup for Counts {
+impl MetricGroup for LocalhostCounters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let requests = IntCounter::new(
             "coredns_local_localhost_requests_total",
@@ -110,7 +110,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let empty = ["0.in-addr.arpa.", "127.in-addr.arpa.", "255.in-addr.arpa."].map(name);
     let zones = empty.into_iter().chain([Ok(localhost.clone())]).collect::<Result<Vec<_>, _>>()?;
     let plugin = Local {
-        zones: Origins::new(zones),
+        zones: ZoneSet::new(zones),
         soa: SOA::new(localhost.clone(), name("root.localhost.")?, 1, 0, 0, 0, TTL),
         localhost,
         loopback: name("1.0.0.127.in-addr.arpa.")?,
@@ -121,7 +121,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-fn on_or_off(option: &Line) -> Result<bool, CorefileError> {
+fn on_or_off(option: &Directive) -> Result<bool, CorefileError> {
     option.no_block()?;
     let word = option.one("on or off")?;
     match &*word.text {
@@ -137,11 +137,11 @@ impl Plugin for Local {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = request.query.name();
         if self.is_like_localhost(name) {
             debug!("{} asks for {name} {}", request.client.ip(), request.query.query_type());
@@ -193,13 +193,13 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     const SOA: &str = "604800 IN SOA localhost. root.localhost. 1 0 0 0 604800";
 
     #[tokio::test]
     async fn local_names_are_answered_for_and_others_pass() {
-        let site = Site::block("local\nwhoami");
+        let context = TestSite::block("local\nwhoami");
         let nodata = |owner: &str| format!("NOERROR | | {owner} {SOA} |");
         let nothing = |owner: &str| format!("NXDOMAIN | | {owner} {SOA} |");
         let answer = |record: &str| format!("NOERROR | {record} | |");
@@ -222,24 +222,24 @@ mod tests {
             ("2.0.0.127.In-Addr.arpa. PTR", nothing("127.In-Addr.arpa.")),
             ("255.255.255.255.in-addr.arpa. PTR", nothing("255.in-addr.arpa.")),
         ] {
-            assert_eq!(site.ask(question).await, expected, "{question}");
+            assert_eq!(context.ask(question).await, expected, "{question}");
         }
         for question in ["example.org. A", "localhosts.example.org. A", "a.localhost.example. A", ". A"] {
-            assert!(site.ask(question).await.starts_with("NOERROR aa"), "{question}");
+            assert!(context.ask(question).await.starts_with("NOERROR aa"), "{question}");
         }
-        assert_eq!(site.metrics("coredns_local"), ["coredns_local_localhost_requests_total 5"]);
+        assert_eq!(context.metrics("coredns_local"), ["coredns_local_localhost_requests_total 5"]);
     }
 
     #[tokio::test]
     async fn names_that_begin_with_localhost_may_be_left_to_others() {
-        let site = Site::block("local {\nlocalhost_prefix off\n}\nwhoami");
-        assert!(site.ask("localhost.example.org. A").await.starts_with("NOERROR aa"));
+        let context = TestSite::block("local {\nlocalhost_prefix off\n}\nwhoami");
+        assert!(context.ask("localhost.example.org. A").await.starts_with("NOERROR aa"));
         for question in ["localhost. A", "a.localhost. A"] {
-            assert!(site.ask(question).await.ends_with("604800 IN A 127.0.0.1 | |"), "{question}");
+            assert!(context.ask(question).await.ends_with("604800 IN A 127.0.0.1 | |"), "{question}");
         }
-        assert_eq!(site.metrics("coredns_local"), ["coredns_local_localhost_requests_total 1"]);
-        let site = Site::block("local {\nlocalhost_prefix on\n}\nwhoami");
-        assert!(site.ask("localhost.example.org. A").await.ends_with("127.0.0.1 | |"));
+        assert_eq!(context.metrics("coredns_local"), ["coredns_local_localhost_requests_total 1"]);
+        let context = TestSite::block("local {\nlocalhost_prefix on\n}\nwhoami");
+        assert!(context.ask("localhost.example.org. A").await.ends_with("127.0.0.1 | |"));
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
                 "Corefile:3:21: localhost_prefix takes 1 argument at most, and here is \"off\"",
             ),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

@@ -94,14 +94,14 @@ use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{CorefileError, Line};
+use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::presentation::lower_name_text;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::zone_set::Origins;
-use crate::dns::query_log::{Level, Lines};
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::query_log::{Level, QueryLog};
 use class::Class;
 use format::{Format, Seen};
 
@@ -110,27 +110,27 @@ const OPTIONS: [&str; 1] = ["class"];
 const CLASSES: &str = "success, denial, error, all";
 
 #[derive(Debug)]
-struct Log {
+struct LogPlugin {
     rules: Vec<Rule>,
-    lines: Lines,
+    lines: QueryLog,
 }
 
 /// A line of the Corefile.
 #[derive(Debug)]
 struct Rule {
-    names: Origins,
+    names: ZoneSet,
     format: Format,
     classes: Vec<Class>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let rules = setup.lines.iter().map(rule).collect::<Result<_, _>>()?;
-    let lines = setup.site.lines.clone();
-    setup.add(Log { rules, lines });
+    let lines = setup.context.lines.clone();
+    setup.add(LogPlugin { rules, lines });
     Ok(())
 }
 
-fn rule(line: &Line) -> Result<Rule, CorefileError> {
+fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     let (names, format) = match line.arguments() {
         [only] if only.text.contains('{') => {
             return Err(only.error(format!("a format needs a name before it: log . {:?}", only.text)));
@@ -150,7 +150,7 @@ fn rule(line: &Line) -> Result<Rule, CorefileError> {
     Ok(Rule { names: zones_or_all(names)?, format, classes: classes(line)? })
 }
 
-fn classes(line: &Line) -> Result<Vec<Class>, CorefileError> {
+fn classes(line: &Directive) -> Result<Vec<Class>, CorefileError> {
     let mut classes = Vec::new();
     for option in line.options() {
         option.no_block()?;
@@ -171,12 +171,12 @@ fn classes(line: &Line) -> Result<Vec<Class>, CorefileError> {
 }
 
 #[async_trait]
-impl Plugin for Log {
+impl Plugin for LogPlugin {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let Some(rule) = self.rules.iter().find(|rule| rule.names.hold(request.query.name())) else {
             return next.serve(request).await;
         };
@@ -184,7 +184,7 @@ impl Plugin for Log {
         let (name, began) = (lower_name_text(request.query.name()), Instant::now());
         let outcome = next.serve(request).await;
         let failed = match &outcome {
-            Err(Failure::Error { rcode, .. }) => {
+            Err(PluginError::Error { rcode, .. }) => {
                 let mut metadata = Metadata::response_from_request(&request.metadata);
                 metadata.response_code = *rcode;
                 Some(Reply::new(metadata, ""))

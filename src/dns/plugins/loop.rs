@@ -63,7 +63,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::CorefileError;
@@ -73,13 +73,13 @@ use crate::metrics::{MetricGroup, registered};
 const NAME: &str = "loop";
 
 /// How often the question is seen without a loop: when it is asked, and once more for a resolver that asks around.
-const HARMLESS: u32 = 2;
+const MAX_HARMLESS_RETURNS: u32 = 2;
 /// How long a loop is looked for at the start.
-const SEARCH: Duration = Duration::from_secs(30);
+const SEARCH_DURATION: Duration = Duration::from_secs(30);
 /// How long an answer is waited for.
-const ANSWER: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after a probe without an answer at the start.
-const PAUSE: Duration = Duration::from_secs(1);
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// The pause between two probes while a loop lasts.
 const LOOP_PAUSE: Duration = Duration::from_secs(10);
 /// Probes in a row that neither come back nor are answered before a loop counts as ended.
@@ -119,7 +119,7 @@ struct Probe {
 
 /// What has become of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum ProbeResult {
     /// It has come back.
     Returned,
     /// An upstream has answered it.
@@ -156,7 +156,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         return Err(line.error(format!("{zone} has no room for two labels more")));
     }
     let state = Arc::<LoopState>::default();
-    setup.draft.looping = Some(Arc::clone(&state));
+    setup.builder.looping = Some(Arc::clone(&state));
     let detector = Arc::new(Detector {
         zone,
         state,
@@ -183,11 +183,11 @@ impl Plugin for Loop {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         self.0.see(request);
         next.serve(request).await
     }
@@ -237,12 +237,12 @@ impl Detector {
 
     /// Asks until there is an answer, and returns whether there is a loop.
     async fn finds_loop(&self, server: &Arc<Server>) -> bool {
-        let until = Instant::now() + SEARCH;
+        let until = Instant::now() + SEARCH_DURATION;
         while Instant::now() < until {
             match self.probe(server).await {
-                Fate::Returned => return true,
-                Fate::Answered => return false,
-                Fate::Silent => sleep(PAUSE).await,
+                ProbeResult::Returned => return true,
+                ProbeResult::Answered => return false,
+                ProbeResult::Silent => sleep(PROBE_PAUSE).await,
             }
         }
         false
@@ -253,17 +253,17 @@ impl Detector {
         while silent < SILENT_PROBES {
             sleep(LOOP_PAUSE).await;
             match self.probe(server).await {
-                Fate::Returned => silent = 0,
-                Fate::Answered => return self.end("an upstream answers"),
-                Fate::Silent => silent += 1,
+                ProbeResult::Returned => silent = 0,
+                ProbeResult::Answered => return self.end("an upstream answers"),
+                ProbeResult::Silent => silent += 1,
             }
         }
         self.end("questions don't come back any more");
     }
 
     /// Asks once, for a new name: the one before may be cached, or be under way still.
-    async fn probe(&self, server: &Arc<Server>) -> Fate {
-        let Some(name) = random_name(&self.zone) else { return Fate::Answered };
+    async fn probe(&self, server: &Arc<Server>) -> ProbeResult {
+        let Some(name) = random_name(&self.zone) else { return ProbeResult::Answered };
         {
             let mut probe = self.state.probe.lock();
             (probe.name, probe.seen) = (Some(name.clone()), 0);
@@ -274,19 +274,19 @@ impl Detector {
         let mut returned = pin!(self.returned.notified());
         returned.as_mut().enable();
         let reply = tokio::select! {
-            reply = timeout(ANSWER, Server::serve(&mut request)) => reply.ok().flatten(),
+            reply = timeout(PROBE_TIMEOUT, Server::serve(&mut request)) => reply.ok().flatten(),
             () = returned => None,
         };
         let mut probe = self.state.probe.lock();
         probe.name = None;
-        if probe.seen > HARMLESS {
-            return Fate::Returned;
+        if probe.seen > MAX_HARMLESS_RETURNS {
+            return ProbeResult::Returned;
         }
         // A failure may be that of a resolver in the circle, or our own.
         let is_answer = |rcode| !matches!(rcode, ResponseCode::ServFail | ResponseCode::Refused);
         match reply {
-            Some(reply) if is_answer(reply.metadata.response_code) => Fate::Answered,
-            _ => Fate::Silent,
+            Some(reply) if is_answer(reply.metadata.response_code) => ProbeResult::Answered,
+            _ => ProbeResult::Silent,
         }
     }
 
@@ -300,7 +300,7 @@ impl Detector {
             return;
         }
         probe.seen += 1;
-        if probe.seen <= HARMLESS {
+        if probe.seen <= MAX_HARMLESS_RETURNS {
             return;
         }
         self.returned.notify_waiters();
@@ -350,16 +350,16 @@ mod tests {
     use tokio::net::UdpSocket;
     use tokio::task::JoinHandle;
 
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use super::*;
-    use crate::dns::chain::plugin::Failure;
+    use crate::dns::chain::plugin::PluginError;
     use crate::dns::chain::request::Purpose;
     use crate::dns::chain::server;
-    use crate::dns::message::zone_set::Origins;
+    use crate::dns::message::zone_set::ZoneSet;
 
     /// What the upstreams of a block do with a probe.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Mood {
+    enum UpstreamsState {
         Looping,
         Answering,
         Failing,
@@ -369,7 +369,7 @@ mod tests {
     /// A plugin in the place of `forward`.
     #[derive(Debug)]
     struct Upstreams {
-        mood: Mutex<Mood>,
+        mood: Mutex<UpstreamsState>,
         probes: AtomicU32,
         state: Arc<LoopState>,
     }
@@ -380,16 +380,16 @@ mod tests {
             "upstreams"
         }
 
-        async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+        async fn serve(&self, request: &mut Request, _next: Next<'_>) -> PluginResult {
             if self.state.refuses(&request.query) {
-                return Err(Failure::servfail("loop"));
+                return Err(PluginError::servfail("loop"));
             }
             let mood = *self.mood.lock();
             let is_first = request.client == request.server.own_request(request.query.clone()).client;
             if request.query.query_type() == RecordType::HINFO && is_first {
                 self.probes.fetch_add(1, Ordering::Relaxed);
-                if mood == Mood::Looping {
-                    for _ in 0..HARMLESS {
+                if mood == UpstreamsState::Looping {
+                    for _ in 0..MAX_HARMLESS_RETURNS {
                         let mut again = request.clone();
                         again.client.set_port(1);
                         assert_eq!(Server::serve(&mut again).now_or_never().map(drop), None);
@@ -397,70 +397,71 @@ mod tests {
                 }
             }
             match mood {
-                Mood::Looping | Mood::Silent => pending().await,
-                Mood::Answering => Ok(request.reply("upstreams")),
-                Mood::Failing => Err(Failure::servfail("")),
+                UpstreamsState::Looping | UpstreamsState::Silent => pending().await,
+                UpstreamsState::Answering => Ok(request.reply("upstreams")),
+                UpstreamsState::Failing => Err(PluginError::servfail("")),
             }
         }
     }
 
     /// A block with a loop or without, its upstreams, and the task of the plugin.
-    struct Block {
-        site: Site,
+    struct ProbedBlock {
+        context: TestSite,
         upstreams: Arc<Upstreams>,
         plugin: Arc<dyn Plugin>,
         stop: CancellationToken,
         task: JoinHandle<()>,
     }
 
-    fn block(mood: Mood) -> Block {
-        let (mut site, configuration) = Site::configured(". {\nloop\n}\n");
-        let mut draft = configuration.blocks.into_iter().next().unwrap().draft;
-        let state = draft.looping.clone().unwrap();
+    fn block(mood: UpstreamsState) -> ProbedBlock {
+        let (mut context, configuration) = TestSite::configured(". {\nloop\n}\n");
+        let mut builder = configuration.blocks.into_iter().next().unwrap().builder;
+        let state = builder.looping.clone().unwrap();
         let upstreams = Arc::new(Upstreams { mood: Mutex::new(mood), probes: AtomicU32::new(0), state });
-        let plugin = Arc::clone(&draft.plugins[0]);
+        let plugin = Arc::clone(&builder.plugins[0]);
         let plugins = vec![Arc::clone(&plugin), Arc::clone(&upstreams) as Arc<dyn Plugin>];
-        let block = server::Block {
+        let block = server::ServerBlock {
             plugins,
             zones: vec![Name::root()],
-            link_zones: Origins::default(),
+            link_zones: ZoneSet::default(),
             debug: false,
         };
-        let report = site.shared.metrics.family().unwrap();
+        let report = context.shared.metrics.family().unwrap();
         let server = Arc::new(Server::new(String::new(), &[(Name::root(), Arc::new(block))], report));
-        site.request.server = Arc::clone(&server);
+        context.request.server = Arc::clone(&server);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(draft.tasks.remove(0)(server, stop.clone()));
-        Block { site, upstreams, plugin, stop, task }
+        let task = tokio::spawn(builder.tasks.remove(0)(server, stop.clone()));
+        ProbedBlock { context, upstreams, plugin, stop, task }
     }
 
-    impl Block {
-        fn set(&self, mood: Mood) {
+    impl ProbedBlock {
+        fn set(&self, mood: UpstreamsState) {
             *self.upstreams.mood.lock() = mood;
         }
 
         /// Returns how many loops there were and are, and how many probes were sent, after so many seconds.
         async fn after(&self, seconds: u64) -> (String, u32) {
             sleep(Duration::from_secs(seconds)).await;
-            let [looping, loops] = ["looping", "loops_total"].map(|name| self.site.metrics(name).remove(0));
+            let [looping, loops] =
+                ["looping", "loops_total"].map(|name| self.context.metrics(name).remove(0));
             let value = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
             let probes = self.upstreams.probes.load(Ordering::Relaxed);
             (format!("{}, {} now", value(&loops), value(&looping)), probes)
         }
 
         async fn refuses(&self) -> bool {
-            let reply = self.site.reply("www.example. A").now_or_never();
+            let reply = self.context.reply("www.example. A").now_or_never();
             reply.is_some_and(|reply| reply.unwrap().metadata.response_code == ResponseCode::ServFail)
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_loop_is_probed_every_10_s_and_ends_when_answered() {
-        let block = block(Mood::Looping);
+        let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await, ("1, 1 now".to_owned(), 1));
         assert!(block.refuses().await);
         assert_eq!(block.after(120).await, ("1, 1 now".to_owned(), 13));
-        block.set(Mood::Answering);
+        block.set(UpstreamsState::Answering);
         assert_eq!(block.after(12).await, ("1, 0 now".to_owned(), 15), "and once more to make sure");
         assert!(!block.refuses().await);
         assert_eq!(block.after(100).await, ("1, 0 now".to_owned(), 15));
@@ -468,37 +469,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_loop_ends_when_three_probes_are_lost() {
-        let block = block(Mood::Looping);
+        let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await.0, "1, 1 now");
-        block.set(Mood::Silent);
+        block.set(UpstreamsState::Silent);
         assert_eq!(block.after(34).await.0, "1, 1 now");
         assert_eq!(block.after(2).await.0, "1, 0 now");
         // A loop that begins again at once is found.
-        block.set(Mood::Looping);
+        block.set(UpstreamsState::Looping);
         assert_eq!(block.after(5).await.0, "2, 1 now");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_of_an_upstream_doesnt_end_a_loop_at_once() {
-        let block = block(Mood::Looping);
+        let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await.0, "1, 1 now");
-        block.set(Mood::Failing);
+        block.set(UpstreamsState::Failing);
         assert_eq!(block.after(20).await.0, "1, 1 now");
-        block.set(Mood::Looping);
+        block.set(UpstreamsState::Looping);
         assert_eq!(block.after(100).await.0, "1, 1 now");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_restart_forgives_a_loop_and_looks_for_one_again() {
-        let block = block(Mood::Looping);
+        let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(5).await, ("1, 1 now".to_owned(), 1));
         block.plugin.restart();
         assert_eq!(block.after(1).await, ("2, 1 now".to_owned(), 2), "it is there still");
-        block.set(Mood::Answering);
+        block.set(UpstreamsState::Answering);
         block.plugin.restart();
         assert_eq!(block.after(1).await, ("2, 0 now".to_owned(), 3));
         // A loop that begins later is found then.
-        block.set(Mood::Looping);
+        block.set(UpstreamsState::Looping);
         assert_eq!(block.after(100).await, ("2, 0 now".to_owned(), 3));
         block.plugin.restart();
         assert_eq!(block.after(1).await, ("3, 1 now".to_owned(), 4));
@@ -506,7 +507,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_block_that_isnt_served_any_more_has_no_loop() {
-        let block = block(Mood::Looping);
+        let block = block(UpstreamsState::Looping);
         assert_eq!(block.after(1).await.0, "1, 1 now");
         block.stop.cancel();
         assert_eq!(block.after(1).await.0, "1, 0 now");
@@ -515,7 +516,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silent_upstreams_are_asked_for_30_s() {
-        let block = block(Mood::Silent);
+        let block = block(UpstreamsState::Silent);
         assert_eq!(block.after(200).await, ("0, 0 now".to_owned(), 10));
     }
 
@@ -523,11 +524,11 @@ mod tests {
     async fn forward_refuses_all_but_probes_while_there_is_a_loop() {
         let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = upstream.local_addr().unwrap();
-        let (site, tasks) = Site::with_tasks(&format!("loop\nforward . {address}"));
+        let (context, tasks) = TestSite::with_tasks(&format!("loop\nforward . {address}"));
         let stop = CancellationToken::new();
         let tasks: Vec<_> = tasks
             .into_iter()
-            .map(|task| tokio::spawn(task(Arc::clone(&site.server), stop.clone())))
+            .map(|task| tokio::spawn(task(Arc::clone(&context.server), stop.clone())))
             .collect();
         let mut bytes = [0; 512];
         // The question goes around: each that is sent comes from a client.
@@ -539,7 +540,7 @@ mod tests {
                 continue;
             }
             assert_eq!(query.name().num_labels(), 2, "{query}");
-            let request = Request { query, purpose: Purpose::Client, ..site.request.clone() };
+            let request = Request { query, purpose: Purpose::Client, ..context.request.clone() };
             for _ in 0..2 {
                 let mut request = request.clone();
                 let served = Server::serve(&mut request).now_or_never();
@@ -547,10 +548,10 @@ mod tests {
             }
             break;
         }
-        let reply = site.reply("www.example. A").await.unwrap();
+        let reply = context.reply("www.example. A").await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(reply.ede.unwrap().text, "what is forwarded comes back");
-        assert_eq!(site.metrics("loops_total"), ["lb_linker_dns_loops_total 1"]);
+        assert_eq!(context.metrics("loops_total"), ["lb_linker_dns_loops_total 1"]);
         stop.cancel();
         for task in tasks {
             task.await.unwrap();
@@ -559,7 +560,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_question_that_is_answered_is_no_loop() {
-        let block = block(Mood::Answering);
+        let block = block(UpstreamsState::Answering);
         assert_eq!(block.after(100).await, ("0, 0 now".to_owned(), 1));
     }
 
@@ -573,7 +574,7 @@ mod tests {
                 "Corefile:3:1: loop can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(Site::error(lines), error, "{lines}");
+            assert_eq!(TestSite::error(lines), error, "{lines}");
         }
     }
 }

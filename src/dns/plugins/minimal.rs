@@ -26,9 +26,9 @@
 
 use async_trait::async_trait;
 
-use super::response_type::Says;
+use super::response_type::ResponseType;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
@@ -50,11 +50,11 @@ impl Plugin for Minimal {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let mut reply = next.serve(request).await?;
         if is_positive(request, &reply) {
             reply.authorities.clear();
@@ -66,7 +66,7 @@ impl Plugin for Minimal {
 
 /// Returns whether what was asked for is in the answer, or there is nothing to say that it isn't.
 fn is_positive(request: &Request, reply: &Reply) -> bool {
-    Says::of(request, reply) == Says::Answer
+    ResponseType::of(request, reply) == ResponseType::Answer
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
     use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use super::*;
 
     fn record(data: RData) -> Record {
@@ -101,8 +101,13 @@ mod tests {
         record(RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(rdata) })
     }
 
-    fn is_stripped(site: &Site, rcode: ResponseCode, answers: &[Record], authorities: &[Record]) -> bool {
-        let request = site.request("example.org. A");
+    fn is_stripped(
+        context: &TestSite,
+        rcode: ResponseCode,
+        answers: &[Record],
+        authorities: &[Record],
+    ) -> bool {
+        let request = context.request("example.org. A");
         let mut reply = request.reply("");
         reply.metadata.response_code = rcode;
         (reply.answers, reply.authorities) = (answers.to_vec(), authorities.to_vec());
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn only_answers_that_dont_need_them_lose_sections() {
         use ResponseCode::{NXDomain, NoError, Refused, ServFail};
-        let site = Site::block("whoami");
+        let context = TestSite::block("whoami");
         for (rcode, answers, authorities, expected) in [
             (NoError, &[address()][..], &[ns(), soa()][..], true),
             (NoError, &[], &[], true),
@@ -123,10 +128,10 @@ mod tests {
             (ServFail, &[], &[ns()], false),
             (Refused, &[], &[ns()], false),
         ] {
-            let found = is_stripped(&site, rcode, answers, authorities);
+            let found = is_stripped(&context, rcode, answers, authorities);
             assert_eq!(found, expected, "{rcode} {answers:?} {authorities:?}");
         }
-        let mut transfer = site.request("example.org. AXFR");
+        let mut transfer = context.request("example.org. AXFR");
         assert!(!is_positive(&transfer, &transfer.reply("")));
         transfer.query.set_query_type(RecordType::A);
         assert!(is_positive(&transfer, &transfer.reply("")));
@@ -136,7 +141,7 @@ mod tests {
     fn a_signature_out_of_its_time_keeps_an_answer_as_it_is() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
         let day = 24 * 3600;
-        let plain = Site::block("whoami");
+        let plain = TestSite::block("whoami");
         let mut wants_dnssec = plain.clone().edns(1232);
         wants_dnssec.request.edns.as_mut().unwrap().set_dnssec_ok(true);
         for (from, to, expected) in [
@@ -154,13 +159,16 @@ mod tests {
 
     #[tokio::test]
     async fn sections_that_arent_needed_are_left_out() {
-        let site = Site::block("minimal\nwhoami");
-        assert_eq!(site.ask("example.org. A").await, "NOERROR aa | | |");
+        let context = TestSite::block("minimal\nwhoami");
+        assert_eq!(context.ask("example.org. A").await, "NOERROR aa | | |");
     }
 
     #[test]
     fn it_takes_nothing() {
-        assert_eq!(Site::error("minimal x"), "Corefile:2:9: minimal takes no arguments, and here is \"x\"");
-        assert_eq!(Site::error("minimal {\n}"), "Corefile:2:1: minimal takes no braces");
+        assert_eq!(
+            TestSite::error("minimal x"),
+            "Corefile:2:9: minimal takes no arguments, and here is \"x\""
+        );
+        assert_eq!(TestSite::error("minimal {\n}"), "Corefile:2:1: minimal takes no braces");
     }
 }

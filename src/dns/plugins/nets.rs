@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::dns::corefile::{CorefileError, Word};
+use crate::dns::corefile::{CorefileError, Token};
 
 /// Networks of which none overlaps another, in order.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Nets {
 ///
 /// # Errors
 /// If a word is neither.
-pub(super) fn net(word: &Word) -> Result<IpNet, CorefileError> {
+pub(super) fn net(word: &Token) -> Result<IpNet, CorefileError> {
     let net = match word.text.parse::<IpAddr>() {
         Ok(ip) => IpNet::from(ip),
         Err(_) => word.parse("an address, or a network such as 10.0.0.0/8")?,

@@ -39,7 +39,7 @@ use async_trait::async_trait;
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption, NSIDPayload};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
@@ -78,11 +78,11 @@ impl Plugin for Nsid {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let is_asked = request.edns.as_ref().is_some_and(|edns| edns.option(EdnsCode::NSID).is_some());
         let mut reply = next.serve(request).await?;
         if is_asked {
@@ -96,18 +96,18 @@ impl Plugin for Nsid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use super::*;
 
-    async fn told(site: &Site) -> Vec<EdnsOption> {
-        site.reply("example.org. A").await.unwrap().options
+    async fn told(context: &TestSite) -> Vec<EdnsOption> {
+        context.reply("example.org. A").await.unwrap().options
     }
 
-    fn asking(lines: &str) -> Site {
-        let mut site = Site::block(lines).edns(1232);
+    fn asking(lines: &str) -> TestSite {
+        let mut context = TestSite::block(lines).edns(1232);
         let nothing = EdnsOption::NSID(NSIDPayload::new([]).unwrap());
-        site.request.edns.as_mut().unwrap().options_mut().insert(nothing);
-        site
+        context.request.edns.as_mut().unwrap().options_mut().insert(nothing);
+        context
     }
 
     fn nsid(data: &str) -> Vec<EdnsOption> {
@@ -119,8 +119,8 @@ mod tests {
         assert_eq!(told(&asking("nsid Use  The \"Force  !\"\nwhoami")).await, nsid("Use The Force  !"));
         assert_eq!(told(&asking("nsid\nwhoami")).await, nsid(&hostname()));
         assert_eq!(told(&asking("nsid \"\"\nwhoami")).await, nsid(""));
-        assert!(told(&Site::block("nsid x\nwhoami").edns(1232)).await.is_empty());
-        assert!(told(&Site::block("nsid x\nwhoami")).await.is_empty());
+        assert!(told(&TestSite::block("nsid x\nwhoami").edns(1232)).await.is_empty());
+        assert!(told(&TestSite::block("nsid x\nwhoami")).await.is_empty());
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
                 "Corefile:3:1: nsid can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

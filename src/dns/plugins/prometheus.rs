@@ -53,7 +53,7 @@ use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 
 use super::setup::{HttpKind, Setup};
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
@@ -83,16 +83,16 @@ impl Plugin for Prometheus {
         NAME
     }
 
-    fn repeats(&self) -> bool {
+    fn reusable(&self) -> bool {
         true
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let since = Instant::now();
         let mut outcome = next.serve(request).await;
         match &mut outcome {
             Ok(reply) => {
-                let charge = request.tally.count(&request.counted(reply), since);
+                let charge = request.zone_metrics.count(&request.counted(reply), since);
                 match (&mut reply.repeat, charge) {
                     (Some(repeat), Some(charge)) => repeat.charges.push(charge),
                     (repeat, _) => *repeat = None,
@@ -100,12 +100,12 @@ impl Plugin for Prometheus {
             }
             Err(failure) => {
                 let mut reply = request.reply("");
-                if let Failure::Error { rcode, .. } = failure {
+                if let PluginError::Error { rcode, .. } = failure {
                     reply.metadata.response_code = *rcode;
                 } else {
                     reply.metadata.response_code = ResponseCode::NoError;
                 }
-                request.tally.count(&request.counted(&reply), since);
+                request.zone_metrics.count(&request.counted(&reply), since);
             }
         }
         outcome
@@ -114,14 +114,14 @@ impl Plugin for Prometheus {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[tokio::test]
     async fn questions_are_counted_by_coredns_names_and_labels() {
-        let site = Site::corefile("example.org {\nprometheus\nwhoami\n}\n");
-        site.ask("www.example.org. A").await;
-        site.clone().edns(1232).ask("www.example.org. NAPTR").await;
-        site.ask("example.com. A").await;
+        let context = TestSite::corefile("example.org {\nprometheus\nwhoami\n}\n");
+        context.ask("www.example.org. A").await;
+        context.clone().edns(1232).ask("www.example.org. NAPTR").await;
+        context.ask("example.com. A").await;
         for line in [
             "coredns_dns_requests_total{family=\"1\",proto=\"udp\",server=\"dns://:53\",type=\"A\",view=\"\",zone=\"example.org.\"} 1",
             "coredns_dns_requests_total{family=\"1\",proto=\"udp\",server=\"dns://:53\",type=\"other\",view=\"\",zone=\"example.org.\"} 1",
@@ -130,7 +130,7 @@ mod tests {
             "coredns_dns_responses_total{plugin=\"\",rcode=\"REFUSED\",server=\"dns://:53\",view=\"\",zone=\"dropped\"} 1",
             "coredns_dns_request_duration_seconds_count{server=\"dns://:53\",view=\"\",zone=\"example.org.\"} 2",
         ] {
-            assert_eq!(site.metrics(line), [line]);
+            assert_eq!(context.metrics(line), [line]);
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
                 "Corefile:3:1: CoreDNS's option tls of prometheus isn't supported here",
             ),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

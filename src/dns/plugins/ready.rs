@@ -55,7 +55,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[test]
     fn what_is_wrong_is_said_with_its_place() {
@@ -67,7 +67,7 @@ mod tests {
             ("ready {\nmonitor once\n}", "Corefile:3:9: \"once\" isn't until-ready or continuously"),
             ("ready {\nwhen x\n}", "Corefile:3:1: ready has no option \"when\"; it has monitor"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
     }
 }

@@ -44,7 +44,7 @@
 use std::time::Duration;
 
 use super::setup::{Reload, Setup};
-use crate::dns::corefile::{CorefileError, Word};
+use crate::dns::corefile::{CorefileError, Token};
 
 const INTERVAL: Duration = Duration::from_secs(30);
 const JITTER: Duration = Duration::from_secs(15);
@@ -55,7 +55,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
     line.no_block()?;
     let arguments = line.at_most(2)?;
-    let duration = |at: usize, default| arguments.get(at).map_or(Ok(default), Word::duration);
+    let duration = |at: usize, default| arguments.get(at).map_or(Ok(default), Token::duration);
     let (interval, jitter) = (duration(0, INTERVAL)?, duration(1, JITTER)?);
     if interval < MIN_INTERVAL {
         return Err(arguments[0].isnt("2s or longer"));
@@ -63,13 +63,13 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if !jitter.is_zero() && jitter < MIN_JITTER {
         return Err(arguments[1].isnt("0, or 1s or longer"));
     }
-    setup.draft.reload = Some(Reload { interval, jitter: jitter.min(interval / 2) });
+    setup.builder.reload = Some(Reload { interval, jitter: jitter.min(interval / 2) });
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[test]
     fn pauses_that_are_too_short_are_refused() {
@@ -79,8 +79,8 @@ mod tests {
             ("reload often", "Corefile:2:8: \"often\" isn't a duration such as 30s, 1m30s or 500ms"),
             ("reload 2s 1s 1s", "Corefile:2:14: reload takes 2 arguments at most, and here is \"1s\""),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
-        Site::block("reload 2s 0\nwhoami");
+        TestSite::block("reload 2s 0\nwhoami");
     }
 }

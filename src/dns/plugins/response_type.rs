@@ -6,11 +6,11 @@ use hickory_proto::rr::RecordType;
 use crate::dns::chain::request::Request;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::rrsig::{Validity, now};
+use crate::dns::message::rrsig::{ValidityPeriod, now};
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Says {
+pub(super) enum ResponseType {
     /// What was asked for, or nothing at all.
     Answer,
     /// A referral.
@@ -23,7 +23,7 @@ pub(super) enum Says {
     Other,
 }
 
-impl Says {
+impl ResponseType {
     pub(super) fn of(request: &Request, reply: &Reply) -> Self {
         let is_invalid = || request.dnssec_ok() && has_invalid_signature(reply);
         if is_transfer(request.query.query_type()) || is_invalid() {
@@ -44,5 +44,5 @@ impl Says {
 
 fn has_invalid_signature(reply: &Reply) -> bool {
     let now = now();
-    reply.sections().into_iter().flatten().filter_map(Validity::of).any(|validity| !validity.holds(now))
+    reply.sections().into_iter().flatten().filter_map(ValidityPeriod::of).any(|validity| !validity.holds(now))
 }

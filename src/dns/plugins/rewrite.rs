@@ -158,10 +158,10 @@ use std::borrow::Cow;
 use async_trait::async_trait;
 use hickory_proto::op::Query;
 
-use self::response::Undo;
+use self::response::ResponseRule;
 use self::rule::Rule;
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 
@@ -186,10 +186,10 @@ impl Plugin for Rewrite {
 
     /// The question stays changed for the plugins before this one, as in CoreDNS: `errors` logs it as it was
     /// answered, and `log` and `prometheus` have its type.
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
-        let undo = self.rewrite(&mut request.query)?;
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
+        let response_rule = self.rewrite(&mut request.query)?;
         let outcome = next.serve(request).await;
-        response::rewrite(&undo, request, outcome).await
+        response::rewrite(&response_rule, request, outcome).await
     }
 
     fn rewritten(&self, query: &Query) -> Option<Query> {
@@ -202,11 +202,11 @@ impl Plugin for Rewrite {
 
 impl Rewrite {
     /// Changes the question. Returns what is to be done to the answer, in the order of the rules.
-    fn rewrite(&self, query: &mut Query) -> Result<Vec<Cow<'_, Undo>>, Failure> {
+    fn rewrite(&self, query: &mut Query) -> Result<Vec<Cow<'_, ResponseRule>>, PluginError> {
         let original = query.clone();
-        let mut undo = Vec::new();
+        let mut response_rule = Vec::new();
         for rule in &self.rules {
-            match rule.apply(query, &mut undo) {
+            match rule.apply(query, &mut response_rule) {
                 Ok(applies) if applies && rule.is_last => break,
                 Ok(_) => {}
                 Err(failure) => {
@@ -215,6 +215,6 @@ impl Rewrite {
                 }
             }
         }
-        Ok(undo)
+        Ok(response_rule)
     }
 }

@@ -32,12 +32,12 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     for line in setup.lines {
         line.no_block()?;
         let word = line.one("the path of a directory")?;
-        setup.draft.root = word.text.clone().into();
-        match setup.draft.root.metadata() {
+        setup.builder.root = word.text.clone().into();
+        match setup.builder.root.metadata() {
             Ok(found) if !found.is_dir() => return Err(word.isnt("a directory")),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let relist_guard = word.error(format!("the directory {:?} doesn't exist yet", word.text));
-                setup.draft.doubts.push(relist_guard);
+                setup.builder.warnings.push(relist_guard);
             }
             Err(error) => return Err(word.error(format!("{:?} can't be used: {error}", word.text))),
             Ok(_) => {}
@@ -48,7 +48,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[test]
     fn what_is_no_directory_is_refused_and_one_to_come_is_not() {
@@ -57,8 +57,8 @@ mod tests {
             ("root a b", "Corefile:2:8: root takes 1 argument at most, and here is \"b\""),
             ("root /dev/null", "Corefile:2:6: \"/dev/null\" isn't a directory"),
         ] {
-            assert_eq!(Site::error(lines), expected);
+            assert_eq!(TestSite::error(lines), expected);
         }
-        Site::block("root /nowhere/to/be/found\nwhoami");
+        TestSite::block("root /nowhere/to/be/found\nwhoami");
     }
 }

@@ -15,12 +15,12 @@ use super::r#loop::LoopState;
 use crate::dns::chain::plugin::Plugin;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::arguments::zones;
-use crate::dns::corefile::{CorefileError, Line, Place, Word};
-use crate::dns::message::zone_set::Origins;
-use crate::dns::query_log::{LineFormat, Lines, Queue};
+use crate::dns::corefile::{CorefileError, Directive, Position, Token};
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::query_log::{LineFormat, LineQueue, QueryLog};
 use crate::dns::transport::tcp::Timeouts;
 use crate::dns::upstream::socket_budget::SocketBudget;
-use crate::dns::upstream::stale_cache::Memories;
+use crate::dns::upstream::stale_cache::StaleCaches;
 use crate::metrics::{MetricGroup, Metrics};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
@@ -28,13 +28,13 @@ use crate::store::metrics::LinkMetrics;
 
 /// What all blocks share.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct ServerContext {
     /// The links.
     pub store: Arc<Store>,
     /// Which addresses behind a link's target are given.
     pub targets: Arc<TargetPolicy>,
     /// What targets were last known to have.
-    pub memories: Memories,
+    pub stale_caches: StaleCaches,
     /// The sockets that the upstreams of all blocks may have.
     pub upstream_sockets: Arc<SocketBudget>,
     /// What is counted.
@@ -42,7 +42,7 @@ pub struct Site {
     /// Returns the addresses that this process is reached at where it listens on these; on none means on all.
     pub own_addresses: fn(&[IpAddr]) -> Vec<IpAddr>,
     /// Where what is logged for log parsers goes.
-    pub lines: Lines,
+    pub lines: QueryLog,
 }
 
 /// A plugin's part of a block, which it turns into something that answers.
@@ -50,22 +50,22 @@ pub struct Site {
 /// Nothing is started by that: no port is opened, no task spawned, no server asked. Files are read.
 pub struct Setup<'a> {
     /// The lines of this plugin, in order; there is at least one.
-    pub lines: &'a [Line],
+    pub lines: &'a [Directive],
     /// The zones of the block.
     pub zones: &'a [Name],
     /// The block so far: of the plugins before this one.
-    pub draft: &'a mut Draft,
+    pub builder: &'a mut BlockBuilder,
     /// What all blocks share.
-    pub site: &'a Site,
+    pub context: &'a ServerContext,
 }
 
 /// A block before it is served.
 #[derive(Default)]
-pub struct Draft {
+pub struct BlockBuilder {
     /// The plugins that answer, in order.
     pub plugins: Vec<Arc<dyn Plugin>>,
     /// The zones with links' names.
-    pub link_zones: Origins,
+    pub link_zones: ZoneSet,
     /// The directory of relative paths; empty for the working directory.
     pub root: PathBuf,
     /// What it is bound to, instead of all addresses.
@@ -83,11 +83,11 @@ pub struct Draft {
     /// How often the Corefile is looked at again.
     pub reload: Option<Reload>,
     /// The upstreams whose addresses the Corefile says, and where it does: none of them may be a listener of ours.
-    pub upstreams: Vec<(SocketAddr, Place)>,
+    pub upstreams: Vec<(SocketAddr, Position)>,
     /// What `loop` has found out.
     pub looping: Option<Arc<LoopState>>,
     /// What may be a mistake: a file that isn't there yet, and is looked for again later.
-    pub doubts: Vec<CorefileError>,
+    pub warnings: Vec<CorefileError>,
     /// The files that were read, and what was in them.
     pub read: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -104,7 +104,7 @@ pub struct HttpEndpoint {
     /// Where.
     pub address: SocketAddr,
     /// Where the Corefile says so.
-    pub place: Place,
+    pub place: Position,
 }
 
 /// What is served by HTTP.
@@ -132,21 +132,21 @@ pub struct Reload {
 
 // === impl Site ===
 
-impl Site {
+impl ServerContext {
     /// Returns a site of these links, which counts for itself alone and follows all targets; and the lines that its
     /// blocks log.
     ///
     /// # Errors
     /// Only if two metrics had one name.
-    pub fn new(store: Arc<Store>, format: LineFormat) -> Result<(Self, Queue), prometheus::Error> {
+    pub fn new(store: Arc<Store>, format: LineFormat) -> Result<(Self, LineQueue), prometheus::Error> {
         let metrics = Arc::new(Metrics::new()?);
         metrics.register(LinkMetrics::new(Arc::clone(&store))?)?;
-        let (lines, queue) = Lines::new(format, &metrics)?;
+        let (lines, queue) = QueryLog::new(format, &metrics)?;
         Ok((
             Self {
                 store,
                 targets: Arc::default(),
-                memories: Memories::default(),
+                stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 metrics,
                 lines,
@@ -161,13 +161,13 @@ impl Site {
     /// # Errors
     /// Only if two metrics had one name.
     pub fn silent(store: Arc<Store>) -> Result<Self, prometheus::Error> {
-        Self::new(store, LineFormat::Text).map(|(site, _)| site)
+        Self::new(store, LineFormat::Text).map(|(context, _)| context)
     }
 }
 
 // === impl Draft ===
 
-impl fmt::Debug for Draft {
+impl fmt::Debug for BlockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Draft").field("plugins", &self.plugins).finish_non_exhaustive()
     }
@@ -180,7 +180,7 @@ impl Setup<'_> {
     ///
     /// # Errors
     /// If there are several.
-    pub fn only_line(&self) -> Result<&Line, CorefileError> {
+    pub fn only_line(&self) -> Result<&Directive, CorefileError> {
         match self.lines {
             [first, second, ..] => Err(second.error(format!(
                 "{} can be there only once in a block, and it is on line {} already",
@@ -195,8 +195,8 @@ impl Setup<'_> {
     ///
     /// # Errors
     /// If a word is no zone.
-    pub fn zones_or_own(&self, words: &[Word]) -> Result<Origins, CorefileError> {
-        if words.is_empty() { Ok(Origins::new(self.zones.iter().cloned())) } else { zones(words) }
+    pub fn zones_or_own(&self, words: &[Token]) -> Result<ZoneSet, CorefileError> {
+        if words.is_empty() { Ok(ZoneSet::new(self.zones.iter().cloned())) } else { zones(words) }
     }
 
     /// Returns the metrics of that kind.
@@ -204,13 +204,13 @@ impl Setup<'_> {
     /// # Errors
     /// If two have one name: a defect of ours.
     pub fn metrics<F: MetricGroup>(&self) -> Result<Arc<F>, CorefileError> {
-        self.site.metrics.family().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
+        self.context.metrics.family().map_err(|error| self.lines[0].error(format!("metrics: {error}")))
     }
 
     /// Returns a path as `root` has it.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
-        self.draft.root.join(path)
+        self.builder.root.join(path)
     }
 
     /// Reads a file. The block is another one when the file has changed.
@@ -219,7 +219,7 @@ impl Setup<'_> {
     /// If it can't be read.
     pub fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         let bytes = std::fs::read(path)?;
-        self.draft.read.push((path.to_owned(), bytes.clone()));
+        self.builder.read.push((path.to_owned(), bytes.clone()));
         Ok(bytes)
     }
 
@@ -237,13 +237,13 @@ impl Setup<'_> {
         let wrong = || word.map_or_else(|| line.error(what), |word| word.isnt(what));
         let address = http_address(text).ok_or_else(wrong)?;
         let place = line.place().clone();
-        self.draft.endpoints.push(HttpEndpoint { kind, address, place });
+        self.builder.endpoints.push(HttpEndpoint { kind, address, place });
         Ok(())
     }
 
     /// Adds the plugin to the block.
     pub fn add(&mut self, plugin: impl Plugin + 'static) {
-        self.draft.plugins.push(Arc::new(plugin));
+        self.builder.plugins.push(Arc::new(plugin));
     }
 
     /// Adds what runs as long as the block is served.
@@ -251,7 +251,7 @@ impl Setup<'_> {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.draft.tasks.push(Box::new(|server, stop| Box::pin(task(server, stop))));
+        self.builder.tasks.push(Box::new(|server, stop| Box::pin(task(server, stop))));
     }
 }
 

@@ -71,7 +71,7 @@ use std::time::Duration;
 
 use super::setup::Setup;
 use crate::dns::corefile::arguments::go_duration;
-use crate::dns::corefile::{CorefileError, Word};
+use crate::dns::corefile::{CorefileError, Token};
 use crate::dns::transport::tcp::Timeouts;
 
 const NAME: &str = "timeouts";
@@ -98,17 +98,17 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }
     }
-    setup.draft.timeouts = timeouts;
+    setup.builder.timeouts = timeouts;
     Ok(())
 }
 
-fn duration(word: &Word) -> Result<Duration, CorefileError> {
+fn duration(word: &Token) -> Result<Duration, CorefileError> {
     let seconds = word.text.parse().ok().map(Duration::from_secs);
     let duration = seconds.or_else(|| go_duration(&word.text));
     duration.filter(|duration| (MIN..=MAX).contains(duration)).ok_or_else(|| word.isnt(DURATION))
 }
 
-fn queries(word: &Word) -> Result<u64, CorefileError> {
+fn queries(word: &Token) -> Result<u64, CorefileError> {
     if word.text == "-1" {
         return Ok(u64::MAX);
     }
@@ -117,17 +117,17 @@ fn queries(word: &Word) -> Result<u64, CorefileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
     use super::*;
 
     #[test]
     fn each_is_as_it_is_said_and_the_others_are_not_said() {
         let seconds = |number| Some(Duration::from_secs(number));
         assert_eq!(
-            Site::draft("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,
+            TestSite::builder("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,
             Timeouts { read: seconds(1), write: seconds(90), idle: seconds(86400), queries: Some(128) }
         );
-        let unlimited = Site::draft("timeouts {\nmaxtcpqueries -1\n}").timeouts;
+        let unlimited = TestSite::builder("timeouts {\nmaxtcpqueries -1\n}").timeouts;
         assert_eq!(unlimited, Timeouts { queries: Some(u64::MAX), ..Timeouts::default() });
     }
 
@@ -156,7 +156,7 @@ mod tests {
                 "5:1: timeouts can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(Site::error(lines), format!("Corefile:{error}"), "{lines}");
+            assert_eq!(TestSite::error(lines), format!("Corefile:{error}"), "{lines}");
         }
     }
 }

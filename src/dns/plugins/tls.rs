@@ -60,7 +60,7 @@
 use std::path::PathBuf;
 
 use super::setup::Setup;
-use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::transport::tls::{ClientAuth, Pem, config};
 
 const NAME: &str = "tls";
@@ -83,7 +83,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let [certificate, key, ca @ ..] = words else {
         return Err(line.needs(FILES));
     };
-    let mut read = |word: &Word| {
+    let mut read = |word: &Token| {
         let file = setup.path(&word.text);
         match setup.read(&file) {
             Ok(bytes) => Ok((file, bytes)),
@@ -96,7 +96,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let at_fault = words.iter().find(|word| error.file() == Some(&setup.path(&word.text)));
         at_fault.unwrap_or(&words[0]).error(error.to_string())
     })?;
-    setup.draft.tls = Some(config.into());
+    setup.builder.tls = Some(config.into());
     Ok(())
 }
 
@@ -104,7 +104,7 @@ fn pem((file, bytes): &(PathBuf, Vec<u8>)) -> Pem<'_> {
     Pem { file, bytes }
 }
 
-fn clients(line: &Line) -> Result<ClientAuth, CorefileError> {
+fn clients(line: &Directive) -> Result<ClientAuth, CorefileError> {
     let mut clients = ClientAuth::default();
     for option in line.options() {
         option.no_block()?;
@@ -117,7 +117,7 @@ fn clients(line: &Line) -> Result<ClientAuth, CorefileError> {
     Ok(clients)
 }
 
-fn mode(word: &Word) -> Result<ClientAuth, CorefileError> {
+fn mode(word: &Token) -> Result<ClientAuth, CorefileError> {
     let found = MODES.iter().find(|(name, _)| *name == word.text);
     found.map(|(_, mode)| *mode).ok_or_else(|| word.isnt(&modes()))
 }
@@ -131,7 +131,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
     use tempfile::TempDir;
 
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     /// Certificate and key in `crt` and `key`, another certificate in `other`, and no PEM at all in `junk`.
     fn files() -> TempDir {
@@ -153,9 +153,10 @@ mod tests {
         let at = directory.path().display();
         for (ca, clients) in [("", "nocert"), ("crt", "require"), ("crt", "verify_if_given")] {
             let ca = if ca.is_empty() { String::new() } else { format!("{at}/{ca}") };
-            let draft = Site::draft(&format!("tls {at}/crt {at}/key {ca} {{\nclient_auth {clients}\n}}"));
-            assert!(draft.tls.is_some(), "{clients}");
-            let read: Vec<_> = draft.read.iter().map(|(file, _)| file.file_name().unwrap()).collect();
+            let builder =
+                TestSite::builder(&format!("tls {at}/crt {at}/key {ca} {{\nclient_auth {clients}\n}}"));
+            assert!(builder.tls.is_some(), "{clients}");
+            let read: Vec<_> = builder.read.iter().map(|(file, _)| file.file_name().unwrap()).collect();
             assert_eq!(read[..2], ["crt", "key"]);
             assert_eq!(read.get(2).is_some(), !ca.is_empty());
         }
@@ -169,7 +170,7 @@ mod tests {
         let error = |names: &str| {
             let files: Vec<String> = names.split(' ').map(|name| format!("{at}/{name}")).collect();
             let line = format!("tls {}", files.join(" "));
-            let error = Site::error(&line);
+            let error = TestSite::error(&line);
             let (column, message) = error.strip_prefix("Corefile:2:").unwrap().split_once(": ").unwrap();
             let before = &line[..column.parse::<usize>().unwrap() - 1];
             (before.matches(' ').count() - 1, message.replace(&format!("{at}/"), ""))
@@ -212,7 +213,7 @@ mod tests {
                 "3:1: tls can be there only once in a block, and it is on line 2 already".to_owned(),
             ),
         ] {
-            assert_eq!(Site::error(lines), format!("Corefile:{error}"), "{lines}");
+            assert_eq!(TestSite::error(lines), format!("Corefile:{error}"), "{lines}");
         }
     }
 }

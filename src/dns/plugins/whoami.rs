@@ -36,7 +36,7 @@ use hickory_proto::rr::rdata::SRV;
 use hickory_proto::rr::{Name, RData, Record};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::net::Protocol;
@@ -58,7 +58,7 @@ impl Plugin for Whoami {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> PluginResult {
         let mut reply = request.reply(NAME);
         reply.metadata.authoritative = true;
         let name = request.query.name();
@@ -67,9 +67,10 @@ impl Plugin for Whoami {
             IpAddr::V6(ip) => RData::AAAA(ip.into()),
         };
         let transport = if request.protocol == Protocol::Udp { "_udp" } else { "_tcp" };
-        let service = Name::from_ascii(transport)
-            .and_then(|label| label.append_domain(name))
-            .map_err(|error| Failure::servfail(format!("{name} has no room for a label more: {error}")))?;
+        let service =
+            Name::from_ascii(transport).and_then(|label| label.append_domain(name)).map_err(|error| {
+                PluginError::servfail(format!("{name} has no room for a label more: {error}"))
+            })?;
         let port = SRV::new(0, 0, request.client.port(), Name::root());
         for (owner, data) in [(name.clone(), address), (service, RData::SRV(port))] {
             let mut record = Record::from_rdata(owner, 0, data);
@@ -82,23 +83,23 @@ impl Plugin for Whoami {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::support::Site;
+    use super::super::tests::support::TestSite;
 
     #[tokio::test]
     async fn the_client_is_told_its_address_port_and_transport() {
-        let site = Site::block("whoami");
+        let context = TestSite::block("whoami");
         assert_eq!(
-            site.ask("example.org. A").await,
+            context.ask("example.org. A").await,
             "NOERROR aa | | | example.org. 0 IN A 10.0.0.1, _udp.example.org. 0 IN SRV 0 0 5353 ."
         );
         assert_eq!(
-            site.from("2001:db8::1").ask("example.org. TXT").await,
+            context.from("2001:db8::1").ask("example.org. TXT").await,
             "NOERROR aa | | | example.org. 0 IN AAAA 2001:db8::1, _udp.example.org. 0 IN SRV 0 0 5353 ."
         );
     }
 
     #[test]
     fn it_takes_nothing() {
-        assert_eq!(Site::error("whoami x"), "Corefile:2:8: whoami takes no arguments, and here is \"x\"");
+        assert_eq!(TestSite::error("whoami x"), "Corefile:2:8: whoami takes no arguments, and here is \"x\"");
     }
 }

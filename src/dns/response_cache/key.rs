@@ -8,24 +8,24 @@ const MAX_NAME: usize = 255;
 /// the family of the client.
 const FIXED: usize = 2 + 4 + 1 + 2 + 2 + 1;
 /// Type, class, TTL and length of an OPT record (RFC 6891 section 6.1.2).
-const OPT: usize = 10;
+const OPT_FIXED_BYTES: usize = 10;
 /// Options that nothing here depends on: COOKIE (RFC 7873), edns-tcp-keepalive (RFC 7828), PADDING (RFC 7830).
 const IGNORED: [u16; 3] = [10, 11, 12];
 
 /// A question, ready to be looked up. It is used again and again.
 #[derive(Debug)]
-pub struct Key {
+pub struct WireKey {
     bytes: [u8; FIXED + MAX_NAME],
     length: usize,
 }
 
-impl Default for Key {
+impl Default for WireKey {
     fn default() -> Self {
         Self { bytes: [0; FIXED + MAX_NAME], length: 0 }
     }
 }
 
-impl Key {
+impl WireKey {
     /// Takes in a message; returns `false` if it is for the full handler alone.
     pub fn read(&mut self, message: &[u8], by_ipv6: bool) -> bool {
         self.length = 0;
@@ -102,7 +102,7 @@ fn read_name(bytes: &[u8], name: &mut [u8]) -> Option<usize> {
 /// how much the client takes.
 fn read_opt(bytes: &[u8]) -> Option<(u8, u16)> {
     let (name, rest) = bytes.split_first()?;
-    let (opt, mut options) = rest.split_first_chunk::<OPT>()?;
+    let (opt, mut options) = rest.split_first_chunk::<OPT_FIXED_BYTES>()?;
     let is_opt = *name == 0 && opt[..2] == [0, 41];
     // The upper bits of a response code, the version, and flags that don't exist.
     if !is_opt || opt[4..6] != [0, 0] || opt[6] & 0x7f != 0 || opt[7] != 0 {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn key(message: &[u8]) -> Option<Vec<u8>> {
-        let mut key = Key::default();
+        let mut key = WireKey::default();
         key.read(message, false).then(|| key.as_bytes().to_vec())
     }
 
@@ -157,7 +157,7 @@ mod tests {
         let plain = key(&message("a.example.", |_| {})).unwrap();
         assert_eq!(key(&message("A.eXample.", |message| message.metadata.id = 1)).unwrap(), plain);
         let mut seen = vec![plain];
-        let mut family = Key::default();
+        let mut family = WireKey::default();
         assert!(family.read(&message("a.example.", |_| {}), true));
         seen.push(family.as_bytes().to_vec());
         for other in [
@@ -217,7 +217,7 @@ mod tests {
         }
         assert_eq!(key(&edns(|edns| _ = edns.set_version(1))), None);
         let long = format!("{0}.{0}.{0}.{1}.", "a".repeat(63), "a".repeat(61));
-        assert_eq!(Key::default().as_bytes().len(), 0);
+        assert_eq!(WireKey::default().as_bytes().len(), 0);
         assert!(key(&message(&long, |_| {})).is_some(), "255 bytes");
     }
 }

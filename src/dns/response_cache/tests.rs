@@ -14,7 +14,7 @@ use tokio::time::advance;
 
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::Protocol;
-use crate::dns::plugins::setup::Site;
+use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support;
 use crate::dns::response_cache::*;
 use crate::dns::server::config::first_handler;
@@ -48,12 +48,12 @@ const OTHERS: &str = "
 struct Served {
     store: Arc<Store>,
     handler: Arc<Handler>,
-    packets: Packets,
-    site: Site,
+    response_cache: ResponseCache,
+    context: ServerContext,
     protocol: Protocol,
 }
 
-const ROOM: Room = Room { sets: 256, bytes: 512 << 10 };
+const ROOM: Capacity = Capacity { sets: 256, bytes: 512 << 10 };
 
 impl Served {
     fn new(first: &str, others: &str) -> Self {
@@ -66,18 +66,18 @@ impl Served {
         let zones: Vec<Name> = zones.iter().map(|zone| Name::from_ascii(zone).unwrap()).collect();
         let store = Arc::new(Store::new(departed).with_zones(&zones));
         store.set_synced();
-        let mut site = Site::silent(Arc::clone(&store)).unwrap();
-        site.own_addresses = |_| vec![[192, 0, 2, 53].into()];
-        let handler = first_handler(text, &site).unwrap();
-        Self { store, handler, packets: Packets::new(ROOM), site, protocol: Protocol::Udp }
+        let mut context = ServerContext::silent(Arc::clone(&store)).unwrap();
+        context.own_addresses = |_| vec![[192, 0, 2, 53].into()];
+        let handler = first_handler(text, &context).unwrap();
+        Self { store, handler, response_cache: ResponseCache::new(ROOM), context, protocol: Protocol::Udp }
     }
 
     /// What the full handler says, which is kept.
     async fn ask(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
         let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
-        let mut key = Key::default();
-        if let (Some(packet), true) = (answer.packet, key.read(question, client.is_ipv6())) {
-            self.packets.keep(key.as_bytes().into(), client.ip(), *packet, Instant::now());
+        let mut key = WireKey::default();
+        if let (Some(wire_response), true) = (answer.wire_response, key.read(question, client.is_ipv6())) {
+            self.response_cache.keep(key.as_bytes().into(), client.ip(), *wire_response, Instant::now());
         }
         answer.bytes
     }
@@ -86,13 +86,14 @@ impl Served {
     fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
         let mut out = [0; 4096];
         let server = self.handler.server.load().number();
-        let length = self.packets.answer(question, client.ip(), server, Instant::now(), &mut out).ok()?;
+        let length =
+            self.response_cache.answer(question, client.ip(), server, Instant::now(), &mut out).ok()?;
         Some(out[..length].to_vec())
     }
 
     /// The lines about questions that don't tell how long something took.
     fn counted(&self) -> Vec<String> {
-        let page = self.site.metrics.render().unwrap();
+        let page = self.context.metrics.render().unwrap();
         let counts = |line: &&str| line.starts_with("coredns_") && !line.contains("_duration_");
         page.lines().filter(counts).map(str::to_owned).collect()
     }
@@ -199,7 +200,7 @@ async fn kept_answer_equals_that_of_the_full_handler() {
                 }
                 2 => advance(Duration::from_millis(random.random_range(0..9000))).await,
                 3 if random.random_bool(0.3) => {
-                    served.handler.server.load().forget(Some(b"\x01a\x07example"))
+                    served.handler.server.load().invalidate(Some(b"\x01a\x07example"))
                 }
                 _ => {}
             }
@@ -337,12 +338,12 @@ async fn each_server_of_a_thread_gives_its_own_answers() {
     let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
     let from = client("10.0.0.1");
     let first = one.ask(&question, from).await;
-    std::mem::swap(&mut one.packets, &mut other.packets);
+    std::mem::swap(&mut one.response_cache, &mut other.response_cache);
     assert_eq!(other.again(&question, from), None);
     let second = other.ask(&question, from).await;
     assert_ne!(first, second);
     assert_eq!(other.again(&question, from), Some(second));
-    std::mem::swap(&mut one.packets, &mut other.packets);
+    std::mem::swap(&mut one.response_cache, &mut other.response_cache);
     assert_eq!(one.again(&question, from), Some(first));
 }
 
@@ -377,9 +378,10 @@ async fn a_flood_of_names_takes_no_place_from_what_is_asked_for() {
         served.ask(&flood, from).await;
         assert!(served.again(&wanted, from).is_some(), "{number}");
     }
-    assert!(served.packets.bytes <= ROOM.bytes);
-    let counted: usize = served.packets.sets.iter().flatten().flatten().map(|entry| entry.weight()).sum();
-    assert_eq!(served.packets.bytes, counted);
+    assert!(served.response_cache.bytes <= ROOM.bytes);
+    let counted: usize =
+        served.response_cache.sets.iter().flatten().flatten().map(|entry| entry.weight()).sum();
+    assert_eq!(served.response_cache.bytes, counted);
 }
 
 #[tokio::test]

@@ -9,38 +9,38 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use rand::{Rng, RngExt};
 use tokio::time::Instant;
 
-use crate::dns::message::encode::{Layout, Place};
+use crate::dns::message::encode::{RecordOffset, RecordOffsets};
 use crate::dns::message::header::HEADER;
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::{Repeat, Section};
+use crate::dns::message::validity::{Section, Validity};
 use crate::store::Store;
 
 /// The longest answer that is kept.
-pub const LONGEST: usize = 4096;
+pub const MAX_RESPONSE_BYTES: usize = 4096;
 
 /// An answer that can be given again.
 #[derive(Debug)]
-pub struct Packet {
+pub struct WireResponse {
     /// The whole message.
     pub bytes: Box<[u8]>,
     /// What it rests on.
-    pub repeat: Repeat,
+    pub repeat: Validity,
     /// The number of the server whose answer it is.
     pub server: u64,
     /// Whether it is the same however the question's name is spelled, but for the question itself. Else it is for the name
     /// in lower case.
     pub any_spelling: bool,
-    ttls: Box<[Countdown]>,
+    ttls: Box<[TtlGroup]>,
     /// Where the serial is that is the store's.
     serial: Option<(usize, Arc<Store>)>,
     /// The addresses that may be in any order.
-    addresses: Option<Addresses>,
+    addresses: Option<AddressOrder>,
 }
 
 /// TTLs that run down together.
 #[derive(Debug)]
-struct Countdown {
+struct TtlGroup {
     since: Instant,
     ttl: u32,
     cap: u32,
@@ -49,23 +49,23 @@ struct Countdown {
 
 /// Records of the same size, one behind the other.
 #[derive(Debug)]
-struct Addresses {
+struct AddressOrder {
     range: Range<usize>,
     size: usize,
 }
 
-impl Packet {
+impl WireResponse {
     /// Returns the answer to a question about a name, for another time, if there is to be one; nothing if it isn't one
     /// that can be changed as it would have to be.
     #[must_use]
     pub fn new(
         mut reply: Reply,
         asked: &Name,
-        (bytes, layout): (&[u8], &Layout),
+        (bytes, layout): (&[u8], &RecordOffsets),
         server: u64,
     ) -> Option<Self> {
         let mut repeat = *reply.repeat.take()?;
-        if bytes.len() > LONGEST {
+        if bytes.len() > MAX_RESPONSE_BYTES {
             return None;
         }
         let any_spelling = !depends_on_spelling(&reply, asked);
@@ -77,16 +77,21 @@ impl Packet {
             Section::Authority => &layout.sections[1],
             Section::Additional => &layout.sections[2],
         };
-        let countdown = |aging: crate::dns::message::validity::Aging| {
+        let countdown = |countdown: crate::dns::message::validity::TtlCountdown| {
             // What there was no room for needs no change.
-            let records = places(aging.section).iter().enumerate();
-            let of_these = records.filter(|(number, _)| aging.records.contains(number));
+            let records = places(countdown.section).iter().enumerate();
+            let of_these = records.filter(|(number, _)| countdown.records.contains(number));
             let places =
                 of_these.map(|(_, place)| u16::try_from(place.ttl)).collect::<Result<Box<[u16]>, _>>();
-            Some(Countdown { since: aging.since, ttl: aging.ttl, cap: aging.cap, places: places.ok()? })
+            Some(TtlGroup {
+                since: countdown.since,
+                ttl: countdown.ttl,
+                cap: countdown.cap,
+                places: places.ok()?,
+            })
         };
-        let ttls: Option<Vec<Countdown>> =
-            std::mem::take(&mut repeat.aging).into_iter().map(countdown).collect();
+        let ttls: Option<Vec<TtlGroup>> =
+            std::mem::take(&mut repeat.countdown).into_iter().map(countdown).collect();
         let mut ttls = ttls?;
         ttls.retain(|countdown| !countdown.places.is_empty());
         let serial = repeat.serial.take().and_then(|serial| {
@@ -98,7 +103,8 @@ impl Packet {
         if repeat.shuffled && layout.sections[0].len() < reply.answers.len() {
             return None;
         }
-        let addresses = if repeat.shuffled { Some(Addresses::of(bytes, &layout.sections[0])?) } else { None };
+        let addresses =
+            if repeat.shuffled { Some(AddressOrder::of(bytes, &layout.sections[0])?) } else { None };
         Some(Self { bytes: bytes.into(), repeat, server, any_spelling, ttls: ttls.into(), serial, addresses })
     }
 
@@ -107,7 +113,7 @@ impl Packet {
     pub fn weight(&self) -> usize {
         /// A name and what is around it.
         const CLIENTS: usize = 200;
-        let Repeat { links, kept, clients, .. } = &self.repeat;
+        let Validity { links, kept, clients, .. } = &self.repeat;
         size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + kept.len())
     }
 
@@ -170,10 +176,10 @@ fn depends_on_spelling(reply: &Reply, asked: &Name) -> bool {
     })
 }
 
-impl Addresses {
+impl AddressOrder {
     /// Returns where the addresses are, all at the end of the answer section; nothing if they aren't of one size.
-    fn of(bytes: &[u8], answers: &[Place]) -> Option<Self> {
-        let is_address = |place: &&Place| {
+    fn of(bytes: &[u8], answers: &[RecordOffset]) -> Option<Self> {
+        let is_address = |place: &&RecordOffset| {
             // The type is two bytes before the class, which is before the TTL.
             let qtype = bytes.get(place.ttl - 4..place.ttl - 2);
             [RecordType::A, RecordType::AAAA]
@@ -185,9 +191,10 @@ impl Addresses {
         let (start, end) = (addresses.first()?.start, addresses.last()?.end);
         let size = addresses.first()?.end - start;
         // Each has a pointer to the one name: wherever the record is, that is before it.
-        let owner = |place: &Place| bytes.get(place.start..place.start + 2);
+        let owner = |place: &RecordOffset| bytes.get(place.start..place.start + 2);
         let is_pointer = owner(addresses.first()?)?[0] & 0xc0 == 0xc0;
-        let same = |place: &Place| place.end - place.start == size && owner(place) == owner(&addresses[0]);
+        let same =
+            |place: &RecordOffset| place.end - place.start == size && owner(place) == owner(&addresses[0]);
         (is_pointer && addresses.iter().all(|place| is_address(&place) && same(place)))
             .then_some(Self { range: start..end, size })
     }

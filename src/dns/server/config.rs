@@ -9,39 +9,39 @@ use arc_swap::ArcSwap;
 use hickory_proto::rr::Name;
 
 use crate::dns::chain::handler::Handler;
-use crate::dns::chain::metrics::Report;
-use crate::dns::chain::server::{Block, Server};
+use crate::dns::chain::metrics::ServerMetrics;
+use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::corefile::{
-    self, Address, CorefileError, Line, Place, Scheme, Sources, Word, addresses, parse,
+    self, Address, CorefileError, Directive, FileSources, Position, Scheme, Token, addresses, parse,
 };
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
-use crate::dns::plugins::setup::{Draft, Site};
-use crate::dns::transport::tcp::{Limits, Terms};
+use crate::dns::plugins::setup::{BlockBuilder, ServerContext};
+use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 
 /// What a Corefile asks for.
 #[derive(Debug)]
 pub struct Configuration {
     /// The blocks, in order.
-    pub blocks: Vec<Built>,
+    pub blocks: Vec<BuiltBlock>,
     /// The listeners, in the order in which they are first named.
     pub listeners: Vec<Listener>,
 }
 
 /// A block, ready to be served.
 #[derive(Debug)]
-pub struct Built {
+pub struct BuiltBlock {
     /// Its plugins.
-    pub block: Arc<Block>,
+    pub block: Arc<ServerBlock>,
     /// What makes it the same as another: its lines, zones, and the files that it was built of.
-    pub identity: Identity,
+    pub identity: BlockFingerprint,
     /// Everything else that it asks for; its plugins are in `block`.
-    pub draft: Draft,
+    pub builder: BlockBuilder,
 }
 
 /// What makes two blocks the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct BlockFingerprint {
     zones: Vec<Name>,
     lines: String,
     read: Vec<(PathBuf, Vec<u8>)>,
@@ -55,7 +55,7 @@ pub struct Listener {
     /// The zones that are served there, and the numbers of their blocks.
     pub zones: Vec<(Name, usize)>,
     /// Where the Corefile first names it.
-    pub place: Place,
+    pub place: Position,
 }
 
 /// What a listener listens on.
@@ -86,21 +86,25 @@ impl fmt::Display for ListenAt {
 pub fn configure(
     file: &Path,
     text: &str,
-    sources: &Sources<'_>,
-    site: &Site,
+    sources: &FileSources<'_>,
+    context: &ServerContext,
 ) -> Result<Configuration, CorefileError> {
-    arrange(file, &parse(file, text, sources)?, site)
+    build_blocks(file, &parse(file, text, sources)?, context)
 }
 
 /// Builds the blocks of a Corefile that has been read. Nothing is started.
 ///
 /// # Errors
 /// At the first place that isn't right.
-pub fn arrange(file: &Path, parsed: &[corefile::Block], site: &Site) -> Result<Configuration, CorefileError> {
-    let mut blocks: Vec<Built> = Vec::new();
+pub fn build_blocks(
+    file: &Path,
+    parsed: &[corefile::BlockSource],
+    context: &ServerContext,
+) -> Result<Configuration, CorefileError> {
+    let mut blocks: Vec<BuiltBlock> = Vec::new();
     let mut listeners: Vec<Listener> = Vec::new();
     for block in parsed {
-        let mut served: Vec<(Address, &Word)> = Vec::new();
+        let mut served: Vec<(Address, &Token)> = Vec::new();
         for word in &block.addresses {
             served.extend(addresses(word)?.into_iter().map(|address| (address, word)));
         }
@@ -110,30 +114,30 @@ pub fn arrange(file: &Path, parsed: &[corefile::Block], site: &Site) -> Result<C
                 zones.push(address.zone.clone());
             }
         }
-        let draft = build(&block.lines, &zones, site)?;
+        let builder = build(&block.lines, &zones, context)?;
         for (address, word) in served {
-            if address.scheme == Scheme::Tls && draft.tls.is_none() {
+            if address.scheme == Scheme::Tls && builder.tls.is_none() {
                 return Err(word
                     .place
                     .error("a tls:// block needs the plugin tls, with a certificate and its key"));
             }
             let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
-            for ip in if draft.bind.is_empty() { &all[..] } else { &draft.bind } {
+            for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
                 let at = ListenAt { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
                 listen(&mut listeners, at, &address.zone, blocks.len(), &word.place)?;
             }
         }
-        let identity = Identity::new(&zones, &block.lines, &draft);
-        let block = Block {
+        let identity = BlockFingerprint::new(&zones, &block.lines, &builder);
+        let block = ServerBlock {
             zones,
-            plugins: draft.plugins.clone(),
-            link_zones: draft.link_zones.clone(),
-            debug: draft.debug,
+            plugins: builder.plugins.clone(),
+            link_zones: builder.link_zones.clone(),
+            debug: builder.debug,
         };
-        blocks.push(Built { block: Arc::new(block), identity, draft });
+        blocks.push(BuiltBlock { block: Arc::new(block), identity, builder });
     }
     if blocks.is_empty() {
-        let start = Place { file: file.into(), line: 1, column: 1 };
+        let start = Position { file: file.into(), line: 1, column: 1 };
         return Err(start.error("there is no server block; one begins with a line such as: .:53 {"));
     }
     check_upstreams(&blocks, &listeners)?;
@@ -142,7 +146,7 @@ pub fn arrange(file: &Path, parsed: &[corefile::Block], site: &Site) -> Result<C
 
 /// Returns whether what is sent to `upstream` arrives at `listen`.
 #[must_use]
-pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
+pub fn is_own_listener(listen: SocketAddr, upstream: SocketAddr) -> bool {
     let loopback = |ip: IpAddr| match ip.to_canonical() {
         // What is sent to no address in particular goes to this machine.
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -155,11 +159,12 @@ pub fn reaches(listen: SocketAddr, upstream: SocketAddr) -> bool {
 }
 
 /// Checks that no block has itself as an upstream. Another block may well be one.
-fn check_upstreams(blocks: &[Built], listeners: &[Listener]) -> Result<(), CorefileError> {
+fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
     for (number, built) in blocks.iter().enumerate() {
         let behind = || listeners.iter().filter(|it| it.zones.iter().any(|(_, block)| *block == number));
-        for (upstream, place) in &built.draft.upstreams {
-            if let Some(listener) = behind().find(|listener| reaches(listener.at.address, *upstream)) {
+        for (upstream, place) in &built.builder.upstreams {
+            if let Some(listener) = behind().find(|listener| is_own_listener(listener.at.address, *upstream))
+            {
                 return Err(place.error(format!(
                     "{upstream} is this block's own listener {}: every question would go round in circles",
                     listener.at
@@ -176,7 +181,7 @@ fn listen(
     at: ListenAt,
     zone: &Name,
     block: usize,
-    place: &Place,
+    place: &Position,
 ) -> Result<(), CorefileError> {
     // Port 0 is another one each time.
     let same_port = |other: &&Listener| {
@@ -210,25 +215,29 @@ fn listen(
 ///
 /// # Errors
 /// At the first place that isn't right.
-pub fn first_handler(text: &str, site: &Site) -> Result<Arc<Handler>, CorefileError> {
+pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>, CorefileError> {
     let path = Path::new("Corefile");
-    let configuration = configure(path, text, &Sources::SYSTEM, site)?;
+    let configuration = configure(path, text, &FileSources::SYSTEM, context)?;
     let listener = &configuration.listeners[0];
-    let report = site.metrics.family().map_err(|error| listener.place.error(error.to_string()))?;
-    Ok(Arc::new(configuration.handler(listener, listener.at, site, &report)))
+    let report = context.metrics.family().map_err(|error| listener.place.error(error.to_string()))?;
+    Ok(Arc::new(configuration.handler(listener, listener.at, context, &report)))
 }
 
 impl Configuration {
     /// Returns on which terms a listener serves connections: as the first of its blocks says about TLS, and the last one
     /// about limits.
     #[must_use]
-    pub fn terms(&self, listener: &Listener) -> Terms {
-        let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].draft);
+    pub fn terms(&self, listener: &Listener) -> ConnectionConfig {
+        let drafts = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
         let tls = match listener.at.scheme {
-            Scheme::Tls => drafts().find_map(|draft| draft.tls.clone()),
+            Scheme::Tls => drafts().find_map(|builder| builder.tls.clone()),
             Scheme::Dns => None,
         };
-        Terms { tls, limits: drafts().fold(Limits::default(), |limits, draft| limits.with(draft.timeouts)) }
+        ConnectionConfig {
+            tls,
+            limits: drafts()
+                .fold(ConnectionLimits::default(), |limits, builder| limits.with(builder.timeouts)),
+        }
     }
 
     /// Returns what takes the messages of a listener that is bound there.
@@ -237,21 +246,21 @@ impl Configuration {
         &self,
         listener: &Listener,
         bound: ListenAt,
-        site: &Site,
-        report: &Arc<Report>,
+        context: &ServerContext,
+        report: &Arc<ServerMetrics>,
     ) -> Handler {
         Handler {
             server: ArcSwap::from_pointee(self.server(listener, bound, Arc::clone(report))),
             bound: bound.address,
-            metrics: Arc::clone(&site.metrics),
+            metrics: Arc::clone(&context.metrics),
             report: Arc::clone(report),
         }
     }
 
     /// Returns what answers behind a listener, by the address that it is bound to.
     #[must_use]
-    pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<Report>) -> Server {
-        let blocks: Vec<(Name, Arc<Block>)> = listener
+    pub fn server(&self, listener: &Listener, bound: ListenAt, report: Arc<ServerMetrics>) -> Server {
+        let blocks: Vec<(Name, Arc<ServerBlock>)> = listener
             .zones
             .iter()
             .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
@@ -261,23 +270,23 @@ impl Configuration {
     }
 }
 
-impl Identity {
+impl BlockFingerprint {
     /// Returns the files that it was built of, and what was in them.
     #[must_use]
     pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
         &self.read
     }
 
-    fn new(zones: &[Name], lines: &[Line], draft: &Draft) -> Self {
+    fn new(zones: &[Name], lines: &[Directive], builder: &BlockBuilder) -> Self {
         let mut text = String::new();
         write_lines(&mut text, lines, 0);
-        Self { zones: zones.to_vec(), lines: text, read: draft.read.clone() }
+        Self { zones: zones.to_vec(), lines: text, read: builder.read.clone() }
     }
 }
 
 /// Returns blocks as a Corefile has them, with everything imported and all variables replaced.
 #[must_use]
-pub fn text_of(blocks: &[corefile::Block]) -> String {
+pub fn text_of(blocks: &[corefile::BlockSource]) -> String {
     let mut text = String::new();
     for block in blocks {
         let addresses: Vec<String> = block.addresses.iter().map(|word| quoted(&word.text)).collect();
@@ -290,10 +299,10 @@ pub fn text_of(blocks: &[corefile::Block]) -> String {
 }
 
 /// Writes lines as a Corefile has them: quoted where they have to be, each on its own line.
-fn write_lines(text: &mut String, lines: &[Line], depth: usize) {
+fn write_lines(text: &mut String, lines: &[Directive], depth: usize) {
     for line in lines {
         text.push_str(&"    ".repeat(depth));
-        let words: Vec<String> = line.words.iter().map(|word| quoted(&word.text)).collect();
+        let words: Vec<String> = line.tokens.iter().map(|word| quoted(&word.text)).collect();
         text.push_str(&words.join(" "));
         if let Some(block) = &line.block {
             text.push_str(" {\n");

@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-use crate::dns::corefile::{Block, CorefileError, Place, Sources, parse};
+use crate::dns::corefile::{BlockSource, CorefileError, FileSources, Position, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
-use crate::dns::plugins::setup::Site;
-use crate::dns::server::config::{Configuration, arrange, text_of};
+use crate::dns::plugins::setup::ServerContext;
+use crate::dns::server::config::{Configuration, build_blocks, text_of};
 
 /// What the built-in Corefile is called in errors.
 const BUILT_IN: &str = "(built-in Corefile)";
 
 /// Where the Corefile comes from.
 #[derive(Clone, Debug)]
-pub(crate) enum Origin {
+pub(crate) enum CorefileSource {
     /// A file, read again at each reload.
     File(PathBuf),
     /// The flags.
@@ -20,43 +20,43 @@ pub(crate) enum Origin {
 }
 
 /// A Corefile as it was read, with everything imported.
-pub(crate) struct Corefile {
+pub(crate) struct LoadedCorefile {
     path: PathBuf,
-    blocks: Vec<Block>,
+    blocks: Vec<BlockSource>,
 }
 
 /// Returns a place as the beginning of a sentence; empty for the built-in Corefile, whose lines the user doesn't see.
-pub(crate) fn at(place: &Place) -> String {
+pub(crate) fn at(place: &Position) -> String {
     if place.file.as_os_str() == BUILT_IN {
         return String::new();
     }
     format!("{}:{}:{}: ", place.file.display(), place.line, place.column)
 }
 
-impl Origin {
+impl CorefileSource {
     /// Returns this file, or the text of the built-in Corefile where there is none.
     pub(crate) fn new(path: Option<PathBuf>, built_in: impl FnOnce() -> String) -> Self {
         path.map_or_else(|| Self::BuiltIn(built_in()), Self::File)
     }
 
     /// Reads it, and what it imports.
-    pub(crate) fn read(&self) -> Result<Corefile, CorefileError> {
+    pub(crate) fn read(&self) -> Result<LoadedCorefile, CorefileError> {
         match self {
-            Self::BuiltIn(text) => Corefile::parse(BUILT_IN.into(), text),
+            Self::BuiltIn(text) => LoadedCorefile::parse(BUILT_IN.into(), text),
             Self::File(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
-                    let place = Place { file: path.as_path().into(), line: 1, column: 1 };
+                    let place = Position { file: path.as_path().into(), line: 1, column: 1 };
                     place.error(format!("the Corefile can't be read: {error}"))
                 })?;
-                Corefile::parse(path.clone(), &text)
+                LoadedCorefile::parse(path.clone(), &text)
             }
         }
     }
 }
 
-impl Corefile {
+impl LoadedCorefile {
     fn parse(path: PathBuf, text: &str) -> Result<Self, CorefileError> {
-        let blocks = parse(&path, text, &Sources::SYSTEM)?;
+        let blocks = parse(&path, text, &FileSources::SYSTEM)?;
         Ok(Self { path, blocks })
     }
 
@@ -71,7 +71,7 @@ impl Corefile {
     }
 
     /// Builds everything it asks for.
-    pub(crate) fn configure(&self, site: &Site) -> Result<Configuration, CorefileError> {
-        arrange(&self.path, &self.blocks, site)
+    pub(crate) fn configure(&self, context: &ServerContext) -> Result<Configuration, CorefileError> {
+        build_blocks(&self.path, &self.blocks, context)
     }
 }

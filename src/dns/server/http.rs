@@ -19,43 +19,43 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
-use super::sockets::{Holders, open_http};
-use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, Site};
+use super::sockets::{PortReservation, open_http};
+use crate::dns::plugins::setup::{HttpEndpoint, HttpKind, ServerContext};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::server::probes;
 use crate::metrics::{MetricGroup, Metrics};
 
 /// How often `/health` is asked by ourselves, and how long it may take; as with CoreDNS.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
-const CHECK_PATIENCE: Duration = Duration::from_secs(3);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What is served by HTTP.
 pub(crate) struct Http {
     metrics: Arc<Metrics>,
     servers: watch::Receiver<Servers>,
     checks: Arc<HealthMetrics>,
-    live: Vec<Live>,
+    live: Vec<HttpListener>,
     tasks: JoinSet<()>,
 }
 
 /// One address at work. It ends when this is dropped.
-struct Live {
-    place: At,
+struct HttpListener {
+    place: HttpAddress,
     /// What is served there now.
     paths: watch::Sender<Vec<&'static str>>,
-    holders: Holders,
+    holders: PortReservation,
     _guard: DropGuard,
 }
 
 /// A port that is listened on. Port 0 is another one for each path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct At {
+struct HttpAddress {
     address: SocketAddr,
     only: Option<&'static str>,
 }
 
-impl At {
+impl HttpAddress {
     fn of(endpoint: &HttpEndpoint) -> Self {
         let address = endpoint.address;
         Self { address, only: (address.port() == 0).then(|| path(endpoint.kind)) }
@@ -83,8 +83,8 @@ impl MetricGroup for HealthMetrics {
 }
 
 /// A port that was opened.
-pub(crate) struct Opened {
-    place: At,
+pub(crate) struct OpenedPort {
+    place: HttpAddress,
     bound: SocketAddr,
     listener: TcpListener,
 }
@@ -98,35 +98,38 @@ fn path(kind: HttpKind) -> &'static str {
 }
 
 /// Returns what is wanted at a port, in order, each once.
-fn paths(endpoints: &[HttpEndpoint], place: At) -> Vec<&'static str> {
+fn paths(endpoints: &[HttpEndpoint], place: HttpAddress) -> Vec<&'static str> {
     let mut paths: Vec<_> =
-        endpoints.iter().filter(|it| At::of(it) == place).map(|it| path(it.kind)).collect();
+        endpoints.iter().filter(|it| HttpAddress::of(it) == place).map(|it| path(it.kind)).collect();
     paths.sort_unstable();
     paths.dedup();
     paths
 }
 
 impl Http {
-    pub(crate) fn new(site: &Site, servers: watch::Receiver<Servers>) -> Result<Self, ServerError> {
+    pub(crate) fn new(
+        context: &ServerContext,
+        servers: watch::Receiver<Servers>,
+    ) -> Result<Self, ServerError> {
         Ok(Self {
-            metrics: Arc::clone(&site.metrics),
+            metrics: Arc::clone(&context.metrics),
             servers,
-            checks: site.metrics.family()?,
+            checks: context.metrics.family()?,
             live: Vec::new(),
             tasks: JoinSet::new(),
         })
     }
 
     /// Opens the ports that aren't open yet.
-    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<Opened>, ServerError> {
-        let mut opened: Vec<Opened> = Vec::new();
+    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<OpenedPort>, ServerError> {
+        let mut opened: Vec<OpenedPort> = Vec::new();
         for endpoint in endpoints {
-            let place = At::of(endpoint);
+            let place = HttpAddress::of(endpoint);
             let known = self.live.iter().any(|live| live.place == place)
                 || opened.iter().any(|opened| opened.place == place);
             if !known {
                 let port = endpoint.address.port();
-                let is_leaving = |live: &&Live| paths(endpoints, live.place).is_empty();
+                let is_leaving = |live: &&HttpListener| paths(endpoints, live.place).is_empty();
                 let share = |share| {
                     let leaving = self.live.iter().filter(is_leaving);
                     leaving.filter(|live| live.holders.share(port, share)).count() > 0
@@ -136,26 +139,26 @@ impl Http {
                     open_http(endpoint.address, &endpoint.place, beside).inspect_err(|_| {
                         share(false);
                     })?;
-                opened.push(Opened { place, bound, listener });
+                opened.push(OpenedPort { place, bound, listener });
             }
         }
         Ok(opened)
     }
 
     /// Serves what was opened, and ends what isn't wanted any more.
-    pub(crate) fn serve(&mut self, opened: Vec<Opened>, endpoints: &[HttpEndpoint]) {
+    pub(crate) fn serve(&mut self, opened: Vec<OpenedPort>, endpoints: &[HttpEndpoint]) {
         self.live.retain(|live| {
             let paths = paths(endpoints, live.place);
             let wanted = !paths.is_empty();
             live.paths.send_replace(paths);
             wanted
         });
-        for Opened { place, bound, listener } in opened {
+        for OpenedPort { place, bound, listener } in opened {
             let (paths, served) = watch::channel(paths(endpoints, place));
             let names = paths.borrow().join(", ");
             info!("{names} on {bound}");
             let stop = CancellationToken::new();
-            let holders = Holders::of(bound.port(), listener.as_fd());
+            let holders = PortReservation::of(bound.port(), listener.as_fd());
             // No other program comes in.
             holders.share(bound.port(), false);
             let serving = probes::serve(listener, self.router(served.clone()), stop.clone());
@@ -168,7 +171,7 @@ impl Http {
             self.tasks.spawn(async move {
                 until.run_until_cancelled(check(bound, served, checks)).await;
             });
-            self.live.push(Live { place, paths, holders, _guard: stop.drop_guard() });
+            self.live.push(HttpListener { place, paths, holders, _guard: stop.drop_guard() });
         }
     }
 
@@ -192,7 +195,7 @@ impl Http {
 
 /// Asks `/health` again and again: that it takes long is a sign of too much load.
 async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, checks: Arc<HealthMetrics>) {
-    let mut ticks = interval(CHECK_EVERY);
+    let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     loop {
@@ -201,11 +204,11 @@ async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, 
             continue;
         }
         let since = Instant::now();
-        let answer = timeout(CHECK_PATIENCE, ask(address)).await;
+        let answer = timeout(CHECK_TIMEOUT, ask(address)).await;
         let elapsed = since.elapsed();
         checks.duration.observe(elapsed.as_secs_f64());
         match answer {
-            Ok(Ok(())) if elapsed > CHECK_EVERY => warn!("/health took {elapsed:?} to answer ourselves"),
+            Ok(Ok(())) if elapsed > CHECK_INTERVAL => warn!("/health took {elapsed:?} to answer ourselves"),
             Ok(Ok(())) => {}
             Ok(Err(problem)) => {
                 checks.failures.inc();
@@ -213,7 +216,7 @@ async fn check(address: SocketAddr, served: watch::Receiver<Vec<&'static str>>, 
             }
             Err(_) => {
                 checks.failures.inc();
-                warn!("/health doesn't answer ourselves within {CHECK_PATIENCE:?}");
+                warn!("/health doesn't answer ourselves within {CHECK_TIMEOUT:?}");
             }
         }
     }

@@ -13,25 +13,25 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{info, warn};
 
 use super::http::Http;
-use super::sockets::{Holders, Socket, open};
+use super::sockets::{ListenerSocket, PortReservation, open};
 use crate::dns::chain::handler::Handler;
-use crate::dns::chain::metrics::Report;
-use crate::dns::chain::server::{Block, Server};
-use crate::dns::plugins::setup::{Draft, HttpEndpoint, HttpKind, Reload, Site, Task};
-use crate::dns::server::config::{Configuration, Identity, ListenAt, Listener};
+use crate::dns::chain::metrics::ServerMetrics;
+use crate::dns::chain::server::{Server, ServerBlock};
+use crate::dns::plugins::setup::{BlockBuilder, HttpEndpoint, HttpKind, Reload, ServerContext, Task};
+use crate::dns::server::config::{BlockFingerprint, Configuration, ListenAt, Listener};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
-use crate::dns::transport::tcp::connection_limit::Places;
-use crate::dns::transport::tcp::{self, Terms};
+use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
+use crate::dns::transport::tcp::{self, ConnectionConfig};
 use crate::dns::transport::udp;
 
 /// What is served.
-pub(crate) struct Serving {
-    site: Site,
-    report: Arc<Report>,
-    places: Arc<Places>,
-    listeners: Vec<Live>,
-    blocks: Vec<LiveBlock>,
+pub(crate) struct Instance {
+    context: ServerContext,
+    report: Arc<ServerMetrics>,
+    places: Arc<ConnectionLimiter>,
+    listeners: Vec<BoundListener>,
+    blocks: Vec<RunningBlock>,
     http: Http,
     servers: watch::Sender<Servers>,
     set_debug: SetDebug,
@@ -40,7 +40,7 @@ pub(crate) struct Serving {
     /// The number of the next listener.
     next: u64,
     /// Listeners that aren't wanted any more and have their last answers to give, and their ports.
-    lingering: Vec<(u64, u16)>,
+    draining: Vec<(u64, u16)>,
     /// What blocks have running.
     tasks: JoinSet<()>,
     /// How often the Corefile is read again.
@@ -50,13 +50,13 @@ pub(crate) struct Serving {
 }
 
 /// What has come of a configuration.
-pub(crate) struct Applied {
+pub(crate) struct ReloadSummary {
     blocks: usize,
     new: usize,
     gone: usize,
 }
 
-impl fmt::Display for Applied {
+impl fmt::Display for ReloadSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { blocks, new, gone } = self;
         write!(f, "{} of {blocks} blocks as before, {new} new, {gone} gone", blocks - new)
@@ -64,44 +64,44 @@ impl fmt::Display for Applied {
 }
 
 /// A listener at work. It ends when this is dropped.
-struct Live {
+struct BoundListener {
     /// Another one later may have the same address.
     number: u64,
     at: ListenAt,
     bound: ListenAt,
     handler: Arc<Handler>,
-    terms: Arc<ArcSwap<Terms>>,
-    holders: Holders,
+    terms: Arc<ArcSwap<ConnectionConfig>>,
+    holders: PortReservation,
     _guard: DropGuard,
 }
 
 /// A block that is served. What it has running ends when this is dropped.
-struct LiveBlock {
-    identity: Identity,
-    block: Arc<Block>,
+struct RunningBlock {
+    identity: BlockFingerprint,
+    block: Arc<ServerBlock>,
     _guard: DropGuard,
 }
 
-impl Serving {
+impl Instance {
     /// Returns one that serves nothing yet.
-    pub(crate) fn new(site: Site, set_debug: SetDebug) -> Result<Self, ServerError> {
-        let report = site.metrics.family::<Report>()?;
+    pub(crate) fn new(context: ServerContext, set_debug: SetDebug) -> Result<Self, ServerError> {
+        let report = context.metrics.family::<ServerMetrics>()?;
         let (servers, _) = watch::channel(Servers::from([]));
         Ok(Self {
             report,
-            places: Arc::new(Places::new(site.metrics.family()?)),
+            places: Arc::new(ConnectionLimiter::new(context.metrics.family()?)),
             listeners: Vec::new(),
             blocks: Vec::new(),
-            http: Http::new(&site, servers.subscribe())?,
+            http: Http::new(&context, servers.subscribe())?,
             servers,
             set_debug,
             serving: JoinSet::new(),
             next: 0,
-            lingering: Vec::new(),
+            draining: Vec::new(),
             tasks: JoinSet::new(),
             reload: None,
             lameduck: Duration::ZERO,
-            site,
+            context,
         })
     }
 
@@ -119,15 +119,15 @@ impl Serving {
     ///
     /// # Errors
     /// If a port can't be had; then everything is as before.
-    pub(crate) fn apply(&mut self, mut configuration: Configuration) -> Result<Applied, ServerError> {
+    pub(crate) fn apply(&mut self, mut configuration: Configuration) -> Result<ReloadSummary, ServerError> {
         let endpoints: Vec<HttpEndpoint> =
-            configuration.blocks.iter().flat_map(|built| built.draft.endpoints.clone()).collect();
+            configuration.blocks.iter().flat_map(|built| built.builder.endpoints.clone()).collect();
         // Everything that can fail comes first.
-        let fresh: Vec<(usize, Socket)> = self.open(&configuration.listeners)?;
+        let fresh: Vec<(usize, ListenerSocket)> = self.open(&configuration.listeners)?;
         let http = self.http.open(&endpoints)?;
 
         let mut old = std::mem::take(&mut self.blocks);
-        let mut starting: Vec<(Vec<Task>, CancellationToken, Arc<Block>)> = Vec::new();
+        let mut starting: Vec<(Vec<Task>, CancellationToken, Arc<ServerBlock>)> = Vec::new();
         for built in &mut configuration.blocks {
             let same = old.iter().position(|live| live.identity == built.identity);
             let live = match same {
@@ -135,9 +135,9 @@ impl Serving {
                 Some(at) => old.remove(at),
                 None => {
                     let stop = CancellationToken::new();
-                    let tasks = std::mem::take(&mut built.draft.tasks);
+                    let tasks = std::mem::take(&mut built.builder.tasks);
                     starting.push((tasks, stop.clone(), Arc::clone(&built.block)));
-                    LiveBlock {
+                    RunningBlock {
                         identity: built.identity.clone(),
                         block: Arc::clone(&built.block),
                         _guard: stop.drop_guard(),
@@ -147,12 +147,12 @@ impl Serving {
             built.block = Arc::clone(&live.block);
             self.blocks.push(live);
         }
-        for relist_guard in configuration.blocks.iter().flat_map(|built| &built.draft.doubts) {
+        for relist_guard in configuration.blocks.iter().flat_map(|built| &built.builder.warnings) {
             warn!("{relist_guard}");
         }
         // What has ended by itself takes no room until the end.
         while self.tasks.try_join_next().is_some() {}
-        let applied = Applied { blocks: self.blocks.len(), new: starting.len(), gone: old.len() };
+        let applied = ReloadSummary { blocks: self.blocks.len(), new: starting.len(), gone: old.len() };
         self.listen(&configuration, fresh);
         let servers: Servers = self.listeners.iter().map(|live| live.handler.server.load_full()).collect();
         self.servers.send_replace(servers);
@@ -164,15 +164,15 @@ impl Serving {
         }
         self.http.serve(http, &endpoints);
         self.report.set_enabled(self.enabled());
-        let drafts = || configuration.blocks.iter().map(|built| &built.draft);
-        (self.set_debug)(drafts().any(|draft| draft.debug));
-        self.reload = drafts().find_map(|draft: &Draft| draft.reload);
+        let drafts = || configuration.blocks.iter().map(|built| &built.builder);
+        (self.set_debug)(drafts().any(|builder| builder.debug));
+        self.reload = drafts().find_map(|builder: &BlockBuilder| builder.reload);
         self.lameduck = endpoints.iter().map(lameduck).max().unwrap_or_default();
         Ok(applied)
     }
 
     /// Opens the sockets of the listeners that aren't there yet.
-    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, Socket)>, ServerError> {
+    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, ListenerSocket)>, ServerError> {
         let mut fresh = Vec::new();
         for (number, listener) in wanted.iter().enumerate() {
             if !self.listeners.iter().any(|live| live.at == listener.at) {
@@ -185,21 +185,21 @@ impl Serving {
 
     /// Opens the sockets of a listener. At its port there may be another one still that isn't wanted any more: by
     /// another address, or by TLS.
-    fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<Socket, ServerError> {
+    fn open_beside(&self, wanted: &[Listener], listener: &Listener) -> Result<ListenerSocket, ServerError> {
         let port = listener.at.address.port();
-        let is_leaving = |live: &&Live| !wanted.iter().any(|listener| listener.at == live.at);
+        let is_leaving = |live: &&BoundListener| !wanted.iter().any(|listener| listener.at == live.at);
         let share = |share| {
             let leaving = self.listeners.iter().filter(is_leaving);
             leaving.filter(|live| live.holders.share(port, share)).count() > 0
         };
-        let beside = share(true) || self.lingering.iter().any(|(_, gone)| *gone == port);
+        let beside = share(true) || self.draining.iter().any(|(_, gone)| *gone == port);
         open(listener.at, &listener.place, beside).inspect_err(|_| {
             share(false);
         })
     }
 
     /// Has each listener answer from its blocks; starts new listeners, and ends listeners that the configuration lacks.
-    fn listen(&mut self, configuration: &Configuration, fresh: Vec<(usize, Socket)>) {
+    fn listen(&mut self, configuration: &Configuration, fresh: Vec<(usize, ListenerSocket)>) {
         self.listeners.retain(|live| {
             let wanted = configuration.listeners.iter().find(|listener| listener.at == live.at);
             match wanted {
@@ -212,7 +212,7 @@ impl Serving {
                     info!("DNS on {}: not any more", live.bound.address);
                     let port = live.bound.address.port();
                     live.holders.share(port, true);
-                    self.lingering.push((live.number, port));
+                    self.draining.push((live.number, port));
                     // Queries that still come there while it drains are answered as by the next listener.
                     let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
                     if let Some((number, socket)) = next {
@@ -227,7 +227,7 @@ impl Serving {
         for (number, socket) in fresh {
             let listener = &configuration.listeners[number];
             let bound = socket.bound;
-            let handler = Arc::new(configuration.handler(listener, bound, &self.site, &self.report));
+            let handler = Arc::new(configuration.handler(listener, bound, &self.context, &self.report));
             let stop = CancellationToken::new();
             self.next += 1;
             let terms = Arc::new(ArcSwap::from_pointee(configuration.terms(listener)));
@@ -235,7 +235,7 @@ impl Serving {
             // No other program comes in.
             holders.share(bound.address.port(), false);
             self.start(socket, &terms, &handler, &stop);
-            self.listeners.push(Live {
+            self.listeners.push(BoundListener {
                 number: self.next,
                 at: listener.at,
                 bound,
@@ -249,8 +249,8 @@ impl Serving {
 
     fn start(
         &mut self,
-        socket: Socket,
-        terms: &Arc<ArcSwap<Terms>>,
+        socket: ListenerSocket,
+        terms: &Arc<ArcSwap<ConnectionConfig>>,
         handler: &Arc<Handler>,
         stop: &CancellationToken,
     ) {
@@ -273,7 +273,7 @@ impl Serving {
     }
 
     /// Returns a server that a block is behind.
-    fn server_of(&self, block: &Arc<Block>) -> Arc<Server> {
+    fn server_of(&self, block: &Arc<ServerBlock>) -> Arc<Server> {
         let servers = self.servers.borrow();
         let behind = |server: &&Arc<Server>| server.blocks().any(|(_, other)| Arc::ptr_eq(other, block));
         // Every block is behind one.
@@ -314,7 +314,7 @@ impl Serving {
                     return (first.unwrap_or_else(|| ([0, 0, 0, 0], 0).into()), panic.to_string());
                 }
                 Some(Ok((number, why))) => {
-                    self.lingering.retain(|(gone, _)| *gone != number);
+                    self.draining.retain(|(gone, _)| *gone != number);
                     if let Some(live) = self.listeners.iter().find(|live| live.number == number) {
                         return (live.bound.address, why);
                     }

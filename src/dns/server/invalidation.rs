@@ -19,7 +19,7 @@ use crate::model::link::{IpFamily, LinkChange, Target};
 use crate::store::Store;
 
 /// The new target of a link is looked up ahead if the link was queried within this time.
-const RECENT: Duration = Duration::from_secs(60);
+const RECENT_WINDOW: Duration = Duration::from_secs(60);
 /// Look-ups ahead that may be under way at once. Further targets are looked up when a client asks.
 const MAX_LOOKUPS: usize = 64;
 
@@ -53,7 +53,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
             }
             Err(RecvError::Lagged(missed)) => {
                 debug!("{missed} changes at once: all cached answers are forgotten");
-                servers.iter().for_each(|server| server.forget(None));
+                servers.iter().for_each(|server| server.invalidate(None));
             }
             Err(RecvError::Closed) => return,
         }
@@ -61,19 +61,19 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
 }
 
 /// A look-up that clients will need, and the plugin that makes it.
-type LookUp = (Arc<Server>, Arc<LbLinker>, Query);
+type LookAhead = (Arc<Server>, Arc<LbLinker>, Query);
 
 /// Forgets what a change makes doubtful; returns the questions that clients will have.
-fn heed(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<LookUp> {
+fn heed(change: &LinkChange, servers: &[Arc<Server>]) -> Vec<LookAhead> {
     let Some((from, to)) = change.target_change() else { return Vec::new() };
     for name in [from, to].into_iter().filter_map(hostname) {
         let wire = wire_name(&name);
-        servers.iter().for_each(|server| server.forget(Some(&wire)));
+        servers.iter().for_each(|server| server.invalidate(Some(&wire)));
     }
     let (Some(name), Some(link)) = (hostname(to), &change.after) else { return Vec::new() };
     let qtypes: Vec<RecordType> = [(IpFamily::V4, RecordType::A), (IpFamily::V6, RecordType::AAAA)]
         .into_iter()
-        .filter(|(family, _)| link.last_queried.is_recent(*family, RECENT))
+        .filter(|(family, _)| link.last_queried.is_recent(*family, RECENT_WINDOW))
         .map(|(_, qtype)| qtype)
         .collect();
     let mut look_ups = Vec::new();

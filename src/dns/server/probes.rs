@@ -22,7 +22,7 @@ use tracing::{debug, error};
 
 use super::invalidation::Servers;
 use crate::dns::chain::server::Server;
-use crate::dns::net::{REST, is_fatal, is_shortage, part_of_files};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, is_fatal, is_shortage, part_of_files};
 use crate::metrics::Metrics;
 
 /// The media type of Prometheus's text format.
@@ -32,16 +32,16 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// connection of a probe that is still waited for is among the newest.
 const MAX_CONNECTIONS: usize = 300;
 /// The same in percent of the files that the process may have open. There are three listeners.
-const MAX_OF_FILES: usize = 2;
+const MAX_PERCENT_OF_FILES: usize = 2;
 
 /// How long a client may take to ask, and then to read the answer; as long as with CoreDNS.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes of a request's head, as far as they are kept.
-const MAX_HEADERS: usize = 16 << 10;
+const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// How long requests under way may take to end when lb-linker is told to stop.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns `/health`: the process answers. It never depends on the API server.
 pub fn health() -> Router {
@@ -94,7 +94,7 @@ pub fn metrics(metrics: Arc<Metrics>) -> Router {
 /// # Errors
 /// If the listener is broken.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    let max = part_of_files(MAX_OF_FILES).min(MAX_CONNECTIONS);
+    let max = part_of_files(MAX_PERCENT_OF_FILES).min(MAX_CONNECTIONS);
     serve_at_most(max, listener, router, stop).await
 }
 
@@ -126,7 +126,7 @@ async fn serve_at_most(
             Err(error) => {
                 debug!("a connection for a probe can't be accepted: {error}");
                 if is_shortage(&error) {
-                    tokio::time::sleep(REST).await;
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
             }
         }
@@ -135,7 +135,7 @@ async fn serve_at_most(
     drop(listener);
     // A client that has sent half a request doesn't keep us from stopping.
     let farewell = async { while connections.join_next().await.is_some() {} };
-    let _ = timeout(FAREWELL, farewell).await;
+    let _ = timeout(SHUTDOWN_TIMEOUT, farewell).await;
     Ok(())
 }
 
@@ -143,11 +143,11 @@ async fn serve_at_most(
 async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
-        .max_buf_size(MAX_HEADERS)
+        .header_read_timeout(REQUEST_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match timeout(2 * PATIENCE, serving).await {
+    match timeout(2 * REQUEST_TIMEOUT, serving).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!("a probe: {error}"),
         Err(_) => debug!("a probe doesn't read its answer"),
@@ -188,7 +188,7 @@ mod tests {
                 std::future::pending().await
             };
             tokio::select! { ended = serving => ended.unwrap(), () = drip => {} }
-            assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+            assert_eq!(start.elapsed().as_secs(), REQUEST_TIMEOUT.as_secs());
         }
     }
 
@@ -199,7 +199,7 @@ mod tests {
         let serving = tokio::spawn(serve_one(server, health()));
         client.write_all(REQUEST).await.unwrap();
         serving.await.unwrap();
-        assert_eq!(start.elapsed(), 2 * PATIENCE);
+        assert_eq!(start.elapsed(), 2 * REQUEST_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,11 +14,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::corefile_source::{Corefile, Origin};
-use super::instance::Serving;
+use super::corefile_source::{CorefileSource, LoadedCorefile};
+use super::instance::Instance;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::dns::plugins::setup::{Reload, Site};
+use crate::dns::plugins::setup::{Reload, ServerContext};
 use crate::dns::server::config::Configuration;
 use crate::dns::server::error::ServerError;
 use crate::dns::server::instance::SetDebug;
@@ -47,11 +47,11 @@ impl MetricGroup for ReloadMetrics {
 
 /// The Corefile, and what is served of it.
 pub(crate) struct Reloader {
-    pub(crate) serving: Serving,
-    origin: Origin,
+    pub(crate) serving: Instance,
+    origin: CorefileSource,
     check_zones: CheckZones,
     zones: watch::Sender<Vec<LinkZone>>,
-    site: Site,
+    context: ServerContext,
     metrics: Arc<ReloadMetrics>,
     /// The hash of the Corefile in force, or what is wrong with the Corefile that was read last.
     last: Result<String, String>,
@@ -75,7 +75,7 @@ enum ReloadError {
 }
 
 /// What a Corefile says, and its hash.
-struct Loaded {
+struct LoadedConfig {
     hash: String,
     zones: Vec<LinkZone>,
     configuration: Option<Configuration>,
@@ -87,20 +87,20 @@ impl Reloader {
     /// # Errors
     /// If it can't be.
     pub(crate) fn start(
-        origin: Origin,
-        corefile: Corefile,
+        origin: CorefileSource,
+        corefile: LoadedCorefile,
         check_zones: CheckZones,
         zones: Vec<LinkZone>,
-        site: Site,
+        context: ServerContext,
         set_debug: SetDebug,
     ) -> Result<Self, ServerError> {
         let asked = signal(SignalKind::user_defined1()).map_err(ServerError::Signal)?;
-        let metrics = site.metrics.family()?;
-        let mut serving = Serving::new(site.clone(), set_debug)?;
+        let metrics = context.metrics.family()?;
+        let mut serving = Instance::new(context.clone(), set_debug)?;
         let hash = hash(&corefile);
-        serving.apply(corefile.configure(&site)?)?;
+        serving.apply(corefile.configure(&context)?)?;
         let zones = watch::Sender::new(zones);
-        Ok(Self { serving, origin, check_zones, zones, site, metrics, last: Ok(hash), asked })
+        Ok(Self { serving, origin, check_zones, zones, context, metrics, last: Ok(hash), asked })
     }
 
     /// Returns the zones with links' names, now and later.
@@ -144,8 +144,8 @@ impl Reloader {
     async fn reload(&mut self, asked: bool, stop: &CancellationToken) {
         let Some(loaded) = stop.run_until_cancelled(self.load(asked)).await else { return };
         let outcome = match loaded {
-            Ok(Loaded { configuration: None, .. }) => return,
-            Ok(Loaded { hash, zones, configuration: Some(configuration) }) => {
+            Ok(LoadedConfig { configuration: None, .. }) => return,
+            Ok(LoadedConfig { hash, zones, configuration: Some(configuration) }) => {
                 let applied = self.serving.apply(configuration);
                 applied.map(|kept| (hash, zones, kept)).map_err(ReloadError::from)
             }
@@ -176,9 +176,9 @@ impl Reloader {
 
     /// Reads and builds it; without the latter if no SIGUSR1 asked for it, and the Corefile and the files
     /// that it names are as before.
-    async fn load(&self, asked: bool) -> Result<Loaded, ReloadError> {
-        let (origin, check_zones, site) =
-            (self.origin.clone(), Arc::clone(&self.check_zones), self.site.clone());
+    async fn load(&self, asked: bool) -> Result<LoadedConfig, ReloadError> {
+        let (origin, check_zones, context) =
+            (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());
         let known = self.last.as_ref().ok().cloned();
         let files = self.serving.files();
         // It may take its time: files, and big ones.
@@ -187,11 +187,11 @@ impl Reloader {
             let hash = hash(&corefile);
             let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
             if !asked && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
-                return Ok(Loaded { hash, zones: Vec::new(), configuration: None });
+                return Ok(LoadedConfig { hash, zones: Vec::new(), configuration: None });
             }
             let zones = corefile.link_zones()?;
             check_zones(&zones).map_err(ReloadError::Zones)?;
-            Ok(Loaded { hash, zones, configuration: Some(corefile.configure(&site)?) })
+            Ok(LoadedConfig { hash, zones, configuration: Some(corefile.configure(&context)?) })
         })
         .await?
     }
@@ -204,7 +204,7 @@ fn pause(Reload { interval, jitter }: Reload) -> Duration {
 }
 
 /// The hash of what a Corefile says, with all that it imports; comments don't count.
-fn hash(corefile: &Corefile) -> String {
+fn hash(corefile: &LoadedCorefile) -> String {
     let digest = Sha512::digest(corefile.text());
     let mut hex = String::new();
     for byte in digest {

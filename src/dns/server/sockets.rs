@@ -8,16 +8,16 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpListener;
 
 use super::corefile_source::at;
-use crate::dns::corefile::{Place, Scheme};
+use crate::dns::corefile::{Position, Scheme};
 use crate::dns::server::config::ListenAt;
 use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
 /// How often a port is looked for that is free for UDP and TCP alike.
-const PORT_TRIES: usize = 16;
+const MAX_PORT_ATTEMPTS: usize = 16;
 
 /// The sockets of a listener.
-pub(crate) struct Socket {
+pub(crate) struct ListenerSocket {
     /// Where it is bound to: port 0 has become another.
     pub(crate) bound: ListenAt,
     /// One for each thread; none with TLS.
@@ -26,14 +26,14 @@ pub(crate) struct Socket {
 }
 
 /// The TCP socket of a listener, to let another listener have its port, too.
-pub(crate) struct Holders {
+pub(crate) struct PortReservation {
     port: u16,
     socket: Option<OwnedFd>,
 }
 
 // === impl Holders ===
 
-impl Holders {
+impl PortReservation {
     /// Returns another handle on the socket. The port stays taken until this is dropped, too.
     pub(crate) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
         // Without it a port can't be taken over, and nothing else is lost.
@@ -53,7 +53,7 @@ impl Holders {
 
 /// Opens the same port for UDP and TCP, or for TLS; port 0 is any that is free. `beside` listeners of ours that are
 /// about to end, if there are any at that port.
-pub(crate) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Socket, ServerError> {
+pub(crate) fn open(listen: ListenAt, place: &Position, beside: bool) -> Result<ListenerSocket, ServerError> {
     let ListenAt { scheme, address } = listen;
     let failed = |address, transport| {
         move |source| ServerError::Listen { place: at(place), address, transport, source }
@@ -67,9 +67,9 @@ pub(crate) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Sock
         } else {
             udp::bind(bound).map_err(failed(address, "UDP"))?
         };
-        return Ok(Socket { bound: ListenAt { scheme, address: bound }, udp, tcp });
+        return Ok(ListenerSocket { bound: ListenAt { scheme, address: bound }, udp, tcp });
     }
-    let mut tries = PORT_TRIES;
+    let mut tries = MAX_PORT_ATTEMPTS;
     loop {
         tries -= 1;
         // UDP first: the kernel chooses a port that no other UDP socket has.
@@ -79,24 +79,24 @@ pub(crate) fn open(listen: ListenAt, place: &Place, beside: bool) -> Result<Sock
         };
         let bound = first.local_addr().map_err(failed(address, "UDP"))?;
         match tcp::bind(bound, false) {
-            Ok(tcp) => return Ok(Socket { bound: ListenAt { scheme, address: bound }, udp, tcp }),
+            Ok(tcp) => return Ok(ListenerSocket { bound: ListenAt { scheme, address: bound }, udp, tcp }),
             Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(failed(address, "TCP")(error)),
         }
     }
 }
 
-impl Socket {
+impl ListenerSocket {
     /// Returns another handle on the port. UDP shares it anyway: TCP keeps other programs out.
-    pub(crate) fn holders(&self) -> Holders {
-        Holders::of(self.bound.address.port(), self.tcp.as_fd())
+    pub(crate) fn holders(&self) -> PortReservation {
+        PortReservation::of(self.bound.address.port(), self.tcp.as_fd())
     }
 }
 
 /// Opens a port for HTTP.
 pub(crate) fn open_http(
     address: SocketAddr,
-    place: &Place,
+    place: &Position,
     beside: bool,
 ) -> Result<(SocketAddr, TcpListener), ServerError> {
     let failed = |source| ServerError::Listen { place: at(place), address, transport: "TCP", source };

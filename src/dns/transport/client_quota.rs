@@ -13,19 +13,19 @@ use parking_lot::Mutex;
 
 /// A number of things that all clients share.
 #[derive(Debug)]
-pub struct Shares {
+pub struct ClientQuota {
     limit: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<QuotaState>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct QuotaState {
     all: usize,
     /// Mostly a few: one of them is found sooner than its address is hashed.
     clients: BTreeMap<IpAddr, usize>,
 }
 
-impl Shares {
+impl ClientQuota {
     /// Returns so many things, all of them free.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
@@ -35,20 +35,20 @@ impl Shares {
     /// Returns a share without anything in it yet. The client's address is one that is
     /// [unmapped](crate::dns::net::unmapped).
     #[must_use]
-    pub fn of(self: &Arc<Self>, client: IpAddr) -> Share {
-        Share { shares: Arc::clone(self), client, size: 0 }
+    pub fn of(self: &Arc<Self>, client: IpAddr) -> QuotaGuard {
+        QuotaGuard { shares: Arc::clone(self), client, size: 0 }
     }
 
-    /// Returns a share of this size, if the client may have it: see [`Share::resize`].
+    /// Returns a share of this size, if the client may have it: see [`QuotaGuard::resize`].
     #[must_use]
-    pub fn take(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<Share> {
+    pub fn acquire(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<QuotaGuard> {
         let mut share = self.of(client);
         share.resize(size).then_some(share)
     }
 
-    /// Does what [`Shares::take`] does, as if there were half as many things: for what a client can do without.
+    /// Does what [`ClientQuota::acquire`] does, as if there were half as many things: for what a client can do without.
     #[must_use]
-    pub fn take_spare(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<Share> {
+    pub fn take_spare(self: &Arc<Self>, client: IpAddr, size: usize) -> Option<QuotaGuard> {
         let mut share = self.of(client);
         share.resize_within(size, self.limit / 2).then_some(share)
     }
@@ -69,13 +69,13 @@ impl Shares {
 
 /// A client's share, until this is dropped.
 #[derive(Debug)]
-pub struct Share {
-    shares: Arc<Shares>,
+pub struct QuotaGuard {
+    shares: Arc<ClientQuota>,
     client: IpAddr,
     size: usize,
 }
 
-impl Share {
+impl QuotaGuard {
     /// Makes the share so large; returns `false`, and leaves it as it is, if that would be too much.
     ///
     /// A client may have as much as is left for the other clients: one client takes half, the next one half of the
@@ -90,7 +90,7 @@ impl Share {
             return true;
         }
         let mut taken = self.shares.taken.lock();
-        let Taken { all, clients } = &mut *taken;
+        let QuotaState { all, clients } = &mut *taken;
         let entry = clients.entry(self.client);
         let own = if let Entry::Occupied(own) = &entry { *own.get() } else { 0 };
         let more = size.saturating_sub(self.size);
@@ -109,7 +109,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for QuotaGuard {
     fn drop(&mut self) {
         self.resize(0);
     }
@@ -125,9 +125,10 @@ mod tests {
 
     #[test]
     fn greedy_clients_leave_room_for_the_next() {
-        let shares = Shares::new(1024);
-        let take_all = |last| -> Vec<Share> { std::iter::from_fn(|| shares.take(client(last), 1)).collect() };
-        let mut all: Vec<Vec<Share>> = (1..=3).map(take_all).collect();
+        let shares = ClientQuota::new(1024);
+        let take_all =
+            |last| -> Vec<QuotaGuard> { std::iter::from_fn(|| shares.acquire(client(last), 1)).collect() };
+        let mut all: Vec<Vec<QuotaGuard>> = (1..=3).map(take_all).collect();
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [512, 256, 128]);
         assert!(take_all(1).is_empty(), "it has its share");
         all.remove(0);
@@ -139,34 +140,34 @@ mod tests {
 
     #[test]
     fn a_client_that_has_none_gets_the_last_one() {
-        let shares = Shares::new(3);
-        let all: Vec<Share> = (1..=3).map(|last| shares.take(client(last), 1).unwrap()).collect();
-        assert!(shares.take(client(4), 1).is_none());
+        let shares = ClientQuota::new(3);
+        let all: Vec<QuotaGuard> = (1..=3).map(|last| shares.acquire(client(last), 1).unwrap()).collect();
+        assert!(shares.acquire(client(4), 1).is_none());
         drop(all);
-        let _one = shares.take(client(1), 1).unwrap();
-        assert!(shares.take(client(1), 1).is_none(), "it has one, and more would be more than half");
+        let _one = shares.acquire(client(1), 1).unwrap();
+        assert!(shares.acquire(client(1), 1).is_none(), "it has one, and more would be more than half");
         assert_eq!((shares.held_by(client(1)), shares.held_by(client(2))), (1, 0));
     }
 
     #[test]
     fn spare_shares_are_given_up_to_half_of_the_limit() {
-        let shares = Shares::new(100);
-        let spare: Vec<Share> = std::iter::from_fn(|| shares.take_spare(client(1), 1)).collect();
+        let shares = ClientQuota::new(100);
+        let spare: Vec<QuotaGuard> = std::iter::from_fn(|| shares.take_spare(client(1), 1)).collect();
         assert_eq!(spare.len(), 25);
-        let rest: Vec<Share> = std::iter::from_fn(|| shares.take(client(1), 1)).collect();
+        let rest: Vec<QuotaGuard> = std::iter::from_fn(|| shares.acquire(client(1), 1)).collect();
         assert_eq!(rest.len(), 25);
         assert!(shares.take_spare(client(2), 1).is_none());
-        assert!(shares.take(client(2), 25).is_some());
+        assert!(shares.acquire(client(2), 25).is_some());
     }
 
     #[test]
     fn a_share_grows_as_far_as_it_may_and_shrinks() {
-        let shares = Shares::new(100);
-        let mut share = shares.take(client(1), 40).unwrap();
+        let shares = ClientQuota::new(100);
+        let mut share = shares.acquire(client(1), 40).unwrap();
         assert!(share.resize(50));
         assert!(!share.resize(51));
-        assert!(shares.take(client(2), 26).is_none());
+        assert!(shares.acquire(client(2), 26).is_none());
         assert!(share.resize(10));
-        assert!(shares.take(client(2), 45).is_some());
+        assert!(shares.acquire(client(2), 45).is_some());
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use connection::Connection;
-use connection_limit::Places;
+use connection_limit::ConnectionLimiter;
 use futures::future::Abortable;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
-use crate::dns::net::{REST, bind_with, is_fatal, is_shortage};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_shortage};
 
 /// Connections that the kernel holds for us until they are accepted.
 const BACKLOG: i32 = 1024;
@@ -31,11 +31,11 @@ const BACKLOG: i32 = 1024;
 /// takes megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
 /// How often it is said that no connection can be accepted.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the clients of a listener may take, and how much they may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// For the rest of a question that has begun, and for a TLS handshake.
     pub read: Duration,
     /// To take answers.
@@ -48,21 +48,21 @@ pub struct Limits {
 
 /// On which terms connections are served.
 #[derive(Clone, Default)]
-pub struct Terms {
+pub struct ConnectionConfig {
     /// By TLS, and how; else by plain TCP.
     pub tls: Option<TlsAcceptor>,
     /// What a client may do.
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         let patience = Duration::from_secs(5);
         Self { read: patience, write: patience, idle: Duration::from_secs(30), queries: u64::MAX }
     }
 }
 
-impl Limits {
+impl ConnectionLimits {
     /// Returns these, but for what a block says.
     #[must_use]
     pub fn with(self, timeouts: Timeouts) -> Self {
@@ -112,8 +112,8 @@ pub fn bind(address: SocketAddr, beside: bool) -> io::Result<TcpListener> {
 /// If the listener is broken.
 pub async fn serve(
     listener: TcpListener,
-    terms: Arc<ArcSwap<Terms>>,
-    places: Arc<Places>,
+    terms: Arc<ArcSwap<ConnectionConfig>>,
+    places: Arc<ConnectionLimiter>,
     handler: Arc<Handler>,
     stop: CancellationToken,
 ) -> io::Result<()> {
@@ -129,7 +129,7 @@ pub async fn serve(
             Ok((stream, client)) => {
                 let Some((place, registration)) = places.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
-                let Terms { tls, limits } = Terms::clone(&terms.load());
+                let ConnectionConfig { tls, limits } = ConnectionConfig::clone(&terms.load());
                 let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.of_kernel());
                 let local = stream.local_addr().ok().map(|local| local.ip());
                 let connection = Connection { client, local, limits, handler, place, stop };
@@ -138,11 +138,11 @@ pub async fn serve(
             }
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) if is_shortage(&error) => {
-                if said.is_none_or(|said| said.elapsed() > QUIET) {
+                if said.is_none_or(|said| said.elapsed() > LOG_INTERVAL) {
                     warn!("TCP: a connection can't be accepted: {error}");
                     said = Some(Instant::now());
                 }
-                tokio::time::sleep(REST).await;
+                tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             }
             // The client, the network or the firewall has thought better of it (accept(2)).
             Err(error) => debug!("TCP: a connection can't be accepted: {error}"),

@@ -140,7 +140,7 @@ fn verifier(
     let named = ca.map(roots).transpose()?;
     let anybody = |required| {
         let algorithms = provider.signature_verification_algorithms;
-        Ok(Arc::new(Anybody { required, algorithms }) as Arc<dyn ClientCertVerifier>)
+        Ok(Arc::new(AnyClientCertificate { required, algorithms }) as Arc<dyn ClientCertVerifier>)
     };
     let optional = match clients {
         ClientAuth::None => return Ok(Arc::new(NoClientAuth)),
@@ -157,12 +157,12 @@ fn verifier(
 
 /// Takes whatever certificate a client has, if only it has the key, too.
 #[derive(Debug)]
-struct Anybody {
+struct AnyClientCertificate {
     required: bool,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl ClientCertVerifier for Anybody {
+impl ClientCertVerifier for AnyClientCertificate {
     fn client_auth_mandatory(&self) -> bool {
         self.required
     }

@@ -28,13 +28,13 @@ use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
-use super::client_quota::Shares;
-use crate::dns::chain::handler::{Answer, Handler};
+use super::client_quota::ClientQuota;
+use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::net::bind_with;
-use crate::dns::response_cache::wire_response::Packet;
+use crate::dns::response_cache::wire_response::WireResponse;
 use crate::dns::transport::metrics::TransportMetrics;
 use answer_socket::AnswerSocket;
-use slow_path::Full;
+use slow_path::SlowPath;
 use unreachable::Unreachable;
 use worker::Worker;
 
@@ -44,13 +44,13 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// what is beyond its own bound, so that this one is only for what waits without asking.
 const MAX_WAITING: usize = 4096;
 /// Questions on their way from a thread to the full handler.
-const QUEUE: usize = 4096;
+const QUEUE_CAPACITY: usize = 4096;
 /// Answers on their way back, which only make the next ones faster.
-const KEPT: usize = 1024;
+const CACHE_INSERT_CAPACITY: usize = 1024;
 /// How long a socket that ends still answers queries.
-const LINGER: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Datagrams that are still taken at the end; the kernel's queue holds fewer.
-const MAX_LAST: usize = 4096;
+const MAX_DRAIN_QUERIES: usize = 4096;
 /// Threads of a listener at most: so many answer more than any network brings.
 const MAX_WORKERS: usize = 8;
 
@@ -104,13 +104,13 @@ pub async fn serve(
     handler: Arc<Handler>,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    serve_with(sockets, handler, Shares::new(MAX_WAITING), stop).await
+    serve_with(sockets, handler, ClientQuota::new(MAX_WAITING), stop).await
 }
 
 async fn serve_with(
     sockets: Vec<UdpSocket>,
     handler: Arc<Handler>,
-    shares: Arc<Shares>,
+    shares: Arc<ClientQuota>,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let metrics = handler.metrics.family::<TransportMetrics>().map_err(io::Error::other)?;
@@ -125,9 +125,9 @@ async fn serve_with(
         let socket = Arc::new(socket);
         workers.sockets.push(Arc::clone(&socket));
         let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), Arc::clone(&metrics)));
-        let (questions, asked) = mpsc::channel(QUEUE);
-        let (keep, kept) = sync_channel(KEPT);
-        let full = Full {
+        let (questions, asked) = mpsc::channel(QUEUE_CAPACITY);
+        let (keep, kept) = sync_channel(CACHE_INSERT_CAPACITY);
+        let full = SlowPath {
             socket: Arc::clone(&socket),
             handler: Arc::clone(&handler),
             shares: Arc::clone(&shares),
@@ -211,40 +211,40 @@ struct Peer {
 }
 
 /// A question for the full handler.
-struct Question {
-    asking: Asking,
+struct PendingQuery {
+    asking: QueryProgress,
     peer: Peer,
     /// What makes it the same as another, if its answer may be one to keep.
     key: Option<Box<[u8]>>,
-    ticket: Ticket,
+    ticket: InFlightGuard,
 }
 
 /// How far a question has come.
-enum Asking {
+enum QueryProgress {
     /// It is as it came.
     Message(Vec<u8>),
     /// The full handler has begun to answer it, and waits for something.
-    UnderWay(BoxFuture<'static, Option<Answer>>),
+    UnderWay(BoxFuture<'static, Option<EncodedReply>>),
 }
 
 /// An answer to keep.
-struct Keep {
+struct CacheInsert {
     key: Box<[u8]>,
     client: IpAddr,
-    packet: Box<Packet>,
+    wire_response: Box<WireResponse>,
 }
 
 /// Counts a question as under way until this is dropped.
-struct Ticket(Arc<AtomicUsize>);
+struct InFlightGuard(Arc<AtomicUsize>);
 
-impl Ticket {
+impl InFlightGuard {
     fn new(pending: &Arc<AtomicUsize>) -> Self {
         pending.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(pending))
     }
 }
 
-impl Drop for Ticket {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

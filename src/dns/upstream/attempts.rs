@@ -7,35 +7,35 @@ use hickory_proto::op::Message;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::error::{Doing, Progress, Trouble};
+use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
 
 /// How long an upstream may be silent before the next one is asked, too.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The shortest time from one round through the upstreams to the next: upstreams that refuse do so at once.
-const ROUND: Duration = Duration::from_millis(100);
+const MIN_ROUND_DURATION: Duration = Duration::from_millis(100);
 
 /// The upstreams in the order in which they are asked; then again from the first, as long as attempts are left.
 #[derive(Debug)]
-pub(crate) struct Rounds {
-    upstreams: SmallVec<[(Arc<Upstream>, State); 2]>,
+pub(crate) struct AttemptSchedule {
+    upstreams: SmallVec<[(Arc<Upstream>, AttemptState); 2]>,
     /// The number of the turn that is next, from the first round on.
     turn: usize,
     /// When it begins at the earliest.
     next: Instant,
     /// When the round has begun.
     round: Instant,
-    waiting: SmallVec<[Waiting; 1]>,
+    waiting: SmallVec<[InFlight; 1]>,
     /// How many tries there have been.
     tries: usize,
     failed: usize,
     /// How many may fail.
     attempts: usize,
-    why: Option<Trouble>,
+    why: Option<ExchangeError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum AttemptState {
     Free,
     /// It is being asked: that a second time at once is of no use.
     Asked,
@@ -45,31 +45,31 @@ enum State {
 
 /// An upstream that is being asked, and isn't late.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct InFlight {
     /// Of all tries.
     pub(crate) number: usize,
     pub(crate) upstream: Arc<Upstream>,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) progress: Arc<ExchangeProgress>,
     /// Among the upstreams.
     index: usize,
 }
 
 /// The upstream that is asked next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct NextAttempt {
     pub(crate) at: Instant,
     turn: usize,
     begins_round: bool,
 }
 
-impl Rounds {
+impl AttemptSchedule {
     pub(crate) fn new(
         upstreams: impl IntoIterator<Item = Arc<Upstream>>,
         attempts: usize,
         now: Instant,
     ) -> Self {
         Self {
-            upstreams: upstreams.into_iter().map(|upstream| (upstream, State::Free)).collect(),
+            upstreams: upstreams.into_iter().map(|upstream| (upstream, AttemptState::Free)).collect(),
             turn: 0,
             next: now,
             round: now,
@@ -82,31 +82,35 @@ impl Rounds {
     }
 
     /// Returns the upstream that is asked next; `None` while it's the turn of an upstream that is still being asked.
-    pub(crate) fn next(&self) -> Option<Turn> {
+    pub(crate) fn next(&self) -> Option<NextAttempt> {
         let number = self.upstreams.len();
         if self.failed + self.waiting.len() >= self.attempts {
             return None;
         }
         let state = |turn: usize| self.upstreams[turn % number].1;
-        let turn = (self.turn..self.turn + number).find(|turn| state(*turn) != State::Answered)?;
+        let turn = (self.turn..self.turn + number).find(|turn| state(*turn) != AttemptState::Answered)?;
         let begins_round = turn / number > self.turn.saturating_sub(1) / number;
-        let at = if begins_round { self.next.max(self.round + ROUND) } else { self.next };
-        (state(turn) == State::Free).then_some(Turn { at, turn, begins_round })
+        let at = if begins_round { self.next.max(self.round + MIN_ROUND_DURATION) } else { self.next };
+        (state(turn) == AttemptState::Free).then_some(NextAttempt { at, turn, begins_round })
     }
 
     /// Takes in that one is asked from now on.
-    pub(crate) fn begun(&mut self, Turn { turn, begins_round, .. }: Turn, now: Instant) -> &Waiting {
+    pub(crate) fn begun(
+        &mut self,
+        NextAttempt { turn, begins_round, .. }: NextAttempt,
+        now: Instant,
+    ) -> &InFlight {
         let index = turn % self.upstreams.len();
         self.turn = turn + 1;
-        self.next = now + PATIENCE;
+        self.next = now + ATTEMPT_TIMEOUT;
         if begins_round || turn == 0 {
             self.round = now;
         }
         self.tries += 1;
         let (upstream, state) = &mut self.upstreams[index];
-        *state = State::Asked;
+        *state = AttemptState::Asked;
         let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
-        self.waiting.push(Waiting { number: self.tries, upstream, progress, index });
+        self.waiting.push(InFlight { number: self.tries, upstream, progress, index });
         &self.waiting[self.waiting.len() - 1]
     }
 
@@ -114,17 +118,18 @@ impl Rounds {
     pub(crate) fn ended(
         &mut self,
         number: usize,
-        outcome: Result<Message, Trouble>,
+        outcome: Result<Message, ExchangeError>,
         now: Instant,
     ) -> Option<Message> {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.number == number) {
             let index = self.waiting.swap_remove(at).index;
-            self.upstreams[index].1 = if outcome.is_ok() { State::Answered } else { State::Free };
+            self.upstreams[index].1 =
+                if outcome.is_ok() { AttemptState::Answered } else { AttemptState::Free };
             self.failed += usize::from(outcome.is_err());
             self.next = now;
         }
         // What an upstream has said or not said tells more than that there was no socket for another try.
-        let tells = |trouble: &Trouble| self.why.is_none() || !trouble.is_shortage();
+        let tells = |trouble: &ExchangeError| self.why.is_none() || !trouble.is_shortage();
         match outcome {
             Ok(answer) => return Some(answer),
             Err(trouble) if tells(&trouble) => self.why = Some(trouble),
@@ -135,7 +140,7 @@ impl Rounds {
 
     /// Returns whether no upstream was asked, because there was no socket for it.
     pub(crate) fn lack_sockets(&self) -> bool {
-        self.why.as_ref().is_some_and(Trouble::is_shortage)
+        self.why.as_ref().is_some_and(ExchangeError::is_shortage)
     }
 
     /// Returns when the first attempt under way is late.
@@ -149,7 +154,7 @@ impl Rounds {
         while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
             let late = self.waiting.swap_remove(at);
             late.upstream.suspect();
-            self.upstreams[late.index].1 = State::Free;
+            self.upstreams[late.index].1 = AttemptState::Free;
             self.failed += 1;
             self.next = now;
             self.why = Some(late.due().0.late());
@@ -166,10 +171,10 @@ impl Rounds {
     }
 }
 
-impl Waiting {
+impl InFlight {
     /// Returns what is being done, and when that has taken too long.
-    fn due(&self) -> (Doing, Instant) {
-        self.progress.due(self.upstream.patience)
+    fn due(&self) -> (Operation, Instant) {
+        self.progress.due(self.upstream.reply_timeout)
     }
 }
 
@@ -181,25 +186,26 @@ mod tests {
 
     use super::*;
     use crate::dns::upstream::config::ForwardOptions;
-    use crate::dns::upstream::endpoint::{Endpoint, Transport};
+    use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
 
-    fn rounds(upstreams: u16, attempts: usize) -> Rounds {
+    fn rounds(upstreams: u16, attempts: usize) -> AttemptSchedule {
         let upstream = |port| {
-            let endpoint = Endpoint { address: ([127, 0, 0, 1], port).into(), transport: Transport::Udp };
+            let endpoint =
+                UpstreamEndpoint { address: ([127, 0, 0, 1], port).into(), transport: Transport::Udp };
             Arc::new(Upstream::new(endpoint, &ForwardOptions { max_fails: 0, ..ForwardOptions::default() }))
         };
-        Rounds::new((1..=upstreams).map(upstream), attempts, Instant::now())
+        AttemptSchedule::new((1..=upstreams).map(upstream), attempts, Instant::now())
     }
 
-    fn trouble() -> Result<Message, Trouble> {
-        Err(Doing::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
+    fn trouble() -> Result<Message, ExchangeError> {
+        Err(Operation::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
     }
 
     /// Begins the next turn, and returns the number of the try, the upstream's, and in how many milliseconds.
-    fn begin(rounds: &mut Rounds) -> (usize, usize, u128) {
+    fn begin(rounds: &mut AttemptSchedule) -> (usize, usize, u128) {
         let turn = rounds.next().unwrap();
         let after = turn.at.saturating_duration_since(Instant::now()).as_millis();
-        let Waiting { number, index, .. } = rounds.begun(turn, Instant::now());
+        let InFlight { number, index, .. } = rounds.begun(turn, Instant::now());
         (*number, *index, after)
     }
 

@@ -14,28 +14,28 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::config::{ForwardOptions, Purpose};
-use super::endpoint::{Endpoint, TlsClient, Transport};
-use super::group::Forward;
-use super::policy::Policy;
+use super::endpoint::{TlsClient, Transport, UpstreamEndpoint};
+use super::group::UpstreamGroup;
+use super::policy::SelectionPolicy;
 use super::socket_budget::SocketBudget;
-use crate::dns::chain::request::OURSELVES;
-use crate::dns::message::query::Question;
+use crate::dns::chain::request::INTERNAL_ADDRESS;
+use crate::dns::message::query::UpstreamQuery;
 
 /// The first pause between two tries, and the last.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RESOLVE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Where an upstream is.
 #[derive(Clone, Debug)]
-pub enum To {
+pub enum UpstreamAddr {
     /// At an address.
-    Address(SocketAddr, Speaking),
+    Address(SocketAddr, TransportConfig),
     /// At the addresses of a name.
-    Host(String, u16, Speaking),
+    Host(String, u16, TransportConfig),
 }
 
 /// How it is spoken to, whatever its address.
 #[derive(Clone)]
-pub enum Speaking {
+pub enum TransportConfig {
     /// By UDP and TCP.
     Plain,
     /// By TCP alone.
@@ -44,7 +44,7 @@ pub enum Speaking {
     Tls(TlsConnector, Option<ServerName<'static>>),
 }
 
-impl std::fmt::Debug for Speaking {
+impl std::fmt::Debug for TransportConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Plain => "Plain",
@@ -54,8 +54,8 @@ impl std::fmt::Debug for Speaking {
     }
 }
 
-impl Speaking {
-    fn endpoint(&self, address: SocketAddr) -> Endpoint {
+impl TransportConfig {
+    fn endpoint(&self, address: SocketAddr) -> UpstreamEndpoint {
         let transport = match self {
             Self::Plain => Transport::Udp,
             Self::Tcp => Transport::Tcp,
@@ -64,22 +64,22 @@ impl Speaking {
                 name: name.clone().unwrap_or_else(|| ServerName::from(address.ip())),
             }),
         };
-        Endpoint { address, transport }
+        UpstreamEndpoint { address, transport }
     }
 }
 
 /// Returns those whose address is known, each once.
 #[must_use]
-pub fn known(upstreams: &[To]) -> Vec<Endpoint> {
+pub fn known(upstreams: &[UpstreamAddr]) -> Vec<UpstreamEndpoint> {
     let known = upstreams.iter().filter_map(|to| match to {
-        To::Address(address, speaking) => Some(speaking.endpoint(*address)),
-        To::Host(..) => None,
+        UpstreamAddr::Address(address, speaking) => Some(speaking.endpoint(*address)),
+        UpstreamAddr::Host(..) => None,
     });
     each_once(known)
 }
 
-fn each_once(endpoints: impl Iterator<Item = Endpoint>) -> Vec<Endpoint> {
-    let mut all: Vec<Endpoint> = Vec::new();
+fn each_once(endpoints: impl Iterator<Item = UpstreamEndpoint>) -> Vec<UpstreamEndpoint> {
+    let mut all: Vec<UpstreamEndpoint> = Vec::new();
     for endpoint in endpoints {
         if all.iter().all(|other| other.address != endpoint.address) {
             all.push(endpoint);
@@ -91,20 +91,20 @@ fn each_once(endpoints: impl Iterator<Item = Endpoint>) -> Vec<Endpoint> {
 /// Looks up the names among the upstreams until all have addresses, and has these be asked, too. The resolvers
 /// are asked, or else it is done as by other programs here.
 pub async fn resolve(
-    forward: Arc<Forward>,
-    upstreams: Vec<To>,
+    forward: Arc<UpstreamGroup>,
+    upstreams: Vec<UpstreamAddr>,
     resolvers: Vec<SocketAddr>,
     stop: CancellationToken,
 ) {
     let resolving = async {
-        let mut pause = PAUSE.0;
+        let mut pause = RESOLVE_BACKOFF.0;
         loop {
             match resolve_once(&upstreams, &resolvers, &forward.options.sockets).await {
                 Ok(endpoints) => break endpoints,
                 Err(error) => warn!("plugin/forward: {error}; trying again in {} s", pause.as_secs()),
             }
             sleep(pause).await;
-            pause = PAUSE.1.min(pause * 2);
+            pause = RESOLVE_BACKOFF.1.min(pause * 2);
         }
     };
     tokio::select! {
@@ -118,15 +118,15 @@ pub async fn resolve(
 }
 
 async fn resolve_once(
-    upstreams: &[To],
+    upstreams: &[UpstreamAddr],
     resolvers: &[SocketAddr],
     sockets: &Arc<SocketBudget>,
-) -> io::Result<Vec<Endpoint>> {
+) -> io::Result<Vec<UpstreamEndpoint>> {
     let mut all = Vec::new();
     for upstream in upstreams {
         match upstream {
-            To::Address(address, speaking) => all.push(speaking.endpoint(*address)),
-            To::Host(host, port, speaking) => {
+            UpstreamAddr::Address(address, speaking) => all.push(speaking.endpoint(*address)),
+            UpstreamAddr::Host(host, port, speaking) => {
                 let found = addresses(host, resolvers, sockets).await.and_then(|ips| match ips[..] {
                     [] => Err(io::Error::other("it has no addresses")),
                     _ => Ok(ips),
@@ -150,19 +150,19 @@ async fn addresses(
     }
     let mut name = Name::from_ascii(host).map_err(io::Error::other)?;
     name.set_fqdn(true);
-    let endpoints = resolvers.iter().map(|address| Speaking::Plain.endpoint(*address)).collect();
+    let endpoints = resolvers.iter().map(|address| TransportConfig::Plain.endpoint(*address)).collect();
     let options = ForwardOptions {
-        policy: Policy::Sequential,
+        policy: SelectionPolicy::Sequential,
         // Nothing is looked up while there are no queries.
         max_fails: 0,
         sockets: Arc::clone(sockets),
         ..ForwardOptions::default()
     };
-    let resolver = Forward::new(endpoints, options);
+    let resolver = UpstreamGroup::new(endpoints, options);
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
-        let question = Question::plain(name.clone(), qtype).key();
-        match resolver.ask(&question, Purpose::Chase, OURSELVES).await {
+        let question = UpstreamQuery::plain(name.clone(), qtype).key();
+        match resolver.ask(&question, Purpose::Chase, INTERNAL_ADDRESS).await {
             Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
                 RData::A(ip) => Some(IpAddr::V4(ip.0)),
                 RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),

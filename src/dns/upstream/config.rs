@@ -9,15 +9,15 @@ use hickory_proto::rr::Name;
 use tokio::time::Instant;
 
 use crate::dns::upstream::metrics::ForwardMetrics;
-use crate::dns::upstream::policy::Policy;
+use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::socket_budget::SocketBudget;
-use crate::dns::upstream::stream_pool::Connection;
+use crate::dns::upstream::stream_pool::StreamConnection;
 
 /// How upstreams are asked.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
     /// In which order.
-    pub policy: Policy,
+    pub policy: SelectionPolicy,
     /// Failed health checks in a row after which an upstream counts as down; 0 for never.
     pub max_fails: u32,
     /// How an upstream that has failed is checked.
@@ -49,7 +49,7 @@ impl Default for ForwardOptions {
     /// CoreDNS's defaults, and the bound of its own Corefile.
     fn default() -> Self {
         Self {
-            policy: Policy::Random,
+            policy: SelectionPolicy::Random,
             max_fails: 2,
             health_check: HealthCheck::default(),
             keep: Keep::default(),
@@ -99,7 +99,7 @@ impl Default for Keep {
 
 impl Keep {
     /// Returns whether a connection that is idle since then may be used again.
-    pub(crate) fn holds(&self, since: Instant, connection: &Connection) -> bool {
+    pub(crate) fn holds(&self, since: Instant, connection: &StreamConnection) -> bool {
         since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)
     }
 }

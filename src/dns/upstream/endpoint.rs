@@ -8,7 +8,7 @@ use tokio_rustls::TlsConnector;
 
 /// Where an upstream is, and how it is spoken to.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct UpstreamEndpoint {
     /// Address and port.
     pub address: SocketAddr,
     /// By which transport.
@@ -41,7 +41,7 @@ impl fmt::Debug for TlsClient {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for UpstreamEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.transport {
             Transport::Tls(client) => write!(f, "tls://{} ({})", self.address, client.name.to_str()),

@@ -14,13 +14,13 @@ use super::socket_budget::NoSocket;
 use crate::dns::net::is_shortage;
 
 /// How long a connection may take to be there.
-const CONNECT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an upstream hasn't answered. It reads as in CoreDNS, for people have `consolidate` and alerts look for
 /// that: `read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout`.
 #[derive(Debug)]
-pub(crate) struct Trouble {
-    doing: Doing,
+pub(crate) struct ExchangeError {
+    doing: Operation,
     error: io::Error,
 }
 
@@ -28,14 +28,14 @@ const DIAL: &str = "dial";
 
 /// A step of an exchange.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Doing {
+pub(crate) struct Operation {
     verb: &'static str,
     network: &'static str,
     local: Option<SocketAddr>,
     remote: SocketAddr,
 }
 
-impl Doing {
+impl Operation {
     /// Gets a socket that leads to an upstream.
     pub(crate) fn dial(network: &'static str, remote: SocketAddr) -> Self {
         Self { verb: DIAL, network, local: None, remote }
@@ -47,26 +47,26 @@ impl Doing {
     }
 
     /// Returns that this has failed.
-    pub(crate) fn failed(self, error: io::Error) -> Trouble {
-        Trouble { doing: self, error }
+    pub(crate) fn failed(self, error: io::Error) -> ExchangeError {
+        ExchangeError { doing: self, error }
     }
 
     /// Returns that this has taken too long.
-    pub(crate) fn late(self) -> Trouble {
+    pub(crate) fn late(self) -> ExchangeError {
         self.failed(io::ErrorKind::TimedOut.into())
     }
 }
 
 /// How far an exchange is, and since when.
 #[derive(Debug)]
-pub(crate) struct Progress {
-    step: Mutex<(Doing, Instant)>,
+pub(crate) struct ExchangeProgress {
+    step: Mutex<(Operation, Instant)>,
     /// Whether the upstream has been silent for so long that it is checked.
     is_silent: AtomicBool,
 }
 
-impl Progress {
-    pub(crate) fn new(doing: Doing, now: Instant) -> Self {
+impl ExchangeProgress {
+    pub(crate) fn new(doing: Operation, now: Instant) -> Self {
         Self { step: Mutex::new((doing, now)), is_silent: AtomicBool::new(false) }
     }
 
@@ -81,38 +81,38 @@ impl Progress {
     }
 
     /// Takes in that a step begins.
-    pub(crate) fn begins(&self, doing: Doing, now: Instant) {
+    pub(crate) fn begins(&self, doing: Operation, now: Instant) {
         *self.step.lock() = (doing, now);
     }
 
     /// The same, unless it is the repetition of one that has begun.
-    pub(crate) fn first(&self, doing: Doing, now: Instant) {
+    pub(crate) fn first(&self, doing: Operation, now: Instant) {
         if self.step().0.verb != doing.verb {
             self.begins(doing, now);
         }
     }
 
     /// Returns what is being done, and when that has taken too long.
-    pub(crate) fn due(&self, patience: Duration) -> (Doing, Instant) {
+    pub(crate) fn due(&self, patience: Duration) -> (Operation, Instant) {
         let (doing, since) = self.step();
-        (doing, since + if doing.verb == DIAL { CONNECT } else { patience })
+        (doing, since + if doing.verb == DIAL { CONNECT_TIMEOUT } else { patience })
     }
 
-    fn step(&self) -> (Doing, Instant) {
+    fn step(&self) -> (Operation, Instant) {
         *self.step.lock()
     }
 }
 
-impl Trouble {
+impl ExchangeError {
     /// Whether it says nothing about the upstream: there is no socket for it.
     pub(crate) fn is_shortage(&self) -> bool {
         is_shortage(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ExchangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Doing { verb, network, local, remote } = self.doing;
+        let Operation { verb, network, local, remote } = self.doing;
         write!(f, "{verb} {network} ")?;
         if let Some(local) = local {
             write!(f, "{local}->")?;
@@ -180,20 +180,20 @@ mod tests {
         let refused = || io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32);
         for (trouble, text) in [
             (
-                Doing::read("udp", Some(local), upstream).late(),
+                Operation::read("udp", Some(local), upstream).late(),
                 "read udp 127.0.0.1:33482->192.0.2.1:53: i/o timeout",
             ),
             (
-                Doing::read("udp", Some(local), upstream).failed(refused()),
+                Operation::read("udp", Some(local), upstream).failed(refused()),
                 "read udp 127.0.0.1:33482->192.0.2.1:53: read: connection refused",
             ),
             (
-                Doing::dial("tcp", upstream).failed(refused()),
+                Operation::dial("tcp", upstream).failed(refused()),
                 "dial tcp 192.0.2.1:53: connect: connection refused",
             ),
-            (Doing::dial("tcp", address("[::1]:853")).late(), "dial tcp [::1]:853: i/o timeout"),
+            (Operation::dial("tcp", address("[::1]:853")).late(), "dial tcp [::1]:853: i/o timeout"),
             (
-                Doing::read("tcp", Some(local), upstream).failed(io::ErrorKind::UnexpectedEof.into()),
+                Operation::read("tcp", Some(local), upstream).failed(io::ErrorKind::UnexpectedEof.into()),
                 "read tcp 127.0.0.1:33482->192.0.2.1:53: EOF",
             ),
         ] {

@@ -18,44 +18,44 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::either::Either;
 use tracing::debug;
 
-use super::error::{Doing, Progress, Trouble};
+use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::few::Few;
 use super::health::Upstream;
 use super::socket_budget::{SocketPermit, SocketQuota};
-use super::stream_pool::{Connection, Stream};
-use super::udp_pool::Socket;
-use crate::dns::message::header::{Reply, reply_to};
-use crate::dns::message::query::Key;
+use super::stream_pool::{Stream, StreamConnection};
+use super::udp_pool::UdpUpstreamSocket;
+use crate::dns::message::header::{UpstreamReply, parse_reply};
+use crate::dns::message::query::QueryKey;
 use crate::dns::upstream::endpoint::Transport;
 
 /// How long an upstream may be silent before it is checked whether it lives. By then no other upstream has been
 /// asked: the answer of another one would end this attempt.
-pub(crate) const SILENCE: Duration = Duration::from_millis(400);
+pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(400);
 /// When a datagram is first sent again; then after twice as long, and so on.
-const REPEAT: Duration = Duration::from_millis(500);
+const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 /// How long an answer is waited for where there is a part of it already.
-const STREAM_PATIENCE: Duration = Duration::from_secs(1);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection that was idle may be silent before a new one is tried: its other end may be gone.
-const POOLED_PATIENCE: Duration = Duration::from_millis(300);
+const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// When a question is asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct Deadlines {
     /// Since then.
     pub(crate) begun: Instant,
     /// When an upstream that is silent still is checked, and the exchange wakes its caller: later steps need no
     /// timer until then. Nearly all queries are answered before.
-    pub(crate) looked_at: Instant,
+    pub(crate) health_check_at: Instant,
     pub(crate) deadline: Instant,
 }
 
 /// One question on its way to one upstream.
-struct Try<'a> {
+struct Attempt<'a> {
     upstream: &'a Upstream,
-    question: &'a Key,
+    question: &'a QueryKey,
     by_tcp: bool,
-    times: Times,
-    progress: &'a Progress,
+    times: Deadlines,
+    progress: &'a ExchangeProgress,
     quota: &'a SocketQuota,
 }
 
@@ -63,18 +63,18 @@ struct Try<'a> {
 /// looked at, is checked.
 pub(crate) async fn exchange(
     upstream: Arc<Upstream>,
-    question: &Key,
+    question: &QueryKey,
     by_tcp: bool,
-    times: Times,
-    progress: Arc<Progress>,
+    times: Deadlines,
+    progress: Arc<ExchangeProgress>,
     quota: &SocketQuota,
-) -> (Instant, Result<Message, Trouble>) {
-    let asking = Try { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
+) -> (Instant, Result<Message, ExchangeError>) {
+    let asking = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
     let mut asking = pin!(asking.ask());
     let answer = tokio::select! {
         biased;
         answer = &mut asking => answer,
-        () = upstream.alarms.at(times.looked_at) => {
+        () = upstream.alarms.at(times.health_check_at) => {
             upstream.suspect();
             // The caller, which has set no timer so far, sees it in this same poll.
             progress.falls_silent();
@@ -98,14 +98,18 @@ pub(crate) async fn exchange(
 }
 
 /// Asks an upstream just to see whether it answers.
-pub(crate) async fn ping(upstream: &Upstream, question: &Key, deadline: Instant) -> Result<(), Trouble> {
+pub(crate) async fn ping(
+    upstream: &Upstream,
+    question: &QueryKey,
+    deadline: Instant,
+) -> Result<(), ExchangeError> {
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
     // It is the check: it has timers of its own.
-    let times = Times { begun: now, looked_at: deadline, deadline };
+    let times = Deadlines { begun: now, health_check_at: deadline, deadline };
     let quota = &upstream.budget.of_checks();
-    let asking = Try { upstream, question, by_tcp, times, progress, quota };
+    let asking = Attempt { upstream, question, by_tcp, times, progress, quota };
     let bytes = question.encode(false);
     // An open socket may be what is broken, so each check opens one. It isn't counted as a miss of the pool.
     if by_tcp {
@@ -117,12 +121,12 @@ pub(crate) async fn ping(upstream: &Upstream, question: &Key, deadline: Instant)
 
 impl Upstream {
     /// Returns the progress of a question that is about to be sent.
-    pub(crate) fn progress(&self, now: Instant) -> Progress {
-        Progress::new(self.dialing("udp"), now)
+    pub(crate) fn progress(&self, now: Instant) -> ExchangeProgress {
+        ExchangeProgress::new(self.dialing("udp"), now)
     }
 
-    fn dialing(&self, network: &'static str) -> Doing {
-        Doing::dial(network, self.endpoint.address)
+    fn dialing(&self, network: &'static str) -> Operation {
+        Operation::dial(network, self.endpoint.address)
     }
 
     /// Returns what is bound for a socket to it.
@@ -144,9 +148,9 @@ impl Upstream {
         self.metrics.iter().for_each(|metrics| metrics.socket(protocol, was_open));
     }
 
-    fn open(&self, permit: SocketPermit) -> io::Result<Socket> {
+    fn open(&self, permit: SocketPermit) -> io::Result<UdpUpstreamSocket> {
         let from = self.source.map(|_| self.from());
-        Socket::open(from, self.endpoint.address, permit)
+        UdpUpstreamSocket::open(from, self.endpoint.address, permit)
     }
 
     async fn connect(&self) -> io::Result<Stream> {
@@ -172,8 +176,8 @@ impl Upstream {
     }
 }
 
-impl Try<'_> {
-    async fn ask(&self) -> Result<Message, Trouble> {
+impl Attempt<'_> {
+    async fn ask(&self) -> Result<Message, ExchangeError> {
         let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
         // RFC 6891 section 6.2.2: a server that doesn't know EDNS is asked without it.
@@ -185,7 +189,7 @@ impl Try<'_> {
     }
 
     /// Asks once, with EDNS or without.
-    async fn ask_once(&self, edns: bool, now: Instant) -> Result<Message, Trouble> {
+    async fn ask_once(&self, edns: bool, now: Instant) -> Result<Message, ExchangeError> {
         let bytes = self.question.encode(edns);
         // Streams need much room, and seldom: it is taken only then.
         let by_stream = || Box::pin(self.by_stream(&bytes));
@@ -196,25 +200,25 @@ impl Try<'_> {
         let idle = permit.is_ok().then(|| self.upstream.sockets.take(now)).flatten();
         self.upstream.needed(idle.is_some(), false);
         match self.by_udp(&bytes, permit, idle, now).await? {
-            Reply::Answer(answer) => Ok(*answer),
-            Reply::Truncated(cut) => {
+            UpstreamReply::Answer(answer) => Ok(*answer),
+            UpstreamReply::Truncated(cut) => {
                 let whole = by_stream();
                 match cut.filter(|cut| !cut.answers.is_empty()) {
                     // Better than nothing, and TC says what it is.
-                    Some(cut) => match timeout(STREAM_PATIENCE, whole).await {
+                    Some(cut) => match timeout(STREAM_TIMEOUT, whole).await {
                         Ok(Ok(whole)) => Ok(whole),
                         _ => Ok(*cut),
                     },
                     None => whole.await,
                 }
             }
-            Reply::Garbled | Reply::Foreign => Err(self.garbled("udp", None)),
+            UpstreamReply::Malformed | UpstreamReply::Mismatch => Err(self.malformed("udp", None)),
         }
     }
 
-    fn garbled(&self, network: &'static str, local: Option<SocketAddr>) -> Trouble {
+    fn malformed(&self, network: &'static str, local: Option<SocketAddr>) -> ExchangeError {
         let error = io::Error::other("what it answers isn't an answer to the question");
-        Doing::read(network, local, self.upstream.endpoint.address).failed(error)
+        Operation::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
     /// Asks by UDP, from a socket that is open already if there is one; again and again until an answer comes. Each
@@ -224,14 +228,14 @@ impl Try<'_> {
         &self,
         bytes: &[u8],
         mut permit: io::Result<SocketPermit>,
-        mut idle: Option<Socket>,
+        mut idle: Option<UdpUpstreamSocket>,
         mut now: Instant,
-    ) -> Result<Reply, Trouble> {
-        let given_up = now + self.upstream.patience;
+    ) -> Result<UpstreamReply, ExchangeError> {
+        let given_up = now + self.upstream.reply_timeout;
         let send_again = AtomicBool::new(false);
         let mut tries = Few::new();
         let mut id = [bytes[0], bytes[1]];
-        let mut pause = REPEAT;
+        let mut pause = UDP_RETRANSMIT;
         let mut local = None;
         loop {
             let was_open = idle.is_some();
@@ -250,7 +254,7 @@ impl Try<'_> {
                 // Without a socket for it the datagram leaves from one that waits: the first one may be lost.
                 Err(_) => send_again.store(true, Ordering::Relaxed),
             }
-            let reading = Doing::read("udp", local, self.upstream.endpoint.address);
+            let reading = Operation::read("udp", local, self.upstream.endpoint.address);
             self.progress.first(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
@@ -277,14 +281,19 @@ impl Try<'_> {
 
     /// Asks from a socket, which is kept for another question if all goes well. Of the tries that share `send_again` the
     /// first one that is polled after it was set sends its datagram once more.
-    async fn ask_from(&self, socket: Socket, bytes: Vec<u8>, send_again: &AtomicBool) -> io::Result<Reply> {
+    async fn ask_from(
+        &self,
+        socket: UdpUpstreamSocket,
+        bytes: Vec<u8>,
+        send_again: &AtomicBool,
+    ) -> io::Result<UpstreamReply> {
         // Queries that come together are sent together: the upstream is woken once for all of them.
         yield_now().await;
         socket.send(&bytes)?;
         loop {
             // What doesn't match may be forged, or late for an earlier question: the real answer may still come.
             let reply = {
-                let mut receiving = pin!(socket.receive(|answer| reply_to(&bytes, answer)));
+                let mut receiving = pin!(socket.receive(|answer| parse_reply(&bytes, answer)));
                 let receive = poll_fn(|context| {
                     if send_again.load(Ordering::Relaxed) && send_again.swap(false, Ordering::Relaxed) {
                         socket.send_again(&bytes)?;
@@ -294,9 +303,9 @@ impl Try<'_> {
                 receive.await?
             };
             match reply {
-                Reply::Foreign => {}
+                UpstreamReply::Mismatch => {}
                 reply => {
-                    if !matches!(reply, Reply::Garbled) {
+                    if !matches!(reply, UpstreamReply::Malformed) {
                         self.upstream.sockets.put(socket);
                     }
                     return Ok(reply);
@@ -313,7 +322,7 @@ impl Try<'_> {
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
             }
-            if deadline > self.times.looked_at && !self.progress.is_silent() {
+            if deadline > self.times.health_check_at && !self.progress.is_silent() {
                 return Poll::Pending;
             }
             alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline))).as_mut().poll(context).map(Err)
@@ -322,7 +331,7 @@ impl Try<'_> {
     }
 
     /// Asks over a connection that is open already, if there is one, else over a new one.
-    async fn by_stream(&self, bytes: &[u8]) -> Result<Message, Trouble> {
+    async fn by_stream(&self, bytes: &[u8]) -> Result<Message, ExchangeError> {
         let permit = match self.quota.take() {
             Ok(permit) => permit,
             refused => return self.over_new(bytes, refused).await,
@@ -331,7 +340,7 @@ impl Try<'_> {
         self.upstream.needed(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
         let mut old = Box::pin(self.over(connection.with(permit), bytes));
-        let outcome = timeout(POOLED_PATIENCE, &mut old).await;
+        let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
         }
@@ -351,7 +360,11 @@ impl Try<'_> {
         }
     }
 
-    async fn over_new(&self, bytes: &[u8], permit: io::Result<SocketPermit>) -> Result<Message, Trouble> {
+    async fn over_new(
+        &self,
+        bytes: &[u8],
+        permit: io::Result<SocketPermit>,
+    ) -> Result<Message, ExchangeError> {
         let dialing = self.upstream.dialing("tcp");
         let permit = permit.map_err(|error| dialing.failed(error))?;
         self.progress.begins(dialing, Instant::now());
@@ -359,24 +372,24 @@ impl Try<'_> {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.over(Connection { stream, opened: Instant::now(), _permit: permit }, bytes).await
+        self.over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
     }
 
     /// Asks over a connection, which is kept for the next question if all goes well.
-    async fn over(&self, mut connection: Connection, bytes: &[u8]) -> Result<Message, Trouble> {
+    async fn over(&self, mut connection: StreamConnection, bytes: &[u8]) -> Result<Message, ExchangeError> {
         let local = connection.local();
-        let reading = Doing::read("tcp", local, self.upstream.endpoint.address);
+        let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
         self.progress.begins(reading, Instant::now());
         let answer = match timeout_at(self.times.deadline, converse(&mut connection.stream, bytes)).await {
             Ok(answer) => answer.map_err(|error| reading.failed(error))?,
             Err(_) => return Err(reading.late()),
         };
-        match reply_to(bytes, &answer) {
-            Reply::Answer(answer) | Reply::Truncated(Some(answer)) => {
+        match parse_reply(bytes, &answer) {
+            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(Some(answer)) => {
                 self.upstream.pool.put(connection);
                 Ok(*answer)
             }
-            _ => Err(self.garbled("tcp", local)),
+            _ => Err(self.malformed("tcp", local)),
         }
     }
 }
@@ -399,21 +412,26 @@ mod tests {
 
     use super::*;
     use crate::dns::message::header::HEADER;
-    use crate::dns::message::query::Question;
+    use crate::dns::message::query::UpstreamQuery;
     use crate::dns::upstream::config::{ForwardOptions, Purpose};
-    use crate::dns::upstream::endpoint::Endpoint;
+    use crate::dns::upstream::endpoint::UpstreamEndpoint;
 
     #[tokio::test(start_paused = true)]
     async fn question_is_repeated_though_no_socket_is_spare() {
         let upstream_socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = Endpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
+        let endpoint =
+            UpstreamEndpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
         let upstream = Arc::new(Upstream::new(endpoint, &options));
         let quota = upstream.budget.of(Purpose::Forward, [10, 0, 0, 1].into());
         let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
-        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
-        let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
+        let times = Deadlines {
+            begun,
+            health_check_at: begun + SILENT_AFTER,
+            deadline: begun + Duration::from_secs(5),
+        };
         let progress = Arc::new(upstream.progress(begun));
         let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let answering = async {
@@ -435,15 +453,19 @@ mod tests {
     async fn question_is_repeated_though_its_kept_socket_has_failed() {
         advance(Duration::from_secs(1)).await;
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
         let quota = upstream.budget.of_checks();
         let broken = upstream.open(quota.take().unwrap()).unwrap();
         broken.fail_to_send();
         upstream.sockets.put(broken);
-        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
-        let times = Times { begun, looked_at: begun + SILENCE, deadline: begun + Duration::from_secs(5) };
+        let times = Deadlines {
+            begun,
+            health_check_at: begun + SILENT_AFTER,
+            deadline: begun + Duration::from_secs(5),
+        };
         let progress = Arc::new(upstream.progress(begun));
         let asking = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
         let heard = async || {
@@ -462,6 +484,6 @@ mod tests {
             pause = hearing => pause,
             answer = asking => panic!("{answer:?}"),
         };
-        assert!(pause < 2 * REPEAT, "{pause:?}");
+        assert!(pause < 2 * UDP_RETRANSMIT, "{pause:?}");
     }
 }

@@ -7,22 +7,22 @@ use hickory_proto::op::Message;
 
 use super::config::Purpose;
 use super::error::ForwardError;
-use super::group::Forward;
-use crate::dns::message::query::Key;
+use super::group::UpstreamGroup;
+use crate::dns::message::query::QueryKey;
 use crate::dns::upstream::singleflight;
 
 /// What has become of a look-up.
-type Landing = Result<Arc<Message>, ForwardError>;
+type ForwardResult = Result<Arc<Message>, ForwardError>;
 
 /// What makes two look-ups one: the upstreams are asked the same, in the same way. A look-up with a client is for that
 /// client alone.
-type Route = (Key, Purpose, Option<IpAddr>);
+type ForwardRoute = (QueryKey, Purpose, Option<IpAddr>);
 
 /// All look-ups under way.
 #[derive(Debug, Default)]
-pub struct Flights(singleflight::Flights<Route, (IpAddr, Landing)>);
+pub struct ForwardGroup(singleflight::Group<ForwardRoute, (IpAddr, ForwardResult)>);
 
-impl Flights {
+impl ForwardGroup {
     /// Asks the upstreams, or waits for an answer to the same question. The look-up goes on when no client waits
     /// for it any more: a client that asks again finds it. To its end it counts for the client that it was begun for.
     ///
@@ -30,11 +30,11 @@ impl Flights {
     /// If there is no answer, or this client may not begin another look-up.
     pub async fn look_up(
         &self,
-        forward: &Arc<Forward>,
-        question: Key,
+        forward: &Arc<UpstreamGroup>,
+        question: QueryKey,
         purpose: Purpose,
         client: IpAddr,
-    ) -> Landing {
+    ) -> ForwardResult {
         let (begun_for, landing) = self.fly(forward, (question.clone(), purpose, None), client).await?;
         // That another client has no socket left says nothing about this one.
         if landing == Err(ForwardError::NoSocket) && begun_for != client {
@@ -46,10 +46,10 @@ impl Flights {
     /// Returns what has become of a look-up, and the client that it was begun for.
     async fn fly(
         &self,
-        forward: &Arc<Forward>,
-        route: Route,
+        forward: &Arc<UpstreamGroup>,
+        route: ForwardRoute,
         client: IpAddr,
-    ) -> Result<(IpAddr, Landing), ForwardError> {
+    ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
             let (question, purpose, _) = &route;
             let share = forward.admit(*purpose, question.is_common(), client)?;
@@ -80,21 +80,21 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
-    use crate::dns::message::query::Question;
+    use crate::dns::message::query::UpstreamQuery;
     use crate::dns::upstream::config::ForwardOptions;
-    use crate::dns::upstream::endpoint::{Endpoint, Transport};
+    use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
 
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
     #[tokio::test]
     async fn a_look_up_counts_for_its_client_when_that_has_gone() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
-        let forward = Arc::new(Forward::new(vec![endpoint], options));
-        let flights = Arc::new(Flights::default());
+        let forward = Arc::new(UpstreamGroup::new(vec![endpoint], options));
+        let flights = Arc::new(ForwardGroup::default());
         let look_up = async |name: &str, client: IpAddr| {
-            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let question = UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
             let mut waiting =
                 Box::pin(async move { flights.look_up(&forward, question, Purpose::Forward, client).await });
@@ -111,10 +111,11 @@ mod tests {
     #[tokio::test]
     async fn lack_of_sockets_of_one_client_isnt_that_of_another() {
         let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = Endpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
-        let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
-        let flights = Arc::new(Flights::default());
-        let question = Question::plain(Name::from_ascii("one.").unwrap(), RecordType::A).key();
+        let endpoint =
+            UpstreamEndpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
+        let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
+        let flights = Arc::new(ForwardGroup::default());
+        let question = UpstreamQuery::plain(Name::from_ascii("one.").unwrap(), RecordType::A).key();
         let route = (question.clone(), Purpose::Forward, None);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let lacking = async {
@@ -147,11 +148,11 @@ mod tests {
     #[tokio::test]
     async fn equal_questions_share_a_look_up_until_forgotten() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = Endpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
-        let forward = Arc::new(Forward::new(vec![endpoint], ForwardOptions::default()));
-        let flights = Arc::new(Flights::default());
+        let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+        let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
+        let flights = Arc::new(ForwardGroup::default());
         let look_up = async |name: &str, purpose| {
-            let question = Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
+            let question = UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
             tokio::spawn(async move { flights.look_up(&forward, question, purpose, CLIENT).await });
             yield_now().await;

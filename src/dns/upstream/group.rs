@@ -13,53 +13,53 @@ use hickory_proto::op::{Message, ResponseCode};
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
-use crate::dns::message::query::Key;
-use crate::dns::transport::client_quota::{Share, Shares};
-use crate::dns::upstream::attempts::{Rounds, Waiting};
+use crate::dns::message::query::QueryKey;
+use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
+use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::{ForwardOptions, Purpose};
-use crate::dns::upstream::endpoint::Endpoint;
+use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::exchange::{SILENCE, Times, exchange};
+use crate::dns::upstream::exchange::{Deadlines, SILENT_AFTER, exchange};
 use crate::dns::upstream::few::Few;
 use crate::dns::upstream::health::Upstream;
-use crate::dns::upstream::metrics::Bound;
-use crate::dns::upstream::policy::Policy;
-use crate::dns::upstream::refusals::Refusals;
+use crate::dns::upstream::metrics::LookupLimit;
+use crate::dns::upstream::policy::SelectionPolicy;
+use crate::dns::upstream::refusals::RefusedLookups;
 
 /// How long upstreams are tried for one question, as by CoreDNS. The caller may give up earlier.
-const DEADLINE: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The upstream resolvers of a line.
 #[derive(Debug)]
-pub struct Forward {
+pub struct UpstreamGroup {
     /// They change when the names of some are resolved.
     upstreams: ArcSwap<Vec<Arc<Upstream>>>,
     pub(crate) options: ForwardOptions,
     turn: AtomicUsize,
     /// Clients' questions and targets have a bound each: a flood of the ones leaves the others alone.
-    forwards: Arc<Shares>,
-    chases: Arc<Shares>,
+    forwards: Arc<ClientQuota>,
+    chases: Arc<ClientQuota>,
     /// A tenth of those is for rare types: one client can ask for all there are.
-    oddities: Arc<Shares>,
-    refusals: Refusals,
+    oddities: Arc<ClientQuota>,
+    refusals: RefusedLookups,
 }
 
 /// Upstreams as they are asked, one after the other.
-type Order = SmallVec<[Arc<Upstream>; 2]>;
+type UpstreamOrder = SmallVec<[Arc<Upstream>; 2]>;
 
-impl Forward {
+impl UpstreamGroup {
     /// Returns a client of these upstreams.
     #[must_use]
-    pub fn new(endpoints: Vec<Endpoint>, options: ForwardOptions) -> Self {
+    pub fn new(endpoints: Vec<UpstreamEndpoint>, options: ForwardOptions) -> Self {
         // Each look-up needs a socket: with more look-ups a client's share of them would be more than all sockets.
         let chases = options.max_concurrent.min(options.sockets.of_targets());
         let forward = Self {
             upstreams: ArcSwap::default(),
             turn: AtomicUsize::new(0),
-            forwards: Shares::new(options.max_concurrent),
-            chases: Shares::new(chases),
-            oddities: Shares::new(chases.div_ceil(10)),
-            refusals: Refusals::default(),
+            forwards: ClientQuota::new(options.max_concurrent),
+            chases: ClientQuota::new(chases),
+            oddities: ClientQuota::new(chases.div_ceil(10)),
+            refusals: RefusedLookups::default(),
             options,
         };
         forward.set(endpoints);
@@ -67,9 +67,9 @@ impl Forward {
     }
 
     /// Has these be the upstreams from now on. Upstreams that stay keep their connections.
-    pub(crate) fn set(&self, endpoints: Vec<Endpoint>) {
+    pub(crate) fn set(&self, endpoints: Vec<UpstreamEndpoint>) {
         let known = self.upstreams.load();
-        let upstream = |endpoint: Endpoint| {
+        let upstream = |endpoint: UpstreamEndpoint| {
             let same = known.iter().find(|known| known.endpoint.address == endpoint.address);
             same.map_or_else(|| Arc::new(Upstream::new(endpoint, &self.options)), Arc::clone)
         };
@@ -81,16 +81,16 @@ impl Forward {
     ///
     /// # Errors
     /// `ForwardError::Busy` if there is none that the client may have.
-    pub fn admit(&self, purpose: Purpose, common: bool, client: IpAddr) -> Result<Share, ForwardError> {
+    pub fn admit(&self, purpose: Purpose, common: bool, client: IpAddr) -> Result<QuotaGuard, ForwardError> {
         let places = match (purpose, common) {
             (Purpose::Forward | Purpose::ForwardByTcp, _) => &self.forwards,
             (Purpose::Chase, true) => &self.chases,
             (Purpose::Chase, false) => &self.oddities,
         };
-        places.take(client, 1).ok_or_else(|| {
+        places.acquire(client, 1).ok_or_else(|| {
             let own = places.held_by(client);
             let error = ForwardError::Busy { maximum: places.limit(), own };
-            let bound = if own > 0 { Bound::Client } else { Bound::All };
+            let bound = if own > 0 { LookupLimit::Client } else { LookupLimit::All };
             self.options.metrics.iter().for_each(|metrics| {
                 metrics.rejects.inc();
                 metrics.refused(bound);
@@ -108,7 +108,7 @@ impl Forward {
     /// If none has answered in time.
     pub async fn ask(
         &self,
-        question: &Key,
+        question: &QueryKey,
         purpose: Purpose,
         client: IpAddr,
     ) -> Result<Message, ForwardError> {
@@ -116,8 +116,8 @@ impl Forward {
         let quota = &self.options.sockets.of(purpose, client);
         let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
-        let deadline = begun + DEADLINE.max(self.options.read_timeout);
-        let mut rounds = Rounds::new(upstreams, attempts, begun);
+        let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
+        let mut rounds = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = Few::new();
         let mut alarm = None;
         // When the last of the tries wakes us at the latest, if it is under way, and whether it has: until then we
@@ -127,15 +127,15 @@ impl Forward {
         // The clock is read when time has passed, for it takes its time, too.
         let mut now = begun;
         loop {
-            let next = rounds.next().filter(|_| now.duration_since(begun) < DEADLINE);
+            let next = rounds.next().filter(|_| now.duration_since(begun) < LOOKUP_TIMEOUT);
             if next.is_none() && !rounds.is_waiting() {
                 return poor.ok_or_else(|| self.failed(&rounds, purpose, client));
             }
             if let Some(next) = next.filter(|next| next.at <= now) {
-                let Waiting { number, upstream, progress, .. } = rounds.begun(next, now);
+                let InFlight { number, upstream, progress, .. } = rounds.begun(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
-                let times = Times { begun: now, looked_at: now + SILENCE, deadline };
-                looked_at = Some((number, times.looked_at, Arc::clone(&progress)));
+                let times = Deadlines { begun: now, health_check_at: now + SILENT_AFTER, deadline };
+                looked_at = Some((number, times.health_check_at, Arc::clone(&progress)));
                 // Made in there: what is moved into a future that waits for it has its place twice.
                 tries.push(async move {
                     (number, exchange(upstream, question, by_tcp, times, progress, quota).await)
@@ -174,11 +174,11 @@ impl Forward {
     }
 
     /// Returns why there is no answer.
-    fn failed(&self, rounds: &Rounds, purpose: Purpose, client: IpAddr) -> ForwardError {
+    fn failed(&self, rounds: &AttemptSchedule, purpose: Purpose, client: IpAddr) -> ForwardError {
         if !rounds.lack_sockets() {
             return ForwardError::NoAnswer(rounds.why());
         }
-        self.options.metrics.iter().for_each(|metrics| metrics.refused(Bound::Sockets));
+        self.options.metrics.iter().for_each(|metrics| metrics.refused(LookupLimit::Sockets));
         self.refusals.note(purpose, client, &ForwardError::NoSocket);
         ForwardError::NoSocket
     }
@@ -186,9 +186,9 @@ impl Forward {
     /// Returns the upstreams in the order in which they are asked for one question, and how many attempts may
     /// fail. Upstreams that are down are left out; when all are, the health checks may be what is broken, and
     /// chance decides.
-    fn order(&self) -> Result<(Order, usize), ForwardError> {
+    fn order(&self) -> Result<(UpstreamOrder, usize), ForwardError> {
         let all = self.upstreams.load();
-        let mut up: Order = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
+        let mut up: UpstreamOrder = all.iter().filter(|upstream| !upstream.is_down()).cloned().collect();
         let attempts = match self.options.max_attempts {
             None => 2 * all.len(),
             Some(0) => usize::MAX,
@@ -206,7 +206,7 @@ impl Forward {
             return Err(ForwardError::none("no healthy proxies"));
         }
         up.extend(all.iter().cloned());
-        Policy::Random.order(&mut up, &self.turn);
+        SelectionPolicy::Random.order(&mut up, &self.turn);
         Ok((up, attempts.min(all.len())))
     }
 
@@ -243,23 +243,25 @@ mod tests {
     use tokio::net::UdpSocket;
 
     use super::*;
-    use crate::dns::chain::request::OURSELVES;
-    use crate::dns::message::query::Question;
+    use crate::dns::chain::request::INTERNAL_ADDRESS;
+    use crate::dns::message::query::UpstreamQuery;
 
     #[tokio::test(start_paused = true)]
     async fn the_next_upstream_is_asked_half_a_second_after_a_silent_one() {
         let bind = async || UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let (silent, next) = (bind().await, bind().await);
-        let endpoint =
-            |of: &UdpSocket| Endpoint { address: of.local_addr().unwrap(), transport: Transport::Udp };
-        let options = ForwardOptions { policy: Policy::Sequential, ..ForwardOptions::default() };
-        let forward = Forward::new(vec![endpoint(&silent), endpoint(&next)], options);
-        let question = Question::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+        let endpoint = |of: &UdpSocket| UpstreamEndpoint {
+            address: of.local_addr().unwrap(),
+            transport: Transport::Udp,
+        };
+        let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
+        let forward = UpstreamGroup::new(vec![endpoint(&silent), endpoint(&next)], options);
+        let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let (mut message, begun) = ([0; 512], Instant::now());
         tokio::select! {
-            answer = forward.ask(&question, Purpose::Forward, OURSELVES) => panic!("{answer:?}"),
+            answer = forward.ask(&question, Purpose::Forward, INTERNAL_ADDRESS) => panic!("{answer:?}"),
             asked = next.recv(&mut message) => assert!(asked.is_ok()),
-            () = sleep_until(begun + DEADLINE) => panic!("nobody else is asked"),
+            () = sleep_until(begun + LOOKUP_TIMEOUT) => panic!("nobody else is asked"),
         }
         let after = begun.elapsed();
         assert!((500..520).contains(&after.as_millis()), "{after:?}");

@@ -13,35 +13,35 @@ use tracing::{info, warn};
 
 use super::alarms::Alarms;
 use super::config::ForwardOptions;
-use super::endpoint::Endpoint;
-use super::error::Trouble;
+use super::endpoint::UpstreamEndpoint;
+use super::error::ExchangeError;
 use super::exchange::ping;
-use super::metrics::Counters;
+use super::metrics::UpstreamCounters;
 use super::socket_budget::SocketBudget;
-use super::stream_pool::Pool;
-use super::udp_pool::Sockets;
-use crate::dns::message::query::Question;
+use super::stream_pool::StreamPool;
+use super::udp_pool::UdpPool;
+use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::HealthCheck;
 
 /// How long a health check may take.
-const CHECK: Duration = Duration::from_secs(1);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The shortest pause between two health checks: with none at all, CoreDNS does nothing else.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
 /// One upstream.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) pool: Pool,
-    pub(crate) sockets: Sockets,
+    pub(crate) endpoint: UpstreamEndpoint,
+    pub(crate) pool: StreamPool,
+    pub(crate) sockets: UdpPool,
     /// The bound on open sockets.
     pub(crate) budget: Arc<SocketBudget>,
     pub(crate) alarms: Alarms,
     /// How long an answer is waited for.
-    pub(crate) patience: Duration,
+    pub(crate) reply_timeout: Duration,
     /// What it is asked from.
     pub(crate) source: Option<IpAddr>,
-    pub(crate) metrics: Option<Counters>,
+    pub(crate) metrics: Option<UpstreamCounters>,
     /// Health checks that failed, in a row.
     fails: AtomicU32,
     max_fails: u32,
@@ -51,17 +51,17 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    pub(crate) fn new(endpoint: Endpoint, options: &ForwardOptions) -> Self {
+    pub(crate) fn new(endpoint: UpstreamEndpoint, options: &ForwardOptions) -> Self {
         let address = endpoint.address;
         Self {
             endpoint,
-            pool: Pool::new(options.keep, Arc::clone(&options.sockets)),
-            sockets: Sockets::new(options.keep.sockets, Arc::clone(&options.sockets)),
+            pool: StreamPool::new(options.keep, Arc::clone(&options.sockets)),
+            sockets: UdpPool::new(options.keep.sockets, Arc::clone(&options.sockets)),
             budget: Arc::clone(&options.sockets),
             alarms: Alarms::default(),
-            patience: options.read_timeout,
+            reply_timeout: options.read_timeout,
             source: options.source,
-            metrics: options.metrics.clone().map(|metrics| Counters::new(metrics, address)),
+            metrics: options.metrics.clone().map(|metrics| UpstreamCounters::new(metrics, address)),
             fails: AtomicU32::new(0),
             max_fails: options.max_fails,
             check: options.health_check.clone(),
@@ -98,10 +98,10 @@ impl Upstream {
 
     /// Asks it for name servers; any answer will do, as for CoreDNS. Returns whether it answered.
     async fn check(&self) -> bool {
-        let mut question = Question::plain(self.check.domain.clone(), RecordType::NS);
+        let mut question = UpstreamQuery::plain(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
-        let pong = ping(self, &question.key(), Instant::now() + CHECK).await;
-        if pong.as_ref().is_err_and(Trouble::is_shortage) {
+        let pong = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;
+        if pong.as_ref().is_err_and(ExchangeError::is_shortage) {
             // It wasn't asked.
             return false;
         }
@@ -111,7 +111,7 @@ impl Upstream {
         } else {
             // It can't overflow: that would take a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
-            self.metrics.iter().for_each(Counters::check_failed);
+            self.metrics.iter().for_each(UpstreamCounters::check_failed);
         }
         match (was_down, &pong) {
             (false, Err(trouble)) if self.is_down() => {

@@ -11,22 +11,22 @@ use tracing::error;
 
 /// The idle items of a pool.
 #[derive(Debug)]
-pub(super) struct Idle<T>(Arc<Mutex<State<T>>>);
+pub(super) struct IdlePool<T>(Arc<Mutex<IdlePoolState<T>>>);
 
 #[derive(Debug)]
-struct State<T> {
+struct IdlePoolState<T> {
     items: Vec<T>,
     /// The task that closes the items that are over; nothing after it has closed the last one.
     sweep: Option<AbortOnDropHandle<()>>,
 }
 
-impl<T> Default for Idle<T> {
+impl<T> Default for IdlePool<T> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { items: Vec::new(), sweep: None })))
+        Self(Arc::new(Mutex::new(IdlePoolState { items: Vec::new(), sweep: None })))
     }
 }
 
-impl<T: Send + 'static> Idle<T> {
+impl<T: Send + 'static> IdlePool<T> {
     /// Returns the items; the youngest comes last.
     pub(super) fn items(&self) -> MappedMutexGuard<'_, Vec<T>> {
         MutexGuard::map(self.0.lock(), |state| &mut state.items)
@@ -60,7 +60,7 @@ impl<T: Send + 'static> Idle<T> {
 
 /// Closes items until there are none.
 async fn sweep<T>(
-    idle: Weak<Mutex<State<T>>>,
+    idle: Weak<Mutex<IdlePoolState<T>>>,
     interval: Duration,
     mut is_over: impl FnMut(&mut T, Instant) -> bool,
 ) {
@@ -92,7 +92,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn sweep_that_panicked_starts_again() {
-        let idle = Idle::default();
+        let idle = IdlePool::default();
         idle.put(2, || Some(1), INTERVAL, |_, _| panic!("on purpose"));
         sleep(2 * INTERVAL).await;
         idle.put(2, || Some(2), INTERVAL, |_, _| true);
@@ -102,7 +102,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn sweep_goes_on_while_there_are_items() {
-        let idle = Idle::default();
+        let idle = IdlePool::default();
         for _ in 0..2 {
             let end = Instant::now() + 5 * INTERVAL;
             idle.put(1, || Some(()), INTERVAL, move |(), now| now > end);

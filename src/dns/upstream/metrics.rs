@@ -9,7 +9,7 @@ use hickory_proto::op::ResponseCode;
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::dns::message::presentation::rcode_name;
-use crate::metrics::sharded::DURATIONS;
+use crate::metrics::sharded::DURATION_BUCKETS;
 use crate::metrics::{MetricGroup, registered};
 
 /// The label `proxy_name`: other plugins of CoreDNS have upstreams, too.
@@ -30,7 +30,7 @@ pub struct ForwardMetrics {
 
 /// Which bound has had a look-up refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bound {
+pub(crate) enum LookupLimit {
     /// The client has its share of the look-ups.
     Client,
     /// All clients together have all look-ups.
@@ -39,7 +39,7 @@ pub(crate) enum Bound {
     Sockets,
 }
 
-impl Bound {
+impl LookupLimit {
     const ALL: [Self; 3] = [Self::Client, Self::All, Self::Sockets];
 
     fn label(self) -> &'static str {
@@ -53,7 +53,7 @@ impl Bound {
 
 impl ForwardMetrics {
     /// Counts a look-up that is refused.
-    pub(crate) fn refused(&self, bound: Bound) {
+    pub(crate) fn refused(&self, bound: LookupLimit) {
         self.refused[bound as usize].inc();
     }
 }
@@ -79,8 +79,11 @@ impl MetricGroup for ForwardMetrics {
             "Look-ups that were refused, by bound: the share of the client, all look-ups (max_concurrent), or sockets.",
             &["bound"],
         )?;
-        let duration =
-            duration.buckets(prometheus::exponential_buckets(DURATIONS.0, DURATIONS.1, DURATIONS.2)?);
+        let duration = duration.buckets(prometheus::exponential_buckets(
+            DURATION_BUCKETS.0,
+            DURATION_BUCKETS.1,
+            DURATION_BUCKETS.2,
+        )?);
         Ok(Self {
             duration: registered(registry, HistogramVec::new(duration, &["proxy_name", "to", "rcode"]))?,
             check_failures: counters(
@@ -106,13 +109,13 @@ impl MetricGroup for ForwardMetrics {
                 "coredns_forward_max_concurrent_rejects_total",
                 "Counter of the number of queries rejected because the concurrent queries were at maximum.",
             )?,
-            refused: Bound::ALL.map(|bound| refused.with_label_values(&[bound.label()])),
+            refused: LookupLimit::ALL.map(|bound| refused.with_label_values(&[bound.label()])),
         })
     }
 }
 
 /// The counters of one upstream. What almost every question needs of them is looked up once.
-pub(crate) struct Counters {
+pub(crate) struct UpstreamCounters {
     all: Arc<ForwardMetrics>,
     to: String,
     /// Sockets for UDP: reused ones, and new ones.
@@ -120,13 +123,13 @@ pub(crate) struct Counters {
     no_error: OnceLock<Histogram>,
 }
 
-impl fmt::Debug for Counters {
+impl fmt::Debug for UpstreamCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Counters").field("to", &self.to).finish_non_exhaustive()
     }
 }
 
-impl Counters {
+impl UpstreamCounters {
     pub(crate) fn new(all: Arc<ForwardMetrics>, to: SocketAddr) -> Self {
         Self { all, to: to.to_string(), udp: OnceLock::new(), no_error: OnceLock::new() }
     }

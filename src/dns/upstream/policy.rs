@@ -6,7 +6,7 @@ use rand::seq::SliceRandom;
 
 /// In which order upstreams are asked, as CoreDNS's `policy` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum SelectionPolicy {
     /// In any.
     Random,
     /// Each comes first in turn.
@@ -15,7 +15,7 @@ pub enum Policy {
     Sequential,
 }
 
-impl Policy {
+impl SelectionPolicy {
     /// Puts the items in the order for one question; `turn` counts the questions.
     pub(crate) fn order<T>(self, items: &mut [T], turn: &AtomicUsize) {
         match self {
@@ -37,17 +37,17 @@ mod tests {
     #[test]
     fn each_policy_has_its_order() {
         let turn = AtomicUsize::new(0);
-        let order = |policy: Policy| {
+        let order = |policy: SelectionPolicy| {
             let mut items = [1, 2, 3];
             policy.order(&mut items, &turn);
             items
         };
-        assert_eq!(order(Policy::Sequential), [1, 2, 3]);
-        assert_eq!(order(Policy::RoundRobin), [2, 1, 3]);
-        assert_eq!(order(Policy::RoundRobin), [3, 1, 2]);
-        assert_eq!(order(Policy::RoundRobin), [1, 2, 3]);
-        let firsts: Vec<u8> = (0..200).map(|_| order(Policy::Random)[0]).collect();
+        assert_eq!(order(SelectionPolicy::Sequential), [1, 2, 3]);
+        assert_eq!(order(SelectionPolicy::RoundRobin), [2, 1, 3]);
+        assert_eq!(order(SelectionPolicy::RoundRobin), [3, 1, 2]);
+        assert_eq!(order(SelectionPolicy::RoundRobin), [1, 2, 3]);
+        let firsts: Vec<u8> = (0..200).map(|_| order(SelectionPolicy::Random)[0]).collect();
         assert!([1, 2, 3].iter().all(|first| firsts.contains(first)), "{firsts:?}");
-        Policy::RoundRobin.order(&mut [0_u8; 0], &turn);
+        SelectionPolicy::RoundRobin.order(&mut [0_u8; 0], &turn);
     }
 }

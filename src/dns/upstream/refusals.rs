@@ -11,20 +11,20 @@ use super::config::Purpose;
 use super::error::ForwardError;
 
 /// The shortest time between two lines.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The refused look-ups of a line of the Corefile.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<State>);
+pub(crate) struct RefusedLookups(Mutex<RefusedState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct RefusedState {
     /// Since the last line.
     number: u64,
     logged: Option<Instant>,
 }
 
-impl Refusals {
+impl RefusedLookups {
     /// Takes in that a client's look-up is refused.
     pub(crate) fn note(&self, purpose: Purpose, client: IpAddr, why: &ForwardError) {
         if let Some(number) = self.due() {
@@ -39,7 +39,7 @@ impl Refusals {
     fn due(&self) -> Option<u64> {
         let mut state = self.0.lock();
         state.number += 1;
-        if state.logged.is_some_and(|logged| logged.elapsed() < QUIET) {
+        if state.logged.is_some_and(|logged| logged.elapsed() < LOG_INTERVAL) {
             return None;
         }
         state.logged = Some(Instant::now());
@@ -55,10 +55,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_line_a_minute_counts_all_refusals() {
-        let refusals = Refusals::default();
+        let refusals = RefusedLookups::default();
         let lines: Vec<_> = (0..5).map(|_| refusals.due()).collect();
         assert_eq!(lines, [Some(1), None, None, None, None]);
-        advance(QUIET).await;
+        advance(LOG_INTERVAL).await;
         assert_eq!(refusals.due(), Some(5));
     }
 }

@@ -8,17 +8,17 @@ use indexmap::IndexMap;
 use parking_lot::{Mutex, MutexGuard};
 use rand::RngExt;
 
-use crate::dns::message::query::Key;
+use crate::dns::message::query::QueryKey;
 
 /// Parts that are locked one by one. All questions about a name are in one part.
 const SHARDS: usize = 64;
 /// What a part should have room for: all types of some names.
-const ROOM: usize = 32;
+const INITIAL_SHARD_CAPACITY: usize = 32;
 
 /// A map from questions to something.
 #[derive(Debug)]
-pub(crate) struct Bounded<V> {
-    shards: Box<[Mutex<Shard<V>>]>,
+pub(crate) struct ShardedCache<V> {
+    shards: Box<[Mutex<CacheShard<V>>]>,
     hasher: RandomState,
     /// How many a shard may hold, and how many bytes.
     room: usize,
@@ -28,18 +28,18 @@ pub(crate) struct Bounded<V> {
 }
 
 #[derive(Debug)]
-struct Shard<V> {
+struct CacheShard<V> {
     /// The values, and how many bytes each takes.
-    values: IndexMap<Key, (V, usize)>,
+    values: IndexMap<QueryKey, (V, usize)>,
     bytes: usize,
 }
 
-impl<V: Clone> Bounded<V> {
+impl<V: Clone> ShardedCache<V> {
     /// Returns an empty map for about `capacity` questions and `bytes` bytes: never more, and less where
     /// they are spread unevenly.
     pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
-        let shards = (capacity / ROOM).clamp(1, SHARDS);
-        let shard = || Mutex::new(Shard { values: IndexMap::new(), bytes: 0 });
+        let shards = (capacity / INITIAL_SHARD_CAPACITY).clamp(1, SHARDS);
+        let shard = || Mutex::new(CacheShard { values: IndexMap::new(), bytes: 0 });
         Self {
             shards: (0..shards).map(|_| shard()).collect(),
             hasher: RandomState::new(),
@@ -49,13 +49,13 @@ impl<V: Clone> Bounded<V> {
         }
     }
 
-    pub(crate) fn get(&self, key: &Key) -> Option<V> {
+    pub(crate) fn get(&self, key: &QueryKey) -> Option<V> {
         self.shard(key.name()).values.get(key).map(|(value, _)| value.clone())
     }
 
     /// Puts a value in that takes so many bytes, unless that is too much for one. Returns how many others had
     /// to go.
-    pub(crate) fn put(&self, key: Key, value: V, bytes: usize) -> usize {
+    pub(crate) fn put(&self, key: QueryKey, value: V, bytes: usize) -> usize {
         let mut shard = self.shard(key.name());
         self.change(&mut shard, |shard| {
             shard.remove(&key);
@@ -80,7 +80,7 @@ impl<V: Clone> Bounded<V> {
         })
     }
 
-    pub(crate) fn remove(&self, key: &Key) {
+    pub(crate) fn remove(&self, key: &QueryKey) {
         self.change(&mut self.shard(key.name()), |shard| shard.remove(key));
     }
 
@@ -106,7 +106,7 @@ impl<V: Clone> Bounded<V> {
     }
 
     /// Changes a shard, and counts what is in all of them.
-    fn change<R>(&self, shard: &mut Shard<V>, change: impl FnOnce(&mut Shard<V>) -> R) -> R {
+    fn change<R>(&self, shard: &mut CacheShard<V>, change: impl FnOnce(&mut CacheShard<V>) -> R) -> R {
         let before = shard.values.len();
         let result = change(shard);
         match shard.values.len() {
@@ -116,15 +116,15 @@ impl<V: Clone> Bounded<V> {
         result
     }
 
-    fn shard(&self, name: &[u8]) -> MutexGuard<'_, Shard<V>> {
+    fn shard(&self, name: &[u8]) -> MutexGuard<'_, CacheShard<V>> {
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
         let hash = self.hasher.hash_one(name) as usize;
         self.shards[hash % self.shards.len()].lock()
     }
 }
 
-impl<V> Shard<V> {
-    fn remove(&mut self, key: &Key) {
+impl<V> CacheShard<V> {
+    fn remove(&mut self, key: &QueryKey) {
         if let Some((_, freed)) = self.values.swap_remove(key) {
             self.bytes -= freed;
         }
@@ -136,16 +136,16 @@ mod tests {
     use hickory_proto::rr::{Name, RecordType};
 
     use super::*;
-    use crate::dns::message::query::Question;
+    use crate::dns::message::query::UpstreamQuery;
 
-    fn key(name: &str, qtype: RecordType) -> Key {
-        Question::plain(Name::from_ascii(name).unwrap(), qtype).key()
+    fn key(name: &str, qtype: RecordType) -> QueryKey {
+        UpstreamQuery::plain(Name::from_ascii(name).unwrap(), qtype).key()
     }
 
     #[test]
     fn it_never_holds_more_than_its_capacity() {
         for (capacity, at_least) in [(0, 0), (1, 1), (10, 1), (1000, 500)] {
-            let map = Bounded::new(capacity, usize::MAX);
+            let map = ShardedCache::new(capacity, usize::MAX);
             let mut evicted = 0;
             for i in 0..5000 {
                 evicted += map.put(key(&format!("{i}.example."), RecordType::A), i, 1);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_name_goes_with_all_its_types_and_in_any_case() {
-        let map = Bounded::new(100, usize::MAX);
+        let map = ShardedCache::new(100, usize::MAX);
         for name in ["a.example.", "b.example.", "x.a.example."] {
             for qtype in [RecordType::A, RecordType::AAAA] {
                 map.put(key(name, qtype), name, 1);
@@ -176,8 +176,9 @@ mod tests {
 
     #[test]
     fn it_never_holds_more_bytes_than_it_may() {
-        let map = Bounded::new(10_000, 64_000);
-        let bytes = |map: &Bounded<usize>| map.shards.iter().map(|shard| shard.lock().bytes).sum::<usize>();
+        let map = ShardedCache::new(10_000, 64_000);
+        let bytes =
+            |map: &ShardedCache<usize>| map.shards.iter().map(|shard| shard.lock().bytes).sum::<usize>();
         for i in 0..5000 {
             map.put(key(&format!("{i}.example."), RecordType::A), i, i % 700);
             map.put(key(&format!("{}.example.", i / 2), RecordType::A), i, 100);

@@ -17,21 +17,21 @@ use tracing::error;
 
 /// A look-up, for a task that waits for it. What comes out of it is a `T`; nothing after a panic, or if it was given up at
 /// the end of the process.
-pub(crate) struct Flight<T: Send + 'static> {
+pub(crate) struct Call<T: Send + 'static> {
     since: Instant,
-    seat: Seat<T>,
+    role: CallRole<T>,
 }
 
 /// The task that has started a look-up drives it; further tasks get its result. Nearly always there are none.
-enum Seat<T: Send + 'static> {
-    Pilot(Pilot<T>),
-    Passenger(Landing<T>),
+enum CallRole<T: Send + 'static> {
+    Driver(CallDriver<T>),
+    Passenger(CallResult<T>),
 }
 
 /// What has come out of a look-up.
-type Landing<T> = Arc<SetOnce<Option<T>>>;
+type CallResult<T> = Arc<SetOnce<Option<T>>>;
 
-impl<T: Clone + Send + Sync + 'static> Flight<T> {
+impl<T: Clone + Send + Sync + 'static> Call<T> {
     /// How long it has been under way.
     pub(crate) fn age(&self) -> Duration {
         self.since.elapsed()
@@ -39,17 +39,17 @@ impl<T: Clone + Send + Sync + 'static> Flight<T> {
 
     /// Waits for its end. If the task that has started it gives up before, a new task goes on with it.
     pub(crate) async fn landed(self) -> Option<T> {
-        match self.seat {
-            Seat::Pilot(pilot) => pilot.await,
-            Seat::Passenger(landing) => landing.wait().await.clone(),
+        match self.role {
+            CallRole::Driver(driver) => driver.await,
+            CallRole::Passenger(landing) => landing.wait().await.clone(),
         }
     }
 }
 
 /// The task that has started a look-up.
-struct Pilot<T: Send + 'static>(Option<BoxFuture<'static, Option<T>>>);
+struct CallDriver<T: Send + 'static>(Option<BoxFuture<'static, Option<T>>>);
 
-impl<T: Send + 'static> Future for Pilot<T> {
+impl<T: Send + 'static> Future for CallDriver<T> {
     type Output = Option<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
@@ -60,7 +60,7 @@ impl<T: Send + 'static> Future for Pilot<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Pilot<T> {
+impl<T: Send + 'static> Drop for CallDriver<T> {
     fn drop(&mut self) {
         // At the end of the process there is no runtime for it.
         if let Some(look_up) = self.0.take()
@@ -74,37 +74,37 @@ impl<T: Send + 'static> Drop for Pilot<T> {
 
 /// All look-ups under way, by what makes two of them one.
 #[derive(Debug)]
-pub(crate) struct Flights<K: Eq + Hash, T> {
-    flying: Arc<DashMap<K, Flying<T>>>,
+pub(crate) struct Group<K: Eq + Hash, T> {
+    calls: Arc<DashMap<K, CallEntry<T>>>,
 }
 
 /// A look-up as others find it.
 #[derive(Debug)]
-struct Flying<T> {
+struct CallEntry<T> {
     since: Instant,
-    landing: Landing<T>,
+    landing: CallResult<T>,
 }
 
-impl<T: Send + 'static> Flying<T> {
-    fn join(&self) -> Flight<T> {
-        Flight { since: self.since, seat: Seat::Passenger(Arc::clone(&self.landing)) }
+impl<T: Send + 'static> CallEntry<T> {
+    fn join(&self) -> Call<T> {
+        Call { since: self.since, role: CallRole::Passenger(Arc::clone(&self.landing)) }
     }
 }
 
-impl<K: Eq + Hash, T> Default for Flights<K, T> {
+impl<K: Eq + Hash, T> Default for Group<K, T> {
     fn default() -> Self {
-        Self { flying: Arc::default() }
+        Self { calls: Arc::default() }
     }
 }
 
-impl<K, T> Flights<K, T>
+impl<K, T> Group<K, T>
 where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
 {
     /// Returns the look-up of that question that is under way.
-    pub(crate) fn under_way(&self, key: &K) -> Option<Flight<T>> {
-        self.flying.get(key).map(|flying| flying.join())
+    pub(crate) fn under_way(&self, key: &K) -> Option<Call<T>> {
+        self.calls.get(key).map(|calls| calls.join())
     }
 
     /// Returns the look-up of that question, or starts one: `look_up` gives the future that it consists
@@ -118,52 +118,55 @@ where
         key: &K,
         look_up: impl FnOnce() -> Result<F, E>,
         take: impl FnOnce(&T) + Send + 'static,
-    ) -> Result<Flight<T>, E>
+    ) -> Result<Call<T>, E>
     where
         F: Future<Output = T> + Send + 'static,
     {
         // Mostly it isn't there, and then the entry is needed anyway.
-        let entry = match self.flying.entry(key.clone()) {
+        let entry = match self.calls.entry(key.clone()) {
             Entry::Occupied(entry) => return Ok(entry.get().join()),
             Entry::Vacant(entry) => entry,
         };
         let look_up = look_up()?;
-        let landing = Landing::default();
-        let place =
-            Place { flying: Arc::clone(&self.flying), key: key.clone(), landing: Some(Arc::clone(&landing)) };
+        let landing = CallResult::default();
+        let place = EntryGuard {
+            calls: Arc::clone(&self.calls),
+            key: key.clone(),
+            landing: Some(Arc::clone(&landing)),
+        };
         let looking = look_up.map(|landed| {
             place.leave(&landed, take);
             landed
         });
-        let pilot = AssertUnwindSafe(looking)
+        let driver = AssertUnwindSafe(looking)
             .catch_unwind()
             .map(|landed| landed.inspect_err(|_| error!("a look-up panicked")).ok());
         let since = Instant::now();
-        entry.insert(Flying { since, landing });
-        Ok(Flight { since, seat: Seat::Pilot(Pilot(Some(pilot.boxed()))) })
+        entry.insert(CallEntry { since, landing });
+        Ok(Call { since, role: CallRole::Driver(CallDriver(Some(driver.boxed()))) })
     }
 
     /// Returns which look-ups are under way that others could join.
     #[cfg(test)]
     pub(crate) fn keys(&self) -> Vec<K> {
-        self.flying.iter().map(|flying| flying.key().clone()).collect()
+        self.calls.iter().map(|calls| calls.key().clone()).collect()
     }
 
     /// Lets no further task join these look-ups, nor keep their results.
     pub(crate) fn forget(&self, is_meant: impl Fn(&K) -> bool) {
-        self.flying.retain(|key, _| !is_meant(key));
+        self.calls.retain(|key, _| !is_meant(key));
     }
 }
 
 /// The place of a look-up among those under way. It is left even in a panic.
-struct Place<K: Eq + Hash, T> {
-    flying: Arc<DashMap<K, Flying<T>>>,
+struct EntryGuard<K: Eq + Hash, T> {
+    calls: Arc<DashMap<K, CallEntry<T>>>,
     key: K,
     /// Nothing once it is left.
-    landing: Option<Landing<T>>,
+    landing: Option<CallResult<T>>,
 }
 
-impl<K: Eq + Hash, T> Place<K, T> {
+impl<K: Eq + Hash, T> EntryGuard<K, T> {
     /// Leaves it. A concurrent `forget` of the name comes either before `take`, which isn't called
     /// then, or after it.
     fn leave(mut self, landed: &T, take: impl FnOnce(&T))
@@ -180,9 +183,9 @@ impl<K: Eq + Hash, T> Place<K, T> {
     }
 
     /// Removes it from the map, unless it was forgotten and another look-up has taken its place.
-    fn give_up(&self, landing: &Landing<T>, before: impl FnOnce()) {
-        self.flying.remove_if(&self.key, |_, flying| {
-            let is_ours = Arc::ptr_eq(&flying.landing, landing);
+    fn give_up(&self, landing: &CallResult<T>, before: impl FnOnce()) {
+        self.calls.remove_if(&self.key, |_, calls| {
+            let is_ours = Arc::ptr_eq(&calls.landing, landing);
             if is_ours {
                 before();
             }
@@ -191,7 +194,7 @@ impl<K: Eq + Hash, T> Place<K, T> {
     }
 }
 
-impl<K: Eq + Hash, T> Drop for Place<K, T> {
+impl<K: Eq + Hash, T> Drop for EntryGuard<K, T> {
     fn drop(&mut self) {
         if let Some(landing) = self.landing.take() {
             self.give_up(&landing, || {});
@@ -212,11 +215,11 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn a_look_up_goes_on_when_nobody_waits_for_it_any_more() {
-        let flights = Flights::<u8, u8>::default();
+        let flights = Group::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let (taken, took) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
@@ -231,7 +234,7 @@ mod tests {
 
     #[tokio::test]
     async fn joined_flight_lands_though_its_first_asker_is_gone() {
-        let flights = Flights::<u8, u8>::default();
+        let flights = Group::<u8, u8>::default();
         let (end, ended) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
         let Ok(started) = flights.join_or_start(&1, look_up, |_| panic!("it was forgotten"));
@@ -241,14 +244,14 @@ mod tests {
         flights.forget(|_| true);
         let Ok(_anew) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         end.send(7).unwrap();
-        let told = timeout(PATIENCE, join_all(joined)).await.expect("nobody waits in vain");
+        let told = timeout(CALL_TIMEOUT, join_all(joined)).await.expect("nobody waits in vain");
         assert_eq!(told, [Some(7), Some(7)]);
         assert_eq!(flights.keys(), [1], "the new one isn't taken for the one that was forgotten");
     }
 
     #[tokio::test]
     async fn one_that_panics_has_ended_for_all_who_wait() {
-        let flights = Flights::<u8, u8>::default();
+        let flights = Group::<u8, u8>::default();
         let fly = |look_up: fn() -> u8, take: fn(&u8)| {
             let look_up = || Ok::<_, Infallible>(async move { look_up() });
             let Ok(flight) = flights.join_or_start(&1, look_up, take);
@@ -273,15 +276,15 @@ mod tests {
                 panic!("nobody needs another one");
             }
         }
-        let flights = Flights::<u8, Only>::default();
+        let flights = Group::<u8, Only>::default();
         let Ok(flight) = flights.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
         assert!(flight.landed().await.is_some());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn all_who_join_or_start_at_once_are_told() {
-        let flights = Arc::new(Flights::<u8, u8>::default());
-        let fly = async move |flights: Arc<Flights<u8, u8>>| {
+        let flights = Arc::new(Group::<u8, u8>::default());
+        let fly = async move |flights: Arc<Group<u8, u8>>| {
             let look_up = async {
                 yield_now().await;
                 7
@@ -290,14 +293,14 @@ mod tests {
             flight.landed().await
         };
         let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&flights))).collect();
-        let told = timeout(PATIENCE, all.join_all()).await.expect("nobody waits in vain");
+        let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("nobody waits in vain");
         assert!(told.iter().all(|landed| *landed == Some(7)));
         assert_eq!(flights.keys(), [0; 0]);
     }
 
     #[test]
     fn at_the_end_of_the_process_nobody_waits_in_vain() {
-        let flights = Flights::<u8, u8>::default();
+        let flights = Group::<u8, u8>::default();
         let Ok(started) = flights.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         let joined = flights.under_way(&1).unwrap();
         drop(started);

@@ -9,22 +9,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::config::Purpose;
 use crate::dns::net::part_of_files;
-use crate::dns::transport::client_quota::{Share, Shares};
+use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
 /// Sockets of look-ups of names that clients ask for, in percent of the files that the process may have open.
-const NAMES: usize = 30;
+const NAMES_PERCENT: usize = 30;
 /// Sockets of look-ups of links' targets. They have a part of their own, so that other names can't use it up.
-const TARGETS: usize = 15;
+const TARGETS_PERCENT: usize = 15;
 /// Sockets of health checks. They have a part of their own, so that a flood doesn't look like an upstream that is down.
-const CHECKS: usize = 5;
+const CHECKS_PERCENT: usize = 5;
 /// Sockets that stay open for the next question.
-const IDLE: usize = 10;
+const IDLE_PERCENT: usize = 10;
 
 /// How many sockets to upstreams a process may have open.
 #[derive(Debug)]
 pub struct SocketBudget {
-    names: Arc<Shares>,
-    targets: Arc<Shares>,
+    names: Arc<ClientQuota>,
+    targets: Arc<ClientQuota>,
     checks: Arc<Semaphore>,
     idle: Arc<Semaphore>,
 }
@@ -33,7 +33,7 @@ pub struct SocketBudget {
 #[derive(Debug)]
 pub(crate) enum SocketQuota {
     /// A part of the sockets of a client.
-    Client(Arc<Shares>, IpAddr),
+    Client(Arc<ClientQuota>, IpAddr),
     /// A part of the sockets of health checks.
     Checks(Arc<Semaphore>),
 }
@@ -42,7 +42,7 @@ pub(crate) enum SocketQuota {
 #[derive(Debug)]
 pub(crate) enum SocketPermit {
     /// A client's look-up uses the socket.
-    Client { _share: Share },
+    Client { _share: QuotaGuard },
     /// No client's look-up uses the socket.
     Pool { _permit: OwnedSemaphorePermit },
 }
@@ -57,12 +57,12 @@ impl Default for SocketBudget {
     fn default() -> Self {
         let semaphore =
             |percent| Arc::new(Semaphore::new(part_of_files(percent).min(Semaphore::MAX_PERMITS)));
-        let shares = |percent| Shares::new(part_of_files(percent));
+        let shares = |percent| ClientQuota::new(part_of_files(percent));
         Self {
-            names: shares(NAMES),
-            targets: shares(TARGETS),
-            checks: semaphore(CHECKS),
-            idle: semaphore(IDLE),
+            names: shares(NAMES_PERCENT),
+            targets: shares(TARGETS_PERCENT),
+            checks: semaphore(CHECKS_PERCENT),
+            idle: semaphore(IDLE_PERCENT),
         }
     }
 }
@@ -99,7 +99,7 @@ impl SocketQuota {
     /// # Errors
     /// [`NoSocket`] if there is none.
     pub(crate) fn take(&self) -> io::Result<SocketPermit> {
-        self.permit(|shares, client| shares.take(client, 1))
+        self.permit(|shares, client| shares.acquire(client, 1))
     }
 
     /// Returns the permit for a socket that a question is repeated from: while half of all sockets are in use there are
@@ -111,7 +111,10 @@ impl SocketQuota {
         self.permit(|shares, client| shares.take_spare(client, 1))
     }
 
-    fn permit(&self, take: impl FnOnce(&Arc<Shares>, IpAddr) -> Option<Share>) -> io::Result<SocketPermit> {
+    fn permit(
+        &self,
+        take: impl FnOnce(&Arc<ClientQuota>, IpAddr) -> Option<QuotaGuard>,
+    ) -> io::Result<SocketPermit> {
         let permit = match self {
             Self::Client(shares, client) => {
                 take(shares, *client).map(|share| SocketPermit::Client { _share: share })
@@ -130,11 +133,11 @@ mod tests {
     use super::*;
     use crate::dns::net::{ENOUGH_FILES, max_files, part_of};
     use crate::dns::upstream::config::ForwardOptions;
-    use crate::dns::upstream::group::Forward;
+    use crate::dns::upstream::group::UpstreamGroup;
 
     #[test]
     fn all_parts_together_are_60_percent_of_the_file_limit() {
-        assert_eq!(NAMES + TARGETS + CHECKS + IDLE, 60);
+        assert_eq!(NAMES_PERCENT + TARGETS_PERCENT + CHECKS_PERCENT + IDLE_PERCENT, 60);
         let budget = SocketBudget::default();
         let all = budget.names.limit()
             + budget.targets.limit()
@@ -146,8 +149,8 @@ mod tests {
     #[test]
     fn lone_client_has_500_sockets_with_enough_files() {
         let held_by_one = |files| {
-            let names = Shares::new(part_of(files, NAMES));
-            std::iter::from_fn(|| names.take(IpAddr::from([10, 0, 0, 1]), 1)).collect::<Vec<_>>().len()
+            let names = ClientQuota::new(part_of(files, NAMES_PERCENT));
+            std::iter::from_fn(|| names.acquire(IpAddr::from([10, 0, 0, 1]), 1)).collect::<Vec<_>>().len()
         };
         for files in [ENOUGH_FILES, 4096, 20_000, 524_288, 1_048_576] {
             assert!(held_by_one(files) >= 500, "{files}");
@@ -157,9 +160,9 @@ mod tests {
 
     #[test]
     fn look_ups_of_targets_are_no_more_than_their_sockets() {
-        let budget = SocketBudget { targets: Shares::new(4), ..SocketBudget::default() };
+        let budget = SocketBudget { targets: ClientQuota::new(4), ..SocketBudget::default() };
         let options = ForwardOptions { sockets: Arc::new(budget), ..ForwardOptions::default() };
-        let forward = Forward::new(Vec::new(), options);
+        let forward = UpstreamGroup::new(Vec::new(), options);
         let admitted = |purpose| {
             let admit = |last| forward.admit(purpose, true, IpAddr::from([10, 0, 0, last])).ok();
             (1..=50).map_while(admit).collect::<Vec<_>>().len()
@@ -171,8 +174,8 @@ mod tests {
     fn each_kind_of_socket_has_a_part_of_its_own() {
         let (client, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let budget = SocketBudget {
-            names: Shares::new(4),
-            targets: Shares::new(4),
+            names: ClientQuota::new(4),
+            targets: ClientQuota::new(4),
             checks: Arc::new(Semaphore::new(1)),
             idle: Arc::new(Semaphore::new(1)),
         };

@@ -8,34 +8,34 @@ use dashmap::DashMap;
 use hickory_proto::rr::RecordType;
 use tokio::time::Instant;
 
-use super::sharded_cache::Bounded;
-use crate::dns::message::query::{Key, Question};
+use super::sharded_cache::ShardedCache;
+use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
 
 /// How long an answer is remembered.
-const DAY: Duration = Duration::from_secs(24 * 3600);
+const MAX_STALE_AGE: Duration = Duration::from_secs(24 * 3600);
 /// How many are: A and AAAA of 30,000 targets.
-const CAPACITY: usize = 65_536;
+const MAX_ENTRIES: usize = 65_536;
 /// How many bytes they may take, as far as they can be counted.
-const BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
-const SECOND: Duration = Duration::from_secs(1);
+const AGE_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// How long an answer that leads back to us isn't taken in again.
-const YOUNG: Duration = Duration::from_secs(5);
+const LOOP_HOLD_OFF: Duration = Duration::from_secs(5);
 
 /// The TTL that a remembered answer is given with, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
 
 /// The memories of all views, by their names. A view keeps its own whatever becomes of its blocks.
-pub type Memories = Arc<DashMap<String, Arc<Memory>>>;
+pub type StaleCaches = Arc<DashMap<String, Arc<StaleCache>>>;
 
 /// The last good answer about each target and type.
 #[derive(Debug)]
-pub struct Memory(Bounded<Remembered>);
+pub struct StaleCache(ShardedCache<CachedReply>);
 
 #[derive(Clone, Debug)]
-struct Remembered {
+struct CachedReply {
     reply: Arc<Reply>,
     since: Instant,
     /// Whether the last look-up has failed: then no client waits for the next one.
@@ -44,51 +44,51 @@ struct Remembered {
 
 /// What is remembered of a target.
 #[derive(Clone, Debug)]
-pub struct Last {
+pub struct StaleEntry {
     /// The answer, as it came.
     pub reply: Arc<Reply>,
     /// Whether the last look-up has failed.
     pub failing: bool,
 }
 
-impl Default for Memory {
+impl Default for StaleCache {
     fn default() -> Self {
-        Self(Bounded::new(CAPACITY, BYTES))
+        Self(ShardedCache::new(MAX_ENTRIES, MAX_BYTES))
     }
 }
 
-impl Memory {
+impl StaleCache {
     /// Takes in an answer about a target: one that has what was asked for, or says that there is none.
-    pub fn remember(&self, key: &Key, reply: &Arc<Reply>, has_it: bool) {
+    pub fn remember(&self, key: &QueryKey, reply: &Arc<Reply>, has_it: bool) {
         // There are many types that a target doesn't have: a client that asks for all of them must not evict what other
         // clients need.
-        let is_worth_it = if has_it { key.is_of_use() } else { key.is_common() };
+        let is_worth_it = if has_it { key.is_relevant() } else { key.is_common() };
         // What is given from a cache again and again is the same until it is asked for again.
         let is_known =
-            |known: &Remembered| !reply.age.is_zero() && known.since.elapsed() <= reply.age + SECOND;
+            |known: &CachedReply| !reply.age.is_zero() && known.since.elapsed() <= reply.age + AGE_TOLERANCE;
         if is_worth_it && !self.0.get(key).is_some_and(|known| is_known(&known)) {
             self.put(key, reply);
         }
     }
 
     /// Takes in an answer about a target that leads back to a name of ours: by itself it may look like none.
-    pub fn keep(&self, key: &Key, reply: &Arc<Reply>) {
-        let is_young = |known: &Remembered| known.since.elapsed() < YOUNG;
-        if key.is_of_use() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
+    pub fn keep(&self, key: &QueryKey, reply: &Arc<Reply>) {
+        let is_young = |known: &CachedReply| known.since.elapsed() < LOOP_HOLD_OFF;
+        if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
             self.put(key, reply);
         }
     }
 
-    fn put(&self, key: &Key, reply: &Arc<Reply>) {
+    fn put(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let now = Instant::now();
         let since = now.checked_sub(reply.age).unwrap_or(now);
         let weight = reply.weight();
-        let remembered = Remembered { reply: Arc::clone(reply), since, failing: Arc::default() };
+        let remembered = CachedReply { reply: Arc::clone(reply), since, failing: Arc::default() };
         self.0.put(key.clone(), remembered, weight);
     }
 
     /// Takes in that a look-up of a target has failed, or that it has not.
-    pub fn set_failing(&self, question: &Question, failing: bool) {
+    pub fn set_failing(&self, question: &UpstreamQuery, failing: bool) {
         for variant in question.variants() {
             if let Some(remembered) = self.0.get(&variant.key()) {
                 remembered.failing.store(failing, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Memory {
     }
 
     /// Forgets a target that doesn't exist any more: that is an answer, too (RFC 8767 section 4).
-    pub fn forget(&self, question: &Question) {
+    pub fn forget(&self, question: &UpstreamQuery) {
         for variant in question.variants() {
             self.0.remove(&variant.key());
         }
@@ -106,10 +106,11 @@ impl Memory {
     /// Returns the last good answer, if it is of the last day. An answer for other DNSSEC flags is better than
     /// none; but a client without CD doesn't get an unvalidated answer (RFC 4035 section 3.2.2).
     #[must_use]
-    pub fn recall(&self, question: &Question) -> Option<Last> {
+    pub fn get(&self, question: &UpstreamQuery) -> Option<StaleEntry> {
         let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);
         let found = admissible.filter_map(|variant| {
-            let remembered = self.0.get(&variant.key()).filter(|found| found.since.elapsed() < DAY)?;
+            let remembered =
+                self.0.get(&variant.key()).filter(|found| found.since.elapsed() < MAX_STALE_AGE)?;
             Some((remembered, variant.dnssec_ok))
         });
         let (remembered, has_dnssec) = found.max_by_key(|(remembered, _)| remembered.since)?;
@@ -119,7 +120,7 @@ impl Memory {
         } else {
             remembered.reply
         };
-        Some(Last { reply, failing })
+        Some(StaleEntry { reply, failing })
     }
 }
 
@@ -143,9 +144,9 @@ mod tests {
 
     use super::*;
 
-    fn question(dnssec_ok: bool, checking_disabled: bool) -> Question {
-        let plain = Question::plain(Name::from_ascii("t.example.").unwrap(), RecordType::A);
-        Question { dnssec_ok, checking_disabled, ..plain }
+    fn question(dnssec_ok: bool, checking_disabled: bool) -> UpstreamQuery {
+        let plain = UpstreamQuery::plain(Name::from_ascii("t.example.").unwrap(), RecordType::A);
+        UpstreamQuery { dnssec_ok, checking_disabled, ..plain }
     }
 
     fn address(last: u8) -> Arc<Reply> {
@@ -160,13 +161,13 @@ mod tests {
         Arc::new(reply)
     }
 
-    fn recalled(memory: &Memory, question: &Question) -> Option<(Vec<Record>, bool)> {
-        memory.recall(question).map(|last| (last.reply.answers.clone(), last.failing))
+    fn recalled(memory: &StaleCache, question: &UpstreamQuery) -> Option<(Vec<Record>, bool)> {
+        memory.get(question).map(|last| (last.reply.answers.clone(), last.failing))
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_newest_answer_that_may_be_given_is_recalled_for_a_day() {
-        let memory = Memory::default();
+        let memory = StaleCache::default();
         let (plain, with_do, with_cd) =
             (question(false, false), question(true, false), question(false, true));
         memory.remember(&with_do.key(), &address(1), true);
@@ -181,13 +182,13 @@ mod tests {
         // One that is taken from the cache is as old as it is.
         memory.remember(&plain.key(), &aged(3, 5), true);
         assert_eq!(recalled(&memory, &plain).unwrap().0, address(3).answers);
-        advance(DAY - Duration::from_secs(5)).await;
+        advance(MAX_STALE_AGE - Duration::from_secs(5)).await;
         assert_eq!(recalled(&memory, &plain), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn failing_and_absence_count_whatever_the_wishes_about_dnssec() {
-        let memory = Memory::default();
+        let memory = StaleCache::default();
         let (plain, with_do) = (question(false, false), question(true, false));
         memory.remember(&plain.key(), &address(1), true);
         memory.set_failing(&with_do, true);

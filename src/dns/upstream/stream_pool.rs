@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
-use super::idle::Idle;
+use super::idle::IdlePool;
 use super::socket_budget::{SocketBudget, SocketPermit};
 use crate::dns::upstream::config::Keep;
 
@@ -21,7 +21,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection that is open.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct StreamConnection {
     pub(crate) stream: Stream,
     pub(crate) opened: Instant,
     /// Dropped after the stream.
@@ -31,7 +31,7 @@ pub(crate) struct Connection {
 /// With TLS or without.
 pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-impl Connection {
+impl StreamConnection {
     /// Returns the same connection for the holder of this permit. The permit that it had is free at once.
     pub(crate) fn with(self, permit: SocketPermit) -> Self {
         Self { _permit: permit, ..self }
@@ -56,30 +56,30 @@ impl Connection {
 
 /// The idle connections.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct StreamPool {
     /// Since when each one is idle.
-    idle: Idle<(Instant, Connection)>,
+    idle: IdlePool<(Instant, StreamConnection)>,
     keep: Keep,
     budget: Arc<SocketBudget>,
 }
 
-impl Pool {
+impl StreamPool {
     pub(crate) fn new(keep: Keep, budget: Arc<SocketBudget>) -> Self {
-        Self { idle: Idle::default(), keep, budget }
+        Self { idle: IdlePool::default(), keep, budget }
     }
 
     /// Takes the connection that was used last: it is the least likely to be closed at the other end.
-    pub(crate) fn take(&self) -> Option<Connection> {
+    pub(crate) fn take(&self) -> Option<StreamConnection> {
         let mut connections = self.idle.items();
         connections.retain(|(since, connection)| self.keep.holds(*since, connection));
         connections.pop().map(|(_, connection)| connection)
     }
 
-    pub(crate) fn put(&self, connection: Connection) {
+    pub(crate) fn put(&self, connection: StreamConnection) {
         let keep = self.keep;
         let item = || Some((Instant::now(), connection.with(self.budget.idle()?)));
         // Each one holds a permit that other upstreams could use.
-        let is_over = move |(since, connection): &mut (Instant, Connection), _| {
+        let is_over = move |(since, connection): &mut (Instant, StreamConnection), _| {
             !keep.holds(*since, connection) || connection.is_over()
         };
         self.idle.put(keep.number, item, SWEEP_INTERVAL, is_over);
@@ -98,10 +98,10 @@ mod tests {
 
     use super::*;
 
-    async fn connection(listener: &TcpListener) -> Connection {
+    async fn connection(listener: &TcpListener) -> StreamConnection {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let permit = SocketBudget::default().of_checks().take().unwrap();
-        Connection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
+        StreamConnection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
     }
 
     /// How many connections may be idle by now.
@@ -126,7 +126,7 @@ mod tests {
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
         let keep = Keep { idle: Duration::from_secs(10), ..Keep::default() };
-        let pool = Pool::new(keep, Arc::clone(&budget));
+        let pool = StreamPool::new(keep, Arc::clone(&budget));
         // The second time the task of the first one has ended.
         for _ in 0..2 {
             for _ in 0..2 {
@@ -143,7 +143,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
-        let pool = Pool::new(Keep { idle: Duration::MAX, ..Keep::default() }, Arc::clone(&budget));
+        let pool = StreamPool::new(Keep { idle: Duration::MAX, ..Keep::default() }, Arc::clone(&budget));
         let mut ends = Vec::new();
         for _ in 0..3 {
             pool.put(connection(&listener).await);
@@ -162,7 +162,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
-        let pool = Pool::new(Keep::default(), Arc::clone(&budget));
+        let pool = StreamPool::new(Keep::default(), Arc::clone(&budget));
         pool.put(connection(&listener).await);
         assert_eq!(free(&budget), all - 1);
         let permit = budget.of_checks().take().unwrap();
@@ -175,7 +175,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
         let keep = Keep { idle: seconds(10), age: Some(seconds(15)), number: 1, ..Keep::default() };
-        let pool = Pool::new(keep, Arc::default());
+        let pool = StreamPool::new(keep, Arc::default());
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;
         pool.put(second);

@@ -18,16 +18,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-use super::idle::Idle;
+use super::idle::IdlePool;
 use super::socket_budget::{SocketBudget, SocketPermit};
 
 /// Questions that are asked from a port. Another one costs more than a question does: with 128 that is little, and an
 /// attacker has a second in any case.
-const QUESTIONS: u8 = 128;
+const MAX_QUERIES_PER_SOCKET: u8 = 128;
 /// The longest datagram that is taken; we ask for less.
 const MAX_DATAGRAM: usize = 4096;
 /// How long a port is used.
-const AGE: Duration = Duration::from_secs(1);
+const MAX_SOCKET_AGE: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// The datagram that is being looked at. Another one for each would have to be cleared each time.
@@ -36,7 +36,7 @@ thread_local! {
 
 /// A socket that leads to one upstream alone: once it is connected the kernel drops what other addresses send.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct UdpUpstreamSocket {
     /// Registered for reading alone: registered for writing, the task would be woken with each query.
     udp: AsyncFd<UdpSocket>,
     pub(crate) local: Option<SocketAddr>,
@@ -47,7 +47,7 @@ pub(crate) struct Socket {
     _permit: SocketPermit,
 }
 
-impl Socket {
+impl UdpUpstreamSocket {
     /// Opens one with a random port.
     pub(crate) fn open(from: Option<SocketAddr>, to: SocketAddr, permit: SocketPermit) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -60,7 +60,13 @@ impl Socket {
         connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
         let udp = UdpSocket::from(socket);
         let local = udp.local_addr().ok();
-        Ok(Self { local, udp: for_reading(udp)?, opened: Instant::now(), left: QUESTIONS, _permit: permit })
+        Ok(Self {
+            local,
+            udp: for_reading(udp)?,
+            opened: Instant::now(),
+            left: MAX_QUERIES_PER_SOCKET,
+            _permit: permit,
+        })
     }
 
     /// Returns the same socket for the look-up that this permit is of.
@@ -114,7 +120,7 @@ impl Socket {
     }
 
     fn is_young(&self, now: Instant) -> bool {
-        now.duration_since(self.opened) < AGE
+        now.duration_since(self.opened) < MAX_SOCKET_AGE
     }
 
     /// Returns whether something has come since its last answer.
@@ -138,20 +144,20 @@ fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
 
 /// The idle sockets.
 #[derive(Debug)]
-pub(crate) struct Sockets {
-    idle: Idle<Socket>,
+pub(crate) struct UdpPool {
+    idle: IdlePool<UdpUpstreamSocket>,
     /// How many are kept.
     number: usize,
     budget: Arc<SocketBudget>,
 }
 
-impl Sockets {
+impl UdpPool {
     pub(crate) fn new(number: usize, budget: Arc<SocketBudget>) -> Self {
-        Self { idle: Idle::default(), number, budget }
+        Self { idle: IdlePool::default(), number, budget }
     }
 
     /// Takes a random idle socket that is young enough and hasn't received a forged datagram.
-    pub(crate) fn take(&self, now: Instant) -> Option<Socket> {
+    pub(crate) fn take(&self, now: Instant) -> Option<UdpUpstreamSocket> {
         let mut sockets = self.idle.items();
         while !sockets.is_empty() {
             let any = rand::rng().random_range(..sockets.len());
@@ -164,15 +170,15 @@ impl Sockets {
     }
 
     /// Takes one back that was answered.
-    pub(crate) fn put(&self, mut socket: Socket) {
+    pub(crate) fn put(&self, mut socket: UdpUpstreamSocket) {
         socket.left -= 1;
         socket.has_been_read();
         if socket.left == 0 {
             return;
         }
         // After a storm there may be many.
-        let is_over = |socket: &mut Socket, now| !socket.is_young(now);
-        self.idle.put(self.number, || Some(socket.with(self.budget.idle()?)), AGE, is_over);
+        let is_over = |socket: &mut UdpUpstreamSocket, now| !socket.is_young(now);
+        self.idle.put(self.number, || Some(socket.with(self.budget.idle()?)), MAX_SOCKET_AGE, is_over);
     }
 
     pub(crate) fn clear(&self) {
@@ -190,13 +196,13 @@ mod tests {
 
     use super::*;
 
-    fn open(to: &UdpSocket) -> Socket {
+    fn open(to: &UdpSocket) -> UdpUpstreamSocket {
         let permit = SocketBudget::default().of_checks().take().unwrap();
-        Socket::open(None, to.local_addr().unwrap(), permit).unwrap()
+        UdpUpstreamSocket::open(None, to.local_addr().unwrap(), permit).unwrap()
     }
 
-    fn sockets(number: usize) -> Sockets {
-        Sockets::new(number, Arc::default())
+    fn sockets(number: usize) -> UdpPool {
+        UdpPool::new(number, Arc::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -204,7 +210,7 @@ mod tests {
         let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let sockets = sockets(2);
         sockets.put(open(&to));
-        for _ in 1..QUESTIONS {
+        for _ in 1..MAX_QUERIES_PER_SOCKET {
             let used = sockets.take(Instant::now()).expect("it may be used again");
             assert!(sockets.take(Instant::now()).is_none(), "for one question at a time");
             sockets.put(used);
@@ -214,7 +220,7 @@ mod tests {
             sockets.put(open(&to));
         }
         assert_eq!(sockets.idle.items().len(), 2, "there is room for so many");
-        advance(AGE).await;
+        advance(MAX_SOCKET_AGE).await;
         assert!(sockets.take(Instant::now()).is_none(), "they are too old");
         assert!(sockets.idle.items().is_empty());
     }
@@ -250,7 +256,7 @@ mod tests {
         let sockets = sockets(1);
         for _ in 0..2 {
             sockets.put(open(&to));
-            sleep(AGE * 2).await;
+            sleep(MAX_SOCKET_AGE * 2).await;
             assert!(sockets.idle.items().is_empty());
         }
     }

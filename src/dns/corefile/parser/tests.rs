@@ -19,20 +19,20 @@ fn parse_with(text: &str, files: &[(&str, &str)]) -> Result<String, String> {
             .collect()
     };
     let variable = |name: &str| (name == "A").then(|| "one".to_owned());
-    let sources = Sources { variable: &variable, read: &read, glob: &glob };
+    let sources = FileSources { variable: &variable, read: &read, glob: &glob };
     let blocks = parse(Path::new("dir/Corefile"), text, &sources).map_err(|error| error.to_string())?;
-    let show = |block: &Block| {
-        let addresses: Vec<&str> = block.addresses.iter().map(|word| &*word.text).collect();
+    let show = |block: &BlockSource| {
+        let addresses: Vec<&str> = block.addresses.iter().map(|token| &*token.text).collect();
         format!("{} {}", addresses.join(","), show_lines(&block.lines))
     };
     Ok(blocks.iter().map(show).collect::<Vec<_>>().join(" "))
 }
 
-fn show_lines(lines: &[Line]) -> String {
-    let line = |line: &Line| {
-        let words: Vec<&str> = line.words.iter().map(|word| &*word.text).collect();
+fn show_lines(lines: &[Directive]) -> String {
+    let line = |line: &Directive| {
+        let tokens: Vec<&str> = line.tokens.iter().map(|token| &*token.text).collect();
         let block = line.block.as_ref().map(|lines| format!(" {}", show_lines(lines))).unwrap_or_default();
-        words.join(" ") + &block
+        tokens.join(" ") + &block
     };
     format!("[{}]", lines.iter().map(line).collect::<Vec<_>>().join("; "))
 }

@@ -4,7 +4,7 @@
 use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::{Name, RData, Record};
 
-use super::{FIXED, Layout, Place};
+use super::{FIXED, RecordOffset, RecordOffsets};
 use crate::dns::message::header::{HEADER, MIN_UDP, QUESTION_NAME};
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
@@ -18,14 +18,19 @@ pub(super) fn are_all(response: &Reply, name: &Name) -> bool {
 }
 
 /// Encodes a response of such records in so many bytes, but for its OPT record, which `opt` has.
-pub(super) fn encode(response: &Reply, question: &Query, opt: &[u8], room: usize) -> (Vec<u8>, Layout) {
+pub(super) fn encode(
+    response: &Reply,
+    question: &Query,
+    opt: &[u8],
+    room: usize,
+) -> (Vec<u8>, RecordOffsets) {
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     bytes.extend([0; HEADER]);
     question.name().iter().for_each(|label| names::push_label(label, &mut bytes));
     bytes.push(0);
     bytes.extend(u16::from(question.query_type()).to_be_bytes());
     bytes.extend(u16::from(question.query_class()).to_be_bytes());
-    let mut layout = Layout::default();
+    let mut layout = RecordOffsets::default();
     let mut counts = [0_u16; 3];
     let mut metadata = response.metadata;
     'sections: for (number, records) in response.sections().into_iter().enumerate() {
@@ -46,7 +51,7 @@ pub(super) fn encode(response: &Reply, question: &Query, opt: &[u8], room: usize
 }
 
 /// Writes a record, if there is room for it.
-fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
+fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<RecordOffset> {
     match &record.data {
         RData::A(address) => write_address(record, &address.octets(), room, bytes),
         RData::AAAA(address) => write_address(record, &address.octets(), room, bytes),
@@ -54,7 +59,7 @@ fn write(record: &Record, room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
     }
 }
 
-fn write_address(record: &Record, address: &[u8], room: usize, bytes: &mut Vec<u8>) -> Option<Place> {
+fn write_address(record: &Record, address: &[u8], room: usize, bytes: &mut Vec<u8>) -> Option<RecordOffset> {
     let start = bytes.len();
     let end = start + QUESTION_NAME.len() + FIXED + address.len();
     if end > room {
@@ -67,7 +72,7 @@ fn write_address(record: &Record, address: &[u8], room: usize, bytes: &mut Vec<u
     bytes.extend(record.ttl.to_be_bytes());
     bytes.extend([0, u8::try_from(address.len()).unwrap_or_default()]);
     bytes.extend(address);
-    Some(Place { start, ttl, end })
+    Some(RecordOffset { start, ttl, end })
 }
 
 /// RFC 1035 section 4.1.1, and AD and CD of RFC 4035 section 3.2.

@@ -8,10 +8,10 @@ use std::borrow::Cow;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{DNSClass, RecordType};
 
-type Table = [(&'static str, u16)];
+type CodeTable = [(&'static str, u16)];
 
 /// Types.
-const TYPES: &Table = &[
+const TYPES: &CodeTable = &[
     ("None", 0),
     ("A", 1),
     ("NS", 2),
@@ -103,10 +103,10 @@ const TYPES: &Table = &[
 ];
 
 /// Classes.
-const CLASSES: &Table = &[("IN", 1), ("CS", 2), ("CH", 3), ("HS", 4), ("NONE", 254), ("ANY", 255)];
+const CLASSES: &CodeTable = &[("IN", 1), ("CS", 2), ("CH", 3), ("HS", 4), ("NONE", 254), ("ANY", 255)];
 
 /// Response codes.
-const RCODES: &Table = &[
+const RCODES: &CodeTable = &[
     ("NOERROR", 0),
     ("FORMERR", 1),
     ("SERVFAIL", 2),
@@ -200,11 +200,11 @@ pub fn parse_rcode(name: &str) -> Option<ResponseCode> {
     number_of(RCODES, name).map(Into::into)
 }
 
-fn name_of(table: &Table, number: u16) -> Option<&'static str> {
+fn name_of(table: &CodeTable, number: u16) -> Option<&'static str> {
     table.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
 }
 
-fn number_of(table: &Table, name: &str) -> Option<u16> {
+fn number_of(table: &CodeTable, name: &str) -> Option<u16> {
     table.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 

@@ -2,8 +2,8 @@
 
 use hickory_proto::rr::RecordType;
 
-use super::{Action, List, NAME, Rule};
-use crate::dns::corefile::{CorefileError, Line, Word};
+use super::{Action, NAME, Rule, RuleList};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::parse_type;
 use crate::dns::plugins::nets::{Nets, net};
 use crate::dns::plugins::setup::Setup;
@@ -13,13 +13,13 @@ const ACTIONS: [&str; 4] = ["allow", "block", "filter", "drop"];
 const ALL: &str = "*";
 
 /// Returns the rules of a line.
-pub(super) fn list(setup: &Setup<'_>, line: &Line) -> Result<List, CorefileError> {
+pub(super) fn list(setup: &Setup<'_>, line: &Directive) -> Result<RuleList, CorefileError> {
     let zones = setup.zones_or_own(line.arguments())?;
     let rules = line.options().iter().map(rule).collect::<Result<_, _>>()?;
-    Ok(List { zones, rules })
+    Ok(RuleList { zones, rules })
 }
 
-fn rule(line: &Line) -> Result<Rule, CorefileError> {
+fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     line.no_block()?;
     let action = match &*line.name().to_ascii_lowercase() {
         "allow" => Action::Allow,
@@ -28,7 +28,7 @@ fn rule(line: &Line) -> Result<Rule, CorefileError> {
         "drop" => Action::Drop,
         _ => return Err(line.unknown(NAME, &ACTIONS)),
     };
-    let (mut types, mut nets) = (Listed::Missing, Listed::Missing);
+    let (mut types, mut nets) = (ParsedList::Missing, ParsedList::Missing);
     let mut rest = line.arguments();
     while let Some((key, behind)) = rest.split_first() {
         let Some(is_types) = keyword(key) else { return Err(key.isnt("type or net")) };
@@ -45,7 +45,7 @@ fn rule(line: &Line) -> Result<Rule, CorefileError> {
 }
 
 /// Returns whether a word begins a list of types, or of networks.
-fn keyword(word: &Word) -> Option<bool> {
+fn keyword(word: &Token) -> Option<bool> {
     match &*word.text.to_ascii_lowercase() {
         "type" => Some(true),
         "net" => Some(false),
@@ -54,20 +54,20 @@ fn keyword(word: &Word) -> Option<bool> {
 }
 
 /// What lists of one kind in a rule have come to.
-enum Listed<T> {
+enum ParsedList<T> {
     Missing,
     Some(Vec<T>),
     All,
 }
 
-impl<T> Listed<T> {
+impl<T> ParsedList<T> {
     /// Takes a list in.
     fn extend(
         &mut self,
-        words: &[Word],
-        key: &Word,
+        words: &[Token],
+        key: &Token,
         what: &str,
-        parse: fn(&Word) -> Result<T, CorefileError>,
+        parse: fn(&Token) -> Result<T, CorefileError>,
     ) -> Result<(), CorefileError> {
         if words.is_empty() {
             return Err(key.needs(what));
@@ -96,7 +96,7 @@ impl<T> Listed<T> {
     }
 }
 
-fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
+fn qtype(word: &Token) -> Result<RecordType, CorefileError> {
     // "None" and "Reserved" are no types that clients ask for.
     let asked = parse_type(&word.text).filter(|qtype| !matches!(u16::from(*qtype), 0 | u16::MAX));
     asked.ok_or_else(|| word.isnt("a record type, in capitals, such as AAAA"))

@@ -1,13 +1,13 @@
 use hickory_proto::op::ResponseCode;
 
 use crate::dns::chain::server::Server;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 const WHOAMI: &str = "NOERROR aa | | | ";
 
 async fn ask(lines: &str, client: &str, question: &str) -> String {
-    let site = Site::block(&format!("acl {lines}\nwhoami")).from(client);
-    let answer = site.ask(question).await;
+    let context = TestSite::block(&format!("acl {lines}\nwhoami")).from(client);
+    let answer = context.ask(question).await;
     if answer.starts_with(WHOAMI) { "allowed".to_owned() } else { answer }
 }
 
@@ -30,11 +30,12 @@ async fn the_first_rule_that_fits_says_what_becomes_of_a_question() {
 
 #[tokio::test]
 async fn question_of_lb_linker_itself_isnt_denied() {
-    let site = Site::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
-    let question = site.request("a. HINFO").query;
-    let reply = Server::serve(&mut site.server.own_request(question)).await.unwrap();
+    let context =
+        TestSite::block("acl {\nallow net 10.0.0.0/8\nblock\n}\ntemplate IN ANY {\nrcode NOERROR\n}");
+    let question = context.request("a. HINFO").query;
+    let reply = Server::serve(&mut context.server.own_request(question)).await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::NoError);
-    assert_eq!(site.from("127.0.0.1").ask("a. HINFO").await, "REFUSED | | |");
+    assert_eq!(context.from("127.0.0.1").ask("a. HINFO").await, "REFUSED | | |");
 }
 
 #[tokio::test]
@@ -64,7 +65,7 @@ async fn types_and_networks_are_read_in_all_forms() {
 
 #[tokio::test]
 async fn lists_apply_to_their_zones_from_the_top() {
-    let site = Site::corefile(
+    let context = TestSite::corefile(
         "example.org {\nacl A.example.org b.example.org {\nallow type MX\nblock net 10.0.0.1\n}\n\
          acl {\ndrop type TXT MX\n}\nwhoami\n}\n",
     );
@@ -76,11 +77,11 @@ async fn lists_apply_to_their_zones_from_the_top() {
         ("example.org. TXT", "silence"),
         ("ba.example.org. MX", "silence"),
     ] {
-        let answer = site.ask(question).await;
+        let answer = context.ask(question).await;
         assert_eq!(answer.split(' ').next(), Some(expected), "{question}");
     }
     assert_eq!(
-        site.metrics("coredns_acl"),
+        context.metrics("coredns_acl"),
         [
             "coredns_acl_allowed_requests_total{server=\"dns://:53\",view=\"\"} 2",
             "coredns_acl_blocked_requests_total{server=\"dns://:53\",view=\"\",zone=\"a.example.org.\"} 1",
@@ -92,13 +93,13 @@ async fn lists_apply_to_their_zones_from_the_top() {
 
 #[tokio::test]
 async fn clients_with_edns_are_told_why() {
-    let site = Site::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
+    let context = TestSite::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
     for (question, code) in [("a. A", 15), ("a. MX", 17)] {
-        let ede = site.reply(question).await.unwrap().ede.unwrap();
+        let ede = context.reply(question).await.unwrap().ede.unwrap();
         assert_eq!((ede.code, ede.text), (code, ""));
     }
     assert_eq!(
-        site.metrics("filtered"),
+        context.metrics("filtered"),
         ["coredns_acl_filtered_requests_total{server=\"dns://:53\",view=\"\",zone=\".\"} 1"]
     );
 }
@@ -106,11 +107,11 @@ async fn clients_with_edns_are_told_why() {
 #[test]
 fn who_is_stopped_from_asking_for_a_name_has_it_not_looked_up() {
     let stops = |lines: &str, client: &str| {
-        let site = Site::block(&format!("acl {lines}\nwhoami")).from(client);
-        let request = site.request("www.example. A");
-        let plugins: Vec<_> = site.server.blocks().flat_map(|(_, block)| block.plugins.clone()).collect();
+        let context = TestSite::block(&format!("acl {lines}\nwhoami")).from(client);
+        let request = context.request("www.example. A");
+        let plugins: Vec<_> = context.server.blocks().flat_map(|(_, block)| block.plugins.clone()).collect();
         let acl = plugins.iter().find(|plugin| plugin.name() == "acl").unwrap();
-        acl.recurses(&request, &request.query)
+        acl.offers_recursion(&request, &request.query)
     };
     let private = "{\nallow net 10.0.0.0/8\nblock\n}";
     assert_eq!(stops(private, "10.0.0.1"), None);
@@ -152,6 +153,6 @@ fn what_isnt_right_is_named() {
         ("acl {\nallow {\nx\n}\n}", "Corefile:3:1: allow takes no braces"),
         ("acl a..b", "Corefile:2:5: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
     ] {
-        assert_eq!(Site::error(lines), expected);
+        assert_eq!(TestSite::error(lines), expected);
     }
 }

@@ -8,14 +8,14 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 use tokio::time::Instant;
 
-use super::store::{Prefetch, Worth};
-use crate::dns::message::rrsig::Validity;
+use super::store::{Cacheability, Prefetch};
+use crate::dns::message::rrsig::ValidityPeriod;
 use crate::dns::message::validity::CacheEntryUse;
 use crate::dns::plugins::lb_linker::chase::MAX_ALIASES;
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ResponseKind {
     /// What was asked for.
     Success,
     /// That there is no such name, or no such data.
@@ -23,12 +23,12 @@ pub enum Kind {
     /// That the server can't.
     Failure,
     /// Nothing: no server has answered.
-    Silence,
+    NoAnswer,
     /// Something that isn't kept.
     Other,
 }
 
-impl Kind {
+impl ResponseKind {
     /// Sorts an answer (RFC 2308 sections 2, 5 and 7.1).
     #[must_use]
     pub fn of(message: &Message) -> Self {
@@ -86,7 +86,7 @@ pub(crate) fn has_expired_signature(message: &Message, now: u32) -> bool {
     let is_signature = |data: &RData| matches!(data, RData::Unknown { code: RecordType::RRSIG, .. });
     let sections = [&message.answers, &message.authorities, &message.additionals];
     sections.into_iter().flatten().any(|record| {
-        is_signature(&record.data) && !Validity::of(record).is_some_and(|validity| validity.holds(now))
+        is_signature(&record.data) && !ValidityPeriod::of(record).is_some_and(|validity| validity.holds(now))
     })
 }
 
@@ -112,8 +112,8 @@ pub(crate) fn plain_ttl(ttl: u32) -> u32 {
 
 /// A cached answer.
 #[derive(Debug)]
-pub(crate) struct Item {
-    pub(crate) kind: Kind,
+pub(crate) struct CacheEntry {
+    pub(crate) kind: ResponseKind,
     pub(crate) message: Arc<Message>,
     /// Seconds from `stored` on.
     pub(crate) ttl: u32,
@@ -128,9 +128,14 @@ pub(crate) struct Item {
     retry: AtomicU64,
 }
 
-impl Item {
+impl CacheEntry {
     /// Returns an item that is stored now; `hits` is how popular the one before it was.
-    pub(crate) fn new(worth: Worth, message: Arc<Message>, hits: u32, last_good: Option<Arc<Self>>) -> Self {
+    pub(crate) fn new(
+        worth: Cacheability,
+        message: Arc<Message>,
+        hits: u32,
+        last_good: Option<Arc<Self>>,
+    ) -> Self {
         let stored = Instant::now();
         Self {
             kind: worth.kind,
@@ -145,13 +150,13 @@ impl Item {
     }
 
     /// Returns how popular the answer is that comes next: as this one, if that is asked for already.
-    pub(crate) fn heritage(&self) -> u32 {
+    pub(crate) fn inherited_hits(&self) -> u32 {
         if self.refreshing.load(Ordering::Relaxed) { self.used.hits() } else { 0 }
     }
 
     /// Returns whether it has what was asked for.
     pub(crate) fn says_something(&self) -> bool {
-        self.kind == Kind::Success && !self.message.answers.is_empty()
+        self.kind == ResponseKind::Success && !self.message.answers.is_empty()
     }
 
     /// Returns this item, or the one before it, whichever has what was asked for.
@@ -167,7 +172,7 @@ impl Item {
     }
 
     /// Returns for how long it is neither expired nor to be asked for again, however popular it is.
-    pub(crate) fn undue(&self, prefetch: Option<&Prefetch>) -> Duration {
+    pub(crate) fn fresh_for(&self, prefetch: Option<&Prefetch>) -> Duration {
         let threshold = prefetch.map_or(0, |prefetch| self.threshold(prefetch));
         Duration::from_secs(self.ttl.saturating_sub(threshold).into())
     }

@@ -7,17 +7,17 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long a name is known here: no question takes longer.
-const MEMORY: Duration = Duration::from_secs(10);
+const REMEMBER_FOR: Duration = Duration::from_secs(10);
 /// How many names are.
-const CAPACITY: usize = 4096;
+const MAX_NAMES: usize = 4096;
 
 /// Names that were forgotten, in order.
 #[derive(Debug, Default)]
-pub(super) struct Forgotten(Mutex<Inner>);
+pub(super) struct InvalidatedNames(Mutex<InvalidatedState>);
 
 #[derive(Debug, Default)]
-struct Inner {
-    names: VecDeque<Entry>,
+struct InvalidatedState {
+    names: VecDeque<InvalidatedName>,
     /// The number of the next one.
     next: u64,
     /// What was asked before this number has come is forgotten, whatever the name.
@@ -25,7 +25,7 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct InvalidatedName {
     number: u64,
     at: Instant,
     name: Box<[u8]>,
@@ -33,12 +33,12 @@ struct Entry {
 
 /// When a question was passed on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark(u64);
+pub(super) struct QueryMark(u64);
 
-impl Forgotten {
+impl InvalidatedNames {
     /// Returns a mark for a question that is passed on now.
-    pub(super) fn mark(&self) -> Mark {
-        Mark(self.0.lock().next)
+    pub(super) fn mark(&self) -> QueryMark {
+        QueryMark(self.0.lock().next)
     }
 
     /// Takes in that a name is forgotten, or all names.
@@ -51,9 +51,9 @@ impl Forgotten {
             inner.all_before = inner.next;
             return;
         };
-        inner.names.push_back(Entry { number, at: Instant::now(), name: name.into() });
-        while inner.names.len() > CAPACITY
-            || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > MEMORY)
+        inner.names.push_back(InvalidatedName { number, at: Instant::now(), name: name.into() });
+        while inner.names.len() > MAX_NAMES
+            || inner.names.front().is_some_and(|oldest| oldest.at.elapsed() > REMEMBER_FOR)
         {
             // What isn't known any more may have been any name.
             if let Some(oldest) = inner.names.pop_front() {
@@ -63,7 +63,7 @@ impl Forgotten {
     }
 
     /// Returns whether a name was forgotten after a question about it was passed on.
-    pub(super) fn since(&self, asked: Mark, name: &[u8]) -> bool {
+    pub(super) fn since(&self, asked: QueryMark, name: &[u8]) -> bool {
         let inner = self.0.lock();
         let later = inner.names.iter().rev().take_while(|entry| entry.number >= asked.0);
         asked.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
@@ -78,7 +78,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn question_before_forgetting_differs_from_one_after_it() {
-        let forgotten = Forgotten::default();
+        let forgotten = InvalidatedNames::default();
         let before = forgotten.mark();
         forgotten.add(Some(b"a"));
         let after = forgotten.mark();
@@ -92,15 +92,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn question_before_the_oldest_entry_may_be_of_any_name() {
-        let forgotten = Forgotten::default();
+        let forgotten = InvalidatedNames::default();
         let before = forgotten.mark();
-        for i in 0..=CAPACITY {
+        for i in 0..=MAX_NAMES {
             forgotten.add(Some(i.to_string().as_bytes()));
         }
-        assert_eq!(forgotten.0.lock().names.len(), CAPACITY);
+        assert_eq!(forgotten.0.lock().names.len(), MAX_NAMES);
         assert!(forgotten.since(before, b"a"));
         let after = forgotten.mark();
-        advance(MEMORY + Duration::from_secs(1)).await;
+        advance(REMEMBER_FOR + Duration::from_secs(1)).await;
         forgotten.add(Some(b"a"));
         assert_eq!(forgotten.0.lock().names.len(), 1);
         assert!(forgotten.since(after, b"a"));

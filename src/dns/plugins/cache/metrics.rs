@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
-use crate::dns::plugins::cache::entry::Kind;
+use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::metrics::sharded::{ShardedCounterVec, ShardedCounters};
 use crate::metrics::{MetricGroup, registered};
 
@@ -22,7 +22,7 @@ pub(super) struct CacheMetrics {
 
 /// The same, of one cache behind one listener.
 #[derive(Clone, Copy)]
-pub(super) struct Counters<'a> {
+pub(super) struct CacheCounters<'a> {
     pub(super) metrics: &'a CacheMetrics,
     pub(super) server: &'a str,
     pub(super) zones: &'a str,
@@ -61,9 +61,9 @@ impl MetricGroup for CacheMetrics {
     }
 }
 
-impl Counters<'_> {
+impl CacheCounters<'_> {
     /// Counts that a question was answered from the cache, or not. Returns what was counted.
-    pub(super) fn answered(self, found: Option<Kind>) -> [Arc<ShardedCounters>; 2] {
+    pub(super) fn answered(self, found: Option<ResponseKind>) -> [Arc<ShardedCounters>; 2] {
         let common = [self.server, self.zones, ""];
         let how = match found {
             Some(kind) => self.metrics.hits.with(&self.typed(part(kind))),
@@ -83,7 +83,7 @@ impl Counters<'_> {
     }
 
     /// Counts that an answer was stored, for which so many others had to go; there are so many now.
-    pub(super) fn stored(self, kind: Kind, evicted: usize, (success, denial): (usize, usize)) {
+    pub(super) fn stored(self, kind: ResponseKind, evicted: usize, (success, denial): (usize, usize)) {
         if evicted > 0 {
             self.metrics.evictions.with_label_values(&self.typed(part(kind))).inc_by(evicted as u64);
         }
@@ -102,6 +102,6 @@ impl Counters<'_> {
     }
 }
 
-fn part(kind: Kind) -> &'static str {
-    if kind == Kind::Success { "success" } else { "denial" }
+fn part(kind: ResponseKind) -> &'static str {
+    if kind == ResponseKind::Success { "success" } else { "denial" }
 }

@@ -4,48 +4,48 @@ use std::time::Duration;
 
 use super::NAME;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{CorefileError, Line, Word};
-use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::cache::store::{Bounds, CacheOptions, Prefetch, ServeStale};
+use crate::dns::corefile::{CorefileError, Directive, Token};
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::plugins::cache::store::{CacheLimits, CacheOptions, Prefetch, ServeStale};
 use crate::dns::plugins::setup::Setup;
 
 const KNOWN: &[&str] =
     &["success", "denial", "prefetch", "serve_stale", "serve_stale_policy", "servfail", "disable", "keepttl"];
 /// CoreDNS's cache has so many parts, each with room for at least so many answers.
-const PARTS: usize = 256;
-const LEAST: usize = 4;
+const SHARD_COUNT: usize = 256;
+const MIN_SHARD_ENTRIES: usize = 4;
 /// RFC 2308 section 7.1, and RFC 8767 section 5.
 const MAX_FAILURE: Duration = Duration::from_secs(300);
 /// For how long expired answers are given, and within which time a popular one is asked for.
-const STALE: Duration = Duration::from_secs(3600);
-const POPULAR: Duration = Duration::from_secs(60);
-const PERCENTAGE: u32 = 10;
+const DEFAULT_STALE_FOR: Duration = Duration::from_secs(3600);
+const PREFETCH_WINDOW: Duration = Duration::from_secs(60);
+const PREFETCH_PERCENT: u32 = 10;
 
 /// What the lines of a cache say.
 #[derive(Debug)]
-pub(super) struct Parsed {
+pub(super) struct ParsedOptions {
     pub(super) options: CacheOptions,
-    pub(super) zones: Origins,
+    pub(super) zones: ZoneSet,
     /// Where answers that say something aren't kept.
-    pub(super) without_success: Origins,
+    pub(super) without_success: ZoneSet,
     /// Where answers that say that there is nothing aren't.
-    pub(super) without_denial: Origins,
+    pub(super) without_denial: ZoneSet,
 }
 
 /// Parses the only line of a cache, with what is in its braces. Where an option is there twice, the last one counts.
-pub(super) fn parse(setup: &Setup<'_>) -> Result<Parsed, CorefileError> {
+pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
     let line = setup.only_line()?;
     let (options, zones) = match line.arguments() {
         [first, zones @ ..] if is_number(first) => (CacheOptions::capped(ttl(first)?), zones),
         zones => (CacheOptions::default(), zones),
     };
-    let mut parsed = Parsed {
+    let mut parsed = ParsedOptions {
         options,
         zones: setup.zones_or_own(zones)?,
-        without_success: Origins::default(),
-        without_denial: Origins::default(),
+        without_success: ZoneSet::default(),
+        without_denial: ZoneSet::default(),
     };
-    let mut policy: Option<&Line> = None;
+    let mut policy: Option<&Directive> = None;
     for option in line.options() {
         option.no_block()?;
         let options = &mut parsed.options;
@@ -87,22 +87,22 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<Parsed, CorefileError> {
 }
 
 /// Returns whether a word is a number: then it isn't a zone.
-fn is_number(word: &Word) -> bool {
+fn is_number(word: &Token) -> bool {
     let digits = word.text.strip_prefix(['-', '+']).unwrap_or(&word.text);
     !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit())
 }
 
-fn ttl(word: &Word) -> Result<u32, CorefileError> {
+fn ttl(word: &Token) -> Result<u32, CorefileError> {
     let what = "a TTL in seconds, from 1 to 4294967295";
     word.within(1.., what)
 }
 
 /// `CAPACITY [TTL] [MINTTL]`.
-fn bounds(option: &Line, bounds: &mut Bounds) -> Result<(), CorefileError> {
+fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileError> {
     let arguments = option.at_most(3)?;
     let capacity = arguments.first().ok_or_else(|| option.needs("a capacity"))?;
     let capacity: usize = capacity.parse("a number of answers")?;
-    bounds.capacity = (capacity / PARTS).max(LEAST).saturating_mul(PARTS);
+    bounds.capacity = (capacity / SHARD_COUNT).max(MIN_SHARD_ENTRIES).saturating_mul(SHARD_COUNT);
     if let Some(word) = arguments.get(1) {
         bounds.max_ttl = ttl(word)?;
     }
@@ -113,31 +113,31 @@ fn bounds(option: &Line, bounds: &mut Bounds) -> Result<(), CorefileError> {
 }
 
 /// `AMOUNT [[DURATION] [PERCENTAGE%]]`.
-fn prefetch(option: &Line) -> Result<Option<Prefetch>, CorefileError> {
+fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     let arguments = option.at_most(3)?;
     let amount = arguments.first().ok_or_else(|| option.needs("a number of questions"))?;
     let amount: u32 = amount.parse("a number of questions")?;
-    let within = arguments.get(1).map(Word::duration).transpose()?.unwrap_or(POPULAR);
+    let within = arguments.get(1).map(Token::duration).transpose()?.unwrap_or(PREFETCH_WINDOW);
     let percentage = arguments.get(2).map(|word| {
         let number = word.text.strip_suffix('%').and_then(|number| number.parse().ok());
         number
             .filter(|number| (10..=90).contains(number))
             .ok_or_else(|| word.isnt("a percentage from 10% to 90%"))
     });
-    let percentage = percentage.transpose()?.unwrap_or(PERCENTAGE);
+    let percentage = percentage.transpose()?.unwrap_or(PREFETCH_PERCENT);
     Ok((amount > 0).then_some(Prefetch { amount, within, percentage }))
 }
 
 /// `[DURATION] [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]`.
-fn serve_stale(option: &Line, options: &mut CacheOptions) -> Result<(), CorefileError> {
+fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), CorefileError> {
     let arguments = option.at_most(5)?;
-    let up_to = arguments.first().map(Word::duration).transpose()?.unwrap_or(STALE);
+    let up_to = arguments.first().map(Token::duration).transpose()?.unwrap_or(DEFAULT_STALE_FOR);
     let mode = arguments.get(1).map(|word| (word, word.text.to_ascii_lowercase()));
     let (verify, rest) = match &mode {
         None => (None, &[][..]),
         Some((_, mode)) if mode == "immediate" => (None, &arguments[2..]),
         Some((_, mode)) if mode == "verify" => {
-            let timeout = arguments.get(2).map(Word::duration).transpose()?.unwrap_or_default();
+            let timeout = arguments.get(2).map(Token::duration).transpose()?.unwrap_or_default();
             (Some(timeout), arguments.get(3..).unwrap_or_default())
         }
         Some((word, _)) => return Err(word.isnt("a mode: there are immediate and verify")),
@@ -156,20 +156,20 @@ fn serve_stale(option: &Line, options: &mut CacheOptions) -> Result<(), Corefile
     Ok(())
 }
 
-fn whole_seconds(word: &Word) -> Result<u32, CorefileError> {
+fn whole_seconds(word: &Token) -> Result<u32, CorefileError> {
     let duration = word.duration()?;
     let seconds = u32::try_from(duration.as_secs()).ok().filter(|_| duration.subsec_nanos() == 0);
     seconds.ok_or_else(|| word.isnt("a TTL in whole seconds, such as 30s"))
 }
 
 /// Returns how long a failure counts.
-fn failure(word: &Word) -> Result<Duration, CorefileError> {
+fn failure(word: &Token) -> Result<Duration, CorefileError> {
     let duration = word.duration()?;
     if duration > MAX_FAILURE { Err(word.isnt("a duration of at most 5m")) } else { Ok(duration) }
 }
 
 /// `success|denial [ZONES...]`.
-fn disable(option: &Line, parsed: &mut Parsed) -> Result<(), CorefileError> {
+fn disable(option: &Directive, parsed: &mut ParsedOptions) -> Result<(), CorefileError> {
     let (part, words) = option.arguments().split_first().ok_or_else(|| option.needs("success or denial"))?;
     let part_without = match &*part.text {
         "success" => &mut parsed.without_success,
@@ -187,9 +187,9 @@ mod tests {
     use hickory_proto::rr::Name;
 
     use super::*;
-    use crate::dns::corefile::{self, Sources};
-    use crate::dns::plugins::setup::Draft;
-    use crate::dns::plugins::tests::support::Site;
+    use crate::dns::corefile::{self, FileSources};
+    use crate::dns::plugins::setup::BlockBuilder;
+    use crate::dns::plugins::tests::support::TestSite;
 
     #[test]
     fn broken_lines_are_told_what_is_wrong() {
@@ -269,16 +269,16 @@ mod tests {
                 "3:16: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8",
             ),
         ] {
-            assert_eq!(Site::error(lines), format!("Corefile:{message}"), "{lines}");
+            assert_eq!(TestSite::error(lines), format!("Corefile:{message}"), "{lines}");
         }
     }
 
     #[test]
     fn lines_say_what_is_kept_and_for_how_long() {
         let seconds = Duration::from_secs;
-        let bounds = |capacity, min_ttl, max_ttl| Bounds { capacity, min_ttl, max_ttl };
+        let bounds = |capacity, min_ttl, max_ttl| CacheLimits { capacity, min_ttl, max_ttl };
         let default = CacheOptions::default;
-        let stale = |verify, ttl| Some(ServeStale { up_to: STALE, verify, ttl });
+        let stale = |verify, ttl| Some(ServeStale { up_to: DEFAULT_STALE_FOR, verify, ttl });
         let popular = |amount, within, percentage| {
             Some(Prefetch { amount, within: Duration::from_secs(within), percentage })
         };
@@ -324,17 +324,18 @@ mod tests {
     }
 
     /// What lines in a block for the root say.
-    fn parsed(lines: &str) -> Parsed {
+    fn parsed(lines: &str) -> ParsedOptions {
         let variable = |_: &str| None;
         let text = format!(". {{\n{lines}\n}}\n");
-        let sources = Sources {
+        let sources = FileSources {
             variable: &variable,
             read: &|path| std::fs::read_to_string(path),
             glob: &|_| Vec::new(),
         };
         let blocks = corefile::parse(Path::new("Corefile"), &text, &sources).unwrap();
-        let site = Site::block("whoami").shared;
-        let (zones, mut draft) = ([Name::root()], Draft::default());
-        parse(&Setup { lines: &blocks[0].lines, zones: &zones, draft: &mut draft, site: &site }).unwrap()
+        let context = TestSite::block("whoami").shared;
+        let (zones, mut builder) = ([Name::root()], BlockBuilder::default());
+        parse(&Setup { lines: &blocks[0].lines, zones: &zones, builder: &mut builder, context: &context })
+            .unwrap()
     }
 }

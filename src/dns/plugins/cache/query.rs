@@ -9,22 +9,22 @@ use tokio::time::Instant;
 use super::NAME;
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::Server;
-use crate::dns::message::query::{Key, Question};
+use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::Repeat;
-use crate::dns::plugins::cache::entry::Kind;
-use crate::dns::plugins::cache::store::Found;
+use crate::dns::message::validity::Validity;
+use crate::dns::plugins::cache::entry::ResponseKind;
+use crate::dns::plugins::cache::store::CacheHit;
 use crate::metrics::sharded::ShardedCounters;
 
 /// A question, as a client asks it.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub(super) question: Question,
-    pub(super) key: Key,
+pub(super) struct CacheQuery {
+    pub(super) question: UpstreamQuery,
+    pub(super) key: QueryKey,
     pub(super) server: Arc<Server>,
 }
 
-impl Asked {
+impl CacheQuery {
     pub(super) fn new(request: &Request) -> Self {
         let question = request.question();
         Self { key: question.key(), question, server: Arc::clone(&request.server) }
@@ -63,7 +63,7 @@ impl Asked {
 
     /// Returns a cached answer as the client gets it. AA is set, as CoreDNS has it: there are clients that take no
     /// other.
-    pub(super) fn given(&self, request: &Request, found: &Found) -> Reply {
+    pub(super) fn given(&self, request: &Request, found: &CacheHit) -> Reply {
         let message = &*found.message;
         let mut reply = request.reply(NAME);
         reply.metadata.response_code = message.metadata.response_code;
@@ -82,15 +82,17 @@ impl Asked {
     pub(super) fn repeat(
         &self,
         request: &Request,
-        found: &Found,
+        found: &CacheHit,
         reply: &Reply,
         counted: [Arc<ShardedCounters>; 2],
-    ) -> Option<Box<Repeat>> {
+    ) -> Option<Box<Validity>> {
         let kept = found.kept()?;
         let sections = [reply.answers.len(), reply.authorities.len(), reply.additionals.len()];
-        let mut repeat = Repeat::of_cached(kept, found.aging(), sections);
+        let mut repeat = Validity::of_cached(kept, found.countdown(), sections);
         repeat.counts.extend(counted);
-        if let (Purpose::Target { absence, .. }, false) = (request.purpose, found.kind == Kind::Success) {
+        if let (Purpose::Target { absence, .. }, false) =
+            (request.purpose, found.kind == ResponseKind::Success)
+        {
             repeat.end_by(Some(Instant::now() + absence.saturating_sub(found.age)));
         }
         Some(Box::new(repeat))

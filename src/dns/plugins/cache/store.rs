@@ -7,30 +7,30 @@ use std::time::Duration;
 use hickory_proto::op::{Message, OpCode, Query, ResponseCode};
 use tokio::time::Instant;
 
-use crate::dns::message::query::Key;
+use crate::dns::message::query::QueryKey;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::rrsig::now;
-use crate::dns::message::validity::Kept;
-use crate::dns::plugins::cache::entry::Item;
-use crate::dns::plugins::cache::entry::Kind;
+use crate::dns::message::validity::CacheEntryRef;
+use crate::dns::plugins::cache::entry::CacheEntry;
+use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::entry::weight;
-use crate::dns::upstream::sharded_cache::Bounded;
+use crate::dns::upstream::sharded_cache::ShardedCache;
 
 /// CoreDNS's default for each of the two parts.
-const CAPACITY: usize = 9984;
+const MAX_ENTRIES: usize = 9984;
 /// How many bytes each part may take, as far as they can be counted: more only with a higher capacity than
 /// the default. CoreDNS counts answers alone, and one of 64 KB takes a megabyte.
-const BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 32 << 20;
 /// CoreDNS's bounds of TTLs, in seconds.
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
 const MAX_DENIAL_TTL: u32 = 1800;
 /// How long it is cached that no upstream has answered, in seconds.
-const SILENCE_TTL: u32 = 1;
+const NO_ANSWER_TTL: u32 = 1;
 
 /// How answers of one kind are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct CacheLimits {
     /// How many.
     pub capacity: usize,
     /// The shortest time, in seconds.
@@ -65,9 +65,9 @@ pub struct ServeStale {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
     /// Answers that say something.
-    pub success: Bounds,
+    pub success: CacheLimits,
     /// Answers that say that there is nothing.
-    pub denial: Bounds,
+    pub denial: CacheLimits,
     /// How long a failure is kept; zero for not at all.
     pub servfail: Duration,
     /// Which answers are asked for again before they expire.
@@ -84,40 +84,40 @@ pub struct CacheOptions {
 
 /// What an answer is worth to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worth {
+pub struct Cacheability {
     /// What it says.
-    pub kind: Kind,
+    pub kind: ResponseKind,
     /// For how long, in seconds. All its records get that TTL when it has just come, too, so that it doesn't jump.
     pub ttl: u32,
 }
 
 /// The answers, and what is done with them.
 #[derive(Debug)]
-pub struct Cache {
+pub struct CacheStore {
     options: CacheOptions,
-    success: Bounded<Arc<Item>>,
-    denial: Bounded<Arc<Item>>,
+    success: ShardedCache<Arc<CacheEntry>>,
+    denial: ShardedCache<Arc<CacheEntry>>,
 }
 
 /// What the cache has for a question.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct CacheHit {
     /// The answer, as it came.
     pub message: Arc<Message>,
     /// The TTL of all its records now.
     pub ttl: u32,
     /// What it says.
-    pub kind: Kind,
+    pub kind: ResponseKind,
     /// How old it is.
     pub age: Duration,
     /// Whether it is still good.
     pub freshness: Freshness,
-    item: Arc<Item>,
+    item: Arc<CacheEntry>,
     recheck: Duration,
     /// When it isn't fresh any more, or is to be asked for again if it is popular.
     until: Instant,
     /// From when on and from what its TTL runs down, if it does.
-    aging: Option<(Instant, u32)>,
+    countdown: Option<(Instant, u32)>,
     /// The longest gap between two times at which a popular answer is given, if that counts.
     within: Option<Duration>,
 }
@@ -126,7 +126,7 @@ pub struct Found {
 /// called.
 #[derive(Debug)]
 pub struct Refresh {
-    item: Arc<Item>,
+    item: Arc<CacheEntry>,
     pause: Duration,
 }
 
@@ -144,8 +144,8 @@ pub enum Freshness {
 impl Default for CacheOptions {
     fn default() -> Self {
         Self {
-            success: Bounds { capacity: CAPACITY, min_ttl: MIN_TTL, max_ttl: MAX_TTL },
-            denial: Bounds { capacity: CAPACITY, min_ttl: MIN_TTL, max_ttl: MAX_DENIAL_TTL },
+            success: CacheLimits { capacity: MAX_ENTRIES, min_ttl: MIN_TTL, max_ttl: MAX_TTL },
+            denial: CacheLimits { capacity: MAX_ENTRIES, min_ttl: MIN_TTL, max_ttl: MAX_DENIAL_TTL },
             servfail: Duration::from_secs(MIN_TTL.into()),
             prefetch: None,
             serve_stale: None,
@@ -167,41 +167,47 @@ impl CacheOptions {
     }
 }
 
-impl Cache {
+impl CacheStore {
     /// Returns an empty cache.
     #[must_use]
     pub fn new(options: CacheOptions) -> Self {
-        let part = |bounds: Bounds| {
-            Bounded::new(bounds.capacity, BYTES.max(bounds.capacity.saturating_mul(BYTES / CAPACITY)))
+        let part = |bounds: CacheLimits| {
+            ShardedCache::new(
+                bounds.capacity,
+                MAX_BYTES.max(bounds.capacity.saturating_mul(MAX_BYTES / MAX_ENTRIES)),
+            )
         };
         Self { success: part(options.success), denial: part(options.denial), options }
     }
 
     /// Looks a question up. A failure never hides a good answer.
     #[must_use]
-    pub fn get(&self, key: &Key) -> Option<Found> {
+    pub fn get(&self, key: &QueryKey) -> Option<CacheHit> {
         let now = Instant::now();
         if self.options.prefer_positive
-            && let Some(item) = self.success.get(key).and_then(Item::good)
+            && let Some(item) = self.success.get(key).and_then(CacheEntry::good)
             && let Some(found) = self.found(item, now)
         {
             return Some(found);
         }
         let denial = self.denial.get(key).and_then(|item| self.found(item, now));
         match denial {
-            Some(denial) if denial.kind == Kind::Denial => Some(denial),
+            Some(denial) if denial.kind == ResponseKind::Denial => Some(denial),
             failure => self.success.get(key).and_then(|item| self.found(item, now)).or(failure),
         }
     }
 
     /// Returns the failure of the last look-up of a question, if that is still kept.
     #[must_use]
-    pub fn failure(&self, key: &Key) -> Option<Found> {
-        let item = self.denial.get(key).filter(|item| matches!(item.kind, Kind::Failure | Kind::Silence));
+    pub fn failure(&self, key: &QueryKey) -> Option<CacheHit> {
+        let item = self
+            .denial
+            .get(key)
+            .filter(|item| matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer));
         item.and_then(|item| self.found(item, Instant::now()))
     }
 
-    fn found(&self, item: Arc<Item>, now: Instant) -> Option<Found> {
+    fn found(&self, item: Arc<CacheEntry>, now: Instant) -> Option<CacheHit> {
         let age = now.duration_since(item.stored);
         let left = item.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX));
         let options = &self.options;
@@ -212,7 +218,7 @@ impl Cache {
             let stale = options.serve_stale?;
             let expired = age.saturating_sub(Duration::from_secs(item.ttl.into()));
             // A failure is no answer that could still be good.
-            if expired >= stale.up_to || matches!(item.kind, Kind::Failure | Kind::Silence) {
+            if expired >= stale.up_to || matches!(item.kind, ResponseKind::Failure | ResponseKind::NoAnswer) {
                 return None;
             }
             (stale.ttl, Freshness::Stale(stale.verify))
@@ -221,10 +227,10 @@ impl Cache {
         // A TTL that is set for expired answers alone is given with these all the same.
         let ttl = if options.keep_ttl && !(is_stale && ttl > 0) { item.ttl } else { ttl };
         let recheck = if is_stale { options.recheck } else { Duration::ZERO };
-        let aging = (!options.keep_ttl).then_some((item.stored, item.ttl));
-        Some(Found {
-            until: item.stored + item.undue(options.prefetch.as_ref()),
-            aging,
+        let countdown = (!options.keep_ttl).then_some((item.stored, item.ttl));
+        Some(CacheHit {
+            until: item.stored + item.fresh_for(options.prefetch.as_ref()),
+            countdown,
             within: options.prefetch.map(|prefetch| prefetch.within),
             message: Arc::clone(&item.message),
             ttl,
@@ -237,44 +243,44 @@ impl Cache {
     }
 
     /// Takes an answer in, if it is one that can be kept. Returns how many others had to go.
-    pub fn put(&self, key: &Key, message: &Arc<Message>, worth: Worth) -> usize {
+    pub fn put(&self, key: &QueryKey, message: &Arc<Message>, worth: Cacheability) -> usize {
         if is_kept(key, message, worth) { self.store(key, message, worth) } else { 0 }
     }
 
     /// Takes in that there was no answer: that isn't asked again at once (RFC 9520 section 3.2). Returns how many
     /// others had to go.
-    pub fn put_silence(&self, key: &Key) -> usize {
+    pub fn put_silence(&self, key: &QueryKey) -> usize {
         let nothing = Arc::new(Message::response(0, OpCode::Query));
-        let worth = Worth { kind: Kind::Silence, ttl: SILENCE_TTL.min(self.servfail()) };
+        let worth = Cacheability { kind: ResponseKind::NoAnswer, ttl: NO_ANSWER_TTL.min(self.servfail()) };
         if is_kept(key, &nothing, worth) { self.store(key, &nothing, worth) } else { 0 }
     }
 
-    fn store(&self, key: &Key, message: &Arc<Message>, worth: Worth) -> usize {
+    fn store(&self, key: &QueryKey, message: &Arc<Message>, worth: Cacheability) -> usize {
         let parts = [self.success.get(key), self.denial.get(key)];
         // What was popular stays so, if it is asked for again before a client has to wait.
-        let hits = parts.iter().flatten().map(|before| before.heritage()).max().unwrap_or(0);
+        let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
         let [success, denial] = parts;
-        let item = |last_good| Arc::new(Item::new(worth, Arc::clone(message), hits, last_good));
+        let item = |last_good| Arc::new(CacheEntry::new(worth, Arc::clone(message), hits, last_good));
         match worth.kind {
-            Kind::Success => {
+            ResponseKind::Success => {
                 let prefer = self.options.prefer_positive;
                 let is_empty = message.answers.is_empty();
-                let last_good = if prefer && is_empty { success.and_then(Item::good) } else { None };
+                let last_good = if prefer && is_empty { success.and_then(CacheEntry::good) } else { None };
                 if !(prefer && is_empty) {
                     self.denial.remove(key);
                 }
                 let bytes = weight(message) + last_good.as_ref().map_or(0, |good| weight(&good.message));
                 self.success.put(key.clone(), item(last_good), bytes)
             }
-            Kind::Denial => {
+            ResponseKind::Denial => {
                 if !self.options.prefer_positive {
                     self.success.remove(key);
                 }
                 self.denial.put(key.clone(), item(None), weight(message))
             }
-            Kind::Failure | Kind::Silence | Kind::Other => {
+            ResponseKind::Failure | ResponseKind::NoAnswer | ResponseKind::Other => {
                 // Whatever is wrong now, what was known before may still be good.
-                let denial = denial.filter(|before| before.kind == Kind::Denial);
+                let denial = denial.filter(|before| before.kind == ResponseKind::Denial);
                 if denial.is_some_and(|before| self.is_usable(&before)) {
                     return 0;
                 }
@@ -284,32 +290,32 @@ impl Cache {
     }
 
     /// Returns whether an answer is still given.
-    fn is_usable(&self, item: &Item) -> bool {
+    fn is_usable(&self, item: &CacheEntry) -> bool {
         let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.up_to);
         item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
     }
 
     /// Returns what an answer is worth, to a client that wants signatures or doesn't.
     #[must_use]
-    pub fn appraise(&self, message: &Message, dnssec_ok: bool) -> Worth {
+    pub fn classify(&self, message: &Message, dnssec_ok: bool) -> Cacheability {
         if dnssec_ok && crate::dns::plugins::cache::entry::has_expired_signature(message, now()) {
-            return Worth { kind: Kind::Other, ttl: self.options.success.hold(MIN_TTL) };
+            return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.hold(MIN_TTL) };
         }
-        let kind = Kind::of(message);
+        let kind = ResponseKind::of(message);
         let rcode = message.metadata.response_code;
         let is_absence = rcode == ResponseCode::NXDomain && message.answers.is_empty();
         let bounds = match kind {
-            Kind::Failure => return Worth { kind, ttl: self.servfail() },
-            Kind::Denial => self.options.denial,
+            ResponseKind::Failure => return Cacheability { kind, ttl: self.servfail() },
+            ResponseKind::Denial => self.options.denial,
             _ if is_absence => self.options.denial,
-            Kind::Success | Kind::Silence | Kind::Other => self.options.success,
+            ResponseKind::Success | ResponseKind::NoAnswer | ResponseKind::Other => self.options.success,
         };
         // As in CoreDNS, the records of no other answers count.
         let counts = is_absence
             || (rcode == ResponseCode::NoError && !crate::dns::plugins::cache::entry::is_referral(message));
         let lowest =
             crate::dns::plugins::cache::entry::lowest_ttl(message).filter(|_| counts).unwrap_or(MIN_TTL);
-        Worth { kind, ttl: bounds.hold(lowest) }
+        Cacheability { kind, ttl: bounds.hold(lowest) }
     }
 
     fn servfail(&self) -> u32 {
@@ -317,7 +323,7 @@ impl Cache {
     }
 
     /// Forgets one answer.
-    pub fn remove(&self, key: &Key) {
+    pub fn remove(&self, key: &QueryKey) {
         self.success.remove(key);
         self.denial.remove(key);
     }
@@ -354,32 +360,33 @@ pub(crate) fn take_message(reply: &mut Reply, query: &Query) -> Message {
 
 /// Returns whether an answer to that question can be kept.
 #[must_use]
-pub fn is_kept(key: &Key, message: &Message, worth: Worth) -> bool {
-    worth.ttl > 0 && worth.kind != Kind::Other && !message.metadata.truncation && key.is_for_cache()
+pub fn is_kept(key: &QueryKey, message: &Message, worth: Cacheability) -> bool {
+    worth.ttl > 0 && worth.kind != ResponseKind::Other && !message.metadata.truncation && key.is_for_cache()
 }
 
-impl Bounds {
+impl CacheLimits {
     /// Returns a TTL within them.
     fn hold(self, ttl: u32) -> u32 {
         ttl.max(self.min_ttl).min(self.max_ttl)
     }
 }
 
-impl Found {
+impl CacheHit {
     /// Returns what has to hold for the answer to be given again; nothing if it is to be looked for each time.
     #[must_use]
-    pub fn kept(&self) -> Option<Kept> {
+    pub fn kept(&self) -> Option<CacheEntryRef> {
         /// What is given again is counted once a second.
         const OFTEN: Duration = Duration::from_secs(2);
         let is_countable = self.within.is_none_or(|within| within >= OFTEN);
-        let may_be = self.freshness == Freshness::Fresh && self.kind != Kind::Silence && is_countable;
-        may_be.then(|| Kept::new(&self.item.used, self.until, self.within))
+        let may_be =
+            self.freshness == Freshness::Fresh && self.kind != ResponseKind::NoAnswer && is_countable;
+        may_be.then(|| CacheEntryRef::new(&self.item.used, self.until, self.within))
     }
 
     /// Returns from when on and from how many seconds the TTL of its records runs down; nothing if it stays.
     #[must_use]
-    pub fn aging(&self) -> Option<(Instant, u32)> {
-        self.aging
+    pub fn countdown(&self) -> Option<(Instant, u32)> {
+        self.countdown
     }
 
     /// Claims the refresh of the entry, unless a refresh is under way or has just failed.

@@ -11,19 +11,19 @@ use hickory_proto::rr::Name;
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
-use crate::dns::chain::plugin::Failure;
+use crate::dns::chain::plugin::PluginError;
 use crate::dns::chain::request::Purpose;
-use crate::dns::chain::server::{Block, Server};
+use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::message::ede::Ede;
 use crate::dns::message::query::wire_name;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::cache::*;
-use crate::dns::plugins::tests::support::{Site, record, show};
+use crate::dns::plugins::tests::support::{TestSite, record, show};
 
 /// What answers behind the cache.
 #[derive(Debug)]
 struct Source {
-    outcome: Mutex<Outcome>,
+    outcome: Mutex<PluginResult>,
     delay: Mutex<Duration>,
     asked: Mutex<Vec<String>>,
     begun: Notify,
@@ -31,7 +31,7 @@ struct Source {
 
 /// A cache, the plugin behind it, and a client.
 struct Bench {
-    site: Site,
+    context: TestSite,
     source: Arc<Source>,
 }
 
@@ -41,7 +41,7 @@ impl Plugin for Source {
         "source"
     }
 
-    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> PluginResult {
         let ad = if request.metadata.authentic_data { " ad" } else { "" };
         let (name, qtype) = (request.query.name(), request.query.query_type());
         let line = format!("{name} {qtype}{ad} {}", request.protocol);
@@ -86,23 +86,23 @@ const A_60: &str = "NOERROR aa,ra | a.example. 60 IN A 192.0.2.1 | |";
 
 impl Bench {
     fn new(cache: &str, first: Reply) -> Self {
-        let mut site = Site::block(&format!("{cache}\nwhoami"));
+        let mut context = TestSite::block(&format!("{cache}\nwhoami"));
         let source = Arc::new(Source {
             outcome: Mutex::new(Ok(first)),
             delay: Mutex::default(),
             asked: Mutex::default(),
             begun: Notify::new(),
         });
-        let (zone, block) = site.server.blocks().next().unwrap();
+        let (zone, block) = context.server.blocks().next().unwrap();
         let mut plugins: Vec<Arc<dyn Plugin>> = block.plugins.clone();
         *plugins.last_mut().unwrap() = Arc::clone(&source) as Arc<dyn Plugin>;
         let block =
-            Block { zones: block.zones.clone(), plugins, link_zones: Origins::default(), debug: false };
-        let report = site.shared.metrics.family().unwrap();
-        site.server =
+            ServerBlock { zones: block.zones.clone(), plugins, link_zones: ZoneSet::default(), debug: false };
+        let report = context.shared.metrics.family().unwrap();
+        context.server =
             Arc::new(Server::new("dns://:53".to_owned(), &[(zone.clone(), Arc::new(block))], report));
-        site.request.server = Arc::clone(&site.server);
-        Self { site, source }
+        context.request.server = Arc::clone(&context.server);
+        Self { context, source }
     }
 
     fn say(&self, reply: Reply) {
@@ -110,11 +110,11 @@ impl Bench {
     }
 
     fn fail(&self, rcode: ResponseCode) {
-        *self.source.outcome.lock() = Err(Failure::new(rcode, "why"));
+        *self.source.outcome.lock() = Err(PluginError::new(rcode, "why"));
     }
 
     fn no_upstream(&self) {
-        *self.source.outcome.lock() = Err(Failure::no_upstream("why"));
+        *self.source.outcome.lock() = Err(PluginError::no_upstream("why"));
     }
 
     fn take(&self, time: Duration) {
@@ -122,13 +122,13 @@ impl Bench {
     }
 
     async fn ask(&self) -> String {
-        self.site.ask("a.example. A").await
+        self.context.ask("a.example. A").await
     }
 
     async fn target(&self, absence: u64, cached: bool) -> String {
-        let mut site = self.site.clone();
-        site.request.purpose = Purpose::Target { absence: Duration::from_secs(absence), cached };
-        site.ask("a.example. A").await
+        let mut context = self.context.clone();
+        context.request.purpose = Purpose::Target { absence: Duration::from_secs(absence), cached };
+        context.ask("a.example. A").await
     }
 
     /// How often the plugin behind was asked since the last time.
@@ -137,7 +137,7 @@ impl Bench {
     }
 
     fn forget(&self, name: &str) {
-        self.site.server.forget(Some(&wire_name(&Name::from_ascii(name).unwrap())));
+        self.context.server.invalidate(Some(&wire_name(&Name::from_ascii(name).unwrap())));
     }
 }
 
@@ -155,7 +155,7 @@ async fn cached_answer_has_aa_and_the_spelling_of_the_question() {
     let bench = Bench::new("cache", address(60));
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
     seconds(1).await;
-    assert_eq!(bench.site.ask("A.example. A").await, "NOERROR aa,ra | A.example. 59 IN A 192.0.2.1 | |");
+    assert_eq!(bench.context.ask("A.example. A").await, "NOERROR aa,ra | A.example. 59 IN A 192.0.2.1 | |");
     assert_eq!(bench.asked(), 1);
     seconds(59).await;
     bench.say(absence());
@@ -200,21 +200,21 @@ async fn ad_is_kept_and_shown_to_clients_with_ad_or_do() {
     let mut authentic = address(60);
     authentic.metadata.authentic_data = true;
     let bench = Bench::new("cache", authentic);
-    let mut with_ad = bench.site.clone();
+    let mut with_ad = bench.context.clone();
     with_ad.request.metadata.authentic_data = true;
     assert_eq!(bench.ask().await, A_60.replace("aa,", ""));
     assert_eq!(*bench.source.asked.lock(), ["a.example. A ad udp"]);
     assert_eq!(with_ad.ask("a.example. A").await, A_60.replace("ra", "ra,ad"));
     assert_eq!(bench.ask().await, A_60);
-    let mut request = bench.site.request("b.example. A");
+    let mut request = bench.context.request("b.example. A");
     Server::serve(&mut request).await.unwrap();
     assert!(!request.metadata.authentic_data, "as it was");
     assert_eq!(bench.asked(), 2);
     // DO and CD have answers of their own.
-    let mut with_do = bench.site.clone();
+    let mut with_do = bench.context.clone();
     with_do.request.edns = Some(Edns::new());
     with_do.request.edns.as_mut().unwrap().set_dnssec_ok(true);
-    let mut with_cd = bench.site.clone();
+    let mut with_cd = bench.context.clone();
     with_cd.request.metadata.checking_disabled = true;
     assert_eq!(with_do.ask("a.example. A").await, A_60.replace("aa,ra", "ra,ad"));
     assert_eq!(with_cd.ask("a.example. A").await, A_60.replace("aa,ra", "ra,cd"));
@@ -229,7 +229,7 @@ async fn what_isnt_for_the_cache_passes_untouched() {
     let bench = Bench::new("cache example.org", address(9999));
     let passed = "NOERROR ra | a.example. 9999 IN A 192.0.2.1 | |";
     assert_eq!(bench.ask().await, passed, "another zone");
-    assert!(bench.site.metrics("coredns_cache").is_empty());
+    assert!(bench.context.metrics("coredns_cache").is_empty());
     let bench = Bench::new("cache", Reply { is_cacheable: false, ..address(9999) });
     for _ in 0..2 {
         assert_eq!(bench.ask().await, passed, "a name of ours");
@@ -250,10 +250,10 @@ async fn no_more_records_are_copied_than_the_client_has_room_for() {
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
     let bench = Bench::new("cache", reply(ResponseCode::NoError, &records, &[]));
     for _ in 0..2 {
-        let given = bench.site.reply("a.example. A").await.unwrap();
+        let given = bench.context.reply("a.example. A").await.unwrap();
         assert!(given.answers.len() < 100 && given.metadata.truncation);
     }
-    let mut by_tcp = bench.site.clone();
+    let mut by_tcp = bench.context.clone();
     by_tcp.request.protocol = Protocol::Tcp;
     let given = by_tcp.reply("a.example. A").await.unwrap();
     assert!(given.answers.len() == 200 && !given.metadata.truncation);
@@ -264,8 +264,8 @@ async fn no_more_records_are_copied_than_the_client_has_room_for() {
 async fn no_upstream_is_kept_for_a_second_and_busy_isnt() {
     let bench = Bench::new("cache", address(60));
     bench.no_upstream();
-    assert_eq!(bench.site.reply("a.example. A").await.unwrap().ede, Some(Ede::NO_UPSTREAM));
-    let again = bench.site.reply("a.example. A").await.unwrap();
+    assert_eq!(bench.context.reply("a.example. A").await.unwrap().ede, Some(Ede::NO_UPSTREAM));
+    let again = bench.context.reply("a.example. A").await.unwrap();
     assert_eq!((&*show(&again), again.ede), ("SERVFAIL | | |", Some(Ede::NO_UPSTREAM)));
     assert_eq!(bench.target(5, true).await, "SERVFAIL | | |");
     assert_eq!(bench.target(5, false).await, "SERVFAIL | | |");
@@ -277,7 +277,7 @@ async fn no_upstream_is_kept_for_a_second_and_busy_isnt() {
     }
     assert_eq!(bench.asked(), 2);
     let bench = Bench::new("cache {\nservfail 0\n}", failure());
-    for outcome in [Ok(failure()), Err(Failure::no_upstream("why"))] {
+    for outcome in [Ok(failure()), Err(PluginError::no_upstream("why"))] {
         *bench.source.outcome.lock() = outcome;
         bench.ask().await;
         bench.ask().await;
@@ -287,37 +287,37 @@ async fn no_upstream_is_kept_for_a_second_and_busy_isnt() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_of_plugins_are_never_kept() {
-    let hosts = Site::block("cache\nhosts /dev/null {\n192.0.2.1 here.example\n}").edns(1232);
-    let template = Site::block("cache\ntemplate IN A {\nmatch ^here\n}").edns(1232);
-    let servfail = Site::block("cache\ntemplate IN A {\nrcode SERVFAIL\n}").edns(1232);
-    let no_record = Site::block("cache\ntemplate IN A {\nanswer \"no record\"\n}").edns(1232);
-    let nothing_behind = Site::block("cache").edns(1232);
-    for site in [&hosts, &template, &servfail, &no_record, &nothing_behind] {
+    let hosts = TestSite::block("cache\nhosts /dev/null {\n192.0.2.1 here.example\n}").edns(1232);
+    let template = TestSite::block("cache\ntemplate IN A {\nmatch ^here\n}").edns(1232);
+    let servfail = TestSite::block("cache\ntemplate IN A {\nrcode SERVFAIL\n}").edns(1232);
+    let no_record = TestSite::block("cache\ntemplate IN A {\nanswer \"no record\"\n}").edns(1232);
+    let nothing_behind = TestSite::block("cache").edns(1232);
+    for context in [&hosts, &template, &servfail, &no_record, &nothing_behind] {
         for purpose in [Purpose::Client, Purpose::Target { absence: Duration::from_secs(5), cached: false }] {
             for _ in 0..2 {
-                let mut request = site.request("a.example. A");
+                let mut request = context.request("a.example. A");
                 request.purpose = purpose;
                 let reply = Server::serve(&mut request).await.unwrap();
-                assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL | | |", None), "{site:?}");
+                assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL | | |", None), "{context:?}");
             }
         }
-        assert!(site.metrics("coredns_cache_hits_total").is_empty(), "{site:?}");
+        assert!(context.metrics("coredns_cache_hits_total").is_empty(), "{context:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_code_that_needs_edns_is_no_failure_of_the_upstream() {
     // For clients without EDNS the code doesn't fit; the next client has EDNS.
-    let site = Site::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
-    assert_eq!(site.ask("a.example. A").await, "SERVFAIL | | |");
-    assert_eq!(site.edns(1232).ask("a.example. A").await, "BADCOOKIE aa | | |");
+    let context = TestSite::block("cache\ntemplate IN A {\nrcode BADCOOKIE\n}");
+    assert_eq!(context.ask("a.example. A").await, "SERVFAIL | | |");
+    assert_eq!(context.edns(1232).ask("a.example. A").await, "BADCOOKIE aa | | |");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_kept_servfail_is_told_as_the_upstreams_own() {
     let bench = Bench::new("cache", failure());
     bench.ask().await;
-    let mut request = bench.site.request("a.example. A");
+    let mut request = bench.context.request("a.example. A");
     request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: false };
     let reply = Server::serve(&mut request).await.unwrap();
     assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL aa,ra | | |", None));
@@ -336,7 +336,7 @@ async fn target_gets_no_expired_answer_and_no_old_absence() {
     assert!(bench.ask().await.starts_with("NXDOMAIN"), "a client gets it");
     assert_eq!(bench.target(5, true).await, A_60.replace("aa,", ""));
     seconds(10).await;
-    let mut request = bench.site.request("a.example. A");
+    let mut request = bench.context.request("a.example. A");
     request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: true };
     let old = Server::serve(&mut request).await.unwrap();
     assert_eq!(old.age, Duration::from_secs(10));
@@ -356,22 +356,22 @@ async fn what_was_asked_before_its_name_was_forgotten_isnt_kept() {
     bench.forget("a.example.");
     bench.ask().await;
     assert_eq!(bench.asked(), 2);
-    bench.site.server.forget(None);
+    bench.context.server.invalidate(None);
     bench.take(Duration::from_secs(1));
     for (forgotten, again) in [(Some("a.example."), 2), (Some("b.example."), 1), (None, 2)] {
         // That of the question before.
         let _ = bench.source.begun.notified().now_or_never();
-        let site = bench.site.clone();
-        let asking = tokio::spawn(async move { site.ask("a.example. A").await });
+        let context = bench.context.clone();
+        let asking = tokio::spawn(async move { context.ask("a.example. A").await });
         bench.source.begun.notified().await;
         match forgotten {
             Some(name) => bench.forget(name),
-            None => bench.site.server.forget(None),
+            None => bench.context.server.invalidate(None),
         }
         assert_eq!(asking.await.unwrap(), A_60.replace("aa,", ""), "who has asked gets it");
         bench.ask().await;
         assert_eq!(bench.asked(), again, "{forgotten:?}");
-        bench.site.server.forget(None);
+        bench.context.server.invalidate(None);
     }
 }
 
@@ -426,13 +426,13 @@ async fn it_counts_as_coredns_does() {
         let part = part.map(|part| format!(r#"type="{part}","#)).unwrap_or_default();
         expected.push(format!("coredns_cache_{metric}{{{labels},{part}{zones}}} {value}"));
     }
-    assert_eq!(bench.site.metrics("coredns_cache"), expected);
+    assert_eq!(bench.context.metrics("coredns_cache"), expected);
     let bench = Bench::new("cache {\nsuccess 1\n}", reply(ResponseCode::NoError, &[], &[]));
     for i in 0..3000 {
-        bench.site.ask(&format!("{i}.example. A")).await;
+        bench.context.ask(&format!("{i}.example. A")).await;
     }
     let value = |metric| -> u64 {
-        let line = bench.site.metrics(metric).into_iter().find(|line| line.contains("success")).unwrap();
+        let line = bench.context.metrics(metric).into_iter().find(|line| line.contains("success")).unwrap();
         line.split(' ').next_back().unwrap().parse().unwrap()
     };
     assert_eq!(value("cache_entries") + value("cache_evictions"), 3000);

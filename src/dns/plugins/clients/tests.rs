@@ -2,15 +2,15 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 
-use super::LOG_PAUSE;
+use super::LOG_INTERVAL;
 use crate::dns::chain::server::Server;
 use crate::dns::message::ede::Ede;
-use crate::dns::plugins::tests::support::{Site, link};
+use crate::dns::plugins::tests::support::{TestSite, link};
 
 const ANSWER: &str = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
 
-fn block(lines: &str) -> Site {
-    Site::block(&format!("{lines}\n{ANSWER}")).edns(1232)
+fn block(lines: &str) -> TestSite {
+    TestSite::block(&format!("{lines}\n{ANSWER}")).edns(1232)
 }
 
 #[tokio::test]
@@ -36,32 +36,32 @@ async fn listed_clients_are_answered_and_others_refused() {
 
 #[tokio::test]
 async fn acl_comes_first_and_keeps_its_extended_error() {
-    let site = block("acl {\nblock net 10.0.0.1\n}\nclients 10.0.0.0/8");
+    let context = block("acl {\nblock net 10.0.0.1\n}\nclients 10.0.0.0/8");
     for (client, code) in [("10.0.0.1", Some(15)), ("10.0.0.2", None), ("192.0.2.1", Some(18))] {
-        let reply = site.clone().from(client).reply("a.example. A").await.unwrap();
+        let reply = context.clone().from(client).reply("a.example. A").await.unwrap();
         assert_eq!(reply.ede.map(|ede| ede.code), code, "{client}");
     }
 }
 
 /// One link, `web` in `default`, whose target is `t.example`.
-fn with_link(corefile: &str) -> Site {
-    let site = Site::corefile(corefile).edns(1232);
-    let store = &site.shared.store;
+fn with_link(corefile: &str) -> TestSite {
+    let context = TestSite::corefile(corefile).edns(1232);
+    let store = &context.shared.store;
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
     store.set_synced();
-    site
+    context
 }
 
 #[tokio::test]
 async fn links_in_the_same_block_are_for_every_client() {
-    let site = with_link(&format!(". {{\nclients 10.0.0.0/8\nlb_linker lb.internal\n{ANSWER}\n}}\n"));
+    let context = with_link(&format!(". {{\nclients 10.0.0.0/8\nlb_linker lb.internal\n{ANSWER}\n}}\n"));
     for client in ["10.0.0.1", "192.0.2.7"] {
-        let site = site.clone().from(client);
-        let answer = site.ask("web.default.lb.internal. A").await;
+        let context = context.clone().from(client);
+        let answer = context.ask("web.default.lb.internal. A").await;
         assert!(answer.contains("192.0.2.1") && answer.starts_with("NOERROR aa |"), "{client}: {answer}");
     }
-    assert_eq!(site.from("192.0.2.7").ask("t.example. A").await, "REFUSED | | |");
+    assert_eq!(context.from("192.0.2.7").ask("t.example. A").await, "REFUSED | | |");
 }
 
 #[tokio::test]
@@ -69,17 +69,17 @@ async fn hosts_and_template_answer_link_zones_for_every_client() {
     let before = "hosts {\n192.0.2.2 fixed.lb.internal\nfallthrough\n}\n\
                   template IN A made.lb.internal {\nanswer \"{{ .Name }} 60 IN A 192.0.2.3\"\n}\n\
                   template IN A out.lb.internal {\nanswer \"{{ .Name }} 60 IN CNAME t.example.\"\n}";
-    let site = with_link(&format!(
+    let context = with_link(&format!(
         "lb.internal {{\nclients 10.0.0.0/8\n{before}\nlb_linker\n}}\n. {{\nclients 10.0.0.0/8\n{ANSWER}\n}}\n"
     ));
     for (client, is_listed) in [("10.0.0.1", true), ("192.0.2.7", false)] {
-        let site = site.clone().from(client);
+        let context = context.clone().from(client);
         for (name, address) in [("fixed", "192.0.2.2"), ("made", "192.0.2.3"), ("web.default", "192.0.2.1")] {
-            let answer = site.ask(&format!("{name}.lb.internal. A")).await;
+            let answer = context.ask(&format!("{name}.lb.internal. A")).await;
             assert!(answer.starts_with("NOERROR aa") && answer.contains(address), "{client}: {answer}");
         }
         // What is behind an alias of *template* is a name outside the zones.
-        let answer = site.ask("out.lb.internal. A").await;
+        let answer = context.ask("out.lb.internal. A").await;
         assert!(answer.contains("CNAME t.example."), "{client}: {answer}");
         assert_eq!(answer.contains("192.0.2.1"), is_listed, "{client}: {answer}");
     }
@@ -88,35 +88,35 @@ async fn hosts_and_template_answer_link_zones_for_every_client() {
 #[tokio::test]
 async fn alias_of_template_is_followed_for_a_link_of_any_client() {
     let alias = "template IN A t.example {\nanswer \"{{ .Name }} 60 IN CNAME a.example.\"\n}";
-    let site = with_link(&format!(
+    let context = with_link(&format!(
         "lb.internal {{\nlb_linker\n}}\n. {{\nclients 10.0.0.0/8\n{alias}\n{ANSWER}\n}}\n"
     ));
-    let answer = site.from("192.0.2.7").ask("web.default.lb.internal. A").await;
+    let answer = context.from("192.0.2.7").ask("web.default.lb.internal. A").await;
     assert!(answer.contains("192.0.2.1"), "{answer}");
 }
 
 #[tokio::test]
 async fn name_that_falls_through_is_for_listed_clients_only() {
-    let site = with_link(". {\nclients 10.0.0.0/8\nlb_linker lb.internal {\nfallthrough\n}\nwhoami\n}\n");
+    let context = with_link(". {\nclients 10.0.0.0/8\nlb_linker lb.internal {\nfallthrough\n}\nwhoami\n}\n");
     for (client, is_listed) in [("10.0.0.1", true), ("192.0.2.7", false), ("10.0.0.2", true)] {
-        let site = site.clone().from(client);
-        let reply = site.reply("new.default.lb.internal. A").await.unwrap();
+        let context = context.clone().from(client);
+        let reply = context.reply("new.default.lb.internal. A").await.unwrap();
         let expected = if is_listed { ("whoami", None) } else { ("lb_linker", Some(Ede::PROHIBITED)) };
         assert_eq!((reply.plugin, reply.ede), expected, "{client}");
         assert!(reply.repeat.is_none(), "{client}: it isn't kept for another client");
-        let link = site.ask("web.default.lb.internal. A").await;
+        let link = context.ask("web.default.lb.internal. A").await;
         assert!(link.contains("CNAME t.example."), "{client}: {link}");
     }
     assert_eq!(
-        site.metrics("prohibited"),
+        context.metrics("prohibited"),
         ["lb_linker_dns_prohibited_requests_total{server=\"dns://:53\"} 1"]
     );
 }
 
 #[tokio::test]
 async fn questions_of_lb_linker_itself_are_answered() {
-    let site = block("clients 192.0.2.0/24");
-    let mut own = site.server.own_request(site.request("a.example. A").query);
+    let context = block("clients 192.0.2.0/24");
+    let mut own = context.server.own_request(context.request("a.example. A").query);
     let reply = Server::serve(&mut own).await.unwrap();
     assert_eq!(reply.answers.len(), 1, "the probe of loop is such a question");
 }
@@ -126,24 +126,24 @@ async fn acl_stops_a_look_up_for_links_and_clients_doesnt() {
     for (rule, is_followed) in
         [("clients 10.0.0.0/8", true), ("acl {\nblock net 192.0.2.7\n}\nclients any", false)]
     {
-        let site = with_link(&format!("lb.internal {{\nlb_linker\n}}\n. {{\n{rule}\n{ANSWER}\n}}\n"));
-        let answer = site.from("192.0.2.7").ask("web.default.lb.internal. A").await;
+        let context = with_link(&format!("lb.internal {{\nlb_linker\n}}\n. {{\n{rule}\n{ANSWER}\n}}\n"));
+        let answer = context.from("192.0.2.7").ask("web.default.lb.internal. A").await;
         assert_eq!(answer.contains("192.0.2.1"), is_followed, "{rule}: {answer}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn refusals_are_counted_all_and_logged_once_a_minute() {
-    let site = block("clients 10.0.0.0/8").from("192.0.2.7");
-    let prohibited = site.shared.metrics.family::<super::Prohibited>().unwrap();
+    let context = block("clients 10.0.0.0/8").from("192.0.2.7");
+    let prohibited = context.shared.metrics.family::<super::Prohibited>().unwrap();
     let unlogged = || prohibited.unlogged.load(std::sync::atomic::Ordering::Relaxed);
-    for (pause, expected) in [(0, 0), (0, 1), (1, 2), (LOG_PAUSE.as_secs(), 0)] {
+    for (pause, expected) in [(0, 0), (0, 1), (1, 2), (LOG_INTERVAL.as_secs(), 0)] {
         tokio::time::advance(Duration::from_secs(pause)).await;
-        site.ask("a.example. A").await;
+        context.ask("a.example. A").await;
         assert_eq!(unlogged(), expected);
     }
     assert_eq!(
-        site.metrics("prohibited"),
+        context.metrics("prohibited"),
         ["lb_linker_dns_prohibited_requests_total{server=\"dns://:53\"} 4"]
     );
 }
@@ -157,8 +157,8 @@ fn mistakes_are_named() {
         ("clients 10.0.0.0/8 any", "20: any stands alone: it is all clients"),
         ("clients any {\n}", "1: clients takes no braces"),
     ] {
-        assert_eq!(Site::error(line), format!("Corefile:2:{error}"));
+        assert_eq!(TestSite::error(line), format!("Corefile:2:{error}"));
     }
-    let twice = Site::error("clients any\nclients any");
+    let twice = TestSite::error("clients any\nclients any");
     assert_eq!(twice, "Corefile:3:1: clients can be there only once in a block, and it is on line 2 already");
 }

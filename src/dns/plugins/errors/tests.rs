@@ -1,36 +1,36 @@
 use crate::dns::plugins::errors::*;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 /// What fails here: there is nothing behind `errors`.
 const WHY: &str = "no next plugin found";
 
-fn consolidating(rest: &str) -> (Site, CancellationToken, tokio::task::JoinSet<()>) {
-    Site::running(&format!("errors {{\nconsolidate {rest}\n}}"))
+fn consolidating(rest: &str) -> (TestSite, CancellationToken, tokio::task::JoinSet<()>) {
+    TestSite::running(&format!("errors {{\nconsolidate {rest}\n}}"))
 }
 
 #[tokio::test]
 async fn an_error_is_logged_as_coredns_does() {
-    let site = Site::block("errors stdout");
-    assert_eq!(site.ask("WWW.Example.org. AAAA").await, "SERVFAIL | | |");
-    assert_eq!(site.lines(), [format!("[ERROR] plugin/errors: 2 www.example.org. AAAA: {WHY}")]);
-    let fine = Site::block("errors\nwhoami");
+    let context = TestSite::block("errors stdout");
+    assert_eq!(context.ask("WWW.Example.org. AAAA").await, "SERVFAIL | | |");
+    assert_eq!(context.lines(), [format!("[ERROR] plugin/errors: 2 www.example.org. AAAA: {WHY}")]);
+    let fine = TestSite::block("errors\nwhoami");
     fine.ask("example.org. A").await;
     assert!(fine.lines().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn errors_that_match_are_counted_from_the_first_one_on() {
-    let (site, _stop, _tasks) = consolidating("90s \"^no next\" warning");
+    let (context, _stop, _tasks) = consolidating("90s \"^no next\" warning");
     for _ in 0..2 {
         sleep(Duration::from_secs(1000)).await;
         for _ in 0..3 {
-            site.ask("example.org. A").await;
+            context.ask("example.org. A").await;
             sleep(Duration::from_secs(29)).await;
         }
-        assert!(site.lines().is_empty());
+        assert!(context.lines().is_empty());
         sleep(Duration::from_secs(4)).await;
         assert_eq!(
-            site.lines(),
+            context.lines(),
             ["[WARNING] plugin/errors: 3 errors like '^no next' occurred in last 1m30s"]
         );
     }
@@ -38,50 +38,50 @@ async fn errors_that_match_are_counted_from_the_first_one_on() {
 
 #[tokio::test(start_paused = true)]
 async fn first_error_is_shown_and_a_single_one_not_counted() {
-    let (site, _stop, _tasks) = consolidating("30s found$ info show_first");
+    let (context, _stop, _tasks) = consolidating("30s found$ info show_first");
     let first = format!("[INFO] plugin/errors: 2 example.org. A: {WHY}");
     for (asked, then) in
         [(1, vec![]), (3, vec!["[INFO] plugin/errors: 3 errors like 'found$' occurred in last 30s"])]
     {
         for _ in 0..asked {
-            site.ask("example.org. A").await;
+            context.ask("example.org. A").await;
         }
-        assert_eq!(site.lines(), [&*first]);
+        assert_eq!(context.lines(), [&*first]);
         sleep(Duration::from_secs(31)).await;
-        assert_eq!(site.lines(), then);
+        assert_eq!(context.lines(), then);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn first_matching_expression_counts_the_error() {
-    let (site, _stop, _tasks) =
-        Site::running("errors {\nconsolidate 1s timeout\nconsolidate 2s next\nconsolidate 3s plugin\n}");
-    site.ask("example.org. A").await;
+    let (context, _stop, _tasks) =
+        TestSite::running("errors {\nconsolidate 1s timeout\nconsolidate 2s next\nconsolidate 3s plugin\n}");
+    context.ask("example.org. A").await;
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(site.lines(), ["[ERROR] plugin/errors: 1 errors like 'next' occurred in last 2s"]);
-    let (site, _stop, _tasks) = consolidating("1h timeout");
-    site.ask("example.org. A").await;
-    assert_eq!(site.lines().len(), 1);
+    assert_eq!(context.lines(), ["[ERROR] plugin/errors: 1 errors like 'next' occurred in last 2s"]);
+    let (context, _stop, _tasks) = consolidating("1h timeout");
+    context.ask("example.org. A").await;
+    assert_eq!(context.lines().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn counted_errors_are_logged_at_the_end() {
-    let (site, stop, mut tasks) = consolidating("1h next");
-    site.ask("example.org. A").await;
-    site.ask("example.org. A").await;
+    let (context, stop, mut tasks) = consolidating("1h next");
+    context.ask("example.org. A").await;
+    context.ask("example.org. A").await;
     stop.cancel();
     tasks.join_next().await;
-    assert_eq!(site.lines(), ["[ERROR] plugin/errors: 2 errors like 'next' occurred in last 1h0m0s"]);
-    site.ask("example.org. A").await;
-    assert_eq!(site.lines(), [format!("[ERROR] plugin/errors: 2 example.org. A: {WHY}")]);
+    assert_eq!(context.lines(), ["[ERROR] plugin/errors: 2 errors like 'next' occurred in last 1h0m0s"]);
+    context.ask("example.org. A").await;
+    assert_eq!(context.lines(), [format!("[ERROR] plugin/errors: 2 example.org. A: {WHY}")]);
 }
 
 #[tokio::test]
 async fn lines_for_debugging_are_for_blocks_with_debug() {
     for (debug, expected) in [("", 0), ("debug\n", 1)] {
-        let site = Site::block(&format!("{debug}errors {{\nconsolidate 1h next debug show_first\n}}"));
-        site.ask("example.org. A").await;
-        assert_eq!(site.lines().len(), expected);
+        let context = TestSite::block(&format!("{debug}errors {{\nconsolidate 1h next debug show_first\n}}"));
+        context.ask("example.org. A").await;
+        assert_eq!(context.lines().len(), expected);
     }
 }
 
@@ -142,6 +142,6 @@ fn what_is_wrong_is_said() {
         (consolidate("5m x info error"), "3:23: consolidate has one level, and this is a second".to_owned()),
         (consolidate("5m x show_first info"), "3:29: the level has to stand before show_first".to_owned()),
     ] {
-        assert_eq!(Site::error(&lines), format!("Corefile:{error}"), "{lines}");
+        assert_eq!(TestSite::error(&lines), format!("Corefile:{error}"), "{lines}");
     }
 }

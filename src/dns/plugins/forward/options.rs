@@ -12,22 +12,22 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::NAME;
-use super::to::{At, Destination, destinations, server_name};
-use crate::dns::corefile::{CorefileError, Line, Place, Scheme, Word, addresses};
+use super::to::{AddressOrHost, Destination, destinations, server_name};
+use crate::dns::corefile::{CorefileError, Directive, Position, Scheme, Token, addresses};
 use crate::dns::message::presentation::parse_rcode;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::max_files;
 use crate::dns::plugins::setup::Setup;
-use crate::dns::upstream::bootstrap::{Speaking, To};
+use crate::dns::upstream::bootstrap::{TransportConfig, UpstreamAddr};
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, Keep};
 use crate::dns::upstream::metrics::ForwardMetrics;
-use crate::dns::upstream::policy::Policy;
+use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
 
 /// Upstreams that a line may have, as in CoreDNS.
 const MAX_TO: usize = 15;
 /// Questions that may be under way where `max_concurrent` doesn't say: at least, and at most.
-const UNDER_WAY: (usize, usize) = (1000, 10_000);
+const MAX_CONCURRENT: (usize, usize) = (1000, 10_000);
 
 const OPTIONS: [&str; 20] = [
     "except",
@@ -53,16 +53,16 @@ const OPTIONS: [&str; 20] = [
 ];
 
 /// What a line says.
-pub(super) struct Parsed {
+pub(super) struct ParsedOptions {
     pub(super) from: Name,
-    pub(super) to: Vec<To>,
-    pub(super) except: Origins,
+    pub(super) to: Vec<UpstreamAddr>,
+    pub(super) except: ZoneSet,
     pub(super) next: Vec<ResponseCode>,
     pub(super) next_on_nodata: bool,
     pub(super) resolvers: Vec<SocketAddr>,
     pub(super) options: ForwardOptions,
     /// The addresses among the upstreams, and where the line says them.
-    pub(super) addresses: Vec<(SocketAddr, Place)>,
+    pub(super) addresses: Vec<(SocketAddr, Position)>,
 }
 
 /// The options in braces, as they are read.
@@ -89,22 +89,22 @@ struct Tls {
 #[derive(Clone)]
 struct Pem {
     bytes: Vec<u8>,
-    word: Word,
+    word: Token,
 }
 
 /// Returns how many questions may be under way by default: about as many as there are sockets for names (see
 /// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). Targets of links have fewer sockets, and `Forward` has no
 /// more look-ups of them than sockets.
 fn under_way() -> usize {
-    (max_files() / 4).clamp(UNDER_WAY.0, UNDER_WAY.1)
+    (max_files() / 4).clamp(MAX_CONCURRENT.0, MAX_CONCURRENT.1)
 }
 
 /// Parses a line.
 pub(super) fn parse(
-    line: &Line,
+    line: &Directive,
     setup: &mut Setup<'_>,
     metrics: Arc<ForwardMetrics>,
-) -> Result<Parsed, CorefileError> {
+) -> Result<ParsedOptions, CorefileError> {
     let [from, to @ ..] = line.arguments() else {
         return Err(line.needs("a zone, and the upstreams: forward . 192.0.2.1"));
     };
@@ -121,7 +121,7 @@ pub(super) fn parse(
     }
     let options = ForwardOptions {
         max_concurrent: under_way(),
-        sockets: Arc::clone(&setup.site.upstream_sockets),
+        sockets: Arc::clone(&setup.context.upstream_sockets),
         metrics: Some(metrics),
         ..ForwardOptions::default()
     };
@@ -151,7 +151,7 @@ pub(super) fn parse(
     let mut connector = None;
     for word in to {
         for destination in destinations(word, setup)? {
-            if let At::Address(address) = destination.at {
+            if let AddressOrHost::Address(address) = destination.at {
                 addresses.push((address, word.place.clone()));
             }
             upstreams.push(braces.upstream(destination, word, &mut connector)?);
@@ -161,10 +161,10 @@ pub(super) fn parse(
         return Err(first.error(format!("{:?} has no line such as: nameserver 192.0.2.1", first.text)));
     }
     let Braces { except, next, next_on_nodata, resolvers, options, .. } = braces;
-    Ok(Parsed {
+    Ok(ParsedOptions {
         from,
         to: upstreams,
-        except: Origins::new(except),
+        except: ZoneSet::new(except),
         next,
         next_on_nodata,
         resolvers,
@@ -174,12 +174,12 @@ pub(super) fn parse(
 }
 
 /// Returns the zone whose names are forwarded; as in CoreDNS the first, if it is a network of several.
-fn zone(word: &Word, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
+fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
     let [first, rest @ ..] = &zones[..] else { return Err(word.isnt("a zone")) };
     if !rest.is_empty() {
         let (number, first) = (zones.len(), &first.zone);
-        setup.draft.doubts.push(word.error(format!(
+        setup.builder.warnings.push(word.error(format!(
             "{:?} stands for {number} zones, and only {first} is forwarded, as by CoreDNS",
             word.text
         )));
@@ -188,7 +188,7 @@ fn zone(word: &Word, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
 }
 
 impl Braces {
-    fn take(&mut self, line: &Line, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+    fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let options = &mut self.options;
         match line.name() {
             "except" => {
@@ -264,13 +264,13 @@ impl Braces {
     fn upstream(
         &self,
         destination: Destination,
-        word: &Word,
+        word: &Token,
         connector: &mut Option<TlsConnector>,
-    ) -> Result<To, CorefileError> {
+    ) -> Result<UpstreamAddr, CorefileError> {
         let Destination { scheme, at, server_name } = destination;
         let speaking = match (scheme, &self.tls.name) {
-            (Scheme::Dns, _) if self.force_tcp => Speaking::Tcp,
-            (Scheme::Dns, _) => Speaking::Plain,
+            (Scheme::Dns, _) if self.force_tcp => TransportConfig::Tcp,
+            (Scheme::Dns, _) => TransportConfig::Plain,
             (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
                 return Err(word.error(format!("tls_servername {name:?} is there, too: one name is enough")));
             }
@@ -280,19 +280,19 @@ impl Braces {
                     None => connector.insert(self.tls.connector(word)?),
                 };
                 let name = server_name.or_else(|| for_all.as_ref().map(|(name, _)| name.clone()));
-                Speaking::Tls(connector.clone(), name)
+                TransportConfig::Tls(connector.clone(), name)
             }
         };
         Ok(match at {
-            At::Address(address) => To::Address(address, speaking),
-            At::Host(host, port) => To::Host(host, port, speaking),
+            AddressOrHost::Address(address) => UpstreamAddr::Address(address, speaking),
+            AddressOrHost::Host(host, port) => UpstreamAddr::Host(host, port, speaking),
         })
     }
 }
 
 impl Tls {
     /// `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
-    fn take(&mut self, line: &Line, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+    fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let files: Vec<Pem> =
             line.at_most(3)?.iter().map(|word| Pem::read(word, setup)).collect::<Result<_, _>>()?;
         let (identity, ca) = match &files[..] {
@@ -305,12 +305,12 @@ impl Tls {
         self.identity = identity;
         // Errors in them are reported even if no upstream is asked by TLS.
         if self.identity.is_some() {
-            self.connector(&line.words[0])?;
+            self.connector(&line.tokens[0])?;
         }
         Ok(())
     }
 
-    fn connector(&self, word: &Word) -> Result<TlsConnector, CorefileError> {
+    fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
         let identity = self.identity.as_ref();
         let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
         connector(self.roots.clone(), bytes).map_err(|error| match (error, identity) {
@@ -324,7 +324,7 @@ impl Tls {
 }
 
 impl Pem {
-    fn read(word: &Word, setup: &mut Setup<'_>) -> Result<Self, CorefileError> {
+    fn read(word: &Token, setup: &mut Setup<'_>) -> Result<Self, CorefileError> {
         let path = setup.path(&word.text);
         let bytes = setup.read(&path);
         let bytes = bytes.map_err(|error| word.error(format!("{}: {error}", path.display())))?;
@@ -336,26 +336,26 @@ impl Pem {
     }
 }
 
-fn duration(line: &Line) -> Result<Duration, CorefileError> {
+fn duration(line: &Directive) -> Result<Duration, CorefileError> {
     line.one("a duration such as 10s")?.duration()
 }
 
-fn number<N: std::str::FromStr>(line: &Line) -> Result<N, CorefileError> {
+fn number<N: std::str::FromStr>(line: &Directive) -> Result<N, CorefileError> {
     line.one("a number")?.parse("a number from 0 on")
 }
 
-fn policy(line: &Line) -> Result<Policy, CorefileError> {
+fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
     let word = line.one("random, round_robin or sequential")?;
     match &*word.text {
-        "random" => Ok(Policy::Random),
-        "round_robin" => Ok(Policy::RoundRobin),
-        "sequential" => Ok(Policy::Sequential),
+        "random" => Ok(SelectionPolicy::Random),
+        "round_robin" => Ok(SelectionPolicy::RoundRobin),
+        "sequential" => Ok(SelectionPolicy::Sequential),
         _ => Err(word.isnt("a policy: random, round_robin or sequential")),
     }
 }
 
-fn rcodes(line: &Line) -> Result<Vec<ResponseCode>, CorefileError> {
-    let code = |word: &Word| {
+fn rcodes(line: &Directive) -> Result<Vec<ResponseCode>, CorefileError> {
+    let code = |word: &Token| {
         parse_rcode(&word.text.to_ascii_uppercase())
             .ok_or_else(|| word.isnt("a response code such as NXDOMAIN or SERVFAIL"))
     };
@@ -363,7 +363,7 @@ fn rcodes(line: &Line) -> Result<Vec<ResponseCode>, CorefileError> {
 }
 
 /// `health_check DURATION [no_rec] [domain FQDN]`.
-fn health_check(line: &Line) -> Result<HealthCheck, CorefileError> {
+fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
     let [pause, rest @ ..] = line.arguments() else {
         return Err(line.needs("a duration such as 500ms"));
     };
@@ -385,7 +385,7 @@ fn health_check(line: &Line) -> Result<HealthCheck, CorefileError> {
 }
 
 /// `IP` or `IP:PORT`.
-fn resolver(word: &Word) -> Result<SocketAddr, CorefileError> {
+fn resolver(word: &Token) -> Result<SocketAddr, CorefileError> {
     let bare = || word.text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, Scheme::Dns.port()));
     word.text
         .parse()

@@ -11,13 +11,13 @@ use tokio::time::{Duration, Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Asked, Upstreams};
-use crate::dns::chain::request::OURSELVES;
-use crate::dns::message::query::{Key, Question};
+use crate::dns::chain::request::INTERNAL_ADDRESS;
+use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::net::Protocol;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 use crate::dns::upstream::config::ForwardOptions;
-use crate::dns::upstream::endpoint::{Endpoint, Transport};
-use crate::dns::upstream::policy::Policy;
+use crate::dns::upstream::endpoint::{Transport, UpstreamEndpoint};
+use crate::dns::upstream::policy::SelectionPolicy;
 use crate::held_port::HeldPort;
 
 mod broken;
@@ -31,7 +31,7 @@ struct Fake {
     _tasks: JoinSet<()>,
 }
 
-type Answer = dyn Fn(&Message, bool) -> Option<Message> + Send + Sync;
+type ReplyFn = dyn Fn(&Message, bool) -> Option<Message> + Send + Sync;
 
 impl Fake {
     async fn start(answer: impl Fn(&Message, bool) -> Option<Message> + Send + Sync + 'static) -> Self {
@@ -44,7 +44,7 @@ impl Fake {
         let address = tcp.local_addr().unwrap();
         let asked: Arc<Mutex<Vec<(Message, bool)>>> = Arc::default();
         let log = Arc::clone(&asked);
-        let answer: Arc<Answer> = Arc::new(move |question, by_tcp| {
+        let answer: Arc<ReplyFn> = Arc::new(move |question, by_tcp| {
             log.lock().unwrap().push((question.clone(), by_tcp));
             answer(question, by_tcp)
         });
@@ -98,7 +98,7 @@ impl Fake {
     }
 }
 
-async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<Answer>) {
+async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<ReplyFn>) {
     while let Ok(length) = stream.read_u16().await {
         let mut bytes = vec![0; usize::from(length)];
         stream.read_exact(&mut bytes).await.unwrap();
@@ -130,12 +130,12 @@ fn address(asked: &Message, last: u8) -> Message {
     answer
 }
 
-fn plain(name: &str) -> Key {
-    Question::plain(Name::from_ascii(name).unwrap(), RecordType::A).key()
+fn plain(name: &str) -> QueryKey {
+    UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key()
 }
 
 fn client(of: &Fake, options: ForwardOptions) -> Upstreams {
-    Upstreams::new(vec![Endpoint { address: of.address, transport: Transport::Udp }], options)
+    Upstreams::new(vec![UpstreamEndpoint { address: of.address, transport: Transport::Udp }], options)
 }
 
 #[tokio::test]
@@ -148,19 +148,19 @@ async fn answers_come_back_with_their_flags_and_the_clients_spelling() {
         Some(answer)
     })
     .await;
-    let mut site = Site::block(&format!("forward . {}", upstream.address));
-    assert_eq!(site.ask("WwW.example. A").await, "NOERROR aa,ra | WwW.example. 60 IN A 192.0.2.1 | |");
+    let mut context = TestSite::block(&format!("forward . {}", upstream.address));
+    assert_eq!(context.ask("WwW.example. A").await, "NOERROR aa,ra | WwW.example. 60 IN A 192.0.2.1 | |");
     assert_eq!(
-        site.ask("www.example. CH TXT").await,
+        context.ask("www.example. CH TXT").await,
         "NOERROR aa,ra | www.example. 60 CH A 192.0.2.1 | |",
         "other classes are passed on"
     );
-    assert_eq!(site.ask("www.example. AXFR").await, "REFUSED | | |");
-    site.request.metadata.authentic_data = true;
-    site.request.metadata.checking_disabled = true;
-    let answer = site.ask("www.example. A").await;
+    assert_eq!(context.ask("www.example. AXFR").await, "REFUSED | | |");
+    context.request.metadata.authentic_data = true;
+    context.request.metadata.checking_disabled = true;
+    let answer = context.ask("www.example. A").await;
     assert!(answer.starts_with("NOERROR aa,ra,ad,cd |"), "AD for who knows it: {answer}");
-    assert_eq!(site.reply("www.example. A").await.unwrap().plugin, "forward");
+    assert_eq!(context.reply("www.example. A").await.unwrap().plugin, "forward");
 }
 
 #[tokio::test]
@@ -171,10 +171,10 @@ async fn upper_rcode_bits_and_ede_need_edns() {
         Some(answer)
     })
     .await;
-    let site = Site::block(&format!("forward . {}", upstream.address));
-    let reply = site.reply("a.example. A").await.unwrap();
+    let context = TestSite::block(&format!("forward . {}", upstream.address));
+    let reply = context.reply("a.example. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
-    let reply = site.edns(1232).reply("a.example. A").await.unwrap();
+    let reply = context.edns(1232).reply("a.example. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::BADCOOKIE);
     assert_eq!(reply.options, [crate::dns::message::ede::Ede::STALE.option()]);
 }
@@ -190,18 +190,18 @@ async fn streams_take_no_answer_without_a_question_either() {
         })
         .await;
         let good = Fake::good(1).await;
-        let site = Site::block(&format!(
+        let context = TestSite::block(&format!(
             "forward . {} {} {{\nforce_tcp\npolicy sequential\n}}",
             without_question.address, good.address
         ));
-        assert_eq!(site.ask("a.example. A").await, "NOERROR ra | a.example. 60 IN A 192.0.2.1 | |");
+        assert_eq!(context.ask("a.example. A").await, "NOERROR ra | a.example. 60 IN A 192.0.2.1 | |");
     }
 }
 
 #[tokio::test]
 async fn other_names_go_to_the_next_plugin() {
     let (one, two) = (Fake::good(1).await, Fake::good(2).await);
-    let site = Site::block(&format!(
+    let context = TestSite::block(&format!(
         "forward lab.example {} {{\nexcept a.lab.example lab.example\nexcept b.lab.example\n}}\n\
          forward example {}\nwhoami",
         one.address, two.address
@@ -213,7 +213,7 @@ async fn other_names_go_to_the_next_plugin() {
         ("EXAMPLE.", Some(2)),
         ("test.", None),
     ] {
-        let answers = site.reply(&format!("{name} A")).await.unwrap().answers;
+        let answers = context.reply(&format!("{name} A")).await.unwrap().answers;
         let given = answers.first().map(|record| record.data.clone());
         assert_eq!(given, last.map(|last| RData::A(A::new(192, 0, 2, last))), "{name}");
     }
@@ -227,14 +227,14 @@ async fn what_one_line_doesnt_know_the_next_is_asked() {
         Fake::good(3).await,
     );
     let [a, b, c] = [&gone, &empty, &good].map(|fake| fake.address);
-    let site = Site::block(&format!(
+    let context = TestSite::block(&format!(
         "forward . {a} {{\nnext SERVFAIL nxdomain\n}}\nforward . {b} {{\nnext_on_nodata\n}}\nforward . {c}"
     ));
-    assert_eq!(site.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.3 | |");
-    let site = Site::block(&format!("forward . {a} {{\nnext NXDOMAIN\n}}\nwhoami"));
-    assert_eq!(site.ask("x. A").await, "NXDOMAIN ra | | |", "only for another forward");
-    let site = Site::block(&format!("forward . {b}\nforward . {c}"));
-    assert_eq!(site.ask("x. A").await, "NOERROR ra | | |", "only where it says so");
+    assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.3 | |");
+    let context = TestSite::block(&format!("forward . {a} {{\nnext NXDOMAIN\n}}\nwhoami"));
+    assert_eq!(context.ask("x. A").await, "NXDOMAIN ra | | |", "only for another forward");
+    let context = TestSite::block(&format!("forward . {b}\nforward . {c}"));
+    assert_eq!(context.ask("x. A").await, "NOERROR ra | | |", "only where it says so");
 }
 
 #[tokio::test]
@@ -246,8 +246,8 @@ async fn an_error_is_an_answer_unless_failover_names_it() {
     );
     let [a, b, c] = [&failing, &refusing, &good].map(|fake| fake.address);
     let ask = async |to: &str, codes: &str| {
-        let site = Site::block(&format!("forward . {to} {{\npolicy sequential\n{codes}\n}}"));
-        site.ask("x. A").await
+        let context = TestSite::block(&format!("forward . {to} {{\npolicy sequential\n{codes}\n}}"));
+        context.ask("x. A").await
     };
     assert_eq!(ask(&format!("{a} {c}"), "").await, "SERVFAIL ra | | |");
     let both = "failover SERVFAIL\nfailover REFUSED";
@@ -259,10 +259,12 @@ async fn an_error_is_an_answer_unless_failover_names_it() {
 #[tokio::test]
 async fn for_a_target_the_best_answer_counts() {
     let (failing, good) = (Fake::erring(ResponseCode::ServFail).await, Fake::good(1).await);
-    let endpoints =
-        [&failing, &good].map(|fake| Endpoint { address: fake.address, transport: Transport::Udp }).to_vec();
-    let options = ForwardOptions { policy: Policy::Sequential, ..ForwardOptions::default() };
-    let answer = Upstreams::new(endpoints, options).ask(&plain("x."), Asked::Chase, OURSELVES).await.unwrap();
+    let endpoints = [&failing, &good]
+        .map(|fake| UpstreamEndpoint { address: fake.address, transport: Transport::Udp })
+        .to_vec();
+    let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
+    let answer =
+        Upstreams::new(endpoints, options).ask(&plain("x."), Asked::Chase, INTERNAL_ADDRESS).await.unwrap();
     assert_eq!(answer.answers.len(), 1);
 }
 
@@ -277,9 +279,9 @@ async fn the_transport_is_the_clients_or_the_one_that_is_wanted() {
         ("force_tcp\nprefer_udp", Protocol::Udp, true),
     ] {
         let upstream = Fake::good(1).await;
-        let mut site = Site::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
-        site.request.protocol = protocol;
-        assert!(site.ask("x. A").await.starts_with("NOERROR"));
+        let mut context = TestSite::block(&format!("forward . {} {{\n{options}\n}}", upstream.address));
+        context.request.protocol = protocol;
+        assert!(context.ask("x. A").await.starts_with("NOERROR"));
         assert_eq!(upstream.transports(), [by_tcp], "{options} {protocol}");
     }
 }
@@ -292,28 +294,28 @@ async fn an_answer_that_was_cut_is_asked_for_by_tcp() {
         Some(answer)
     })
     .await;
-    let site = Site::block(&format!("forward . {}", upstream.address));
-    assert_eq!(site.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.1 | |");
+    let context = TestSite::block(&format!("forward . {}", upstream.address));
+    assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.1 | |");
     assert_eq!(upstream.transports(), [false, true]);
 }
 
 #[tokio::test]
 async fn at_the_limit_questions_are_refused_and_counted() {
     let upstream = Fake::silent().await;
-    let site = Arc::new(Site::block(&format!(
+    let context = Arc::new(TestSite::block(&format!(
         "forward . {} {{\nmax_concurrent 1\nread_timeout 1m\n}}",
         upstream.address
     )));
-    let asker = Arc::clone(&site);
+    let asker = Arc::clone(&context);
     let mut asking = JoinSet::new();
     asking.spawn(async move { asker.ask("one. A").await });
     while upstream.count() == 0 {
         sleep(Duration::from_millis(5)).await;
     }
-    let refused = site.reply("two. A").await.unwrap();
+    let refused = context.reply("two. A").await.unwrap();
     assert_eq!(refused.metadata.response_code, ResponseCode::Refused);
     assert_eq!(refused.ede.unwrap().text, "too many questions are under way");
-    assert_eq!(site.metrics("rejects"), ["coredns_forward_max_concurrent_rejects_total 1"]);
+    assert_eq!(context.metrics("rejects"), ["coredns_forward_max_concurrent_rejects_total 1"]);
 }
 
 #[tokio::test]
@@ -326,7 +328,7 @@ async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
     };
     for (asked, network) in [(Asked::Forward, "udp"), (Asked::ForwardByTcp, "tcp")] {
         let why = client(&silent, options.clone())
-            .ask(&plain("x."), asked, OURSELVES)
+            .ask(&plain("x."), asked, INTERNAL_ADDRESS)
             .await
             .unwrap_err()
             .to_string();
@@ -335,11 +337,12 @@ async fn who_answers_nothing_and_why_is_told_as_by_coredns() {
     }
     let held = HeldPort::take().unwrap();
     let dead = held.local();
-    let endpoint = Endpoint { address: dead, transport: Transport::Tcp };
-    let why = Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward, OURSELVES).await;
+    let endpoint = UpstreamEndpoint { address: dead, transport: Transport::Tcp };
+    let why =
+        Upstreams::new(vec![endpoint], options).ask(&plain("x."), Asked::Forward, INTERNAL_ADDRESS).await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
-    let site = Site::block(&format!("forward . {dead}"));
-    let reply = site.reply("x. A").await.unwrap();
+    let context = TestSite::block(&format!("forward . {dead}"));
+    let reply = context.reply("x. A").await.unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     assert_eq!(reply.ede.unwrap().code, 22);
 }
@@ -349,9 +352,10 @@ async fn attempts_are_counted_and_each_upstream_has_two_by_default() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let attempts = async |option: &str| {
         let options = format!("read_timeout 50ms\nmax_fails 0\n{option}");
-        let site = Site::block(&format!("forward . {} {{\n{options}\n}}", silent.local_addr().unwrap()));
-        assert!(site.ask("x. A").await.starts_with("SERVFAIL"));
-        let sockets = site.metrics("cache_misses").remove(0);
+        let context =
+            TestSite::block(&format!("forward . {} {{\n{options}\n}}", silent.local_addr().unwrap()));
+        assert!(context.ask("x. A").await.starts_with("SERVFAIL"));
+        let sockets = context.metrics("cache_misses").remove(0);
         sockets.rsplit(' ').next().unwrap().parse::<u32>().unwrap()
     };
     assert_eq!(attempts("max_connect_attempts 1").await, 1);
@@ -364,9 +368,9 @@ async fn attempts_are_counted_and_each_upstream_has_two_by_default() {
 #[tokio::test(start_paused = true)]
 async fn a_health_check_is_answered_within_half_a_second() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let site = Site::block(&format!("forward . {}", silent.local_addr().unwrap()));
+    let context = TestSite::block(&format!("forward . {}", silent.local_addr().unwrap()));
     let begun = Instant::now();
-    let reply = site.reply(". NS").await.unwrap();
+    let reply = context.reply(". NS").await.unwrap();
     assert_eq!((reply.metadata.response_code, reply.ede.unwrap().code), (ResponseCode::ServFail, 22));
     assert!(begun.elapsed() < Duration::from_millis(510), "the look-up itself takes 4 s");
 }
@@ -376,14 +380,14 @@ async fn upstream_is_down_after_failed_checks() {
     let silent = Fake::silent().await;
     let options = "max_fails 1\nread_timeout 10ms\nhealth_check 10ms no_rec domain example.org\n\
                    failfast_all_unhealthy_upstreams";
-    let site = Site::block(&format!("forward . {} {{\n{options}\n}}", silent.address));
-    assert!(site.ask("x. A").await.starts_with("SERVFAIL"));
+    let context = TestSite::block(&format!("forward . {} {{\n{options}\n}}", silent.address));
+    assert!(context.ask("x. A").await.starts_with("SERVFAIL"));
     let broken = "coredns_forward_healthcheck_broken_total 1";
-    while site.metrics("broken") != [broken] {
-        assert!(site.ask("x. A").await.starts_with("SERVFAIL"));
+    while context.metrics("broken") != [broken] {
+        assert!(context.ask("x. A").await.starts_with("SERVFAIL"));
         sleep(Duration::from_millis(20)).await;
     }
-    let failures = site.metrics("healthcheck_failures_total").remove(0);
+    let failures = context.metrics("healthcheck_failures_total").remove(0);
     let labels = format!("{{proxy_name=\"forward\",to=\"{}\"}}", silent.address);
     assert!(
         failures.starts_with(&format!("coredns_proxy_healthcheck_failures_total{labels} ")),
@@ -398,22 +402,22 @@ async fn upstream_is_down_after_failed_checks() {
 #[tokio::test]
 async fn answers_and_sockets_are_counted() {
     let upstream = Fake::erring(ResponseCode::YXDomain).await;
-    let mut site = Site::block(&format!("forward . {}", upstream.address));
-    site.ask("a. A").await;
-    site.request.protocol = Protocol::Tcp;
-    site.ask("b. A").await;
-    site.ask("c. A").await;
+    let mut context = TestSite::block(&format!("forward . {}", upstream.address));
+    context.ask("a. A").await;
+    context.request.protocol = Protocol::Tcp;
+    context.ask("b. A").await;
+    context.ask("c. A").await;
     let to = upstream.address;
     assert_eq!(
-        site.metrics("request_duration_seconds_count"),
+        context.metrics("request_duration_seconds_count"),
         [format!(
             "coredns_proxy_request_duration_seconds_count{{proxy_name=\"forward\",rcode=\"YXDOMAIN\",to=\"{to}\"}} 3"
         )]
     );
-    assert_eq!(site.metrics("request_duration_seconds_bucket").len(), 17);
+    assert_eq!(context.metrics("request_duration_seconds_bucket").len(), 17);
     // How many there are depends on how busy the machine is.
     let sockets = |what: &str| -> Vec<String> {
-        let lines = site.metrics(&format!("conn_cache_{what}_total{{"));
+        let lines = context.metrics(&format!("conn_cache_{what}_total{{"));
         lines.iter().map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
     };
     for what in ["hits", "misses"] {
@@ -441,9 +445,9 @@ async fn upstreams_of_a_file_are_checked_against_our_listeners() {
     let lines = format!(
         "forward . {file} {empty} dns://192.0.2.1 tls://192.0.2.2%a.example:8853 [2001:db8::1]:5353 tls://[::2%a.b]:1"
     );
-    let (_, configuration) = Site::configured(&format!(". {{\n{lines}\n}}\n"));
-    let draft = &configuration.blocks[0].draft;
-    let addresses: Vec<String> = draft.upstreams.iter().map(|(address, _)| address.to_string()).collect();
+    let (_, configuration) = TestSite::configured(&format!(". {{\n{lines}\n}}\n"));
+    let builder = &configuration.blocks[0].builder;
+    let addresses: Vec<String> = builder.upstreams.iter().map(|(address, _)| address.to_string()).collect();
     assert_eq!(
         addresses,
         [
@@ -455,9 +459,9 @@ async fn upstreams_of_a_file_are_checked_against_our_listeners() {
             "[::2]:1"
         ]
     );
-    assert!(draft.tasks.is_empty());
-    assert_eq!(draft.read.len(), 2, "when they change, so does the block");
-    let error = Site::error(&format!("forward . {empty}"));
+    assert!(builder.tasks.is_empty());
+    assert_eq!(builder.read.len(), 2, "when they change, so does the block");
+    let error = TestSite::error(&format!("forward . {empty}"));
     assert_eq!(error, format!("Corefile:2:11: {empty:?} has no line such as: nameserver 192.0.2.1"));
 }
 
@@ -475,13 +479,13 @@ async fn an_upstream_by_name_is_asked_once_its_addresses_are_known() {
     .await;
     let upstream = Fake::good(7).await;
     let (port, resolver) = (upstream.address.port(), resolver.address);
-    let (site, tasks) =
-        Site::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
-    assert!(site.ask("x. A").await.starts_with("SERVFAIL"), "nobody is known yet");
+    let (context, tasks) =
+        TestSite::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
+    assert!(context.ask("x. A").await.starts_with("SERVFAIL"), "nobody is known yet");
     for task in tasks {
-        task(Arc::clone(&site.server), CancellationToken::new()).await;
+        task(Arc::clone(&context.server), CancellationToken::new()).await;
     }
-    assert_eq!(site.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.7 | |");
+    assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.7 | |");
 }
 
 #[tokio::test]
@@ -489,7 +493,7 @@ async fn questions_are_sent_from_the_source_address() {
     let upstream = Fake::good(1).await;
     let ask = async |source: &str| {
         let line = format!("forward . {} {{\nsource_address {source}\n}}", upstream.address);
-        Site::block(&line).ask("x. A").await
+        TestSite::block(&line).ask("x. A").await
     };
     assert!(ask("127.0.0.2").await.starts_with("NOERROR"));
     // An address that this machine doesn't have (RFC 5737).
@@ -501,11 +505,11 @@ fn a_forward_of_the_root_recurses_and_another_leaves_that_open() {
     for (lines, recurses) in
         [("forward . 192.0.2.1", true), ("forward example 192.0.2.1", false), ("whoami", false)]
     {
-        let site = Site::block(lines);
+        let context = TestSite::block(lines);
         assert_eq!(
-            site.server.recurses(
+            context.server.offers_recursion(
                 &Query::query(Name::root(), RecordType::A),
-                &site.request("x. A"),
+                &context.request("x. A"),
                 crate::dns::chain::server::LookUp::Question
             ) == Some(true),
             recurses,

@@ -7,21 +7,21 @@ use hickory_proto::rr::Name;
 use rustls::pki_types::ServerName;
 
 use crate::dns::corefile::resolv_conf::{nameservers, scope};
-use crate::dns::corefile::{CorefileError, Scheme, Word};
+use crate::dns::corefile::{CorefileError, Scheme, Token};
 use crate::dns::plugins::setup::Setup;
 
 /// An upstream of `forward`.
 #[derive(Clone, Debug)]
 pub(super) struct Destination {
     pub(super) scheme: Scheme,
-    pub(super) at: At,
+    pub(super) at: AddressOrHost,
     /// The name that its certificate has to bear.
     pub(super) server_name: Option<ServerName<'static>>,
 }
 
 /// The address of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum AddressOrHost {
     Address(SocketAddr),
     Host(String, u16),
 }
@@ -30,7 +30,7 @@ const FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192
                      /etc/resolv.conf, or a host's name";
 
 /// Returns the upstreams that a word stands for: several, if it is a file.
-pub(super) fn destinations(word: &Word, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
+pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
     let (scheme, text) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
         Some(("dns", rest)) => (Scheme::Dns, rest),
@@ -55,7 +55,7 @@ pub(super) fn destinations(word: &Word, setup: &mut Setup<'_>) -> Result<Vec<Des
             return Err(word.error("behind tls:// stands an address or a host's name, and no file"));
         }
         let text = setup.read(Path::new(text)).map_err(|error| word.error(format!("{text}: {error}")))?;
-        let at = |address| Destination { scheme, at: At::Address(address), server_name: None };
+        let at = |address| Destination { scheme, at: AddressOrHost::Address(address), server_name: None };
         return Ok(nameservers(&String::from_utf8_lossy(&text)).map(at).collect());
     }
     parts.at_host(scheme, word).map(|destination| vec![destination])
@@ -88,9 +88,9 @@ impl<'a> Parts<'a> {
         Some(Self { host, zone, port })
     }
 
-    fn at_address(&self, ip: IpAddr, scheme: Scheme, word: &Word) -> Result<Destination, CorefileError> {
+    fn at_address(&self, ip: IpAddr, scheme: Scheme, word: &Token) -> Result<Destination, CorefileError> {
         let port = self.port(scheme, word)?;
-        let plain = |address| Destination { scheme, at: At::Address(address), server_name: None };
+        let plain = |address| Destination { scheme, at: AddressOrHost::Address(address), server_name: None };
         match (self.zone, ip) {
             (None, _) => Ok(plain(SocketAddr::new(ip, port))),
             (Some(_), _) if scheme == Scheme::Tls => {
@@ -109,7 +109,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    fn at_host(&self, scheme: Scheme, word: &Word) -> Result<Destination, CorefileError> {
+    fn at_host(&self, scheme: Scheme, word: &Token) -> Result<Destination, CorefileError> {
         let label = |label: &str| label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
         let last = self.host.trim_end_matches('.').rsplit('.').next().unwrap_or_default();
         // What ends in a number is meant to be an address (RFC 3696 section 2).
@@ -120,23 +120,23 @@ impl<'a> Parts<'a> {
         if !is_name {
             return Err(word.isnt(FORMS));
         }
-        let at = At::Host(self.host.to_owned(), self.port(scheme, word)?);
+        let at = AddressOrHost::Host(self.host.to_owned(), self.port(scheme, word)?);
         Ok(Destination { scheme, at, server_name: self.server_name(word)? })
     }
 
-    fn port(&self, scheme: Scheme, word: &Word) -> Result<u16, CorefileError> {
+    fn port(&self, scheme: Scheme, word: &Token) -> Result<u16, CorefileError> {
         let Some(port) = self.port else { return Ok(scheme.port()) };
         let number = port.parse().ok().filter(|port| *port != 0);
         number.ok_or_else(|| word.error(format!("{port:?} isn't a port: a number from 1 to 65535")))
     }
 
-    fn server_name(&self, word: &Word) -> Result<Option<ServerName<'static>>, CorefileError> {
+    fn server_name(&self, word: &Token) -> Result<Option<ServerName<'static>>, CorefileError> {
         self.zone.map(|name| server_name(name, word)).transpose()
     }
 }
 
 /// Parses the name that a certificate has to bear.
-pub(super) fn server_name(name: &str, word: &Word) -> Result<ServerName<'static>, CorefileError> {
+pub(super) fn server_name(name: &str, word: &Token) -> Result<ServerName<'static>, CorefileError> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can bear")))
 }

@@ -15,20 +15,20 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::map::{Map, address_of};
+use super::map::{HostsMap, address_of};
 use crate::dns::message::query::wire_name;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
 /// A hosts file, and the lines of the Corefile.
 #[derive(Debug)]
 pub(super) struct HostsFile {
     path: PathBuf,
-    zones: Origins,
+    zones: ZoneSet,
     /// Whether addresses lead back to names.
     reverse: bool,
-    inline: Map,
-    map: ArcSwap<Map>,
+    inline: HostsMap,
+    map: ArcSwap<HostsMap>,
     /// How the file was when it was read.
     read: Mutex<Option<Version>>,
 }
@@ -42,12 +42,12 @@ struct Version {
 
 /// What is counted.
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(super) struct FileCounters {
     entries: GaugeVec,
     reloaded: Gauge,
 }
 
-impl MetricGroup for Counters {
+impl MetricGroup for FileCounters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let entries =
             Opts::new("coredns_hosts_entries", "The combined number of entries in hosts and Corefile.");
@@ -64,7 +64,7 @@ impl MetricGroup for Counters {
 
 impl HostsFile {
     /// Reads the file, if it is there by now.
-    pub(super) fn new(path: PathBuf, zones: Origins, reverse: bool, inline: Map) -> Self {
+    pub(super) fn new(path: PathBuf, zones: ZoneSet, reverse: bool, inline: HostsMap) -> Self {
         let file = Self { path, zones, reverse, inline, map: ArcSwap::default(), read: Mutex::default() };
         // If it can't be read it may be later; that it isn't there has been said.
         let _ = file.refresh();
@@ -87,7 +87,7 @@ impl HostsFile {
     pub(super) async fn follow(
         self: Arc<Self>,
         every: Duration,
-        counters: &Counters,
+        counters: &FileCounters,
         stop: &CancellationToken,
     ) {
         self.count(counters);
@@ -119,7 +119,7 @@ impl HostsFile {
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let map = Map::parse(&String::from_utf8_lossy(&bytes), &self.zones, self.reverse);
+        let map = HostsMap::parse(&String::from_utf8_lossy(&bytes), &self.zones, self.reverse);
         debug!(path = %self.path.display(), entries = map.len(), "hosts file read");
         self.map.store(Arc::new(map));
         *self.read.lock() = Some(version);
@@ -127,7 +127,7 @@ impl HostsFile {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a hosts file has fewer than 2^53 entries")]
-    fn count(&self, counters: &Counters) {
+    fn count(&self, counters: &FileCounters) {
         let Some(version) = *self.read.lock() else { return };
         let entries = self.inline.len() + self.map.load().len();
         counters.entries.with_label_values(&[&*self.path.to_string_lossy()]).set(entries as f64);

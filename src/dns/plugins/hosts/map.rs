@@ -7,11 +7,11 @@ use hickory_proto::rr::Name;
 
 use crate::dns::message::presentation::parse_name;
 use crate::dns::message::query::wire_name;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 
 /// Names by address, and addresses by name.
 #[derive(Debug, Default)]
-pub(super) struct Map {
+pub(super) struct HostsMap {
     /// By name, in wire form and lower case.
     names: [HashMap<Box<[u8]>, Vec<IpAddr>>; 2],
     /// The same of `*.NAME`, without the asterisk.
@@ -19,9 +19,9 @@ pub(super) struct Map {
     addresses: HashMap<IpAddr, Vec<Name>>,
 }
 
-impl Map {
+impl HostsMap {
     /// Reads lines. Malformed lines are left out, as by other readers of such files.
-    pub(super) fn parse(text: &str, zones: &Origins, reverse: bool) -> Self {
+    pub(super) fn parse(text: &str, zones: &ZoneSet, reverse: bool) -> Self {
         let mut map = Self::default();
         for line in text.lines() {
             let line = line.split('#').next().unwrap_or_default();

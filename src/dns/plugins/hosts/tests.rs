@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::file::{Counters, HostsFile};
-use super::map::Map;
+use super::file::{FileCounters, HostsFile};
+use super::map::HostsMap;
 use crate::dns::message::presentation::parse_name;
-use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::plugins::tests::support::TestSite;
 
 const LINES: &str = "
 127.0.0.1 localhost localhost.domain # both
@@ -25,16 +25,16 @@ reload 5s
 ";
 
 /// A block with the file, and more lines.
-fn site(options: &str) -> (Site, tempfile::TempDir) {
+fn context(options: &str) -> (TestSite, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     fs::write(&path, LINES).unwrap();
-    (Site::block(&format!("hosts {} {options}\nwhoami", path.display())), directory)
+    (TestSite::block(&format!("hosts {} {options}\nwhoami", path.display())), directory)
 }
 
 #[tokio::test]
 async fn names_have_addresses_and_addresses_names() {
-    let (site, _directory) = site("");
+    let (context, _directory) = context("");
     for (question, expected) in [
         ("example.org. A", "NOERROR aa | example.org. 3600 IN A 10.0.0.1 | |"),
         ("eXample.org. A", "NOERROR aa | eXample.org. 3600 IN A 10.0.0.1 | |"),
@@ -54,13 +54,13 @@ async fn names_have_addresses_and_addresses_names() {
         ("no.example.com. MX", "SERVFAIL | | |"),
         (". A", "SERVFAIL | | |"),
     ] {
-        assert_eq!(site.ask(question).await, expected.trim_end(), "{question}");
+        assert_eq!(context.ask(question).await, expected.trim_end(), "{question}");
     }
 }
 
 #[tokio::test]
 async fn an_asterisk_stands_for_one_label() {
-    let (site, _directory) = site("");
+    let (context, _directory) = context("");
     for (question, expected) in [
         ("a.apps.example.com. A", "NOERROR aa | a.apps.example.com. 3600 IN A 5.6.7.8 | |"),
         // Family by family, as in CoreDNS.
@@ -70,17 +70,17 @@ async fn an_asterisk_stands_for_one_label() {
         ("apps.example.com. A", "SERVFAIL | | |"),
         ("a.b.apps.example.com. A", "SERVFAIL | | |"),
     ] {
-        assert_eq!(site.ask(question).await, expected, "{question}");
+        assert_eq!(context.ask(question).await, expected, "{question}");
     }
-    let pointer = site.reply("8.7.6.5.in-addr.arpa. PTR").await.unwrap();
+    let pointer = context.reply("8.7.6.5.in-addr.arpa. PTR").await.unwrap();
     assert_eq!(pointer.plugin, "whoami");
 }
 
 #[tokio::test]
 async fn what_isnt_there_may_be_the_next_plugins() {
     let plugin = async |options: &str, question: &str| {
-        let (site, _directory) = site(options);
-        site.reply(question).await.unwrap().plugin
+        let (context, _directory) = context(options);
+        context.reply(question).await.unwrap().plugin
     };
     let all = "{\nfallthrough\n}";
     let some = "{\nfallthrough net\n}";
@@ -113,17 +113,17 @@ async fn what_isnt_there_may_be_the_next_plugins() {
 
 #[tokio::test]
 async fn entries_in_the_corefile_come_after_those_of_the_file() {
-    let (site, _directory) = site("{\n10.0.0.9 example.org new.example.org\nttl 60\nno_reverse\n}");
+    let (context, _directory) = context("{\n10.0.0.9 example.org new.example.org\nttl 60\nno_reverse\n}");
     assert_eq!(
-        site.ask("example.org. A").await,
+        context.ask("example.org. A").await,
         "NOERROR aa | example.org. 60 IN A 10.0.0.1, example.org. 60 IN A 10.0.0.9 | |"
     );
-    assert_eq!(site.ask("new.example.org. A").await, "NOERROR aa | new.example.org. 60 IN A 10.0.0.9 | |");
+    assert_eq!(context.ask("new.example.org. A").await, "NOERROR aa | new.example.org. 60 IN A 10.0.0.9 | |");
 }
 
 #[tokio::test]
 async fn reverse_names_have_to_be_whole() {
-    let site = Site::block("hosts /nonexistent {\n10.0.0.1 four\n2001:db8::1 six\n}\nwhoami");
+    let context = TestSite::block("hosts /nonexistent {\n10.0.0.1 four\n2001:db8::1 six\n}\nwhoami");
     let six = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa.";
     let mapped = "1.0.0.0.0.0.a.0.f.f.f.f.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.";
     for (name, expected) in [
@@ -135,7 +135,7 @@ async fn reverse_names_have_to_be_whole() {
         (&six[2..], "whoami"),
         (mapped, "hosts"),
     ] {
-        assert_eq!(site.reply(&format!("{name} PTR")).await.unwrap().plugin, expected, "{name}");
+        assert_eq!(context.reply(&format!("{name} PTR")).await.unwrap().plugin, expected, "{name}");
     }
 }
 
@@ -143,10 +143,10 @@ async fn reverse_names_have_to_be_whole() {
 async fn a_file_is_read_again_when_it_has_changed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
-    let site = Site::block("whoami");
-    let counters: Arc<Counters> = site.shared.metrics.family().unwrap();
-    let zones = Origins::new([parse_name(".").unwrap()]);
-    let inline = Map::parse("192.0.2.1 inline", &zones, true);
+    let context = TestSite::block("whoami");
+    let counters: Arc<FileCounters> = context.shared.metrics.family().unwrap();
+    let zones = ZoneSet::new([parse_name(".").unwrap()]);
+    let inline = HostsMap::parse("192.0.2.1 inline", &zones, true);
     let file = Arc::new(HostsFile::new(path.clone(), zones, true, inline));
     let stop = CancellationToken::new();
     let task = {
@@ -158,16 +158,16 @@ async fn a_file_is_read_again_when_it_has_changed() {
 
     pause().await;
     assert_eq!(first(), None);
-    assert!(site.metrics("hosts_entries").is_empty(), "nothing has been read");
+    assert!(context.metrics("hosts_entries").is_empty(), "nothing has been read");
 
     fs::write(&path, "192.0.2.2 a b\n").unwrap();
     pause().await;
     assert_eq!(first().as_deref(), Some("192.0.2.2"));
     assert_eq!(
-        site.metrics("hosts_entries"),
+        context.metrics("hosts_entries"),
         [format!("coredns_hosts_entries{{hostsfile=\"{}\"}} 6", path.display())]
     );
-    let time = site.metrics("hosts_reload_timestamp_seconds").remove(0);
+    let time = context.metrics("hosts_reload_timestamp_seconds").remove(0);
     assert!(time.split(' ').nth(1).unwrap().parse::<f64>().unwrap() > 1e9, "{time}");
 
     // Another size.
@@ -189,11 +189,11 @@ async fn without_reload_a_file_is_read_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hosts");
     fs::write(&path, "192.0.2.2 a\n").unwrap();
-    let site = Site::block("whoami");
-    let counters: Arc<Counters> = site.shared.metrics.family().unwrap();
-    let file = HostsFile::new(path, Origins::new([parse_name(".").unwrap()]), false, Map::default());
+    let context = TestSite::block("whoami");
+    let counters: Arc<FileCounters> = context.shared.metrics.family().unwrap();
+    let file = HostsFile::new(path, ZoneSet::new([parse_name(".").unwrap()]), false, HostsMap::default());
     Arc::new(file).follow(Duration::ZERO, &counters, &CancellationToken::new()).await;
-    assert!(site.metrics("hosts_entries")[0].ends_with(" 1"));
+    assert!(context.metrics("hosts_entries")[0].ends_with(" 1"));
 }
 
 #[test]
@@ -229,6 +229,6 @@ fn what_isnt_right_is_refused_at_its_place() {
         ),
         ("hosts {\nttl 5 {\n}\n}", "Corefile:3:1: ttl takes no braces"),
     ] {
-        assert_eq!(Site::error(lines), expected, "{lines}");
+        assert_eq!(TestSite::error(lines), expected, "{lines}");
     }
 }

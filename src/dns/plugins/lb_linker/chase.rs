@@ -21,31 +21,31 @@ pub(crate) const MAX_ALIASES: usize = 16;
 
 /// The part of an answer that belongs to a question.
 #[derive(Debug, PartialEq)]
-pub struct Followed {
+pub struct CnameChain {
     /// The chain from the name that was asked for, in order.
     pub answers: Vec<Record>,
     /// What proves that there is nothing at the end of the chain.
     pub authorities: Vec<Record>,
     /// Where the chain stands.
-    pub end: End,
+    pub end: ChainEnd,
 }
 
 /// Where a chain stands.
 #[derive(Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ChainEnd {
     /// At records of the type that was asked for, or where it is known that there are none.
-    Here(ResponseCode),
+    Final(ResponseCode),
     /// At a name that isn't the upstream's to answer for.
-    Leads(Name),
+    BackToOurZone(Name),
     /// At a name that is denied.
     Denied,
     /// Nowhere: a referral, or an error.
-    Lame,
+    Unresolved,
 }
 
 /// Where a chain goes on from a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ChainStep {
     /// In the upstream's answer.
     Upstream,
     /// In our own zones: what an upstream says of their names is never taken.
@@ -63,11 +63,11 @@ pub fn follow(
     name: &Name,
     qtype: RecordType,
     absence: u32,
-    mut step: impl FnMut(&Name) -> Step,
-) -> Followed {
+    mut step: impl FnMut(&Name) -> ChainStep,
+) -> CnameChain {
     let followed = |mut answers: Vec<Record>, authorities, end| {
         answers.iter_mut().for_each(|record| record.ttl = plain_ttl(record.ttl));
-        Followed { answers, authorities, end }
+        CnameChain { answers, authorities, end }
     };
     let mut owner = name.clone();
     let mut answers: Vec<Record> = Vec::new();
@@ -98,16 +98,16 @@ pub fn follow(
         answers.push(record.clone());
         owner = target.clone();
         match step(&owner) {
-            Step::Upstream => {}
-            Step::Ours => return followed(answers, Vec::new(), End::Leads(owner)),
-            Step::Denied => return followed(answers, Vec::new(), End::Denied),
+            ChainStep::Upstream => {}
+            ChainStep::Ours => return followed(answers, Vec::new(), ChainEnd::BackToOurZone(owner)),
+            ChainStep::Denied => return followed(answers, Vec::new(), ChainEnd::Denied),
         }
         if seen.contains(&owner) || seen.len() > MAX_ALIASES {
-            return followed(answers, Vec::new(), End::Lame);
+            return followed(answers, Vec::new(), ChainEnd::Unresolved);
         }
         seen.push(owner.clone());
     }
-    let authorities = if positive { Vec::new() } else { proof(answer, &owner, absence) };
+    let authorities = if positive { Vec::new() } else { negative_proof(answer, &owner, absence) };
     let end = match answer.metadata.response_code {
         rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
             let referral = !positive
@@ -117,9 +117,9 @@ pub fn follow(
             // RFC 2308 section 2.2.1: without an SOA and with NS records it is no NODATA. Neither is what
             // was cut off before it got there.
             let cut = answer.metadata.truncation && !positive;
-            if referral || cut { End::Lame } else { End::Here(rcode) }
+            if referral || cut { ChainEnd::Unresolved } else { ChainEnd::Final(rcode) }
         }
-        _ => End::Lame,
+        _ => ChainEnd::Unresolved,
     };
     followed(answers, authorities, end)
 }
@@ -221,7 +221,7 @@ fn named(data: &RData) -> Option<&Name> {
 
 /// Returns the SOA that a name lies under, and what belongs to it. RFC 2308 section 5: caches keep
 /// the absence as long as the SOA. Absence behind a name of ours must not outlive our own TTL.
-fn proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
+fn negative_proof(answer: &Reply, owner: &Name, ttl: u32) -> Vec<Record> {
     let soa = answer
         .authorities
         .iter()
@@ -263,11 +263,11 @@ mod tests {
         message.add_authorities(authorities.iter().map(|text| record(text)));
         let step = |name: &Name| {
             if self::name("lb.internal.").zone_of(name) {
-                Step::Ours
+                ChainStep::Ours
             } else if self::name("denied.example.").zone_of(name) {
-                Step::Denied
+                ChainStep::Denied
             } else {
-                Step::Upstream
+                ChainStep::Upstream
             }
         };
         let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, step);
@@ -357,7 +357,7 @@ mod tests {
             message.add_answers(answers.iter().map(|text| record(text)));
             message.answers.iter_mut().for_each(|record| record.ttl = 1 << 31);
             let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| {
-                if ours { Step::Ours } else { Step::Upstream }
+                if ours { ChainStep::Ours } else { ChainStep::Upstream }
             });
             assert!(!followed.answers.is_empty());
             assert!(followed.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
@@ -371,13 +371,14 @@ mod tests {
             let host = |i: usize| if i == 0 { "t.example.".to_owned() } else { format!("a{i}.example.") };
             message.add_answers((0..aliases).map(|i| record(&format!("{} CNAME {}", host(i), host(i + 1)))));
             message.add_answer(record(&format!("{} A 192.0.2.1", host(aliases))));
-            let followed =
-                follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| Step::Upstream);
+            let followed = follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| {
+                ChainStep::Upstream
+            });
             (followed.end, followed.answers.len())
         };
-        assert_eq!(end(MAX_ALIASES), (End::Here(ResponseCode::NoError), MAX_ALIASES + 1));
-        assert_eq!(end(MAX_ALIASES + 1), (End::Lame, MAX_ALIASES + 1));
-        assert_eq!(end(1000), (End::Lame, MAX_ALIASES + 1));
+        assert_eq!(end(MAX_ALIASES), (ChainEnd::Final(ResponseCode::NoError), MAX_ALIASES + 1));
+        assert_eq!(end(MAX_ALIASES + 1), (ChainEnd::Unresolved, MAX_ALIASES + 1));
+        assert_eq!(end(1000), (ChainEnd::Unresolved, MAX_ALIASES + 1));
     }
 
     fn dropped(answers: &[Record]) -> (Vec<Record>, bool) {
@@ -482,7 +483,7 @@ mod tests {
         let mut message = Message::error_msg(1, OpCode::Query, ResponseCode::NXDomain);
         message.add_authority(record("example. SOA ns.example."));
         let followed =
-            follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| Step::Upstream);
+            follow(&Reply::of(message, ""), &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
         assert_eq!(followed.authorities[0].ttl, 5);
     }
 }

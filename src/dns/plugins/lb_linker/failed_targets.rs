@@ -9,28 +9,28 @@ use prometheus::IntGauge;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::dns::message::query::{Key, Question};
+use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::model::hostname::to_presentation;
 
 /// Lines in a minute: when all targets fail, the first ones say enough.
-const LINES: u32 = 20;
-const MINUTE: Duration = Duration::from_secs(60);
+const MAX_LINES_PER_MINUTE: u32 = 20;
+const LINES_WINDOW: Duration = Duration::from_secs(60);
 /// How long a target counts that is no longer asked for.
-const STALE: Duration = Duration::from_secs(600);
+const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// Targets that are known to fail, at most.
-const MAX_FAILING: usize = 10_000;
+const MAX_FAILED_TARGETS: usize = 10_000;
 
 /// The targets that can't be resolved.
 #[derive(Debug)]
-pub(crate) struct Failing {
-    state: Mutex<State>,
+pub(crate) struct FailedTargets {
+    state: Mutex<FailureState>,
     number: IntGauge,
 }
 
 #[derive(Debug)]
-struct State {
+struct FailureState {
     /// And when that was last seen: it may be asked for no longer.
-    failing: HashMap<Key, Instant>,
+    failing: HashMap<QueryKey, Instant>,
     /// Since when lines are counted, how many there were, and what wasn't said.
     since: Instant,
     lines: u32,
@@ -40,23 +40,24 @@ struct State {
 }
 
 /// What wasn't said since the last line.
-struct Unsaid(u64);
+struct UnloggedFailures(u64);
 
-impl fmt::Display for Unsaid {
+impl fmt::Display for UnloggedFailures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 == 0 { Ok(()) } else { write!(f, " ({} more lines of this kind weren't written)", self.0) }
     }
 }
 
-impl Failing {
+impl FailedTargets {
     /// Counts them in `number`, beside others that do so.
     pub(crate) fn new(number: IntGauge) -> Self {
-        let state = State { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0, counted: 0 };
+        let state =
+            FailureState { failing: HashMap::new(), since: Instant::now(), lines: 0, unsaid: 0, counted: 0 };
         Self { state: Mutex::new(state), number }
     }
 
     /// Takes in that a target can't be resolved.
-    pub(crate) fn failed(&self, key: &Key, question: &Question, why: impl fmt::Display) {
+    pub(crate) fn mark_failed(&self, key: &QueryKey, question: &UpstreamQuery, why: impl fmt::Display) {
         if !key.is_ordinary() {
             return;
         }
@@ -66,8 +67,8 @@ impl Failing {
             *seen = now;
             return;
         }
-        state.failing.retain(|_, seen| now.duration_since(*seen) < STALE);
-        if state.failing.len() < MAX_FAILING {
+        state.failing.retain(|_, seen| now.duration_since(*seen) < FORGET_AFTER);
+        if state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
             if let Some(unsaid) = state.say() {
@@ -77,7 +78,7 @@ impl Failing {
     }
 
     /// Takes in that a target can be resolved.
-    pub(crate) fn well(&self, key: &Key, question: &Question) {
+    pub(crate) fn mark_resolved(&self, key: &QueryKey, question: &UpstreamQuery) {
         let mut state = self.state.lock();
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
@@ -103,36 +104,36 @@ impl Failing {
         self.count(&mut state);
     }
 
-    fn count(&self, state: &mut State) {
+    fn count(&self, state: &mut FailureState) {
         let before =
             std::mem::replace(&mut state.counted, i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
         self.number.add(state.counted - before);
     }
 }
 
-impl Drop for Failing {
+impl Drop for FailedTargets {
     fn drop(&mut self) {
         self.number.sub(self.state.lock().counted);
     }
 }
 
-impl State {
+impl FailureState {
     /// Returns whether a line may be written, and how many weren't.
-    fn say(&mut self) -> Option<Unsaid> {
-        if self.since.elapsed() >= MINUTE {
+    fn say(&mut self) -> Option<UnloggedFailures> {
+        if self.since.elapsed() >= LINES_WINDOW {
             (self.since, self.lines) = (Instant::now(), 0);
         }
-        if self.lines >= LINES {
+        if self.lines >= MAX_LINES_PER_MINUTE {
             self.unsaid += 1;
             return None;
         }
         self.lines += 1;
-        Some(Unsaid(std::mem::take(&mut self.unsaid)))
+        Some(UnloggedFailures(std::mem::take(&mut self.unsaid)))
     }
 }
 
 /// `a.example.com AAAA`
-fn name_of(question: &Question) -> String {
+fn name_of(question: &UpstreamQuery) -> String {
     format!("{} {}", to_presentation(&question.query.name().to_lowercase()), question.query.query_type())
 }
 
@@ -145,12 +146,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_target_is_counted_once_and_lines_are_rare() {
         let number = IntGauge::new("failing", "Failing.").unwrap();
-        let failing = Failing::new(number.clone());
+        let failing = FailedTargets::new(number.clone());
         let question =
-            |i: u32| Question::plain(Name::from_ascii(format!("t{i}.example.")).unwrap(), RecordType::A);
+            |i: u32| UpstreamQuery::plain(Name::from_ascii(format!("t{i}.example.")).unwrap(), RecordType::A);
         for i in 0..30 {
             for _ in 0..2 {
-                failing.failed(&question(i).key(), &question(i), "why");
+                failing.mark_failed(&question(i).key(), &question(i), "why");
             }
         }
         assert_eq!(number.get(), 30);
@@ -158,14 +159,14 @@ mod tests {
             let state = failing.state.lock();
             (state.lines, state.unsaid)
         };
-        assert_eq!(lines(), (LINES, 10));
-        failing.well(&question(1).key(), &question(1));
-        failing.well(&question(1).key(), &question(1));
+        assert_eq!(lines(), (MAX_LINES_PER_MINUTE, 10));
+        failing.mark_resolved(&question(1).key(), &question(1));
+        failing.mark_resolved(&question(1).key(), &question(1));
         failing.forget(question(2).key().name());
         assert_eq!(number.get(), 28);
-        assert_eq!(lines(), (LINES, 11));
-        tokio::time::advance(MINUTE).await;
-        failing.well(&question(3).key(), &question(3));
+        assert_eq!(lines(), (MAX_LINES_PER_MINUTE, 11));
+        tokio::time::advance(LINES_WINDOW).await;
+        failing.mark_resolved(&question(3).key(), &question(3));
         assert_eq!(lines(), (1, 0));
     }
 }

@@ -12,8 +12,8 @@ use crate::dns::chain::request::Request;
 use crate::dns::chain::server::LookUp;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::validity::Clients;
-use crate::dns::plugins::lb_linker::zone::{Hop, RestsOn, Zone};
+use crate::dns::message::validity::ClientScope;
+use crate::dns::plugins::lb_linker::zone::{Hop, Zone, ZoneDependencies};
 use crate::metrics::MetricGroup;
 use crate::metrics::sharded::ShardedCounterVec;
 
@@ -80,24 +80,24 @@ impl Denials {
 
 /// What looking at the names of an answer has shown.
 #[derive(Debug, Default)]
-pub(super) struct Looked {
+pub(super) struct HopCheck {
     /// Why something was left out, if it was.
     pub(super) denial: Option<Denial>,
     /// For which clients an `acl` says the same.
-    clients: Vec<Clients>,
+    clients: Vec<ClientScope>,
     /// Which links and names it depended on.
-    rests_on: Vec<RestsOn>,
+    dependencies: Vec<ZoneDependencies>,
     /// Whether it isn't known how long it holds.
     is_for_now: bool,
 }
 
-impl Looked {
+impl HopCheck {
     /// Has an answer hold as long as this does.
     pub(super) fn bind(self, reply: &mut Reply) {
         reply.repeat.take_if(|_| self.is_for_now);
         let Some(repeat) = &mut reply.repeat else { return };
         repeat.clients.extend(self.clients);
-        for RestsOn { links, names } in self.rests_on {
+        for ZoneDependencies { links, names } in self.dependencies {
             repeat.links.extend(links);
             repeat.rest_on_names(names);
         }
@@ -115,7 +115,7 @@ impl LbLinker {
     }
 
     /// Looks at a name outside our zones that a chain leads to; returns whether it may.
-    pub(super) fn allows_name(&self, request: &Request, name: &Name, looked: &mut Looked) -> bool {
+    pub(super) fn allows_name(&self, request: &Request, name: &Name, looked: &mut HopCheck) -> bool {
         if self.policy.check_name(name).is_err() {
             looked.denial = Some(Denial::Name);
             return false;
@@ -136,7 +136,7 @@ impl LbLinker {
         &self,
         request: &Request,
         hops: &[Hop],
-        looked: &mut Looked,
+        looked: &mut HopCheck,
     ) -> Result<SmallVec<[RecordType; 2]>, Denial> {
         let mut types = SmallVec::from(ADDRESS_TYPES);
         for Hop { name, target_of } in hops {
@@ -157,7 +157,7 @@ impl LbLinker {
         request: &Request,
         namespace: &str,
         name: &Name,
-        looked: &mut Looked,
+        looked: &mut HopCheck,
     ) -> bool {
         let mut denial = self.denial_of_target(request, namespace, name, looked);
         // Where the client may ask for one family, it may have the name.
@@ -176,7 +176,7 @@ impl LbLinker {
         request: &Request,
         namespace: &str,
         name: &Name,
-        looked: &mut Looked,
+        looked: &mut HopCheck,
     ) -> Option<Denial> {
         if self.policy.check_name(name).is_err() {
             return Some(Denial::Name);
@@ -184,8 +184,8 @@ impl LbLinker {
         if let Some((zone, relative)) = self.place_of(request, name) {
             let found = zone.answer(&self.store, name, &relative, RecordType::ANY);
             let is_open = found.is_open_to(namespace);
-            match found.rests_on {
-                Some(rests_on) => looked.rests_on.push(rests_on),
+            match found.dependencies {
+                Some(dependencies) => looked.dependencies.push(dependencies),
                 None => looked.is_for_now = true,
             }
             if !is_open {
@@ -201,7 +201,7 @@ impl LbLinker {
         request: &Request,
         name: &Name,
         qtype: RecordType,
-        looked: &mut Looked,
+        looked: &mut HopCheck,
     ) -> bool {
         let mut query = query_for(request, name);
         query.set_query_type(qtype);

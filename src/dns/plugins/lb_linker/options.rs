@@ -6,9 +6,9 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{Block, CorefileError, Line, Word, addresses};
+use crate::dns::corefile::{BlockSource, CorefileError, Directive, Token, addresses};
 use crate::dns::message::arpa::reverse_origins;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
 use crate::model::hostname::to_presentation;
 use crate::model::names;
@@ -18,7 +18,7 @@ const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
 /// A day would outlive any change of a target; an hour is the most that may be configured.
 const MAX_TTL: u32 = 3600;
 /// A Service's name and a namespace's, with their lengths, leave that much of a name.
-const ROOM: usize = 120;
+const MAX_ZONE_LENGTH: usize = 120;
 
 /// A zone with links' names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct LinkZone {
 ///
 /// # Errors
 /// At the first line of `lb_linker`, or address of its block, that isn't right.
-pub fn link_zones(blocks: &[Block]) -> Result<Vec<LinkZone>, CorefileError> {
+pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<LinkZone> = Vec::new();
     for block in blocks {
         for line in block.lines.iter().filter(|line| line.name() == super::NAME) {
@@ -76,18 +76,18 @@ pub fn link_zones(blocks: &[Block]) -> Result<Vec<LinkZone>, CorefileError> {
 
 /// What the lines of `lb_linker` say.
 #[derive(Debug)]
-pub(super) struct Options {
+pub(super) struct LinkZoneOptions {
     origins: Vec<Name>,
     ttl: u32,
     apex: String,
     ns: Vec<IpAddr>,
     reverse: Vec<IpNet>,
-    pub(super) fallthrough: Option<Origins>,
+    pub(super) fallthrough: Option<ZoneSet>,
 }
 
 /// Parses the line of a block for these zones.
-pub(super) fn parse(line: &Line, own: &[Name]) -> Result<Options, CorefileError> {
-    let mut options = Options {
+pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, CorefileError> {
+    let mut options = LinkZoneOptions {
         origins: origins(line, own)?,
         ttl: TTL,
         apex: names::RESERVED_LABEL.to_owned(),
@@ -120,7 +120,7 @@ pub(super) fn parse(line: &Line, own: &[Name]) -> Result<Options, CorefileError>
 }
 
 /// Returns the zones that are named, or else those of the block that can have links' names.
-fn origins(line: &Line, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
+fn origins(line: &Directive, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
     let mut origins = Vec::new();
     for word in line.arguments() {
         for zone in word.zones()? {
@@ -147,7 +147,7 @@ fn check(zone: &Name) -> Result<(), &'static str> {
         Err("it is the root")
     } else if is_reverse(zone) {
         Err("it is a reverse zone: see the option reverse")
-    } else if text.len() > ROOM || !text.chars().all(allowed) {
+    } else if text.len() > MAX_ZONE_LENGTH || !text.chars().all(allowed) {
         Err("it has to consist of letters, digits, hyphens and underscores, 120 characters in all at most")
     } else {
         Ok(())
@@ -161,15 +161,15 @@ fn is_reverse(zone: &Name) -> bool {
         .any(|arpa| text.strip_suffix(arpa).is_some_and(|before| before.is_empty() || before.ends_with('.')))
 }
 
-fn some<T: std::str::FromStr>(option: &Line, what: &str) -> Result<Vec<T>, CorefileError> {
+fn some<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, CorefileError> {
     option.some(what)?.iter().map(|word| word.parse(what)).collect()
 }
 
 /// Parses the networks of `reverse`: their zones have to be among those of the block.
-fn networks(option: &Line, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
+fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
     let nets: Vec<IpNet> = some(option, "a network such as 10.20.0.0/16")?;
     for (net, word) in nets.iter().zip(option.arguments()) {
-        let word: &Word = word;
+        let word: &Token = word;
         if let Some(zone) = reverse_origins(*net).find(|zone| !own.iter().any(|own| own.zone_of(zone))) {
             return Err(word.error(format!(
                 "the names of {net} don't get here: the block has to be for {zone} too, so put {net} before its brace"
@@ -179,7 +179,7 @@ fn networks(option: &Line, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
     Ok(nets)
 }
 
-impl Options {
+impl LinkZoneOptions {
     /// Builds the zones; `own_addresses` returns those of this server.
     pub(super) fn zones(
         &self,
@@ -206,7 +206,7 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use crate::dns::plugins::tests::support::Site;
+    use crate::dns::plugins::tests::support::TestSite;
 
     #[test]
     fn what_is_wrong_is_said_with_its_place() {
@@ -244,7 +244,7 @@ mod tests {
                 "Corefile:3:1: lb_linker can be there only once in a block, and it is on line 2 already",
             ),
         ] {
-            assert_eq!(Site::error(lines), expected, "{lines}");
+            assert_eq!(TestSite::error(lines), expected, "{lines}");
         }
     }
 }

@@ -16,43 +16,43 @@ use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::Server;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::rcode_text;
-use crate::dns::message::query::{Key, Question};
+use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
-use crate::dns::plugins::lb_linker::chase::{End, Followed, Step, follow};
-use crate::dns::plugins::lb_linker::failed_targets::Failing;
-use crate::dns::upstream::singleflight::{Flight, Flights};
-use crate::dns::upstream::stale_cache::{Last, Memories, Memory, STALE_TTL};
+use crate::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, follow};
+use crate::dns::plugins::lb_linker::failed_targets::FailedTargets;
+use crate::dns::upstream::singleflight::{Call, Group};
+use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, StaleEntry};
 
 /// How long the client of a name of ours waits for what is behind it, and a look-up has while there is an older
 /// answer to give (RFC 8767 section 5): a CoreDNS in front gives up at 2 s.
-pub(super) const PATIENCE: Duration = Duration::from_millis(1800);
+pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// What is known of targets, by the view of the server that was asked: another one has other blocks answer, and
 /// may be for other clients.
 #[derive(Debug)]
-pub(super) struct Views {
-    targets: DashMap<String, Arc<Targets>>,
-    memories: Memories,
-    failing: Arc<Failing>,
+pub(super) struct TargetResolvers {
+    targets: DashMap<String, Arc<TargetResolver>>,
+    stale_caches: StaleCaches,
+    failing: Arc<FailedTargets>,
 }
 
 /// The targets that are looked up, and what is known of them.
 #[derive(Debug)]
-pub(super) struct Targets {
-    flights: Flights<Route, (IpAddr, Landing)>,
-    memory: Arc<Memory>,
-    failing: Arc<Failing>,
+pub(super) struct TargetResolver {
+    flights: Group<TargetRoute, (IpAddr, LookupResult)>,
+    memory: Arc<StaleCache>,
+    failing: Arc<FailedTargets>,
 }
 
 /// What makes two look-ups one. A look-up with a client is for that client alone.
-type Route = (Key, Option<IpAddr>);
+type TargetRoute = (QueryKey, Option<IpAddr>);
 
 /// What a server's own block answers; nothing where it is silent.
-type Landing = Option<Arc<Reply>>;
+type LookupResult = Option<Arc<Reply>>;
 
 /// What is known of a target.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct Resolved {
     /// The answer.
     pub(super) reply: Arc<Reply>,
     /// Whether it is the last known answer, because no upstream answers now.
@@ -61,7 +61,7 @@ pub(super) struct Known {
 
 /// A look-up: what is asked, and what its asker is content with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct ResolveOptions {
     /// When the client doesn't wait any more.
     pub(super) until: Instant,
     /// How old absence may be.
@@ -70,20 +70,20 @@ pub(super) struct Wanted {
     pub(super) cached: bool,
 }
 
-impl Views {
-    pub(super) fn new(memories: Memories, targets_failing: IntGauge) -> Self {
-        let failing = Arc::new(Failing::new(targets_failing));
-        Self { targets: DashMap::new(), memories, failing }
+impl TargetResolvers {
+    pub(super) fn new(stale_caches: StaleCaches, targets_failing: IntGauge) -> Self {
+        let failing = Arc::new(FailedTargets::new(targets_failing));
+        Self { targets: DashMap::new(), stale_caches, failing }
     }
 
     /// Returns what is known at a server.
-    pub(super) fn of(&self, server: &Server) -> Arc<Targets> {
+    pub(super) fn of(&self, server: &Server) -> Arc<TargetResolver> {
         if let Some(targets) = self.targets.get(&server.view) {
             return Arc::clone(&targets);
         }
         let failing = Arc::clone(&self.failing);
-        let memory = Arc::clone(&self.memories.entry(server.view.clone()).or_default());
-        let new = || Arc::new(Targets { flights: Flights::default(), memory, failing });
+        let memory = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
+        let new = || Arc::new(TargetResolver { flights: Group::default(), memory, failing });
         Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
     }
 
@@ -99,7 +99,7 @@ impl Views {
     }
 }
 
-impl Targets {
+impl TargetResolver {
     /// Looks a target up for a request.
     ///
     /// # Errors
@@ -109,9 +109,9 @@ impl Targets {
         &self,
         request: &Request,
         query: &Query,
-        wanted: Wanted,
-    ) -> Result<Known, Ede> {
-        let question = Question { query: query.clone(), ..request.question() };
+        wanted: ResolveOptions,
+    ) -> Result<Resolved, Ede> {
+        let question = UpstreamQuery { query: query.clone(), ..request.question() };
         let flight = match self.start(request, &question, wanted, None) {
             Started::Landed(landing) => return self.judge(&question, landing),
             Started::Flying(flight) => flight,
@@ -131,7 +131,7 @@ impl Targets {
             Some(landing) => self.judge(&question, landing.and_then(|(_, landing)| landing)),
             None => {
                 self.memory.set_failing(&question, true);
-                self.memory.recall(&question).map(given).ok_or(Ede::NO_UPSTREAM)
+                self.memory.get(&question).map(given).ok_or(Ede::NO_UPSTREAM)
             }
         }
     }
@@ -139,16 +139,16 @@ impl Targets {
     /// Waits for a look-up as long as it is worth it; nothing if it hasn't ended by then.
     async fn wait(
         &self,
-        question: &Question,
-        wanted: Wanted,
-        flight: Flight<(IpAddr, Landing)>,
-    ) -> Option<Option<(IpAddr, Landing)>> {
-        let last = self.memory.recall(question);
+        question: &UpstreamQuery,
+        wanted: ResolveOptions,
+        flight: Call<(IpAddr, LookupResult)>,
+    ) -> Option<Option<(IpAddr, LookupResult)>> {
+        let last = self.memory.get(question);
         let until = match &last {
             // The look-up before has failed: this one has to prove that it is better.
-            Some(Last { failing: true, .. }) => Instant::now(),
+            Some(StaleEntry { failing: true, .. }) => Instant::now(),
             // With a stale answer at hand no client waits again.
-            Some(_) => wanted.until.min(Instant::now() + PATIENCE.saturating_sub(flight.age())),
+            Some(_) => wanted.until.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(flight.age())),
             None => wanted.until,
         };
         if until <= Instant::now() {
@@ -159,8 +159,8 @@ impl Targets {
     }
 
     /// An answer that is none counts less than what was known before (RFC 8767 section 4).
-    fn judge(&self, question: &Question, landing: Landing) -> Result<Known, Ede> {
-        let remembered = || self.memory.recall(question).map(given);
+    fn judge(&self, question: &UpstreamQuery, landing: LookupResult) -> Result<Resolved, Ede> {
+        let remembered = || self.memory.get(question).map(given);
         match landing {
             Some(reply) if is_lame(&reply, question) => {
                 let failed = reply.metadata.response_code == ResponseCode::ServFail || is_busy(&reply);
@@ -168,24 +168,24 @@ impl Targets {
                 match (remembered(), why) {
                     (Some(known), _) => Ok(known),
                     (None, Some(why)) => Err(why),
-                    (None, None) => Ok(Known { reply, stale: false }),
+                    (None, None) => Ok(Resolved { reply, stale: false }),
                 }
             }
-            Some(reply) => Ok(Known { reply, stale: false }),
+            Some(reply) => Ok(Resolved { reply, stale: false }),
             None => remembered().ok_or(Ede::NO_UPSTREAM),
         }
     }
 
     /// Takes in that the answer to a question leads back to a name of ours: by itself it may look like none.
     pub(super) fn keep(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
-        let question = Question { query: query.clone(), ..request.question() };
+        let question = UpstreamQuery { query: query.clone(), ..request.question() };
         self.memory.keep(&question.key(), reply);
     }
 
     /// Looks up a target before a client asks for it.
     pub(super) async fn look_ahead(&self, request: &Request, absence: Duration) {
         let question = request.question();
-        let wanted = Wanted { until: Instant::now() + PATIENCE, absence, cached: true };
+        let wanted = ResolveOptions { until: Instant::now() + CLIENT_TIMEOUT, absence, cached: true };
         if let Started::Flying(flight) = self.start(request, &question, wanted, None) {
             // The result is cached, or a client will ask again.
             let _ = flight.landed().await;
@@ -197,8 +197,8 @@ impl Targets {
     fn start(
         &self,
         request: &Request,
-        question: &Question,
-        wanted: Wanted,
+        question: &UpstreamQuery,
+        wanted: ResolveOptions,
         only_for: Option<IpAddr>,
     ) -> Started {
         let route = (question.key(), only_for);
@@ -222,7 +222,7 @@ impl Targets {
     }
 
     /// Returns what takes in how a look-up has ended.
-    fn news(&self, key: &Key, question: &Question) -> impl FnOnce(&Landing) + Send + 'static {
+    fn news(&self, key: &QueryKey, question: &UpstreamQuery) -> impl FnOnce(&LookupResult) + Send + 'static {
         let (memory, failing) = (Arc::clone(&self.memory), Arc::clone(&self.failing));
         let (key, question) = (key.clone(), question.clone());
         move |landing| {
@@ -231,9 +231,9 @@ impl Targets {
             if landing.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 memory.set_failing(&question, !good);
                 match landing.as_deref() {
-                    Some(_) if good => failing.well(&key, &question),
-                    Some(reply) => failing.failed(&key, &question, why(reply)),
-                    None => failing.failed(&key, &question, Ede::NO_UPSTREAM.text),
+                    Some(_) if good => failing.mark_resolved(&key, &question),
+                    Some(reply) => failing.mark_failed(&key, &question, why(reply)),
+                    None => failing.mark_failed(&key, &question, Ede::NO_UPSTREAM.text),
                 }
             }
             let Some(reply) = landing else { return };
@@ -249,19 +249,19 @@ impl Targets {
 /// How a look-up has begun.
 enum Started {
     /// It has an answer already.
-    Landed(Landing),
+    Landed(LookupResult),
     /// It is under way.
-    Flying(Flight<(IpAddr, Landing)>),
+    Flying(Call<(IpAddr, LookupResult)>),
 }
 
-fn given(last: Last) -> Known {
+fn given(last: StaleEntry) -> Resolved {
     let mut reply = (*last.reply).clone();
     // There is no newer one.
     reply.age = Duration::ZERO;
     for record in reply.sections_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;
     }
-    Known { reply: Arc::new(reply), stale: true }
+    Resolved { reply: Arc::new(reply), stale: true }
 }
 
 /// Returns why a look-up has failed, for people.
@@ -287,24 +287,24 @@ fn is_news(reply: &Reply) -> bool {
 }
 
 /// Follows an answer to its end, wherever that is.
-fn followed(reply: &Reply, question: &Question) -> Followed {
-    follow(reply, question.query.name(), question.query.query_type(), 0, |_| Step::Upstream)
+fn followed(reply: &Reply, question: &UpstreamQuery) -> CnameChain {
+    follow(reply, question.query.name(), question.query.query_type(), 0, |_| ChainStep::Upstream)
 }
 
-fn is_lame(reply: &Reply, question: &Question) -> bool {
-    followed(reply, question).end == End::Lame
+fn is_lame(reply: &Reply, question: &UpstreamQuery) -> bool {
+    followed(reply, question).end == ChainEnd::Unresolved
 }
 
 /// Returns whether an answer has what was asked for, or says that there is none; `None` if neither.
-fn worth(reply: &Reply, question: &Question) -> Option<bool> {
+fn worth(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     let followed = followed(reply, question);
     let qtype = question.query.query_type();
     let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
     match followed.end {
-        End::Here(ResponseCode::NoError) if followed.answers.iter().any(wanted) => {
+        ChainEnd::Final(ResponseCode::NoError) if followed.answers.iter().any(wanted) => {
             (!reply.metadata.truncation).then_some(true)
         }
-        End::Here(ResponseCode::NoError) if !followed.authorities.is_empty() => Some(false),
+        ChainEnd::Final(ResponseCode::NoError) if !followed.authorities.is_empty() => Some(false),
         _ => None,
     }
 }
@@ -324,14 +324,16 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::dns::plugins::tests::support::Site;
+    use crate::dns::plugins::tests::support::TestSite;
 
     #[tokio::test]
     async fn bound_that_one_client_reached_isnt_that_of_another() {
-        let site = Site::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
-        let targets = Views::new(Arc::default(), IntGauge::new("failing", "-").unwrap()).of(&site.server);
+        let context =
+            TestSite::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
+        let targets =
+            TargetResolvers::new(Arc::default(), IntGauge::new("failing", "-").unwrap()).of(&context.server);
         for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
-            let request = site.clone().from(client).request("t.example. A");
+            let request = context.clone().from(client).request("t.example. A");
             let mut refused = request.reply("forward");
             refused.metadata.response_code = ResponseCode::Refused;
             refused.ede = Some(Ede::NO_SOCKET);
@@ -342,8 +344,11 @@ mod tests {
             };
             let route = (request.question().key(), None);
             let Ok(begun) = targets.flights.join_or_start(&route, || Ok::<_, Infallible>(busy), |_| {});
-            let wanted =
-                Wanted { until: Instant::now() + PATIENCE, absence: Duration::from_secs(5), cached: true };
+            let wanted = ResolveOptions {
+                until: Instant::now() + CLIENT_TIMEOUT,
+                absence: Duration::from_secs(5),
+                cached: true,
+            };
             let mut joined = pin!(targets.resolve(&request, &request.query, wanted));
             assert!(futures::poll!(joined.as_mut()).is_pending(), "it has joined the look-up");
             end.send(()).unwrap();

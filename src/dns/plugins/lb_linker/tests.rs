@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::plugins::lb_linker::LbLinker;
-use crate::dns::plugins::tests::support::{Site, link, show};
+use crate::dns::plugins::tests::support::{TestSite, link, show};
 use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
 
@@ -30,24 +30,24 @@ fn web() -> ObservedService {
 }
 
 /// The listeners of a Corefile, with one link.
-fn sites(text: &str) -> Vec<Site> {
-    let (site, configuration) = Site::configured(text);
-    let store = &site.shared.store;
+fn sites(text: &str) -> Vec<TestSite> {
+    let (context, configuration) = TestSite::configured(text);
+    let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![web()], vec![], &Default::default());
     store.set_synced();
-    let report = site.shared.metrics.family().unwrap();
+    let report = context.shared.metrics.family().unwrap();
     let of_listener = |listener| {
         let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&report)));
-        let request = Request { server: Arc::clone(&server), ..site.request.clone() };
-        let mut site = site.clone();
-        (site.server, site.request) = (server, request);
-        site
+        let request = Request { server: Arc::clone(&server), ..context.request.clone() };
+        let mut context = context.clone();
+        (context.server, context.request) = (server, request);
+        context
     };
     configuration.listeners.iter().map(of_listener).collect()
 }
 
-fn site(text: &str) -> Site {
+fn context(text: &str) -> TestSite {
     sites(text).remove(0)
 }
 
@@ -71,7 +71,7 @@ async fn client_denied_by_acl_gets_the_alias_alone() {
         "{LINKS}. {{\nacl example {{\nblock net 192.0.2.7\n}}\n\
          template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
     );
-    let allowed = site(&text);
+    let allowed = context(&text);
     let answer = allowed.ask("web.default.lb.internal. A").await;
     assert!(answer.contains("192.0.2.1"), "{answer}");
     let blocked = allowed.clone().from("192.0.2.7");
@@ -83,11 +83,11 @@ async fn client_denied_by_acl_gets_the_alias_alone() {
 async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
-    let site =
-        site(&format!("{LINKS}. {{\nforward . {address} {{\nmax_concurrent 2\nread_timeout 1m\n}}\n}}\n"));
-    site.shared.store.replace(None, vec![web(), link("api", "u.example.")], vec![], &Default::default());
+    let context =
+        context(&format!("{LINKS}. {{\nforward . {address} {{\nmax_concurrent 2\nread_timeout 1m\n}}\n}}\n"));
+    context.shared.store.replace(None, vec![web(), link("api", "u.example.")], vec![], &Default::default());
     let ask = async |from: &str, question: &str| {
-        let reply = site.clone().from(from).reply(question).await.unwrap();
+        let reply = context.clone().from(from).reply(question).await.unwrap();
         reply.ede.map(|ede| ede.text)
     };
     let begun = Instant::now();
@@ -96,34 +96,35 @@ async fn a_look_up_counts_for_its_client_after_its_1800_ms() {
     // The look-up goes on.
     assert_eq!(ask("10.0.0.1", "api.default.lb.internal. A").await, Some(Ede::BUSY.text));
     // Names that aren't targets have places of their own, and so has another client.
-    let other = timeout(Duration::from_secs(1), site.clone().from("10.0.0.1").reply("www.example. A")).await;
+    let other =
+        timeout(Duration::from_secs(1), context.clone().from("10.0.0.1").reply("www.example. A")).await;
     assert!(other.is_err(), "{other:?}");
     assert_eq!(ask("10.0.0.2", "api.default.lb.internal. A").await, Some(Ede::NO_UPSTREAM.text));
 }
 
 #[tokio::test]
 async fn looking_ahead_without_a_block_is_no_failure() {
-    let site = site(LINKS);
-    let links = LbLinker::all_of(&site.server).remove(0);
-    links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
-    assert_eq!(site.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+    let context = context(LINKS);
+    let links = LbLinker::all_of(&context.server).remove(0);
+    links.look_ahead(&context.server, Query::query(name("t.example."), RecordType::A)).await;
+    assert_eq!(context.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
 }
 
 #[tokio::test]
 async fn look_up_ahead_fills_the_cache_whatever_acl_allows() {
-    let site = site(&format!(
+    let context = context(&format!(
         "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ncache\n\
          template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
     ));
-    let links = LbLinker::all_of(&site.server).remove(0);
-    let hits = || site.metrics("coredns_cache_hits_total{");
-    links.look_ahead(&site.server, Query::query(name("t.example."), RecordType::A)).await;
+    let links = LbLinker::all_of(&context.server).remove(0);
+    let hits = || context.metrics("coredns_cache_hits_total{");
+    links.look_ahead(&context.server, Query::query(name("t.example."), RecordType::A)).await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
     // A client still gets what the acl allows it.
-    let denied = site.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
+    let denied = context.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
     assert_eq!(denied, format!("NOERROR aa | {ALIAS} | |"));
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
-    let answer = site.ask("web.default.lb.internal. A").await;
+    let answer = context.ask("web.default.lb.internal. A").await;
     assert!(answer.contains("192.0.2.1"), "{answer}");
     assert!(hits().iter().any(|line| line.ends_with(" 1")), "{:?}", hits());
 }
@@ -143,19 +144,19 @@ async fn answer_that_falls_through_is_not_kept() {
             upstream.send_to(&message.to_vec().unwrap(), client).await.unwrap();
         }
     }));
-    let site =
-        site(&format!("lb.internal {{\ncache\nlb_linker {{\nfallthrough\n}}\nforward . {address}\n}}\n"));
-    let answer = site.ask("new.default.lb.internal. A").await;
+    let context =
+        context(&format!("lb.internal {{\ncache\nlb_linker {{\nfallthrough\n}}\nforward . {address}\n}}\n"));
+    let answer = context.ask("new.default.lb.internal. A").await;
     assert_eq!(answer, "NXDOMAIN | | lb.internal. 5 IN SOA ns.lb.internal. h.lb.internal. 1 2 3 4 900 |");
     let new = ObservedService { key: ServiceKey::new("default", "new"), uid: "v".into(), ..web() };
-    site.shared.store.apply(new);
-    let answer = site.ask("new.default.lb.internal. A").await;
+    context.shared.store.apply(new);
+    let answer = context.ask("new.default.lb.internal. A").await;
     assert!(answer.contains("CNAME t.example."), "{answer}");
 }
 
 #[tokio::test]
 async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
-    let site = site(LINKS);
+    let context = context(LINKS);
     let records = |covered: RecordType| {
         let alias = RData::CNAME(CNAME(name("denied.example.")));
         let rdata = NULL::with([&u16::from(covered).to_be_bytes()[..], &[0; 16]].concat());
@@ -163,7 +164,7 @@ async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
         [alias, signature].map(|data| Record::from_rdata(name("t.example."), 900, data)).to_vec()
     };
     for (covered, ttl) in [(RecordType::CNAME, 5), (RecordType::DNAME, 5), (RecordType::A, 900)] {
-        let mut reply = site.request.reply("");
+        let mut reply = context.request.reply("");
         reply.answers = records(covered);
         super::Chase { until: Instant::now(), absence: 5, denied: true, link: None }.bound(&mut reply);
         let ttls: Vec<u32> = reply.answers.iter().map(|record| record.ttl).collect();
@@ -173,28 +174,28 @@ async fn signed_aliases_of_a_denied_chain_expire_as_absence() {
 
 #[tokio::test]
 async fn fresh_absence_is_not_asked_for_twice() {
-    let site = site(
+    let context = context(
         "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
          template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",
     );
-    site.ask("web.default.lb.internal. AAAA").await;
-    let asked = site.metrics("coredns_dns_requests_total");
+    context.ask("web.default.lb.internal. AAAA").await;
+    let asked = context.metrics("coredns_dns_requests_total");
     assert!(asked.len() == 1 && asked[0].ends_with(" 1"), "{asked:?}");
 }
 
 #[tokio::test]
 async fn failing_target_is_not_counted_without_its_block() {
     let text = format!("{LINKS}. {{\ntemplate IN A {{\nrcode SERVFAIL\n}}\n}}\n");
-    let site = site(&text);
-    let answer = show(&site.reply("web.default.lb.internal. A").await.unwrap());
+    let context = context(&text);
+    let answer = show(&context.reply("web.default.lb.internal. A").await.unwrap());
     assert!(answer.starts_with("SERVFAIL"), "{answer}");
-    let metrics = Arc::clone(&site.shared.metrics);
+    let metrics = Arc::clone(&context.shared.metrics);
     let failing = || {
         let page = metrics.render().unwrap();
         page.lines().find(|line| line.starts_with("lb_linker_dns_targets_failing")).unwrap().to_owned()
     };
     assert_eq!(failing(), "lb_linker_dns_targets_failing 1");
-    drop(site);
+    drop(context);
     assert_eq!(failing(), "lb_linker_dns_targets_failing 0");
 }
 
@@ -203,6 +204,6 @@ async fn listeners_of_the_same_blocks_share_what_they_know() {
     let blocks =
         "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
     let sites = sites(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));
-    let views: Vec<&str> = sites.iter().map(|site| &*site.server.view).collect();
+    let views: Vec<&str> = sites.iter().map(|context| &*context.server.view).collect();
     assert_eq!(views, ["dns://127.0.0.1:53", "dns://127.0.0.1:53", "dns://:54"]);
 }

@@ -25,22 +25,22 @@ use crate::model::link::{Link, Target};
 use crate::model::names;
 use crate::store::Store;
 use dependencies::Lookups;
-use link_names::Forward;
+use link_names::LinkNames;
 use records::{addresses, pointers, record};
 use reverse::Reverse;
 
-pub use dependencies::RestsOn;
+pub use dependencies::ZoneDependencies;
 
 /// Seconds that caches keep our records, and (RFC 2308) the absence of one.
 pub const TTL: u32 = 5;
 /// SOA timers for secondaries, in seconds: refresh, retry, expire (RFC 1035 section 3.3.13).
-const TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
+const SOA_TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
 
 /// A zone that lb-linker is authoritative for.
 #[derive(Clone, Debug)]
 pub struct Zone {
     origin: Name,
-    names: Names,
+    names: ZoneKind,
     authority: Authority,
 }
 
@@ -57,9 +57,9 @@ pub struct ZoneOptions {
 
 /// Which names a zone holds beside its apex.
 #[derive(Clone, Debug)]
-enum Names {
-    OfLinks(Forward),
-    OfAddresses(Reverse),
+enum ZoneKind {
+    LinkNames(LinkNames),
+    Reverse(Reverse),
 }
 
 /// The name servers of a zone, and its negative TTL.
@@ -91,7 +91,7 @@ pub struct ZoneAnswer {
     /// The names that lead to the host of the SRV or NS records in the answer, in order; the host is the last one.
     pub hops: Vec<Hop>,
     /// What the answer rests on; nothing if it isn't to be repeated.
-    pub rests_on: Option<RestsOn>,
+    pub dependencies: Option<ZoneDependencies>,
 }
 
 /// A name on the way to the host of an SRV or NS record.
@@ -104,7 +104,7 @@ pub struct Hop {
 }
 
 /// A question, and where its answer is known.
-struct Asked<'a> {
+struct ZoneQuery<'a> {
     store: &'a Store,
     /// The name as the client wrote it.
     name: &'a Name,
@@ -166,7 +166,7 @@ impl Zone {
         let origin = absolute(origin);
         let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
         let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
-        let names = Names::OfLinks(Forward::new(origin.clone(), apex));
+        let names = ZoneKind::LinkNames(LinkNames::new(origin.clone(), apex));
         Ok(Self { origin, names, authority: Authority { name_server, hostmaster, addresses, ttl } })
     }
 
@@ -175,13 +175,13 @@ impl Zone {
     #[must_use]
     pub fn reverse(&self, net: ipnet::IpNet) -> Vec<Self> {
         let first = match &self.names {
-            Names::OfLinks(forward) => forward,
-            Names::OfAddresses(reverse) => reverse.first(),
+            ZoneKind::LinkNames(forward) => forward,
+            ZoneKind::Reverse(reverse) => reverse.first(),
         };
         arpa::split(net)
             .map(|net| Self {
                 origin: arpa::arpa(net),
-                names: Names::OfAddresses(Reverse::new(net, first.clone())),
+                names: ZoneKind::Reverse(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
             })
             .collect()
@@ -220,13 +220,13 @@ impl Zone {
         let synced = store.is_synced();
         let mut lookups = Lookups::new(store);
         let node = match &self.names {
-            Names::OfLinks(forward) => forward.find(&mut lookups, relative),
-            Names::OfAddresses(reverse) => reverse.find(store, name, relative),
+            ZoneKind::LinkNames(forward) => forward.find(&mut lookups, relative),
+            ZoneKind::Reverse(reverse) => reverse.find(store, name, relative),
         };
         if !synced && node.may_change(relative) {
             return ZoneAnswer { ede: Some(Ede::NOT_READY), ..ZoneAnswer::new(ResponseCode::ServFail) };
         }
-        let asked = Asked { store, name, relative, qtype };
+        let asked = ZoneQuery { store, name, relative, qtype };
         let mut answer = ZoneAnswer::new(ResponseCode::NoError);
         match node {
             Node::Nothing | Node::Reserved { exists: false } => answer.rcode = ResponseCode::NXDomain,
@@ -248,8 +248,8 @@ impl Zone {
             Node::Pointers(links) => answer.answers = self.pointers(&asked, &mut lookups, &links),
         }
         // A link's addresses come and go without a name: answers of reverse zones are never repeated.
-        if let Names::OfLinks(_) = &self.names {
-            answer.rests_on = Some(lookups.into());
+        if let ZoneKind::LinkNames(_) = &self.names {
+            answer.dependencies = Some(lookups.into());
         }
         if answer.answers.is_empty() {
             // RFC 2308 sections 2.1 and 2.2: no such name and no such data come with the SOA.
@@ -260,7 +260,7 @@ impl Zone {
 
     fn apex(
         &self,
-        asked: &Asked<'_>,
+        asked: &ZoneQuery<'_>,
         lookups: &mut Lookups<'_>,
         links: &[Arc<Link>],
         answer: &mut ZoneAnswer,
@@ -281,8 +281,14 @@ impl Zone {
         }
     }
 
-    fn link(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, link: &Arc<Link>, answer: &mut ZoneAnswer) {
-        let Asked { name, qtype, .. } = *asked;
+    fn link(
+        &self,
+        asked: &ZoneQuery<'_>,
+        lookups: &mut Lookups<'_>,
+        link: &Arc<Link>,
+        answer: &mut ZoneAnswer,
+    ) {
+        let ZoneQuery { name, qtype, .. } = *asked;
         match &link.target {
             None => {}
             // RFC 1034 section 3.6.2: whatever was asked, the answer is the CNAME. Only a query for CNAME
@@ -296,7 +302,7 @@ impl Zone {
             }
             // The names that a link asks for are hosts' names, and no more.
             Some(Target::Addresses(_))
-                if qtype == RecordType::SRV && Forward::is_own(&link.key, asked.relative) =>
+                if qtype == RecordType::SRV && LinkNames::is_own(&link.key, asked.relative) =>
             {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
                 self.services(asked, lookups, link, &ports, answer);
@@ -312,8 +318,8 @@ impl Zone {
         answer.authorities = vec![self.soa(store, &self.origin)];
     }
 
-    fn pointers(&self, asked: &Asked<'_>, lookups: &mut Lookups<'_>, links: &[Arc<Link>]) -> Vec<Record> {
-        let Names::OfAddresses(reverse) = &self.names else { return Vec::new() };
+    fn pointers(&self, asked: &ZoneQuery<'_>, lookups: &mut Lookups<'_>, links: &[Arc<Link>]) -> Vec<Record> {
+        let ZoneKind::Reverse(reverse) = &self.names else { return Vec::new() };
         let mut named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(lookups, link)?));
         pointers(asked.name, links.iter().filter_map(&mut named).collect(), asked.qtype)
     }
@@ -324,7 +330,7 @@ impl Zone {
     }
 
     fn soa(&self, store: &Store, owner: &Name) -> Record {
-        let (refresh, retry, expire) = TIMERS;
+        let (refresh, retry, expire) = SOA_TIMERS;
         let Authority { name_server, hostmaster, ttl, .. } = &self.authority;
         // RFC 2308 section 4: MINIMUM is the TTL of absence.
         let soa =
@@ -347,7 +353,7 @@ impl Node {
         let is_final = |link: &Link| link.target.is_some() && !link.is_gone();
         match self {
             Self::Apex(_) | Self::Empty | Self::Nothing => true,
-            Self::Link(link) => !is_final(link) || !Forward::is_unambiguous(&link.key, relative),
+            Self::Link(link) => !is_final(link) || !LinkNames::is_unambiguous(&link.key, relative),
             Self::Service { link, .. } => !is_final(link),
             Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
         }
@@ -374,7 +380,7 @@ impl ZoneAnswer {
             ede: None,
             link: None,
             hops: Vec::new(),
-            rests_on: None,
+            dependencies: None,
         }
     }
 }

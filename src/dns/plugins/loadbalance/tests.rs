@@ -4,7 +4,7 @@ use hickory_proto::rr::rdata::{CNAME, MX, TXT};
 use hickory_proto::rr::{Name, RData};
 
 use crate::dns::plugins::loadbalance::*;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 fn record(text: &str) -> Record {
     let name = Name::from_ascii("a.example.").unwrap();
@@ -63,7 +63,7 @@ fn addresses_and_exchangers_are_shuffled_behind_aliases() {
 fn weights_change_the_first_address_alone() {
     let weighted = |qtype, text: &str| {
         let change = |section: &mut Vec<Record>| {
-            let mut reply = Site::block("whoami").request("a.example. A").reply("");
+            let mut reply = TestSite::block("whoami").request("a.example. A").reply("");
             reply.answers = mem::take(section);
             weigh(&Weights::default(), qtype, &mut reply);
             *section = reply.answers;
@@ -101,21 +101,21 @@ async fn only_answers_are_changed() {
     // whoami's address and service: the latter is put before the former.
     let changed = "NOERROR aa | | | _udp.a. 0 IN SRV 0 0 5353 ., a. 0 IN A 10.0.0.1";
     for lines in ["loadbalance", "loadbalance round_robin"] {
-        let site = Site::block(&format!("{lines}\nwhoami"));
-        assert_eq!(site.ask("a. A").await, changed);
-        assert_ne!(site.ask("a. AXFR").await, changed);
+        let context = TestSite::block(&format!("{lines}\nwhoami"));
+        assert_eq!(context.ask("a. A").await, changed);
+        assert_ne!(context.ask("a. AXFR").await, changed);
     }
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("weights");
     std::fs::write(&file, "a.\n192.0.2.1 3\n").unwrap();
     for options in ["", "{\nreload 0s\n}"] {
-        let site = Site::block(&format!("loadbalance weighted {} {options}\nwhoami", file.display()));
-        assert_eq!(site.ask("a. A").await, changed);
-        assert_ne!(site.ask("a. MX").await, changed);
+        let context = TestSite::block(&format!("loadbalance weighted {} {options}\nwhoami", file.display()));
+        assert_eq!(context.ask("a. A").await, changed);
+        assert_ne!(context.ask("a. MX").await, changed);
     }
     let line = format!("loadbalance weighted {} {{\nprefer 10.0.0.0/8\n}}", file.display());
     let preferred = "NOERROR aa | | | a. 0 IN A 10.0.0.1, _udp.a. 0 IN SRV 0 0 5353 .";
-    assert_eq!(Site::block(&format!("{line}\nwhoami")).ask("a. A").await, preferred);
+    assert_eq!(TestSite::block(&format!("{line}\nwhoami")).ask("a. A").await, preferred);
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,7 +126,7 @@ async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
     let until = async |text: &str| {
         let expected = Weights::parse(text.as_bytes()).unwrap();
         while **weights.load() != expected {
-            tokio::time::sleep(RELOAD).await;
+            tokio::time::sleep(RELOAD_INTERVAL).await;
         }
     };
     // A reader must never find an empty file: that would be one without weights.
@@ -138,25 +138,25 @@ async fn a_changed_file_is_taken_in_and_a_broken_one_isnt() {
         write("a\n192.0.2.1 3").unwrap();
         until("a\n192.0.2.1 3").await;
         write("a\n192.0.2.1 0").unwrap();
-        tokio::time::sleep(3 * RELOAD).await;
+        tokio::time::sleep(3 * RELOAD_INTERVAL).await;
         until("a\n192.0.2.1 3").await;
         std::fs::remove_file(&path).unwrap();
-        tokio::time::sleep(3 * RELOAD).await;
+        tokio::time::sleep(3 * RELOAD_INTERVAL).await;
         until("a\n192.0.2.1 3").await;
         write("a\n192.0.2.1 9").unwrap();
         until("a\n192.0.2.1 9").await;
     };
     tokio::select! {
-        () = weights::follow(&path, RELOAD, None, &weights) => {}
+        () = weights::follow(&path, RELOAD_INTERVAL, None, &weights) => {}
         () = changes => {}
     }
 }
 
 #[tokio::test]
 async fn missing_file_is_awaited_unless_reload_is_off() {
-    let site = Site::block("loadbalance weighted /nowhere/weights\nwhoami");
-    assert!(site.ask("a. A").await.starts_with("NOERROR aa"));
-    let error = Site::error("loadbalance weighted /nowhere/weights {\nreload 0s\n}");
+    let context = TestSite::block("loadbalance weighted /nowhere/weights\nwhoami");
+    assert!(context.ask("a. A").await.starts_with("NOERROR aa"));
+    let error = TestSite::error("loadbalance weighted /nowhere/weights {\nreload 0s\n}");
     assert!(error.starts_with("Corefile:2:22: /nowhere/weights can't be read: No such file"), "{error}");
 }
 
@@ -200,6 +200,6 @@ fn what_isnt_right_is_named() {
             format!("Corefile:2:22: {file}:2: \"0\" isn't a weight from 1 to 255"),
         ),
     ] {
-        assert_eq!(Site::error(lines), expected);
+        assert_eq!(TestSite::error(lines), expected);
     }
 }

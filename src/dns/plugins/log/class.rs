@@ -2,7 +2,7 @@
 
 use crate::dns::chain::request::Request;
 use crate::dns::message::reply::Reply;
-use crate::dns::plugins::response_type::Says;
+use crate::dns::plugins::response_type::ResponseType;
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +21,10 @@ impl Class {
     /// Returns the class of an answer, if there is one.
     pub fn of(request: &Request, reply: Option<&Reply>) -> Self {
         let Some(reply) = reply else { return Self::Error };
-        match Says::of(request, reply) {
-            Says::Answer | Says::Referral => Self::Success,
-            Says::NoData | Says::NoName => Self::Denial,
-            Says::Other => Self::Error,
+        match ResponseType::of(request, reply) {
+            ResponseType::Answer | ResponseType::Referral => Self::Success,
+            ResponseType::NoData | ResponseType::NoName => Self::Denial,
+            ResponseType::Other => Self::Error,
         }
     }
 }
@@ -38,7 +38,7 @@ mod tests {
     use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::*;
-    use crate::dns::plugins::tests::support::Site;
+    use crate::dns::plugins::tests::support::TestSite;
 
     fn record(data: RData) -> Record {
         Record::from_rdata(Name::root(), 5, data)
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn answers_are_classed_as_in_coredns() {
-        let site = Site::block("whoami");
-        let request = site.request("example.org. A");
+        let context = TestSite::block("whoami");
+        let request = context.request("example.org. A");
         let a = || record(RData::A(A::new(192, 0, 2, 1)));
         let ns = || record(RData::NS(NS(Name::root())));
         let soa = || record(RData::SOA(SOA::new(Name::root(), Name::root(), 1, 1, 1, 1, 1)));
@@ -82,13 +82,13 @@ mod tests {
             assert_eq!(class(rcode, answers, authorities), expected, "{what}");
         }
         assert_eq!(Class::of(&request, None), Class::Error);
-        let transfer = site.request("example.org. AXFR");
+        let transfer = context.request("example.org. AXFR");
         assert_eq!(Class::of(&transfer, Some(&transfer.reply(""))), Class::Error);
     }
 
     #[test]
     fn expired_signatures_are_errors_for_who_looks_at_them() {
-        let mut site = Site::block("whoami").edns(1232);
+        let mut context = TestSite::block("whoami").edns(1232);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let (past, future) = (now - 1000, now + 1000);
         for (inception, expiration, valid) in [
@@ -99,8 +99,8 @@ mod tests {
             (now - (1 << 30), now + (1 << 30), true),
         ] {
             for dnssec_ok in [false, true] {
-                site.request.edns.as_mut().unwrap().set_dnssec_ok(dnssec_ok);
-                let request = site.request("example.org. A");
+                context.request.edns.as_mut().unwrap().set_dnssec_ok(dnssec_ok);
+                let request = context.request("example.org. A");
                 let reply =
                     Reply { authorities: vec![signature(inception, expiration)], ..request.reply("") };
                 let expected = if valid || !dnssec_ok { Class::Success } else { Class::Error };

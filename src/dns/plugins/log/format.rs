@@ -14,7 +14,7 @@ use crate::dns::message::header::MIN_UDP;
 use crate::dns::message::presentation::{class_text, rcode_name, type_text};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
-use crate::dns::query_log::Part;
+use crate::dns::query_log::JsonField;
 
 const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \
                       {rcode} {>rflags} {rsize} {duration}";
@@ -151,7 +151,7 @@ impl Format {
     }
 
     /// Returns what is in the line, for JSON.
-    pub fn parts(&self, seen: &Seen<'_>) -> Vec<Part> {
+    pub fn parts(&self, seen: &Seen<'_>) -> Vec<JsonField> {
         let labels = self.0.iter().filter_map(|piece| match piece {
             Piece::Literal(_) => None,
             Piece::Label(name, label) => Some((*name, seen.show(*label).into())),

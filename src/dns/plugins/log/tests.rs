@@ -6,37 +6,37 @@ use serde_json::json;
 
 use crate::dns::net::Protocol;
 use crate::dns::plugins::log::*;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 /// A client of CoreDNS's own example, and an answer without delay.
-async fn logged(site: &Site, question: &str) -> Vec<String> {
-    let mut site = site.clone();
-    (site.request.metadata.id, site.request.size) = (1234, 41);
-    site.ask(question).await;
-    site.lines()
+async fn logged(context: &TestSite, question: &str) -> Vec<String> {
+    let mut context = context.clone();
+    (context.request.metadata.id, context.request.size) = (1234, 41);
+    context.ask(question).await;
+    context.lines()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_line_is_as_coredns_writes_it() {
-    let site = Site::block("log\nwhoami");
+    let context = TestSite::block("log\nwhoami");
     let expected =
         "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 4096\" NOERROR qr,aa,rd 91 0s";
-    assert_eq!(logged(&site.clone().edns(4096), "Example.ORG. A").await, [expected]);
-    let mut site = site.from("::1").edns(100);
-    site.request.metadata.checking_disabled = true;
-    site.request.metadata.recursion_desired = false;
-    site.request.edns.as_mut().unwrap().set_dnssec_ok(true);
+    assert_eq!(logged(&context.clone().edns(4096), "Example.ORG. A").await, [expected]);
+    let mut context = context.from("::1").edns(100);
+    context.request.metadata.checking_disabled = true;
+    context.request.metadata.recursion_desired = false;
+    context.request.edns.as_mut().unwrap().set_dnssec_ok(true);
     let expected = "[INFO] [::1]:5353 - 1234 \"TXT IN a. udp 41 true 512\" NOERROR qr,aa,cd 73 0s";
-    assert_eq!(logged(&site, "a. TXT").await, [expected]);
-    site.request.protocol = Protocol::Tls;
+    assert_eq!(logged(&context, "a. TXT").await, [expected]);
+    context.request.protocol = Protocol::Tls;
     let expected = "[INFO] [::1]:5353 - 1234 \"TXT IN a. tcp 41 true 65535\" NOERROR qr,aa,cd 73 0s";
-    assert_eq!(logged(&site, "a. TXT").await, [expected]);
+    assert_eq!(logged(&context, "a. TXT").await, [expected]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_fails_is_logged_with_its_code() {
     let expected = "[INFO] 10.0.0.1:5353 - 1234 \"A IN example.org. udp 41 false 512\" SERVFAIL qr,rd 29 0s";
-    assert_eq!(logged(&Site::block("log"), "example.org. A").await, [expected]);
+    assert_eq!(logged(&TestSite::block("log"), "example.org. A").await, [expected]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,14 +46,14 @@ async fn formats_are_followed() {
         ("\"{proto} Request: {name} {type} {>id}\"", "udp Request: a. A 1234"),
         ("\"{local} {nothing}\"", "127.0.0.1 {nothing}"),
     ] {
-        let site = Site::block(&format!("log . {format}\nwhoami"));
-        assert_eq!(logged(&site, "a. A").await, [format!("[INFO] {expected}")]);
+        let context = TestSite::block(&format!("log . {format}\nwhoami"));
+        assert_eq!(logged(&context, "a. A").await, [format!("[INFO] {expected}")]);
     }
 }
 
 #[tokio::test]
 async fn the_first_line_with_a_name_that_matches_counts() {
-    let site = Site::block(
+    let context = TestSite::block(
         "log example.org B.example \"1 {name}\" {\nclass error\n}\nlog example \"2 {name}\"\nwhoami",
     );
     for (question, expected) in [
@@ -62,7 +62,7 @@ async fn the_first_line_with_a_name_that_matches_counts() {
         ("a.example. A", vec!["[INFO] 2 a.example."]),
         ("example.com. A", vec![]),
     ] {
-        assert_eq!(logged(&site, question).await, expected, "{question}");
+        assert_eq!(logged(&context, question).await, expected, "{question}");
     }
 }
 
@@ -77,8 +77,8 @@ async fn classes_are_followed() {
         ("", 1, 1),
     ] {
         for (plugin, expected) in [("whoami", success), ("", error)] {
-            let site = Site::block(&format!("log . {{\n{classes}\n}}\n{plugin}"));
-            assert_eq!(logged(&site, "a. A").await.len(), expected, "{classes:?} {plugin}");
+            let context = TestSite::block(&format!("log . {{\n{classes}\n}}\n{plugin}"));
+            assert_eq!(logged(&context, "a. A").await.len(), expected, "{classes:?} {plugin}");
         }
     }
 }
@@ -91,15 +91,15 @@ fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
 
 #[test]
 fn silence_has_neither_code_nor_flags() {
-    let request = Site::block("whoami").request("a. A");
+    let request = TestSite::block("whoami").request("a. A");
     assert_eq!(shown(&request, None, "{rcode} {>rflags} {rsize} {duration}"), "- - 0 0.000307024s");
 }
 
 #[test]
 fn log_has_the_answer_size_before_and_flags_after_the_cut() {
-    let site = Site::block("whoami");
+    let context = TestSite::block("whoami");
     let format = "{>rflags} {rsize}";
-    let (plain, large) = (site.request("a. A"), site.edns(1232).request("a. A"));
+    let (plain, large) = (context.request("a. A"), context.edns(1232).request("a. A"));
     let address =
         |last| Record::from_rdata(Name::from_ascii("a.").unwrap(), 5, RData::A(A::new(10, 0, 0, last)));
     let mut reply = plain.reply("");
@@ -113,14 +113,14 @@ fn log_has_the_answer_size_before_and_flags_after_the_cut() {
 
 #[test]
 fn a_look_up_of_ours_has_the_size_that_it_would_have() {
-    let mut request = Site::block("whoami").edns(1232).request("a. A");
+    let mut request = TestSite::block("whoami").edns(1232).request("a. A");
     (request.depth, request.size) = (1, 41);
     assert_eq!(shown(&request, None, "{size}"), "30");
 }
 
 #[test]
 fn for_json_there_are_numbers_and_truth_values() {
-    let mut request = Site::block("whoami").from("::1").request("a. A");
+    let mut request = TestSite::block("whoami").from("::1").request("a. A");
     (request.metadata.id, request.size) = (7, 19);
     let reply = request.reply("");
     let seen =
@@ -161,6 +161,6 @@ fn what_is_wrong_is_said() {
         ("log {\nclass good\n}", "3:7: \"good\" isn't one of success, denial, error, all".to_owned()),
         ("log {\nclass all {\n}\n}", "3:1: class takes no braces".to_owned()),
     ] {
-        assert_eq!(Site::error(lines), format!("Corefile:{error}"), "{lines}");
+        assert_eq!(TestSite::error(lines), format!("Corefile:{error}"), "{lines}");
     }
 }

@@ -4,30 +4,30 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::RData;
 use tracing::error;
 
-use super::name_matcher::Matching;
+use super::name_matcher::NameMatcher;
 use super::names::renamed;
-use super::response::Open;
-use crate::dns::chain::plugin::Failure;
+use super::response::ResponseEditor;
+use crate::dns::chain::plugin::PluginError;
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::name_text;
 
 /// Another target for CNAMEs.
 #[derive(Clone, Debug)]
-pub(super) struct Retarget {
-    pub(super) from: Matching,
+pub(super) struct CnameRule {
+    pub(super) from: NameMatcher,
     pub(super) to: String,
 }
 
-impl Retarget {
+impl CnameRule {
     /// Changes the target if the record is a CNAME that the rule is for. The aliases before it stay, what was found
     /// behind the new target takes the place of all else.
     pub(super) async fn apply(
         &self,
-        open: &mut Open<'_>,
+        open: &mut ResponseEditor<'_>,
         number: usize,
         request: &Request,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), PluginError> {
         let RData::CNAME(target) = &open.records[number].data else { return Ok(()) };
         let old = name_text(&target.0);
         let Some(new) = self.from.replace(&old, &self.to) else { return Ok(()) };

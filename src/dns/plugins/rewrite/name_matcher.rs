@@ -4,7 +4,7 @@ use regex::Regex;
 
 /// Which names a rule is for.
 #[derive(Clone, Debug)]
-pub(super) enum Matching {
+pub(super) enum NameMatcher {
     Exact(String),
     Prefix(String),
     Suffix(String),
@@ -12,7 +12,7 @@ pub(super) enum Matching {
     Regex(Regex),
 }
 
-impl Matching {
+impl NameMatcher {
     pub(super) fn matches(&self, name: &str) -> bool {
         match self {
             Self::Exact(whole) => name == whole,
@@ -47,14 +47,14 @@ fn fill(regex: &Regex, name: &str, to: &str) -> Option<String> {
 
 /// How names in answers are changed.
 #[derive(Clone, Debug)]
-pub(super) enum Renaming {
+pub(super) enum NameRenaming {
     /// What matches becomes the text.
-    Match { from: Matching, to: String },
+    Match { from: NameMatcher, to: String },
     /// The name, and the names below it, become the other, and names below that.
     Tree { from: String, to: String },
 }
 
-impl Renaming {
+impl NameRenaming {
     /// Returns what becomes of a name; nothing if it stays.
     pub(super) fn apply(&self, name: &str) -> Option<String> {
         match self {
@@ -73,17 +73,17 @@ mod tests {
 
     #[test]
     fn what_matches_and_what_becomes_of_it() {
-        let regex = |pattern| Matching::Regex(Regex::new(pattern).unwrap());
+        let regex = |pattern| NameMatcher::Regex(Regex::new(pattern).unwrap());
         for (matching, name, to, becomes) in [
-            (Matching::Exact("a.b.".into()), "a.b.", "c.", Some("c.")),
-            (Matching::Exact("a.b.".into()), "x.a.b.", "c.", None),
-            (Matching::Prefix("foo.".into()), "foo.b.", "bar.", Some("bar.b.")),
-            (Matching::Prefix("foo.".into()), "foot.b.", "bar.", None),
-            (Matching::Prefix("foo.".into()), "b.foo.", "bar.", None),
-            (Matching::Suffix(".b.".into()), "a.b.", "c.d.", Some("ac.d.")),
-            (Matching::Suffix(".b.".into()), "b.", "c.", None),
-            (Matching::Substring("b.".into()), "a.b.c.b.", "x.", Some("a.x.c.x.")),
-            (Matching::Substring("b.".into()), "a.bc.", "x.", None),
+            (NameMatcher::Exact("a.b.".into()), "a.b.", "c.", Some("c.")),
+            (NameMatcher::Exact("a.b.".into()), "x.a.b.", "c.", None),
+            (NameMatcher::Prefix("foo.".into()), "foo.b.", "bar.", Some("bar.b.")),
+            (NameMatcher::Prefix("foo.".into()), "foot.b.", "bar.", None),
+            (NameMatcher::Prefix("foo.".into()), "b.foo.", "bar.", None),
+            (NameMatcher::Suffix(".b.".into()), "a.b.", "c.d.", Some("ac.d.")),
+            (NameMatcher::Suffix(".b.".into()), "b.", "c.", None),
+            (NameMatcher::Substring("b.".into()), "a.b.c.b.", "x.", Some("a.x.c.x.")),
+            (NameMatcher::Substring("b.".into()), "a.bc.", "x.", None),
             (regex(r"(.*)-(us-west-1)\.b"), "f-us-west-1.b.", "{1}.s.{2}.c.", Some("f.s.us-west-1.c.")),
             (regex("b"), "a.b.c.", "x{0}{1}$1.", Some("xb{1}$1.")),
             (regex("(x)?b"), "a.b.c.", "{1}y.", Some("y.")),
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_tree_is_the_name_and_what_is_below_it() {
-        let tree = Renaming::Tree { from: "b.c.".into(), to: "x.".into() };
+        let tree = NameRenaming::Tree { from: "b.c.".into(), to: "x.".into() };
         for (name, becomes) in [
             ("b.c.", Some("x.")),
             ("a.b.c.", Some("a.x.")),

@@ -2,15 +2,15 @@
 
 use hickory_proto::rr::Name;
 
-use crate::dns::chain::plugin::Failure;
+use crate::dns::chain::plugin::PluginError;
 use crate::dns::message::presentation::parse_name;
 
 /// Returns the name that a rule has made.
 ///
 /// # Errors
 /// If it is none: RFC 1035 section 2.3.4.
-pub(super) fn renamed(text: &str) -> Result<Name, Failure> {
-    parse_name(text).ok_or_else(|| Failure::servfail(format!("invalid name after rewrite: {text}")))
+pub(super) fn renamed(text: &str) -> Result<Name, PluginError> {
+    parse_name(text).ok_or_else(|| PluginError::servfail(format!("invalid name after rewrite: {text}")))
 }
 
 /// Returns a text as names are matched: in lower case, with a dot at the end.
@@ -60,7 +60,7 @@ mod tests {
         let name = format!("{}{}.", format!("{}.", "x".repeat(63)).repeat(3), "x".repeat(62));
         for text in ["", "..", ".a.", "a..b.", "a..", r"a\", r"\999.", &label, &name] {
             let why = format!("invalid name after rewrite: {text}");
-            assert_eq!(renamed(text), Err(Failure::servfail(why)));
+            assert_eq!(renamed(text), Err(PluginError::servfail(why)));
         }
     }
 

@@ -3,25 +3,25 @@
 use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
 
-use super::cname::Retarget;
-use super::name_matcher::{Matching, Renaming};
-use super::rcode::{self, Recode};
-use super::response::Undo;
-use super::rule::{Change, NameChange, Rule};
+use super::cname::CnameRule;
+use super::name_matcher::{NameMatcher, NameRenaming};
+use super::rcode::{self, RcodeRule};
+use super::response::ResponseRule;
+use super::rule::{NameChange, Rule, RuleChange};
 use super::ttl::Range;
 use super::{NAME, names};
 use crate::dns::corefile::arguments::{MAX_REGEX, fault};
-use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_type};
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
 /// The groups that CoreDNS looks for in a text.
-const GROUPS: usize = 101;
+const MAX_GROUPS: usize = 101;
 
 /// Reads a rule: of a line, or of the lines in its braces.
-pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
+pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     let words = words(line)?;
-    let is = |word: &Word, text| word.text.eq_ignore_ascii_case(text);
+    let is = |word: &Token, text| word.text.eq_ignore_ascii_case(text);
     let (is_last, words) = match &words[..] {
         [first, words @ ..] if is(first, "continue") => (false, words),
         [first, words @ ..] if is(first, "stop") => (true, words),
@@ -34,22 +34,22 @@ pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
         "name" => name(kind, arguments)?,
         "type" => {
             let [from, to] = two(kind, arguments)?;
-            Change::Type { from: qtype(from)?, to: qtype(to)? }
+            RuleChange::Type { from: qtype(from)?, to: qtype(to)? }
         }
         "class" => {
             let [from, to] = two(kind, arguments)?;
-            Change::Class { from: class(from)?, to: class(to)? }
+            RuleChange::Class { from: class(from)?, to: class(to)? }
         }
         "ttl" => {
             let (names, [ttl]) = named(kind, arguments, "a name and a TTL")?;
-            Change::Answers { names: Some(names), undo: Undo::Ttl(Range::parse(ttl)?) }
+            RuleChange::Answers { names: Some(names), response_rule: ResponseRule::Ttl(Range::parse(ttl)?) }
         }
         "rcode" => {
             let (names, [old, new]) = named(kind, arguments, "a name and two RCODEs")?;
-            let recode = Recode { old: rcode::parse(old)?, new: rcode::parse(new)? };
-            Change::Answers { names: Some(names), undo: Undo::Rcode(recode) }
+            let recode = RcodeRule { old: rcode::parse(old)?, new: rcode::parse(new)? };
+            RuleChange::Answers { names: Some(names), response_rule: ResponseRule::Rcode(recode) }
         }
-        "cname" => Change::Answers { names: None, undo: cname(kind, arguments)? },
+        "cname" => RuleChange::Answers { names: None, response_rule: cname(kind, arguments)? },
         "answer" => {
             return Err(
                 kind.error("answer has to follow a name rule: name regex FROM TO answer name FROM TO")
@@ -66,8 +66,8 @@ pub(super) fn rule(line: &Line) -> Result<Rule, CorefileError> {
 }
 
 /// Returns the words of a line, or of the lines in its braces, which are one rule.
-fn words(line: &Line) -> Result<Vec<&Word>, CorefileError> {
-    let mut words: Vec<&Word> = line.arguments().iter().collect();
+fn words(line: &Directive) -> Result<Vec<&Token>, CorefileError> {
+    let mut words: Vec<&Token> = line.arguments().iter().collect();
     if line.block.is_some() && words.len() > 1 {
         return Err(
             line.error(format!("braces can follow {NAME}, {NAME} continue and {NAME} stop, nothing else"))
@@ -75,14 +75,14 @@ fn words(line: &Line) -> Result<Vec<&Word>, CorefileError> {
     }
     for option in line.options() {
         option.no_block()?;
-        words.extend(&option.words);
+        words.extend(&option.tokens);
     }
     Ok(words)
 }
 
 /// How a name is compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum MatchKind {
     Exact,
     Prefix,
     Suffix,
@@ -90,8 +90,8 @@ enum How {
     Regex,
 }
 
-impl How {
-    fn parse(word: &Word) -> Result<Self, CorefileError> {
+impl MatchKind {
+    fn parse(word: &Token) -> Result<Self, CorefileError> {
         match &*word.text.to_lowercase() {
             "exact" => Ok(Self::Exact),
             "prefix" => Ok(Self::Prefix),
@@ -106,24 +106,24 @@ impl How {
         }
     }
 
-    fn of(self, text: String, word: &Word) -> Result<Matching, CorefileError> {
+    fn of(self, text: String, word: &Token) -> Result<NameMatcher, CorefileError> {
         Ok(match self {
-            Self::Exact => Matching::Exact(text),
-            Self::Prefix => Matching::Prefix(text),
-            Self::Suffix => Matching::Suffix(text),
-            Self::Substring => Matching::Substring(text),
-            Self::Regex => Matching::Regex(regex(&text, word)?),
+            Self::Exact => NameMatcher::Exact(text),
+            Self::Prefix => NameMatcher::Prefix(text),
+            Self::Suffix => NameMatcher::Suffix(text),
+            Self::Substring => NameMatcher::Substring(text),
+            Self::Regex => NameMatcher::Regex(regex(&text, word)?),
         })
     }
 
     /// Returns a matching of names of questions.
-    fn of_names(self, word: &Word) -> Result<Matching, CorefileError> {
+    fn of_names(self, word: &Token) -> Result<NameMatcher, CorefileError> {
         let text = if self == Self::Regex { word.text.clone() } else { names::normal(&word.text) };
         self.of(text, word)
     }
 }
 
-fn two<'a>(kind: &Word, arguments: &[&'a Word]) -> Result<[&'a Word; 2], CorefileError> {
+fn two<'a>(kind: &Token, arguments: &[&'a Token]) -> Result<[&'a Token; 2], CorefileError> {
     match arguments {
         [from, to] => Ok([from, to]),
         [_, _, more, ..] => Err(too_much(kind, more)),
@@ -133,18 +133,18 @@ fn two<'a>(kind: &Word, arguments: &[&'a Word]) -> Result<[&'a Word; 2], Corefil
 
 /// Splits arguments into the way to compare, the name, and N words more.
 fn split<'a, const N: usize>(
-    kind: &Word,
-    arguments: &[&'a Word],
+    kind: &Token,
+    arguments: &[&'a Token],
     what: &str,
-) -> Result<(How, &'a Word, [&'a Word; N]), CorefileError> {
+) -> Result<(MatchKind, &'a Token, [&'a Token; N]), CorefileError> {
     if let [name, rest @ ..] = arguments
         && let Ok(rest) = rest.try_into()
     {
-        return Ok((How::Exact, name, rest));
+        return Ok((MatchKind::Exact, name, rest));
     }
     match arguments {
         [how, name, rest @ ..] if rest.len() >= N => {
-            let how = How::parse(how)?;
+            let how = MatchKind::parse(how)?;
             if let Some(more) = rest.get(N) {
                 return Err(too_much(kind, more));
             }
@@ -157,59 +157,59 @@ fn split<'a, const N: usize>(
 
 /// Reads for which names of questions a rule is, and N words more.
 fn named<'a, const N: usize>(
-    kind: &Word,
-    arguments: &[&'a Word],
+    kind: &Token,
+    arguments: &[&'a Token],
     what: &str,
-) -> Result<(Matching, [&'a Word; N]), CorefileError> {
+) -> Result<(NameMatcher, [&'a Token; N]), CorefileError> {
     let (how, name, rest) = split(kind, arguments, what)?;
     Ok((how.of_names(name)?, rest))
 }
 
 /// Reads a type, in any case.
-fn qtype(word: &Word) -> Result<RecordType, CorefileError> {
+fn qtype(word: &Token) -> Result<RecordType, CorefileError> {
     parse_type(&word.text.to_ascii_uppercase()).ok_or_else(|| word.isnt("a type such as A, AAAA or ANY"))
 }
 
 /// Reads a class, in any case.
-fn class(word: &Word) -> Result<DNSClass, CorefileError> {
+fn class(word: &Token) -> Result<DNSClass, CorefileError> {
     let class = parse_class(&word.text.to_ascii_uppercase());
     class.ok_or_else(|| word.isnt("a class: IN, CS, CH, HS, NONE or ANY"))
 }
 
-fn too_much(kind: &Word, more: &Word) -> CorefileError {
+fn too_much(kind: &Token, more: &Token) -> CorefileError {
     more.error(format!(
         "{:?} is too much for {}: each rule has a line or braces of its own",
         more.text, kind.text
     ))
 }
 
-fn name(kind: &Word, arguments: &[&Word]) -> Result<Change, CorefileError> {
+fn name(kind: &Token, arguments: &[&Token]) -> Result<RuleChange, CorefileError> {
     let (how, from, to, rest) = match arguments {
-        [from, to] => (How::Exact, from, to, &[][..]),
-        [how, from, to, rest @ ..] => (How::parse(how)?, from, to, rest),
+        [from, to] => (MatchKind::Exact, from, to, &[][..]),
+        [how, from, to, rest @ ..] => (MatchKind::parse(how)?, from, to, rest),
         _ => return Err(kind.needs("FROM and TO")),
     };
     let matching = how.of_names(from)?;
-    if let Matching::Regex(regex) = &matching {
+    if let NameMatcher::Regex(regex) = &matching {
         check_groups(regex, to)?;
     }
     let to = names::normal(&to.text);
     let (mut auto, mut answers) = answers_of(rest)?;
     match &matching {
-        Matching::Exact(_) => auto = true,
+        NameMatcher::Exact(_) => auto = true,
         // All names that end so are changed back, not only the name of the question.
-        Matching::Suffix(suffix) if auto => {
+        NameMatcher::Suffix(suffix) if auto => {
             auto = false;
-            let back = Renaming::Match { from: Matching::Suffix(to.clone()), to: suffix.clone() };
-            answers.splice(..0, [Undo::Name(back.clone()), Undo::Value(back)]);
+            let back = NameRenaming::Match { from: NameMatcher::Suffix(to.clone()), to: suffix.clone() };
+            answers.splice(..0, [ResponseRule::Name(back.clone()), ResponseRule::Value(back)]);
         }
         _ => {}
     }
-    Ok(Change::Name(NameChange { from: matching, to, auto, answers }))
+    Ok(RuleChange::Name(NameChange { from: matching, to, auto, answers }))
 }
 
 /// Reads what follows a name rule: whether the answer is changed back, and what else is done to it.
-fn answers_of(mut words: &[&Word]) -> Result<(bool, Vec<Undo>), CorefileError> {
+fn answers_of(mut words: &[&Token]) -> Result<(bool, Vec<ResponseRule>), CorefileError> {
     let (mut auto, mut name) = (None, false);
     let mut answers = Vec::new();
     let mut is_first = true;
@@ -234,9 +234,14 @@ fn answers_of(mut words: &[&Word]) -> Result<(bool, Vec<Undo>), CorefileError> {
             (kind @ ("name" | "value"), [from, to, behind @ ..]) => {
                 let regex = regex(&from.text, from)?;
                 check_groups(&regex, to)?;
-                let renaming = Renaming::Match { from: Matching::Regex(regex), to: names::normal(&to.text) };
+                let renaming =
+                    NameRenaming::Match { from: NameMatcher::Regex(regex), to: names::normal(&to.text) };
                 name |= kind == "name";
-                answers.push(if kind == "name" { Undo::Name(renaming) } else { Undo::Value(renaming) });
+                answers.push(if kind == "name" {
+                    ResponseRule::Name(renaming)
+                } else {
+                    ResponseRule::Value(renaming)
+                });
                 behind
             }
             ("name" | "value", _) => {
@@ -251,21 +256,21 @@ fn answers_of(mut words: &[&Word]) -> Result<(bool, Vec<Undo>), CorefileError> {
     }
 }
 
-fn cname(kind: &Word, arguments: &[&Word]) -> Result<Undo, CorefileError> {
+fn cname(kind: &Token, arguments: &[&Token]) -> Result<ResponseRule, CorefileError> {
     let (how, from, [to]) = split(kind, arguments, "FROM and TO")?;
     for word in [from, to] {
         if word.text.is_empty() {
             return Err(word.isnt("a name, or a part of one"));
         }
     }
-    let normal = |word: &Word| match how {
-        How::Exact => names::normal(&word.text),
+    let normal = |word: &Token| match how {
+        MatchKind::Exact => names::normal(&word.text),
         _ => word.text.to_lowercase(),
     };
-    Ok(Undo::Cname(Retarget { from: how.of(normal(from), from)?, to: normal(to) }))
+    Ok(ResponseRule::Cname(CnameRule { from: how.of(normal(from), from)?, to: normal(to) }))
 }
 
-fn regex(text: &str, word: &Word) -> Result<Regex, CorefileError> {
+fn regex(text: &str, word: &Token) -> Result<Regex, CorefileError> {
     if text.len() > MAX_REGEX {
         return Err(word.error(format!(
             "a regular expression has {MAX_REGEX} bytes at most, and this one has {}",
@@ -280,8 +285,8 @@ fn regex(text: &str, word: &Word) -> Result<Regex, CorefileError> {
 }
 
 /// Counts the groups as CoreDNS does, `{0}` included: their numbers may be too high.
-fn check_groups(regex: &Regex, to: &Word) -> Result<(), CorefileError> {
-    let used = (0..GROUPS).filter(|number| to.text.contains(&format!("{{{number}}}"))).count();
+fn check_groups(regex: &Regex, to: &Token) -> Result<(), CorefileError> {
+    let used = (0..MAX_GROUPS).filter(|number| to.text.contains(&format!("{{{number}}}"))).count();
     // The first is the whole match.
     let groups = regex.captures_len() - 1;
     if used > groups {

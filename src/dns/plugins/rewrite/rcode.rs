@@ -2,7 +2,7 @@
 
 use hickory_proto::op::ResponseCode;
 
-use crate::dns::corefile::{CorefileError, Word};
+use crate::dns::corefile::{CorefileError, Token};
 use crate::dns::message::presentation::parse_rcode;
 
 /// The highest number that `rcode` takes.
@@ -10,12 +10,12 @@ const LAST: u16 = 23;
 
 /// One code in place of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Recode {
+pub(super) struct RcodeRule {
     pub(super) old: u16,
     pub(super) new: u16,
 }
 
-impl Recode {
+impl RcodeRule {
     pub(super) fn apply(self, rcode: &mut ResponseCode) {
         if u16::from(*rcode) == self.old {
             *rcode = self.new.into();
@@ -24,7 +24,7 @@ impl Recode {
 }
 
 /// Reads a code: its number, or its name in any case.
-pub(super) fn parse(word: &Word) -> Result<u16, CorefileError> {
+pub(super) fn parse(word: &Token) -> Result<u16, CorefileError> {
     let digits = !word.text.is_empty() && word.text.bytes().all(|byte| byte.is_ascii_digit());
     let number = if digits { word.text.parse().ok().filter(|number| *number <= LAST) } else { None };
     let named = || parse_rcode(&word.text.to_ascii_uppercase()).map(u16::from);

@@ -7,69 +7,73 @@ use hickory_proto::rr::rdata::NULL;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 
-use super::cname::Retarget;
-use super::name_matcher::Renaming;
+use super::cname::CnameRule;
+use super::name_matcher::NameRenaming;
 use super::names::renamed;
-use super::rcode::Recode;
+use super::rcode::RcodeRule;
 use super::ttl::Range;
-use crate::dns::chain::plugin::{Failure, Outcome};
+use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::{name_text, rcode_text};
 use crate::dns::message::reply::Reply;
 
 /// What is done to an answer.
 #[derive(Clone, Debug)]
-pub(super) enum Undo {
+pub(super) enum ResponseRule {
     /// To the names of records.
-    Name(Renaming),
+    Name(NameRenaming),
     /// To the names in their data.
-    Value(Renaming),
+    Value(NameRenaming),
     Ttl(Range),
-    Rcode(Recode),
-    Cname(Retarget),
+    Rcode(RcodeRule),
+    Cname(CnameRule),
 }
 
 /// Does to what has become of a request what rules want, the last of them first.
-pub(super) async fn rewrite(undo: &[Cow<'_, Undo>], request: &Request, outcome: Outcome) -> Outcome {
+pub(super) async fn rewrite(
+    response_rule: &[Cow<'_, ResponseRule>],
+    request: &Request,
+    outcome: PluginResult,
+) -> PluginResult {
     match outcome {
-        _ if undo.is_empty() => outcome,
+        _ if response_rule.is_empty() => outcome,
         Ok(mut reply) => {
             let before = reply.metadata.response_code;
-            let mut open = Open::new(&mut reply);
-            open.rewrite(undo, request).await?;
+            let mut open = ResponseEditor::new(&mut reply);
+            open.rewrite(response_rule, request).await?;
             open.close();
             check(request, before, reply.metadata.response_code)?;
             Ok(reply)
         }
-        Err(Failure::Error { mut rcode, why, ede, no_upstream }) => {
+        Err(PluginError::Error { mut rcode, why, ede, no_upstream }) => {
             let before = rcode;
-            recode(undo, &mut rcode);
+            recode(response_rule, &mut rcode);
             check(request, before, rcode)?;
-            Err(Failure::Error { rcode, why, ede, no_upstream })
+            Err(PluginError::Error { rcode, why, ede, no_upstream })
         }
-        Err(Failure::Silence) => Err(Failure::Silence),
+        Err(PluginError::Drop) => Err(PluginError::Drop),
     }
 }
 
-fn recode(undo: &[Cow<'_, Undo>], rcode: &mut ResponseCode) {
-    for step in undo.iter().rev() {
-        if let Undo::Rcode(recode) = &**step {
+fn recode(response_rule: &[Cow<'_, ResponseRule>], rcode: &mut ResponseCode) {
+    for step in response_rule.iter().rev() {
+        if let ResponseRule::Rcode(recode) = &**step {
             recode.apply(rcode);
         }
     }
 }
 
 /// RFC 6891 section 6.1.3: without OPT there is room for four bits; cut off, BADSIG would be NOERROR.
-fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result<(), Failure> {
+fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result<(), PluginError> {
     if rcode != before && rcode.high() > 0 && request.edns.is_none() {
         let label = rcode_text(rcode);
-        return Err(Failure::servfail(format!("RCODE {label} after rewrite can't be told without EDNS")));
+        return Err(PluginError::servfail(format!("RCODE {label} after rewrite can't be told without EDNS")));
     }
     Ok(())
 }
 
 /// An answer whose records may leave it, and others come in, while rules go over those that were in it at first.
-pub(super) struct Open<'a> {
+pub(super) struct ResponseEditor<'a> {
     pub(super) reply: &'a mut Reply,
     /// All records, also those that are in no section any more.
     pub(super) records: Vec<Record>,
@@ -79,7 +83,7 @@ pub(super) struct Open<'a> {
     additionals: Vec<usize>,
 }
 
-impl<'a> Open<'a> {
+impl<'a> ResponseEditor<'a> {
     fn new(reply: &'a mut Reply) -> Self {
         let mut records = Vec::new();
         let [answers, authorities, additionals] = reply.sections_mut().map(|section| {
@@ -101,19 +105,23 @@ impl<'a> Open<'a> {
     }
 
     /// CoreDNS's order, which counts where several rules change the RCODE: each record sees all of them.
-    async fn rewrite(&mut self, undo: &[Cow<'_, Undo>], request: &Request) -> Result<(), Failure> {
+    async fn rewrite(
+        &mut self,
+        response_rule: &[Cow<'_, ResponseRule>],
+        request: &Request,
+    ) -> Result<(), PluginError> {
         if self.records.is_empty() {
-            recode(undo, &mut self.reply.metadata.response_code);
+            recode(response_rule, &mut self.reply.metadata.response_code);
             return Ok(());
         }
         for number in self.authorities.clone() {
-            self.rewrite_record(number, undo, request).await?;
+            self.rewrite_record(number, response_rule, request).await?;
         }
         for number in self.answers.clone() {
-            self.rewrite_record(number, undo, request).await?;
+            self.rewrite_record(number, response_rule, request).await?;
         }
         for number in self.additionals.clone() {
-            self.rewrite_record(number, undo, request).await?;
+            self.rewrite_record(number, response_rule, request).await?;
         }
         Ok(())
     }
@@ -121,24 +129,24 @@ impl<'a> Open<'a> {
     async fn rewrite_record(
         &mut self,
         number: usize,
-        undo: &[Cow<'_, Undo>],
+        response_rule: &[Cow<'_, ResponseRule>],
         request: &Request,
-    ) -> Result<(), Failure> {
-        for step in undo.iter().rev() {
+    ) -> Result<(), PluginError> {
+        for step in response_rule.iter().rev() {
             let record = &mut self.records[number];
             match &**step {
-                Undo::Name(renaming) => rename(&mut record.name, renaming)?,
-                Undo::Value(renaming) => rename_value(&mut record.data, renaming)?,
-                Undo::Ttl(range) => record.ttl = range.closest(record.ttl),
-                Undo::Rcode(recode) => recode.apply(&mut self.reply.metadata.response_code),
-                Undo::Cname(retarget) => retarget.apply(self, number, request).await?,
+                ResponseRule::Name(renaming) => rename(&mut record.name, renaming)?,
+                ResponseRule::Value(renaming) => rename_value(&mut record.data, renaming)?,
+                ResponseRule::Ttl(range) => record.ttl = range.closest(record.ttl),
+                ResponseRule::Rcode(recode) => recode.apply(&mut self.reply.metadata.response_code),
+                ResponseRule::Cname(retarget) => retarget.apply(self, number, request).await?,
             }
         }
         Ok(())
     }
 }
 
-fn rename(name: &mut Name, renaming: &Renaming) -> Result<(), Failure> {
+fn rename(name: &mut Name, renaming: &NameRenaming) -> Result<(), PluginError> {
     let before = name_text(name);
     if let Some(after) = renaming.apply(&before).filter(|after| *after != before) {
         *name = renamed(&after)?;
@@ -147,7 +155,7 @@ fn rename(name: &mut Name, renaming: &Renaming) -> Result<(), Failure> {
 }
 
 /// Renames in the types that CoreDNS does it in, and of SOA only the first name.
-fn rename_value(data: &mut RData, renaming: &Renaming) -> Result<(), Failure> {
+fn rename_value(data: &mut RData, renaming: &NameRenaming) -> Result<(), PluginError> {
     let name = match data {
         RData::CNAME(cname) => &mut cname.0,
         RData::MX(mx) => &mut mx.exchange,
@@ -163,9 +171,9 @@ fn rename_value(data: &mut RData, renaming: &Renaming) -> Result<(), Failure> {
 }
 
 /// hickory-proto doesn't know DNAME; its target is never compressed (RFC 6672 section 2.5), and stands alone.
-fn rename_dname(data: &mut NULL, renaming: &Renaming) -> Result<(), Failure> {
+fn rename_dname(data: &mut NULL, renaming: &NameRenaming) -> Result<(), PluginError> {
     let Ok(mut target) = Name::from_bytes(&data.anything) else { return Ok(()) };
     rename(&mut target, renaming)?;
-    *data = NULL::with(target.to_bytes().map_err(Failure::servfail)?);
+    *data = NULL::with(target.to_bytes().map_err(PluginError::servfail)?);
     Ok(())
 }

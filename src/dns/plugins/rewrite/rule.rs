@@ -5,23 +5,23 @@ use std::borrow::Cow;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, RecordType};
 
-use super::name_matcher::{Matching, Renaming};
+use super::name_matcher::{NameMatcher, NameRenaming};
 use super::names::renamed;
-use super::response::Undo;
-use crate::dns::chain::plugin::Failure;
+use super::response::ResponseRule;
+use crate::dns::chain::plugin::PluginError;
 use crate::dns::message::presentation::lower_name_text;
 
 /// A rule.
 #[derive(Debug)]
 pub(super) struct Rule {
-    pub(super) change: Change,
+    pub(super) change: RuleChange,
     /// Whether those behind it aren't tried if it applies.
     pub(super) is_last: bool,
 }
 
 /// What a rule changes.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum RuleChange {
     Name(NameChange),
     Type {
         from: RecordType,
@@ -33,20 +33,20 @@ pub(super) enum Change {
     },
     /// The answers to questions for these names, or to all.
     Answers {
-        names: Option<Matching>,
-        undo: Undo,
+        names: Option<NameMatcher>,
+        response_rule: ResponseRule,
     },
 }
 
 /// What changes the name of a question.
 #[derive(Debug)]
 pub(super) struct NameChange {
-    pub(super) from: Matching,
+    pub(super) from: NameMatcher,
     pub(super) to: String,
     /// Whether the answer is changed back.
     pub(super) auto: bool,
     /// What else is done to the answer.
-    pub(super) answers: Vec<Undo>,
+    pub(super) answers: Vec<ResponseRule>,
 }
 
 impl Rule {
@@ -57,28 +57,28 @@ impl Rule {
     pub(super) fn apply<'a>(
         &'a self,
         query: &mut Query,
-        undo: &mut Vec<Cow<'a, Undo>>,
-    ) -> Result<bool, Failure> {
+        response_rule: &mut Vec<Cow<'a, ResponseRule>>,
+    ) -> Result<bool, PluginError> {
         match &self.change {
-            Change::Name(change) => change.apply(query, undo),
-            Change::Type { from, to } => {
+            RuleChange::Name(change) => change.apply(query, response_rule),
+            RuleChange::Type { from, to } => {
                 let applies = query.query_type() == *from;
                 if applies {
                     query.set_query_type(*to);
                 }
                 Ok(applies)
             }
-            Change::Class { from, to } => {
+            RuleChange::Class { from, to } => {
                 let applies = query.query_class() == *from;
                 if applies {
                     query.set_query_class(*to);
                 }
                 Ok(applies)
             }
-            Change::Answers { names, undo: what } => {
+            RuleChange::Answers { names, response_rule: what } => {
                 let applies = names.as_ref().is_none_or(|names| names.matches(&matched(query)));
                 if applies {
-                    undo.push(Cow::Borrowed(what));
+                    response_rule.push(Cow::Borrowed(what));
                 }
                 Ok(applies)
             }
@@ -87,15 +87,20 @@ impl Rule {
 }
 
 impl NameChange {
-    fn apply<'a>(&'a self, query: &mut Query, undo: &mut Vec<Cow<'a, Undo>>) -> Result<bool, Failure> {
+    fn apply<'a>(
+        &'a self,
+        query: &mut Query,
+        response_rule: &mut Vec<Cow<'a, ResponseRule>>,
+    ) -> Result<bool, PluginError> {
         let before = matched(query);
         let Some(after) = self.from.replace(&before, &self.to) else { return Ok(false) };
         query.set_name(renamed(&after)?);
         if self.auto {
-            let back = Renaming::Tree { from: after, to: before };
-            undo.extend([Undo::Name(back.clone()), Undo::Value(back)].map(Cow::Owned));
+            let back = NameRenaming::Tree { from: after, to: before };
+            response_rule
+                .extend([ResponseRule::Name(back.clone()), ResponseRule::Value(back)].map(Cow::Owned));
         }
-        undo.extend(self.answers.iter().map(Cow::Borrowed));
+        response_rule.extend(self.answers.iter().map(Cow::Borrowed));
         Ok(true)
     }
 }

@@ -10,11 +10,11 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
-use crate::dns::chain::server::{Block, Server};
-use crate::dns::message::zone_set::Origins;
-use crate::dns::plugins::tests::support::{Site, record};
+use crate::dns::chain::server::{Server, ServerBlock};
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::plugins::tests::support::{TestSite, record};
 
 /// What answers behind the rules.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Plugin for Behind {
         "forward"
     }
 
-    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, _next: Next<'_>) -> PluginResult {
         let query = &request.query;
         let asked = format!("{} {}", query.name(), query.query_type());
         let mut reply = request.reply("forward");
@@ -44,11 +44,11 @@ impl Plugin for Behind {
                 let data = RData::TXT(TXT::new(vec![text]));
                 reply.answers.push(Record::from_rdata(query.name().clone(), 60, data));
             }
-            Self::Zone(_) if query.name().is_root() => return Err(Failure::Silence),
+            Self::Zone(_) if query.name().is_root() => return Err(PluginError::Drop),
             Self::Zone(all) => {
                 let Some((_, found)) = all.iter().find(|(question, _)| question.eq_ignore_ascii_case(&asked))
                 else {
-                    return Err(Failure::servfail("nobody knows"));
+                    return Err(PluginError::servfail("nobody knows"));
                 };
                 let (rcode, records) = found.split_once(' ').unwrap_or((found, ""));
                 reply.metadata.response_code = match rcode {
@@ -71,25 +71,26 @@ impl Plugin for Behind {
 }
 
 /// A server with these rules for everything.
-fn site(rules: &str, behind: Behind) -> Site {
-    let mut site = Site::block(rules);
-    let (zone, block) = site.server.blocks().next().unwrap();
+fn context(rules: &str, behind: Behind) -> TestSite {
+    let mut context = TestSite::block(rules);
+    let (zone, block) = context.server.blocks().next().unwrap();
     let plugins = vec![Arc::clone(&block.plugins[0]), Arc::new(behind) as Arc<dyn Plugin>];
-    let block = Block { zones: vec![zone.clone()], plugins, link_zones: Origins::default(), debug: false };
-    let report = site.shared.metrics.family().unwrap();
-    site.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
-    site.request.server = Arc::clone(&site.server);
-    site
+    let block =
+        ServerBlock { zones: vec![zone.clone()], plugins, link_zones: ZoneSet::default(), debug: false };
+    let report = context.shared.metrics.family().unwrap();
+    context.server = Arc::new(Server::new("dns://:53".into(), &[(zone.clone(), Arc::new(block))], report));
+    context.request.server = Arc::clone(&context.server);
+    context
 }
 
 /// `RCODE flags | answers | authorities | additionals`, without the sections at the end that are empty.
-async fn shown(site: &Site, question: &str) -> String {
-    site.ask(question).await.trim_end_matches([' ', '|']).to_owned()
+async fn shown(context: &TestSite, question: &str) -> String {
+    context.ask(question).await.trim_end_matches([' ', '|']).to_owned()
 }
 
 /// What the plugins behind the rules are asked: `name class type-number`.
 async fn asked(rules: &str, question: &str) -> String {
-    let reply = site(rules, Behind::Question).reply(question).await.unwrap();
+    let reply = context(rules, Behind::Question).reply(question).await.unwrap();
     let Some(RData::TXT(text)) = reply.answers.first().map(|record| &record.data) else {
         return reply.metadata.response_code.to_string();
     };
@@ -137,14 +138,14 @@ async fn a_name_that_cant_be_one_is_an_error_and_the_question_stays() {
         ("regex (.*) {1}.x", "a.b. A", "a.b..x."),
     ] {
         let rules = format!("rewrite continue type A AAAA\nrewrite name {rule}\nwhoami");
-        let site = Site::block(&rules);
-        let mut request = site.request(question);
-        let (_, block) = site.server.blocks().next().unwrap();
+        let context = TestSite::block(&rules);
+        let mut request = context.request(question);
+        let (_, block) = context.server.blocks().next().unwrap();
         let outcome = Next::first(block).serve(&mut request).await;
         let why = format!("invalid name after rewrite: {name}");
-        assert_eq!(outcome.unwrap_err(), Failure::servfail(why));
-        assert_eq!(request.query, site.request(question).query);
-        assert_eq!(shown(&site, question).await, "SERVFAIL");
+        assert_eq!(outcome.unwrap_err(), PluginError::servfail(why));
+        assert_eq!(request.query, context.request(question).query);
+        assert_eq!(shown(&context, question).await, "SERVFAIL");
     }
 }
 
@@ -189,8 +190,8 @@ async fn the_first_rule_is_the_last_one_unless_it_goes_on() {
 
 #[tokio::test]
 async fn the_plugins_before_see_the_changed_question() {
-    let site = site("rewrite continue name a.b c.d\nrewrite type A AAAA", Behind::Question);
-    let mut request = site.request("a.b. A");
+    let context = context("rewrite continue name a.b c.d\nrewrite type A AAAA", Behind::Question);
+    let mut request = context.request("a.b. A");
     Server::serve(&mut request).await.unwrap();
     assert_eq!(request.query.name().to_ascii(), "c.d.");
     assert_eq!((request.query.query_type(), request.query.query_class()), (RecordType::AAAA, DNSClass::IN));

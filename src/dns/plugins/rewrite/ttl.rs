@@ -1,6 +1,6 @@
 //! The TTLs that `ttl` leaves as they are.
 
-use crate::dns::corefile::{CorefileError, Word};
+use crate::dns::corefile::{CorefileError, Token};
 
 /// What CoreDNS takes for no upper bound (RFC 2181 section 8).
 const MAX_TTL: u32 = 0x7fff_ffff;
@@ -19,7 +19,7 @@ impl Range {
     }
 
     /// Reads `30`, `30-300`, `30-` or `-300`.
-    pub(super) fn parse(word: &Word) -> Result<Self, CorefileError> {
+    pub(super) fn parse(word: &Token) -> Result<Self, CorefileError> {
         let (min, max) = match word.text.split_once('-') {
             None => (number(&word.text), number(&word.text)),
             Some(("", "")) => (None, None),

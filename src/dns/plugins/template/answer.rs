@@ -11,27 +11,27 @@ use regex::Regex;
 
 use super::NAME;
 use super::record;
-use super::text::{Data, Message, Question, Template};
-use crate::dns::chain::plugin::{Failure, Next, Outcome, Plugin};
+use super::text::{Data, Message, QuestionValue, Template};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::{class_name, name_text, type_name};
 use crate::dns::message::reply::Reply;
-use crate::dns::message::zone_set::Origins;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
 /// The templates of a block.
 #[derive(Debug)]
 pub(super) struct Templates {
-    answers: Vec<Answer>,
-    metrics: Arc<Counters>,
+    answers: Vec<AnswerTemplate>,
+    metrics: Arc<TemplateCounters>,
 }
 
 /// A template of the Corefile.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct AnswerTemplate {
     /// Where the names are that it is for.
-    pub(super) zones: Origins,
+    pub(super) zones: ZoneSet,
     /// The class that it is for.
     pub(super) class: DNSClass,
     /// The type that it is for.
@@ -49,18 +49,18 @@ pub(super) struct Answer {
     /// An extended error.
     pub(super) ede: Option<EdnsOption>,
     /// The zones whose names fall through if they don't match.
-    pub(super) through: Option<Origins>,
+    pub(super) through: Option<ZoneSet>,
 }
 
 /// What is counted.
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(super) struct TemplateCounters {
     matches: IntCounterVec,
     failures: IntCounterVec,
     record_failures: IntCounterVec,
 }
 
-impl MetricGroup for Counters {
+impl MetricGroup for TemplateCounters {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let labels = ["server", "zone", "view", "class", "type", "section", "template"];
         let counter = |name, help, labels: &[&str]| {
@@ -92,7 +92,7 @@ impl Plugin for Templates {
         NAME
     }
 
-    async fn serve(&self, request: &mut Request, next: Next<'_>) -> Outcome {
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = request.query.name().to_lowercase();
         let text = name_text(&name);
         for answer in &self.answers {
@@ -101,7 +101,7 @@ impl Plugin for Templates {
                 return self.answer(answer, request, &data).await;
             }
             if !answer.through.as_ref().is_some_and(|zones| zones.hold(&name)) {
-                return Err(Failure::servfail(""));
+                return Err(PluginError::servfail(""));
             }
         }
         next.serve(request).await
@@ -109,19 +109,19 @@ impl Plugin for Templates {
 }
 
 impl Templates {
-    pub(super) fn new(answers: Vec<Answer>, metrics: Arc<Counters>) -> Self {
+    pub(super) fn new(answers: Vec<AnswerTemplate>, metrics: Arc<TemplateCounters>) -> Self {
         Self { answers, metrics }
     }
 
-    async fn answer(&self, answer: &Answer, request: &Request, data: &Data) -> Outcome {
+    async fn answer(&self, answer: &AnswerTemplate, request: &Request, data: &Data) -> PluginResult {
         let server = &*request.server.label;
         self.metrics.matches.with_label_values(&[server, &data.zone, "", &data.class, &data.rtype]).inc();
         if answer.rcode == ResponseCode::ServFail {
-            return Err(Failure::servfail(""));
+            return Err(PluginError::servfail(""));
         }
         if answer.rcode.high() > 0 && request.edns.is_none() {
             // RFC 6891 section 6.1.3: without OPT they would get another code.
-            return Err(Failure::servfail("the client speaks no EDNS, which the response code needs"));
+            return Err(PluginError::servfail("the client speaks no EDNS, which the response code needs"));
         }
         let mut reply = request.reply(NAME);
         reply.metadata.authoritative = true;
@@ -150,7 +150,7 @@ impl Templates {
         section: &str,
         template: &Template,
         data: &Data,
-    ) -> Result<Record, Failure> {
+    ) -> Result<Record, PluginError> {
         let count = |counter: &IntCounterVec| {
             let (zone, class, rtype) = (&*data.zone, &*data.class, &*data.rtype);
             let labels = [server, zone, "", class, rtype, section, &template.to_string()];
@@ -158,16 +158,16 @@ impl Templates {
         };
         let text = template.run(data).map_err(|error| {
             count(&self.metrics.failures);
-            Failure::servfail(format!("template: executing {section:?} {error}"))
+            PluginError::servfail(format!("template: executing {section:?} {error}"))
         })?;
         record::parse(&text).map_err(|error| {
             count(&self.metrics.record_failures);
-            Failure::servfail(format!("template: {text:?} in {section:?} is no record: {error}"))
+            PluginError::servfail(format!("template: {text:?} in {section:?} is no record: {error}"))
         })
     }
 }
 
-impl Answer {
+impl AnswerTemplate {
     /// Whether it is for the class and the type.
     fn is_for(&self, request: &Request) -> bool {
         let (class, rtype) = (request.query.query_class(), request.query.query_type());
@@ -188,8 +188,11 @@ impl Answer {
         let class = if qclass == DNSClass::ANY { self.class } else { qclass };
         let rtype = if qtype == RecordType::ANY { self.rtype } else { qtype };
         let metadata = &request.metadata;
-        let question =
-            Question { name: name_text(request.query.name()), qtype: qtype.into(), qclass: qclass.into() };
+        let question = QuestionValue {
+            name: name_text(request.query.name()),
+            qtype: qtype.into(),
+            qclass: qclass.into(),
+        };
         Some(Data {
             zone: name_text(zone),
             name: name.to_owned(),

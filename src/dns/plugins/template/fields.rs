@@ -3,7 +3,7 @@
 use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::BinEncodable;
 
-use super::record::{Token, hex, ipv4, ipv6, name, seconds};
+use super::record::{RecordToken, hex, ipv4, ipv6, name, seconds};
 use crate::dns::message::presentation::{type_name, type_text};
 
 /// RFC 1035 section 3.3.
@@ -60,7 +60,7 @@ fn fields(rtype: RecordType) -> Option<&'static [Field]> {
 ///
 /// # Errors
 /// If it isn't that of the type.
-pub(super) fn write_fields(rtype: RecordType, mut tokens: &[Token]) -> Result<Vec<u8>, String> {
+pub(super) fn write_fields(rtype: RecordType, mut tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let Some(fields) = fields(rtype) else {
         let name = type_text(rtype);
         return Err(format!("data of type {name} has to be given as RFC 3597 has it: \\# LENGTH OCTETS"));
@@ -98,7 +98,7 @@ impl Field {
     }
 
     /// Writes a field of one word, or all the words that it takes.
-    fn write(self, tokens: &[Token], data: &mut Vec<u8>) -> Result<(), String> {
+    fn write(self, tokens: &[RecordToken], data: &mut Vec<u8>) -> Result<(), String> {
         let token = &tokens[0];
         match self {
             Self::Name => data.extend(name(token)?.to_bytes().map_err(|error| error.to_string())?),
@@ -136,13 +136,13 @@ impl Field {
         Ok(())
     }
 
-    fn number<T: std::str::FromStr>(self, token: &Token) -> Result<T, String> {
+    fn number<T: std::str::FromStr>(self, token: &RecordToken) -> Result<T, String> {
         // Rust takes a sign, Go doesn't.
         let digits = Some(&token.text).filter(|text| !text.starts_with('+'));
         digits.and_then(|text| text.parse().ok()).ok_or_else(|| self.isnt(token))
     }
 
-    fn isnt(self, token: &Token) -> String {
+    fn isnt(self, token: &RecordToken) -> String {
         format!("{:?} is no{}", token.text, self.what().trim_start_matches('a'))
     }
 }

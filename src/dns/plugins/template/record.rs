@@ -17,7 +17,7 @@ const TTL: u32 = 3600;
 
 /// A word of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Token {
+pub(super) struct RecordToken {
     /// As it is written, with its escapes, without its quotes.
     pub(super) text: String,
     /// Whether it stands in quotes.
@@ -75,7 +75,7 @@ pub(super) fn parse(text: &str) -> Result<Record, String> {
 }
 
 /// Returns the data in wire form.
-fn data(rtype: RecordType, tokens: &[Token]) -> Result<Vec<u8>, String> {
+fn data(rtype: RecordType, tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     if tokens.is_empty() {
         return Err("its data is missing".to_owned());
     }
@@ -89,7 +89,7 @@ fn data(rtype: RecordType, tokens: &[Token]) -> Result<Vec<u8>, String> {
         | RecordType::HTTPS
         | RecordType::OPENPGPKEY
         | RecordType::SVCB => {
-            let words: Vec<String> = tokens.iter().map(Token::written).collect();
+            let words: Vec<String> = tokens.iter().map(RecordToken::written).collect();
             let data = RData::try_from_str(rtype, &words.join(" ")).map_err(|error| error.to_string())?;
             data.to_bytes().map_err(|error| error.to_string())
         }
@@ -98,7 +98,7 @@ fn data(rtype: RecordType, tokens: &[Token]) -> Result<Vec<u8>, String> {
 }
 
 /// Reads data of any type (RFC 3597 section 5): its length and its octets.
-fn unknown(tokens: &[Token]) -> Result<Vec<u8>, String> {
+fn unknown(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let [length, digits @ ..] = tokens else { return Err("a length has to follow \\#".to_owned()) };
     let data = hex(digits)?;
     if length.text.parse() == Ok(data.len()) {
@@ -109,7 +109,7 @@ fn unknown(tokens: &[Token]) -> Result<Vec<u8>, String> {
 }
 
 /// Reads hexadecimal digits, in as many words as there are.
-pub(super) fn hex(tokens: &[Token]) -> Result<Vec<u8>, String> {
+pub(super) fn hex(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let digits: String = tokens.iter().map(|token| &*token.text).collect();
     let digits: Option<Vec<u8>> =
         digits.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
@@ -120,7 +120,7 @@ pub(super) fn hex(tokens: &[Token]) -> Result<Vec<u8>, String> {
 }
 
 /// Reads a name: one without a dot at its end is absolute, too, for there is no origin but the root.
-pub(super) fn name(token: &Token) -> Result<Name, String> {
+pub(super) fn name(token: &RecordToken) -> Result<Name, String> {
     let text = if token.text == "@" { "." } else { &token.text };
     parse_name(text).ok_or_else(|| format!("{:?} is no name", token.text))
 }
@@ -147,18 +147,18 @@ pub(super) fn seconds(text: &str) -> Option<u32> {
 }
 
 /// Reads an address.
-pub(super) fn ipv4(token: &Token) -> Result<[u8; 4], String> {
+pub(super) fn ipv4(token: &RecordToken) -> Result<[u8; 4], String> {
     let address: Ipv4Addr = token.text.parse().map_err(|_| format!("{:?} is no IPv4 address", token.text))?;
     Ok(address.octets())
 }
 
 /// Reads an address.
-pub(super) fn ipv6(token: &Token) -> Result<[u8; 16], String> {
+pub(super) fn ipv6(token: &RecordToken) -> Result<[u8; 16], String> {
     let address: Ipv6Addr = token.text.parse().map_err(|_| format!("{:?} is no IPv6 address", token.text))?;
     Ok(address.octets())
 }
 
-impl Token {
+impl RecordToken {
     /// Returns it without escapes.
     pub(super) fn octets(&self) -> Result<Vec<u8>, String> {
         let mut octets = Vec::new();
@@ -181,9 +181,9 @@ impl Token {
 }
 
 /// Splits the first line that isn't empty into words. In parentheses a line goes on.
-fn tokens(text: &str) -> Result<Vec<Token>, String> {
-    let mut tokens: Vec<Token> = Vec::new();
-    let mut word: Option<Token> = None;
+fn tokens(text: &str) -> Result<Vec<RecordToken>, String> {
+    let mut tokens: Vec<RecordToken> = Vec::new();
+    let mut word: Option<RecordToken> = None;
     let mut depth = 0_usize;
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
@@ -192,7 +192,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
             '"' => {
                 tokens.extend(word.take());
                 if !quoted {
-                    word = Some(Token { text: String::new(), quoted: true });
+                    word = Some(RecordToken { text: String::new(), quoted: true });
                 }
                 continue;
             }
@@ -213,7 +213,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
             }
             _ => {}
         }
-        let word = word.get_or_insert_with(|| Token { text: String::new(), quoted: false });
+        let word = word.get_or_insert_with(|| RecordToken { text: String::new(), quoted: false });
         word.text.push(c);
         if c == '\\' {
             word.text.extend(chars.next());

@@ -5,10 +5,10 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 use regex::Regex;
 
 use super::NAME;
-use super::answer::{Answer, Templates};
+use super::answer::{AnswerTemplate, Templates};
 use super::text;
 use crate::dns::corefile::arguments::{MAX_REGEX, fault, zones_or_all};
-use crate::dns::corefile::{CorefileError, Line, Word};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_rcode, parse_type};
 use crate::dns::plugins::setup::Setup;
 
@@ -22,11 +22,11 @@ pub(crate) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
+fn answer(setup: &Setup<'_>, line: &Directive) -> Result<AnswerTemplate, CorefileError> {
     let [class, rtype, zones @ ..] = line.arguments() else {
         return Err(line.needs("a class and a type, such as IN A, or ANY ANY"));
     };
-    let mut answer = Answer {
+    let mut answer = AnswerTemplate {
         zones: setup.zones_or_own(zones)?,
         class: parse_class(&class.text).ok_or_else(|| class.isnt("a class such as IN or ANY"))?,
         rtype: parse_type(&rtype.text).ok_or_else(|| rtype.isnt("a type such as A or ANY"))?,
@@ -64,14 +64,14 @@ fn answer(setup: &Setup<'_>, line: &Line) -> Result<Answer, CorefileError> {
 
 /// Turns every argument into something; there has to be one.
 fn all<T>(
-    option: &Line,
+    option: &Directive,
     what: &str,
-    each: impl Fn(&Word) -> Result<T, CorefileError>,
+    each: impl Fn(&Token) -> Result<T, CorefileError>,
 ) -> Result<Vec<T>, CorefileError> {
     option.some(&format!("one or more {what}"))?.iter().map(each).collect()
 }
 
-fn regex(word: &Word) -> Result<Regex, CorefileError> {
+fn regex(word: &Token) -> Result<Regex, CorefileError> {
     if word.text.len() > MAX_REGEX {
         return Err(word.error(format!(
             "a regular expression has {MAX_REGEX} bytes at most, and this one {}",
@@ -82,12 +82,12 @@ fn regex(word: &Word) -> Result<Regex, CorefileError> {
         .map_err(|error| word.error(format!("{:?} isn't a regular expression: {}", word.text, fault(&error))))
 }
 
-fn template(word: &Word) -> Result<text::Template, CorefileError> {
+fn template(word: &Token) -> Result<text::Template, CorefileError> {
     text::Template::parse(&word.text)
         .map_err(|error| word.error(format!("in the template, at character {}: {}", error.at, error.message)))
 }
 
-fn extended_error(option: &Line) -> Result<EdnsOption, CorefileError> {
+fn extended_error(option: &Directive) -> Result<EdnsOption, CorefileError> {
     let (code, reason) = match option.at_most(2)? {
         [code] => (code, ""),
         [code, reason] => (code, &*reason.text),

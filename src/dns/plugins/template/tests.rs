@@ -2,11 +2,11 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
 use crate::dns::chain::server::Server;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 /// A block with a template of these lines.
-fn template(head: &str, lines: &str) -> Site {
-    Site::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
+fn template(head: &str, lines: &str) -> TestSite {
+    TestSite::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
 }
 
 const IP: &str = r#"match (^|[.])ip-10-(?P<b>[0-9]*)-(?P<c>[0-9]*)-(?P<d>[0-9]*)[.]example[.]$
@@ -14,7 +14,7 @@ answer "{{ .Name }} 60 IN A 10.{{ .Group.b }}.{{ .Group.c }}.{{ .Group.d }}""#;
 
 #[tokio::test]
 async fn records_are_made_of_the_question() {
-    let site = template("IN A example", &format!("{IP}\nfallthrough"));
+    let context = template("IN A example", &format!("{IP}\nfallthrough"));
     for (question, expected) in [
         ("ip-10-95-12-8.example. A", "NOERROR aa | ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
         ("WWW.ip-10-95-12-8.example. A", "NOERROR aa | www.ip-10-95-12-8.example. 60 IN A 10.95.12.8 | |"),
@@ -24,7 +24,7 @@ async fn records_are_made_of_the_question() {
         ("ip-10-95-12-256.example. A", "SERVFAIL | | |"),
         ("ip-10-95-12-.example. A", "SERVFAIL | | |"),
     ] {
-        assert_eq!(site.ask(question).await, expected, "{question}");
+        assert_eq!(context.ask(question).await, expected, "{question}");
     }
 }
 
@@ -54,7 +54,7 @@ async fn another_class_type_zone_or_name_is_for_others() {
 
 #[tokio::test]
 async fn templates_are_tried_in_order() {
-    let site = Site::block(
+    let context = TestSite::block(
         "template IN A example {\nmatch ^a[.]\nanswer \"a. A 192.0.2.1\"\nfallthrough\n}
          template IN TXT\n
          template IN A {\nmatch ^b[.] ^c[.]\nmatch ^d[.]\nanswer \"b A 192.0.2.2\"\n}",
@@ -65,20 +65,20 @@ async fn templates_are_tried_in_order() {
         ("z.example. A", "SERVFAIL | | |"),
         ("z.example. TXT", "NOERROR aa | | |"),
     ] {
-        assert_eq!(site.ask(question).await, expected, "{question}");
+        assert_eq!(context.ask(question).await, expected, "{question}");
     }
-    let site = Site::block(
+    let context = TestSite::block(
         "template IN A {\nmatch ^b[.] ^c[.]\nmatch ^d[.]\nanswer \"{{ index .Match 0 }} A 192.0.2.2\"\n}",
     );
     for name in ["b", "c", "d"] {
         let expected = format!("NOERROR aa | {name}. 3600 IN A 192.0.2.2 | |");
-        assert_eq!(site.ask(&format!("{name}.example. A")).await, expected);
+        assert_eq!(context.ask(&format!("{name}.example. A")).await, expected);
     }
 }
 
 #[tokio::test]
 async fn all_sections_the_rcode_and_an_extended_error() {
-    let site = template(
+    let context = template(
         "ANY ANY invalid",
         "rcode NXDOMAIN
          answer \"{{ .Name }} TXT {{ .Type }}\" \"{{ .Name }} {{ .Class }} TXT \\\"two words\\\"\"
@@ -89,31 +89,31 @@ async fn all_sections_the_rcode_and_an_extended_error() {
          upstream whatever",
     );
     assert_eq!(
-        site.ask("a.Invalid. MX").await,
+        context.ask("a.Invalid. MX").await,
         "NXDOMAIN aa | a.invalid. 3600 IN TXT MX, a.invalid. 3600 IN TXT two words \
          | invalid. 60 IN SOA ns.invalid. hostmaster.invalid. 1 60 60 60 60 \
          | ns.invalid. 3600 IN AAAA 2001:db8::1, ns.invalid. 3600 IN A 10.0.0.1"
     );
-    let options = site.reply("a.invalid. MX").await.unwrap().options;
+    let options = context.reply("a.invalid. MX").await.unwrap().options;
     let told = [&21_u16.to_be_bytes(), &b"Blocked according to RFC2606"[..]].concat();
     assert_eq!(options, [hickory_proto::rr::rdata::opt::EdnsOption::Unknown(15, told)]);
 }
 
 #[tokio::test]
 async fn servfail_has_no_records_and_a_long_rcode_needs_edns() {
-    let site = template("ANY ANY", "rcode SERVFAIL\nanswer \"a. A 192.0.2.1\"\nederror 0");
-    let reply = site.reply("a. A").await.unwrap();
+    let context = template("ANY ANY", "rcode SERVFAIL\nanswer \"a. A 192.0.2.1\"\nederror 0");
+    let reply = context.reply("a. A").await.unwrap();
     assert!(reply.answers.is_empty() && reply.options.is_empty());
-    let site = template("ANY ANY", "rcode BADCOOKIE");
-    assert_eq!(site.ask("a. A").await, "SERVFAIL | | |");
-    assert_eq!(site.edns(1232).ask("a. A").await, "BADCOOKIE aa | | |");
+    let context = template("ANY ANY", "rcode BADCOOKIE");
+    assert_eq!(context.ask("a. A").await, "SERVFAIL | | |");
+    assert_eq!(context.edns(1232).ask("a. A").await, "BADCOOKIE aa | | |");
 }
 
 #[tokio::test]
 async fn the_target_of_a_cname_is_looked_up_for_addresses() {
     let cname = "template IN ANY foogle.com {\nanswer \"foogle.com 60 IN CNAME target.example\"\n}";
     let target = "template IN A target.example {\nanswer \"target.example 60 A 192.0.2.1\"\n}";
-    let site = Site::block(&format!("{cname}\n{target}"));
+    let context = TestSite::block(&format!("{cname}\n{target}"));
     for (question, expected) in [
         (
             "foogle.com. A",
@@ -123,7 +123,7 @@ async fn the_target_of_a_cname_is_looked_up_for_addresses() {
         ("foogle.com. AAAA", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
         ("foogle.com. TXT", "NOERROR aa | foogle.com. 60 IN CNAME target.example. | |"),
     ] {
-        assert_eq!(site.ask(question).await, expected, "{question}");
+        assert_eq!(context.ask(question).await, expected, "{question}");
     }
     let circle = template("IN A", "answer \"{{ .Name }} CNAME a\"");
     assert_eq!(circle.reply("a. A").await.unwrap().answers.len(), 9);
@@ -150,30 +150,30 @@ async fn alias_through_cache_is_followed_for_each_client() {
         ("", drop, inner),
         ("", drop, retarget),
     ] {
-        let site = Site::corefile(&format!(
+        let context = TestSite::corefile(&format!(
             "alias {{\n{alias}}}\ninner {{\n{of_inner}{inner}}}\nend {{\n{of_end}{end}}}\n"
         ));
         // In turns, and each way round.
         for client in ["10.0.0.1", "192.0.2.7", "192.0.2.7", "10.0.0.1", "192.0.2.7"] {
-            let answer = site.clone().from(client).ask("www.alias. A").await;
+            let answer = context.clone().from(client).ask("www.alias. A").await;
             let is_allowed = client == "10.0.0.1";
             assert_eq!(answer.contains("192.0.2.1"), is_allowed, "{of_inner} {of_end} {client}: {answer}");
         }
     }
     // Where all clients are the same it is kept.
-    let site = Site::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
-    assert!(!site.reply("www.alias. A").await.unwrap().answers.is_empty());
-    assert_eq!(site.reply("www.alias. A").await.unwrap().plugin, "cache");
+    let context = TestSite::corefile(&format!("alias {{\n{alias}}}\ninner {{\n{inner}}}\nend {{\n{end}}}\n"));
+    assert!(!context.reply("www.alias. A").await.unwrap().answers.is_empty());
+    assert_eq!(context.reply("www.alias. A").await.unwrap().plugin, "cache");
 }
 
 #[tokio::test]
 async fn matches_and_failures_are_counted() {
-    let site = template(
+    let context = template(
         "IN ANY example",
         "match ^good[.]\nmatch ^(long)[.]\nmatch ^bad[.]\nanswer \"{{- if .Group.1 -}} {{ index .Match 2 }} {{- end }}{{ .Name }} TXT {{ .Type }}\"",
     );
     for name in ["good", "good", "long"] {
-        let _ = site.ask(&format!("{name}.example. TXT")).await;
+        let _ = context.ask(&format!("{name}.example. TXT")).await;
     }
     let broken = template("IN ANY example", "additional \"{{ .Name }}\"");
     let mut request = broken.request("a.example. A");
@@ -182,13 +182,13 @@ async fn matches_and_failures_are_counted() {
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
 
     assert_eq!(
-        site.metrics("template_matches_total"),
+        context.metrics("template_matches_total"),
         [
             "coredns_template_matches_total{class=\"IN\",server=\"dns://:53\",type=\"TXT\",view=\"\",zone=\"example.\"} 3"
         ]
     );
     assert_eq!(
-        site.metrics("template_failures_total"),
+        context.metrics("template_failures_total"),
         ["coredns_template_template_failures_total{class=\"IN\",section=\"answer\",server=\"dns://:53\",\
              template=\"{{if .Group.1}}{{index .Match 2}}{{end}}{{.Name}} TXT {{.Type}}\",type=\"TXT\",view=\"\",zone=\"example.\"} 1"]
     );
@@ -259,6 +259,6 @@ fn what_isnt_right_is_refused_at_its_place() {
         ),
         ("template ANY ANY {\nrcode NXDOMAIN {\n}\n}", "Corefile:3:1: rcode takes no braces"),
     ] {
-        assert_eq!(Site::error(lines), expected, "{lines}");
+        assert_eq!(TestSite::error(lines), expected, "{lines}");
     }
 }

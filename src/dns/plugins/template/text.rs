@@ -15,7 +15,7 @@ use std::fmt;
 use node::{Node, write_list};
 use parse::Parser;
 use run::Runner;
-pub(super) use value::{Data, Message, Question};
+pub(super) use value::{Data, Message, QuestionValue};
 
 /// A template.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
-use crate::dns::corefile::Sources;
+use crate::dns::corefile::FileSources;
 use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 use crate::dns::plugins::setup::{self, Task};
-use crate::dns::query_log::{LineFormat, Queue};
+use crate::dns::query_log::{LineFormat, LineQueue};
 use crate::dns::server::config::{Configuration, configure};
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
@@ -49,26 +49,27 @@ pub(crate) fn link(service: &str, target: &str) -> ObservedService {
 
 /// The blocks of a Corefile, and a client: 10.0.0.1, port 5353, by UDP, RD set, without EDNS.
 #[derive(Clone, Debug)]
-pub(crate) struct Site {
+pub(crate) struct TestSite {
     /// What answers on the first port.
     pub(crate) server: Arc<Server>,
     /// What is listened on.
     pub(crate) listeners: Vec<String>,
     /// What the blocks share.
-    pub(crate) shared: setup::Site,
+    pub(crate) shared: setup::ServerContext,
     /// What is asked, but for the question: tests change it as they like.
     pub(crate) request: Request,
     /// The lines of `log` and `errors`.
-    queue: Arc<Mutex<Queue>>,
+    queue: Arc<Mutex<LineQueue>>,
 }
 
-fn shared() -> (setup::Site, Queue) {
-    let (mut shared, queue) = setup::Site::new(Arc::new(Store::new(OnGone::Kept)), LineFormat::Text).unwrap();
+fn shared() -> (setup::ServerContext, LineQueue) {
+    let (mut shared, queue) =
+        setup::ServerContext::new(Arc::new(Store::new(OnGone::Kept)), LineFormat::Text).unwrap();
     shared.own_addresses = |_| vec![[192, 0, 2, 53].into()];
     (shared, queue)
 }
 
-impl Site {
+impl TestSite {
     /// One block for the root, with these lines; they are from line 2 on.
     pub(crate) fn block(lines: &str) -> Self {
         Self::corefile(&format!(". {{\n{lines}\n}}\n"))
@@ -76,8 +77,8 @@ impl Site {
 
     /// The same, and what runs as long as it is served.
     pub(crate) fn with_tasks(lines: &str) -> (Self, Vec<Task>) {
-        let (site, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
-        (site, std::mem::take(&mut configuration.blocks[0].draft.tasks))
+        let (context, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
+        (context, std::mem::take(&mut configuration.blocks[0].builder.tasks))
     }
 
     /// A whole Corefile.
@@ -87,17 +88,17 @@ impl Site {
 
     /// One block for the root, whose tasks run until the token is cancelled and the others have ended.
     pub(crate) fn running(lines: &str) -> (Self, CancellationToken, JoinSet<()>) {
-        let (site, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
+        let (context, mut configuration) = Self::configured(&format!(". {{\n{lines}\n}}\n"));
         let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
-        for task in std::mem::take(&mut configuration.blocks[0].draft.tasks) {
-            running.spawn(task(Arc::clone(&site.server), stop.clone()));
+        for task in std::mem::take(&mut configuration.blocks[0].builder.tasks) {
+            running.spawn(task(Arc::clone(&context.server), stop.clone()));
         }
-        (site, stop, running)
+        (context, stop, running)
     }
 
     /// What the lines of a block for the root ask for.
-    pub(crate) fn draft(lines: &str) -> setup::Draft {
-        Self::configured(&format!(". {{\n{lines}\n}}\n")).1.blocks.remove(0).draft
+    pub(crate) fn builder(lines: &str) -> setup::BlockBuilder {
+        Self::configured(&format!(". {{\n{lines}\n}}\n")).1.blocks.remove(0).builder
     }
 
     /// A whole Corefile, and what else it asks for.
@@ -112,8 +113,8 @@ impl Site {
         Self::of(text, (shared, queue)).0
     }
 
-    fn of(text: &str, (shared, queue): (setup::Site, Queue)) -> (Self, Configuration) {
-        let configuration = configure(Path::new("Corefile"), text, &Sources::SYSTEM, &shared)
+    fn of(text: &str, (shared, queue): (setup::ServerContext, LineQueue)) -> (Self, Configuration) {
+        let configuration = configure(Path::new("Corefile"), text, &FileSources::SYSTEM, &shared)
             .unwrap_or_else(|error| panic!("{error}"));
         let listener = &configuration.listeners[0];
         let report = shared.metrics.family().unwrap();
@@ -129,7 +130,7 @@ impl Site {
     /// What is wrong with the lines of a block for the root.
     pub(crate) fn error(lines: &str) -> String {
         let text = format!(". {{\n{lines}\n}}\n");
-        let configured = configure(Path::new("Corefile"), &text, &Sources::SYSTEM, &shared().0);
+        let configured = configure(Path::new("Corefile"), &text, &FileSources::SYSTEM, &shared().0);
         configured.expect_err("an error").to_string()
     }
 
@@ -202,7 +203,7 @@ pub(crate) fn record(text: &str) -> Record {
     Record::from_rdata(name(owner), ttl.parse().unwrap(), data)
 }
 
-/// Shows a reply as [`Site::ask`] does.
+/// Shows a reply as [`ServerContext::ask`] does.
 pub(crate) fn show(reply: &Reply) -> String {
     let metadata = &reply.metadata;
     let flags: Vec<&str> = [

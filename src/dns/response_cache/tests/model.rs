@@ -280,7 +280,7 @@ impl World<'_> {
                 "a list".to_owned()
             }
             _ => {
-                self.served.handler.server.load().forget(None);
+                self.served.handler.server.load().invalidate(None);
                 "forget".to_owned()
             }
         }

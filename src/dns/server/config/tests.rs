@@ -2,8 +2,8 @@ use crate::dns::server::config::*;
 use crate::store::{OnGone, Store};
 
 fn configured(text: &str) -> Result<Configuration, String> {
-    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
-    configure(Path::new("Corefile"), text, &Sources::SYSTEM, &site).map_err(|error| error.to_string())
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    configure(Path::new("Corefile"), text, &FileSources::SYSTEM, &context).map_err(|error| error.to_string())
 }
 
 fn error(text: &str) -> String {
@@ -86,7 +86,7 @@ fn a_plugin_that_isnt_there_is_refused_by_name() {
 
 #[test]
 fn a_block_is_the_same_if_it_says_the_same() {
-    let identities = |text: &str| -> Vec<Identity> {
+    let identities = |text: &str| -> Vec<BlockFingerprint> {
         configured(text).unwrap().blocks.into_iter().map(|built| built.identity).collect()
     };
     let first = identities("a.example {\nwhoami\n}\nb.example {\nwhoami\n}");
@@ -100,7 +100,7 @@ fn a_block_is_the_same_if_it_says_the_same() {
 fn a_corefile_is_written_out_as_it_is_understood() {
     let text = "(common) {\n  whoami # a comment\n}\n.:{$PORT:1053}, example.org {\n  import common\n  \
                 bind 127.0.0.1 { \n except \"127.0.0.2\"\n }\n}\n";
-    let blocks = parse(Path::new("Corefile"), text, &Sources::SYSTEM).unwrap();
+    let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
     assert_eq!(
         text_of(&blocks),
         ".:1053 example.org {\n    whoami\n    bind 127.0.0.1 {\n        except 127.0.0.2\n    }\n}\n"
@@ -119,7 +119,7 @@ fn upstream_that_leads_to_our_listener_is_our_own() {
         ("127.0.0.1:53", "127.0.0.2:53", false),
     ] {
         assert_eq!(
-            reaches(listen.parse().unwrap(), upstream.parse().unwrap()),
+            is_own_listener(listen.parse().unwrap(), upstream.parse().unwrap()),
             expected,
             "{listen} {upstream}"
         );

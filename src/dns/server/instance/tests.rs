@@ -9,48 +9,48 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use crate::dns::corefile::Sources;
+use crate::dns::corefile::FileSources;
 use crate::dns::server::config::configure;
 use crate::dns::server::instance::*;
 use crate::held_port::HeldPort;
 use crate::store::{OnGone, Store};
 
-fn serving() -> (Serving, Site) {
-    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
-    (Serving::new(site.clone(), Box::new(|_| {})).unwrap(), site)
+fn serving() -> (Instance, ServerContext) {
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    (Instance::new(context.clone(), Box::new(|_| {})).unwrap(), context)
 }
 
-impl Serving {
-    fn put(&mut self, site: &Site, text: &str) {
-        let configuration = configure(Path::new("Corefile"), text, &Sources::SYSTEM, site).unwrap();
+impl Instance {
+    fn put(&mut self, context: &ServerContext, text: &str) {
+        let configuration = configure(Path::new("Corefile"), text, &FileSources::SYSTEM, context).unwrap();
         self.apply(configuration).unwrap();
     }
 }
 
 #[tokio::test]
 async fn returning_listener_isnt_taken_for_the_ended_one() {
-    let (mut serving, site) = serving();
+    let (mut serving, context) = serving();
     let port = HeldPort::take().unwrap();
     let one = format!(".:{} {{\nbind 127.0.0.1\nwhoami\n}}\n", port.number());
     let other = "example.:0 {\nbind 127.0.0.1\nwhoami\n}\n";
-    serving.put(&site, &format!("{one}{other}"));
-    serving.put(&site, other);
+    serving.put(&context, &format!("{one}{other}"));
+    serving.put(&context, other);
     // The ended listener isn't joined yet, as while a Corefile is being read.
     wait_until_closed(&port).await;
     for _ in 0..100 {
         yield_now().await;
     }
-    serving.put(&site, &format!("{one}{other}"));
+    serving.put(&context, &format!("{one}{other}"));
     assert_eq!(serving.dead().now_or_never(), None);
     serving.end().await;
 }
 
 #[tokio::test]
 async fn what_has_run_for_blocks_that_are_gone_takes_no_room() {
-    let (mut serving, site) = serving();
+    let (mut serving, context) = serving();
     for i in 0..20 {
         serving.put(
-            &site,
+            &context,
             &format!("z{i}.:0 {{\nbind 127.0.0.1\nhosts /nonexistent {{\n192.0.2.1 a.z{i}\n}}\n}}\n"),
         );
         for _ in 0..100 {
@@ -63,18 +63,18 @@ async fn what_has_run_for_blocks_that_are_gone_takes_no_room() {
 
 #[tokio::test]
 async fn a_port_is_free_at_once_though_an_answer_is_under_way() {
-    let (mut serving, site) = serving();
+    let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let one = format!("z.:0 {{\nbind 127.0.0.1\nforward . {}\n}}\n", silent.local_addr().unwrap());
     let other = "example.:0 {\nbind 127.0.0.2\nwhoami\n}\n";
-    serving.put(&site, &format!("{one}{other}"));
+    serving.put(&context, &format!("{one}{other}"));
     let address = serving.listeners[0].bound.address;
     let mut client = TcpStream::connect(address).await.unwrap();
     let question = question("a.z.");
     client.write_u16(question.len().try_into().unwrap()).await.unwrap();
     client.write_all(&question).await.unwrap();
     silent.recv(&mut [0; 512]).await.unwrap();
-    serving.put(&site, other);
+    serving.put(&context, other);
     while std::net::TcpListener::bind(address).is_err() {
         yield_now().await;
     }
@@ -117,7 +117,7 @@ async fn answers(port: &HeldPort) -> bool {
 
 #[tokio::test]
 async fn port_changes_its_address_and_back_during_an_answer() {
-    let (mut serving, site) = serving();
+    let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = silent.local_addr().unwrap();
     let held = HeldPort::take().unwrap();
@@ -130,15 +130,15 @@ async fn port_changes_its_address_and_back_during_an_answer() {
         format!("{slow}{quick}")
     };
     let (all, one) = (block(""), block("bind 127.0.0.1"));
-    serving.put(&site, &all);
+    serving.put(&context, &all);
     for text in [&one, &all, &one] {
         let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         client.send_to(&question("a.slow."), held.local()).await.unwrap();
         silent.recv(&mut [0; 512]).await.unwrap();
-        serving.put(&site, text);
+        serving.put(&context, text);
         // Which of the two gets it doesn't matter.
         assert!(answers(&held).await);
-        assert!(!serving.lingering.is_empty(), "the one before still has an answer to give");
+        assert!(!serving.draining.is_empty(), "the one before still has an answer to give");
         // No other program comes in.
         assert!(std::net::TcpListener::bind(held.local()).is_err());
     }
@@ -155,11 +155,11 @@ async fn health(address: SocketAddr) -> io::Result<()> {
 
 #[tokio::test]
 async fn http_moves_to_another_address_of_its_port() {
-    let (mut serving, site) = serving();
+    let (mut serving, context) = serving();
     let held = HeldPort::take().unwrap();
     let port = held.number();
     for address in [format!(":{port}"), format!("127.0.0.1:{port}"), format!(":{port}")] {
-        serving.put(&site, &format!(".:0 {{\nbind 127.0.0.1\nhealth {address}\nwhoami\n}}\n"));
+        serving.put(&context, &format!(".:0 {{\nbind 127.0.0.1\nhealth {address}\nwhoami\n}}\n"));
         // A connection to the listener that ends is closed: then the client connects again.
         while health(held.local()).await.is_err() {
             yield_now().await;

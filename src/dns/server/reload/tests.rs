@@ -11,11 +11,11 @@ fn start(text: &str) -> (Reloader, TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("Corefile");
     std::fs::write(&path, text.replace("DIR", &directory.path().to_string_lossy())).unwrap();
-    let origin = Origin::File(path);
+    let origin = CorefileSource::File(path);
     let text = origin.read().unwrap();
-    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let check_zones: CheckZones = Arc::new(|_| Ok(()));
-    (Reloader::start(origin, text, check_zones, Vec::new(), site, Box::new(|_| {})).unwrap(), directory)
+    (Reloader::start(origin, text, check_zones, Vec::new(), context, Box::new(|_| {})).unwrap(), directory)
 }
 
 fn corefile(directory: &TempDir) -> std::path::PathBuf {

@@ -15,10 +15,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::Limits;
-use super::connection_limit::{Answer, Place};
-use super::framing::{Input, Output};
-use super::thread_cache::{Desk, with_desk};
+use super::ConnectionLimits;
+use super::connection_limit::{BufferedReply, ConnectionPermit};
+use super::framing::{ReadBuffer, WriteHalf};
+use super::thread_cache::{ThreadCache, with_desk};
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
@@ -27,16 +27,16 @@ use crate::dns::net::{Protocol, unmapped};
 /// one). What else would have to wait fails at once, so that nothing that we know is held up.
 const MAX_PIPELINED: usize = 128;
 /// How long a client that has asked all it may is listened to, until it has taken note.
-const LINGER: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a connection needs.
 pub(super) struct Connection {
     pub client: SocketAddr,
     /// The address that was asked, if it is known.
     pub local: Option<IpAddr>,
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
-    pub place: Place,
+    pub place: ConnectionPermit,
     pub stop: CancellationToken,
 }
 
@@ -74,10 +74,10 @@ impl Connection {
 struct Session {
     connection: Connection,
     protocol: Protocol,
-    input: Input,
-    output: Output,
+    input: ReadBuffer,
+    output: WriteHalf,
     /// Questions that wait for an upstream.
-    waiting: JoinSet<io::Result<Option<Answer>>>,
+    waiting: JoinSet<io::Result<Option<BufferedReply>>>,
     /// Whether questions are still taken.
     open: bool,
     /// How many more are.
@@ -154,7 +154,7 @@ impl Session {
             // What is never read makes the kernel drop the answers that the client hasn't got yet.
             let mut nowhere = tokio::io::sink();
             tokio::select! {
-                _ = timeout(LINGER, tokio::io::copy(&mut reader, &mut nowhere)) => {}
+                _ = timeout(DRAIN_TIMEOUT, tokio::io::copy(&mut reader, &mut nowhere)) => {}
                 () = self.connection.stop.cancelled() => {}
             }
         }
@@ -173,9 +173,9 @@ impl Session {
                 let Some(answer) = handler.answer(message, client, local, protocol).await else {
                     return Ok(None);
                 };
-                if let (Some(key), Some(packet)) = (key, answer.packet) {
+                if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
                     let client = unmapped(client).ip();
-                    with_desk(|desk| desk.packets.keep(key, client, *packet, Instant::now()));
+                    with_desk(|desk| desk.response_cache.keep(key, client, *wire_response, Instant::now()));
                 }
                 places.hold(client, answer.bytes).map(Some)
             });
@@ -187,12 +187,12 @@ impl Session {
                     }
                 }
                 (Poll::Pending, None) => {
-                    self.connection.place.work();
+                    self.connection.place.set_busy();
                     self.waiting.spawn(answering);
                 }
                 (Poll::Pending, Some(failure)) => {
                     self.connection.place.places().count_busy();
-                    self.answered(failure.map(|bytes| Answer { bytes, held: None }));
+                    self.answered(failure.map(|bytes| BufferedReply { bytes, held: None }));
                 }
             }
         }
@@ -205,16 +205,16 @@ impl Session {
         let server = self.connection.handler.server.load().number();
         let now = Instant::now();
         let (mut answered, mut unanswered) = (0, None);
-        with_desk(|Desk { packets, out }| {
+        with_desk(|ThreadCache { response_cache, out }| {
             while unanswered.is_none() && self.may_take() {
                 let Some(message) = self.input.first()? else { break };
-                match packets.answer(message, client, server, now, out) {
+                match response_cache.answer(message, client, server, now, out) {
                     Ok(length) => {
                         self.output.push(&out[..length], None);
                         answered += 1;
                     }
                     Err(_) => {
-                        let key = packets.last_key().map(Box::from);
+                        let key = response_cache.last_key().map(Box::from);
                         unanswered = Some(Unanswered { message: message.to_vec(), key });
                     }
                 }
@@ -223,7 +223,7 @@ impl Session {
                 self.open &= self.left > 0;
             }
             if answered > 0 {
-                packets.set_took(now.elapsed() / answered);
+                response_cache.set_took(now.elapsed() / answered);
             }
             io::Result::Ok(())
         })?;
@@ -243,13 +243,13 @@ impl Session {
         self.waiting.len() >= MAX_PIPELINED || !self.connection.place.reserve(self.waiting.len())
     }
 
-    fn answered(&mut self, answer: Option<Answer>) {
-        if let Some(Answer { bytes, held }) = answer {
+    fn answered(&mut self, answer: Option<BufferedReply>) {
+        if let Some(BufferedReply { bytes, held }) = answer {
             self.output.push(&bytes, held);
         }
         if self.waiting.is_empty() {
             self.rested = Instant::now();
-            self.connection.place.rest();
+            self.connection.place.set_idle();
         } else {
             self.connection.place.reserve(self.waiting.len());
         }
@@ -257,7 +257,7 @@ impl Session {
 
     /// When the client's time is up, if anything is waited for from it.
     fn deadline(&self) -> Option<Instant> {
-        let Limits { read, write, idle, .. } = self.connection.limits;
+        let ConnectionLimits { read, write, idle, .. } = self.connection.limits;
         let half = self.input.half_since().filter(|_| self.open);
         let rested = self.is_idle().then(|| self.rested + idle);
         // Half a question isn't idle, but one half after the other, and never an answer, is no use either.

@@ -12,50 +12,50 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::dns::net::{part_of_files, unmapped};
-use crate::dns::transport::client_quota::{Share, Shares};
+use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
 
 /// Connections at once.
 const MAX_CONNECTIONS: usize = 10_000;
 /// The same in percent of the files that the process may have open.
-const MAX_OF_FILES: usize = 30;
+const MAX_PERCENT_OF_FILES: usize = 30;
 /// Connections of one client address at once, and never more than a quarter of all. A NodeLocal cache
 /// is one client, and needs a connection for each question that is under way.
 ///
 /// An IPv6 client is an address, too, and not a /64: in a cluster a /64 is a subnet full of nodes,
 /// or all Pods of a node. A client with a whole /64 can close other clients' idle connections,
 /// but can't lock them out.
-const MAX_OF_A_CLIENT: usize = 1000;
+const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
 /// Questions that are under way beside the first of each connection. More than the upstream takes
 /// at once.
 const MAX_WAITING: usize = 4096;
 /// Bytes of big answers that clients haven't read yet.
-const MAX_UNREAD: usize = 32 << 20;
+const MAX_UNREAD_BYTES: usize = 32 << 20;
 /// Up to here an answer isn't big: those are bounded by their number.
-const SMALL: usize = 4096;
+const SMALL_REPLY_BYTES: usize = 4096;
 /// How often it is said that there are too many.
-const QUIET: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The places for connections of all listeners.
 #[derive(Debug)]
-pub struct Places {
+pub struct ConnectionLimiter {
     metrics: Arc<TransportMetrics>,
     max_connections: usize,
     max_of_a_client: usize,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
     /// Questions under way beside the first of each connection.
-    waiting: Arc<Shares>,
+    waiting: Arc<ClientQuota>,
     /// Bytes of big answers.
-    unread: Arc<Shares>,
+    unread: Arc<ClientQuota>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LimiterState {
     open: usize,
     /// The connections of each client that has any.
     clients: HashMap<IpAddr, usize>,
     /// The connections that wait for their clients, in the order of how long they have waited, the longest first.
-    idle: BTreeMap<u64, Idle>,
+    idle: BTreeMap<u64, IdleConnection>,
     next_turn: u64,
     /// Not said yet.
     refused: u64,
@@ -64,26 +64,26 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Idle {
+struct IdleConnection {
     client: IpAddr,
     connection: AbortHandle,
 }
 
-impl Places {
+impl ConnectionLimiter {
     /// Returns the places of a process, as many as its limit of open files allows now.
     #[must_use]
     pub fn new(metrics: Arc<TransportMetrics>) -> Self {
-        Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_OF_FILES)))
+        Self::with(metrics, MAX_CONNECTIONS.min(part_of_files(MAX_PERCENT_OF_FILES)))
     }
 
     pub(super) fn with(metrics: Arc<TransportMetrics>, max_connections: usize) -> Self {
         Self {
             metrics,
             max_connections,
-            max_of_a_client: (max_connections / 4).clamp(1, MAX_OF_A_CLIENT),
+            max_of_a_client: (max_connections / 4).clamp(1, MAX_CONNECTIONS_OF_CLIENT),
             state: Mutex::default(),
-            waiting: Shares::new(MAX_WAITING),
-            unread: Shares::new(MAX_UNREAD),
+            waiting: ClientQuota::new(MAX_WAITING),
+            unread: ClientQuota::new(MAX_UNREAD_BYTES),
         }
     }
 
@@ -99,7 +99,7 @@ impl Places {
     /// A connection is idle while there is no question of it to answer, so also with half a
     /// question, or in a handshake, or with an answer that isn't read.
     #[must_use]
-    pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(Place, AbortRegistration)> {
+    pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(ConnectionPermit, AbortRegistration)> {
         let client = unmapped(client).ip();
         let (connection, registration) = AbortHandle::new_pair();
         let mut state = self.state.lock();
@@ -131,8 +131,8 @@ impl Places {
             return None;
         }
         let (places, extra) = (Arc::clone(self), self.waiting.of(client));
-        let mut place = Place { places, client, connection, turn: Turn::Working, extra };
-        place.rest();
+        let mut place = ConnectionPermit { places, client, connection, turn: ReplyTurn::Working, extra };
+        place.set_idle();
         Some((place, registration))
     }
 
@@ -140,20 +140,20 @@ impl Places {
     ///
     /// # Errors
     /// If there is too much that isn't read.
-    pub fn hold(&self, client: SocketAddr, bytes: Vec<u8>) -> io::Result<Answer> {
-        if bytes.len() <= SMALL {
-            return Ok(Answer { bytes, held: None });
+    pub fn hold(&self, client: SocketAddr, bytes: Vec<u8>) -> io::Result<BufferedReply> {
+        if bytes.len() <= SMALL_REPLY_BYTES {
+            return Ok(BufferedReply { bytes, held: None });
         }
-        let held = self.unread.take(unmapped(client).ip(), bytes.len());
+        let held = self.unread.acquire(unmapped(client).ip(), bytes.len());
         if held.is_none() {
             self.metrics.tcp_unread.inc();
             return Err(io::Error::other("too many answers that aren't read"));
         }
-        Ok(Answer { bytes, held })
+        Ok(BufferedReply { bytes, held })
     }
 }
 
-impl State {
+impl LimiterState {
     fn leave(&mut self, client: IpAddr) {
         self.open -= 1;
         if let Entry::Occupied(mut connections) = self.clients.entry(client) {
@@ -165,7 +165,7 @@ impl State {
     }
 
     fn take_news(&mut self) -> Option<(u64, u64)> {
-        if self.said.is_some_and(|said| said.elapsed() < QUIET) {
+        if self.said.is_some_and(|said| said.elapsed() < LOG_INTERVAL) {
             return None;
         }
         self.said = Some(Instant::now());
@@ -175,48 +175,48 @@ impl State {
 
 /// The place of a connection, which it has until this is dropped.
 #[derive(Debug)]
-pub struct Place {
-    places: Arc<Places>,
+pub struct ConnectionPermit {
+    places: Arc<ConnectionLimiter>,
     client: IpAddr,
     connection: AbortHandle,
-    turn: Turn,
+    turn: ReplyTurn,
     /// Questions that may be under way beside the first.
-    extra: Share,
+    extra: QuotaGuard,
 }
 
 /// Where a connection stands in the queue of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum ReplyTurn {
     Idle(u64),
     Working,
     Evicted,
 }
 
-impl Place {
+impl ConnectionPermit {
     /// What all connections share.
     #[must_use]
-    pub fn places(&self) -> &Arc<Places> {
+    pub fn places(&self) -> &Arc<ConnectionLimiter> {
         &self.places
     }
 
     /// Says that the connection waits for its client from now on.
-    pub fn rest(&mut self) {
+    pub fn set_idle(&mut self) {
         let places = Arc::clone(&self.places);
         let mut state = places.state.lock();
         self.leave_turn(&mut state);
-        if self.turn == Turn::Evicted {
+        if self.turn == ReplyTurn::Evicted {
             return;
         }
         self.extra.resize(0);
         let turn = state.next_turn;
         state.next_turn += 1;
-        state.idle.insert(turn, Idle { client: self.client, connection: self.connection.clone() });
-        self.turn = Turn::Idle(turn);
+        state.idle.insert(turn, IdleConnection { client: self.client, connection: self.connection.clone() });
+        self.turn = ReplyTurn::Idle(turn);
     }
 
     /// Says that there is a question under way.
-    pub fn work(&mut self) {
-        if matches!(self.turn, Turn::Idle(_)) {
+    pub fn set_busy(&mut self) {
+        if matches!(self.turn, ReplyTurn::Idle(_)) {
             let places = Arc::clone(&self.places);
             self.leave_turn(&mut places.state.lock());
         }
@@ -228,19 +228,20 @@ impl Place {
         self.extra.resize(extra)
     }
 
-    fn leave_turn(&mut self, state: &mut State) {
-        if let Turn::Idle(turn) = self.turn {
-            self.turn = if state.idle.remove(&turn).is_some() { Turn::Working } else { Turn::Evicted };
+    fn leave_turn(&mut self, state: &mut LimiterState) {
+        if let ReplyTurn::Idle(turn) = self.turn {
+            self.turn =
+                if state.idle.remove(&turn).is_some() { ReplyTurn::Working } else { ReplyTurn::Evicted };
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let places = Arc::clone(&self.places);
         let mut state = places.state.lock();
         self.leave_turn(&mut state);
-        if self.turn == Turn::Working {
+        if self.turn == ReplyTurn::Working {
             state.leave(self.client);
         }
     }
@@ -248,11 +249,11 @@ impl Drop for Place {
 
 /// An answer on its way to a client.
 #[derive(Debug)]
-pub struct Answer {
+pub struct BufferedReply {
     /// The message.
     pub bytes: Vec<u8>,
     /// Its share of what may be unread.
-    pub held: Option<Share>,
+    pub held: Option<QuotaGuard>,
 }
 
 #[cfg(test)]
@@ -260,8 +261,8 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    fn places(max_connections: usize) -> Arc<Places> {
-        Arc::new(Places::with(Metrics::new().unwrap().family().unwrap(), max_connections))
+    fn places(max_connections: usize) -> Arc<ConnectionLimiter> {
+        Arc::new(ConnectionLimiter::with(Metrics::new().unwrap().family().unwrap(), max_connections))
     }
 
     fn client(last: u8) -> SocketAddr {
@@ -271,19 +272,22 @@ mod tests {
     #[test]
     fn who_has_been_idle_longest_makes_room_and_who_works_does_not() {
         let places = places(3);
-        let mut all: Vec<Place> = (1..=3).map(|last| places.admit(client(last)).unwrap().0).collect();
+        let mut all: Vec<ConnectionPermit> =
+            (1..=3).map(|last| places.admit(client(last)).unwrap().0).collect();
         // The first asks something, and the second is being answered.
-        all[0].rest();
-        all[1].work();
+        all[0].set_idle();
+        all[1].set_busy();
         let (newcomer, _) = places.admit(client(4)).unwrap();
-        let gone = |all: &[Place]| -> Vec<bool> { all.iter().map(|p| p.connection.is_aborted()).collect() };
+        let gone = |all: &[ConnectionPermit]| -> Vec<bool> {
+            all.iter().map(|p| p.connection.is_aborted()).collect()
+        };
         assert_eq!(gone(&all), [false, false, true]);
         let (_newest, _) = places.admit(client(5)).unwrap();
         assert_eq!(gone(&all), [true, false, true]);
         assert_eq!(places.metrics.tcp_evicted.get(), 2);
         // An evicted connection releases neither its permit, which another one has, nor its place in the queue.
-        all[0].rest();
-        all[2].work();
+        all[0].set_idle();
+        all[2].set_busy();
         drop(all.remove(2));
         drop(all.remove(0));
         assert_eq!(places.state.lock().open, 3);
@@ -294,18 +298,19 @@ mod tests {
     #[test]
     fn a_newcomer_is_refused_only_when_all_are_at_work() {
         let places = places(2);
-        let mut all: Vec<Place> = (1..=2).map(|last| places.admit(client(last)).unwrap().0).collect();
-        all.iter_mut().for_each(Place::work);
+        let mut all: Vec<ConnectionPermit> =
+            (1..=2).map(|last| places.admit(client(last)).unwrap().0).collect();
+        all.iter_mut().for_each(ConnectionPermit::set_busy);
         assert!(places.admit(client(3)).is_none());
         assert_eq!(places.metrics.tcp_refused.get(), 1);
-        all[1].rest();
+        all[1].set_idle();
         assert!(places.admit(client(3)).is_some());
     }
 
     #[test]
     fn client_has_one_limit_by_ipv4_and_mapped_address() {
         // Where there are few places, a quarter of them.
-        for (max, limit) in [(10 * MAX_OF_A_CLIENT, MAX_OF_A_CLIENT), (128, 32)] {
+        for (max, limit) in [(10 * MAX_CONNECTIONS_OF_CLIENT, MAX_CONNECTIONS_OF_CLIENT), (128, 32)] {
             let places = places(max);
             let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();
             let all: Vec<_> = (0..limit).map(|i| places.admit([client(1), mapped][i % 2]).unwrap()).collect();
@@ -321,12 +326,12 @@ mod tests {
     #[test]
     fn all_connections_of_a_client_share_what_may_wait() {
         let places = places(100);
-        let most = |place: &mut Place| (0..).take_while(|extra| place.reserve(*extra)).count() - 1;
+        let most = |place: &mut ConnectionPermit| (0..).take_while(|extra| place.reserve(*extra)).count() - 1;
         let [mut first, mut second, mut other] = [1, 1, 2].map(|last| places.admit(client(last)).unwrap().0);
         assert_eq!(most(&mut first), MAX_WAITING / 2);
         assert_eq!(most(&mut second), 0);
         assert_eq!(most(&mut other), MAX_WAITING / 4);
-        first.rest();
+        first.set_idle();
         assert!(most(&mut second) > 0);
     }
 
@@ -334,13 +339,14 @@ mod tests {
     fn unread_large_answers_leave_room_for_other_clients() {
         let places = places(1);
         let big = || vec![0; usize::from(u16::MAX)];
-        let hold_all =
-            |last| -> Vec<Answer> { std::iter::from_fn(|| places.hold(client(last), big()).ok()).collect() };
-        let most = MAX_UNREAD / usize::from(u16::MAX);
-        let held: Vec<Vec<Answer>> = (1..=3).map(hold_all).collect();
+        let hold_all = |last| -> Vec<BufferedReply> {
+            std::iter::from_fn(|| places.hold(client(last), big()).ok()).collect()
+        };
+        let most = MAX_UNREAD_BYTES / usize::from(u16::MAX);
+        let held: Vec<Vec<BufferedReply>> = (1..=3).map(hold_all).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
         assert_eq!(places.metrics.tcp_unread.get(), 3);
-        assert!(places.hold(client(1), vec![0; SMALL]).is_ok());
+        assert!(places.hold(client(1), vec![0; SMALL_REPLY_BYTES]).is_ok());
         drop(held);
         assert!(places.hold(client(1), big()).is_ok());
     }

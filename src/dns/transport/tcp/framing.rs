@@ -9,25 +9,25 @@ use std::pin::Pin;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Instant;
 
-use crate::dns::transport::client_quota::Share;
+use crate::dns::transport::client_quota::QuotaGuard;
 
 /// The longest question that is taken.
-const MAX_QUESTION: usize = 4096;
+const MAX_QUERY_BYTES: usize = 4096;
 /// Bytes that are read at once.
-const READ: usize = 2048;
+const READ_BYTES: usize = 2048;
 /// With so many bytes on their way to a client, it gets no more before it has read them.
-const FULL: usize = 4096;
+const BATCH_BYTES: usize = 4096;
 
 /// What has come from a client and isn't taken yet.
 #[derive(Debug, Default)]
-pub(super) struct Input {
+pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
     taken: usize,
     /// When what is there began to come.
     since: Option<Instant>,
 }
 
-impl Input {
+impl ReadBuffer {
     /// Reads what there is, at least one byte; returns 0 at the end of the stream. Nothing is lost
     /// when this is dropped.
     pub async fn fill(&mut self, reader: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
@@ -35,7 +35,7 @@ impl Input {
         self.taken = 0;
         let read = std::future::poll_fn(|context| {
             // On the stack, and only while there is something to read: idle connections need none.
-            let mut bytes = [MaybeUninit::uninit(); READ];
+            let mut bytes = [MaybeUninit::uninit(); READ_BYTES];
             let mut buffer = ReadBuf::uninit(&mut bytes);
             Pin::new(&mut *reader).poll_read(context, &mut buffer).map_ok(|()| {
                 self.bytes.extend_from_slice(buffer.filled());
@@ -53,7 +53,7 @@ impl Input {
     /// If it is longer than any that is taken.
     pub fn first(&self) -> io::Result<Option<&[u8]>> {
         let Some((rest, length)) = self.length() else { return Ok(None) };
-        if length > MAX_QUESTION {
+        if length > MAX_QUERY_BYTES {
             return Err(io::Error::other(format!("a question of {length} bytes")));
         }
         Ok(rest.get(..length))
@@ -72,7 +72,7 @@ impl Input {
 
     /// Whether there is a message to take, or what can't become one.
     pub fn is_whole(&self) -> bool {
-        self.length().is_some_and(|(rest, length)| rest.len() >= length || length > MAX_QUESTION)
+        self.length().is_some_and(|(rest, length)| rest.len() >= length || length > MAX_QUERY_BYTES)
     }
 
     /// Since when a message has been coming that isn't whole yet.
@@ -88,30 +88,30 @@ impl Input {
 
 /// What is on its way to a client.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct WriteHalf {
     /// What is written first, if writing has begun.
-    batch: Batch,
+    batch: WriteBatch,
     written: usize,
     since: Option<Instant>,
-    next: VecDeque<Batch>,
+    next: VecDeque<WriteBatch>,
     /// Bytes of all of them.
     size: usize,
 }
 
-/// Answers that are written together: it ends with the answer that makes it [`FULL`]. So the time that
+/// Answers that are written together: it ends with the answer that makes it [`BATCH_BYTES`]. So the time that
 /// a client is given for it is for one big answer, or for as many small ones.
 #[derive(Debug, Default)]
-struct Batch {
+struct WriteBatch {
     bytes: Vec<u8>,
-    held: Vec<Share>,
+    held: Vec<QuotaGuard>,
 }
 
-impl Output {
+impl WriteHalf {
     /// Adds an answer, which may have a share of what may be unread. There is none that doesn't fit.
-    pub fn push(&mut self, answer: &[u8], held: Option<Share>) {
+    pub fn push(&mut self, answer: &[u8], held: Option<QuotaGuard>) {
         let Ok(length) = u16::try_from(answer.len()) else { return };
-        if self.next.back().is_none_or(|last| last.bytes.len() >= FULL) {
-            self.next.push_back(Batch::default());
+        if self.next.back().is_none_or(|last| last.bytes.len() >= BATCH_BYTES) {
+            self.next.push_back(WriteBatch::default());
         }
         if let Some(last) = self.next.back_mut() {
             last.bytes.extend_from_slice(&length.to_be_bytes());
@@ -121,7 +121,7 @@ impl Output {
         self.size += 2 + answer.len();
     }
 
-    /// Writes what comes first, which [`Output::since`] is about. Nothing is lost or written twice when
+    /// Writes what comes first, which [`WriteHalf::since`] is about. Nothing is lost or written twice when
     /// this is dropped and called again.
     pub async fn write(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         if self.since.is_none() {
@@ -151,7 +151,7 @@ impl Output {
 
     /// Whether nothing should be added just now.
     pub fn is_full(&self) -> bool {
-        self.size >= FULL
+        self.size >= BATCH_BYTES
     }
 
     /// Since when the client should have been reading what comes first.
@@ -166,7 +166,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_kept_once_all_is_written() {
-        let mut output = Output::default();
+        let mut output = WriteHalf::default();
         output.push(&[0; 9000], None);
         output.push(&[0; 20], None);
         assert!(output.is_full());

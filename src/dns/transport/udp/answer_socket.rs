@@ -20,7 +20,7 @@ use super::batch::queued_bytes;
 use super::neighbors::{FAILED, INCOMPLETE, NEIGHBORS};
 use super::netlink::Netlink;
 use super::routes::direct_interface;
-use super::unreachable::{REPORTED, Unreachable};
+use super::unreachable::{UNREACHABLE_FOR, Unreachable};
 use crate::dns::net::unmapped;
 use crate::dns::transport::metrics::{DropReason, TransportMetrics};
 
@@ -145,7 +145,7 @@ impl AnswerSocket {
                 && self.is_own(sender, now)
                 && (client.is_ipv4() || is_dead(client))
             {
-                self.unreachable.limit(client, REPORTED, now);
+                self.unreachable.limit(client, UNREACHABLE_FOR, now);
             }
         }
     }

@@ -19,17 +19,17 @@ use crate::dns::message::header::MAX_UDP;
 use crate::dns::net::is_shortage;
 
 /// Datagrams that are taken at once.
-pub(super) const SIZE: usize = 64;
+pub(super) const BATCH_SIZE: usize = 64;
 /// Bytes of a datagram that are read. EDNS still announces [`MAX_UDP`].
-const REQUEST: usize = 4096;
+const MAX_REQUEST_BYTES: usize = 4096;
 /// The control messages that are asked for: the address that was asked, and the datagrams lost.
-const CONTROL: usize = 64;
+const CONTROL_BYTES: usize = 64;
 /// How often sending an answer is tried again because the kernel reports an error about an earlier one.
 const MAX_REPORTS: usize = 4;
 
 /// Buffers for datagrams that have come, and for the answers to them.
-pub(super) struct Batch {
-    requests: Box<[[u8; REQUEST]]>,
+pub(super) struct DatagramBatch {
+    requests: Box<[[u8; MAX_REQUEST_BYTES]]>,
     peers: Box<[libc::sockaddr_storage]>,
     incoming: Headers,
     answers: Box<[[u8; MAX_UDP as usize]]>,
@@ -42,18 +42,18 @@ pub(super) struct Batch {
 
 /// What the kernel is given. All pointers lead into boxes beside it, which never move.
 struct Headers {
-    controls: Box<[Control]>,
+    controls: Box<[ControlBuffer]>,
     vectors: Box<[libc::iovec]>,
     headers: Box<[libc::mmsghdr]>,
 }
 
 #[derive(Clone, Copy)]
 #[repr(align(8))]
-struct Control([u8; CONTROL]);
+struct ControlBuffer([u8; CONTROL_BYTES]);
 
 impl Headers {
     fn new<const LENGTH: usize>(buffers: &mut [[u8; LENGTH]], peers: &mut [libc::sockaddr_storage]) -> Self {
-        let mut controls = vec![Control([0; CONTROL]); SIZE].into_boxed_slice();
+        let mut controls = vec![ControlBuffer([0; CONTROL_BYTES]); BATCH_SIZE].into_boxed_slice();
         let mut vectors: Box<[libc::iovec]> = buffers
             .iter_mut()
             .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: LENGTH })
@@ -72,15 +72,17 @@ impl Headers {
     }
 }
 
-impl Batch {
+impl DatagramBatch {
     pub(super) fn new() -> Self {
-        let mut requests = vec![[0; REQUEST]; SIZE].into_boxed_slice();
-        let mut answers = vec![[0; MAX_UDP as usize]; SIZE].into_boxed_slice();
+        let mut requests = vec![[0; MAX_REQUEST_BYTES]; BATCH_SIZE].into_boxed_slice();
+        let mut answers = vec![[0; MAX_UDP as usize]; BATCH_SIZE].into_boxed_slice();
         // SAFETY: zero is a value of each of its fields.
-        let mut peers = vec![unsafe { mem::zeroed::<libc::sockaddr_storage>() }; SIZE].into_boxed_slice();
+        let mut peers =
+            vec![unsafe { mem::zeroed::<libc::sockaddr_storage>() }; BATCH_SIZE].into_boxed_slice();
         let incoming = Headers::new(&mut requests, &mut peers);
         let outgoing = Headers::new(&mut answers, &mut peers);
-        let mut batch = Self { requests, peers, incoming, answers, outgoing, received: SIZE, answered: 0 };
+        let mut batch =
+            Self { requests, peers, incoming, answers, outgoing, received: BATCH_SIZE, answered: 0 };
         batch.clear();
         batch
     }
@@ -98,7 +100,7 @@ impl Batch {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 self.incoming.headers.as_mut_ptr(),
-                SIZE as libc::c_uint,
+                BATCH_SIZE as libc::c_uint,
                 flags as _,
                 ptr::null_mut(),
             )
@@ -112,7 +114,7 @@ impl Batch {
         #[allow(clippy::cast_possible_truncation, reason = "they are small constants")]
         for header in &mut self.incoming.headers[..self.received] {
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-            header.msg_hdr.msg_controllen = CONTROL as _;
+            header.msg_hdr.msg_controllen = CONTROL_BYTES as _;
             header.msg_hdr.msg_flags = 0;
         }
         (self.received, self.answered) = (0, 0);
@@ -121,7 +123,7 @@ impl Batch {
     /// Returns a datagram, and room for the answer to it.
     pub(super) fn exchange(&mut self, at: usize) -> (&[u8], &mut [u8]) {
         let length = self.incoming.headers[at].msg_len as usize;
-        (&self.requests[at][..length.min(REQUEST)], &mut self.answers[self.answered])
+        (&self.requests[at][..length.min(MAX_REQUEST_BYTES)], &mut self.answers[self.answered])
     }
 
     /// Returns whether a datagram was longer than what was read of it.
@@ -181,19 +183,19 @@ impl Batch {
 }
 
 /// An answer to a query of an earlier batch.
-pub(super) struct Answer {
+pub(super) struct OutgoingDatagram {
     pub(super) peer: Peer,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Sends such answers, [`SIZE`] at once. One that the kernel refuses is counted.
-pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [Answer]) {
-    for answers in answers.chunks_mut(SIZE) {
+/// Sends such answers, [`BATCH_SIZE`] at once. One that the kernel refuses is counted.
+pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) {
+    for answers in answers.chunks_mut(BATCH_SIZE) {
         let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();
-        let mut controls = vec![Control([0; CONTROL]); answers.len()];
+        let mut controls = vec![ControlBuffer([0; CONTROL_BYTES]); answers.len()];
         let mut vectors: Vec<libc::iovec> = answers
             .iter_mut()
-            .map(|Answer { bytes, .. }| libc::iovec {
+            .map(|OutgoingDatagram { bytes, .. }| libc::iovec {
                 iov_base: bytes.as_mut_ptr().cast(),
                 iov_len: bytes.len(),
             })
@@ -289,7 +291,7 @@ fn address(peer: &libc::sockaddr_storage, length: libc::socklen_t) -> Option<Soc
 /// The interface is left to the routes, but for link-local peers: those name their own.
 ///
 /// # Safety
-/// The control buffer of the header has to have room for [`CONTROL`] bytes.
+/// The control buffer of the header has to have room for [`CONTROL_BYTES`] bytes.
 unsafe fn write_asked(header: &mut libc::msghdr, asked: Option<IpAddr>) -> ControlLength {
     /// Writes one control message.
     unsafe fn write<T>(
@@ -298,7 +300,7 @@ unsafe fn write_asked(header: &mut libc::msghdr, asked: Option<IpAddr>) -> Contr
         kind: libc::c_int,
         data: T,
     ) -> ControlLength {
-        const { assert!(size_of::<T>() <= CONTROL / 2) };
+        const { assert!(size_of::<T>() <= CONTROL_BYTES / 2) };
         #[allow(clippy::cast_possible_truncation, reason = "it is no longer than the buffer")]
         let (length, space) =
             unsafe { (libc::CMSG_LEN(size_of::<T>() as _), libc::CMSG_SPACE(size_of::<T>() as _)) };

@@ -41,14 +41,14 @@ pub(super) static NEIGHBORS: SharedTable = SharedTable::new();
 /// What was read of the neighbor table last, and when it may be read again.
 #[derive(Debug)]
 pub(super) struct SharedTable {
-    last: Mutex<Option<Arc<Table>>>,
+    last: Mutex<Option<Arc<NeighborTable>>>,
     /// Locked while the table is read.
     next_reading: Mutex<Option<Instant>>,
 }
 
 /// What was read of the neighbor table.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct NeighborTable {
     /// The addresses with an entry, and its state. Packets to an address in [`INCOMPLETE`] wait in the kernel.
     pub(super) states: HashMap<IpAddr, u16>,
     /// The indexes of the interfaces with an address in [`INCOMPLETE`].
@@ -59,7 +59,7 @@ pub(super) struct Table {
     pub(super) read_at: Option<Instant>,
 }
 
-impl Table {
+impl NeighborTable {
     /// Returns whether an address has an entry in one of the states.
     pub(super) fn has(&self, address: IpAddr, states: u16) -> bool {
         self.states.get(&address).is_some_and(|state| state & states != 0)
@@ -81,24 +81,24 @@ impl SharedTable {
     }
 
     /// Returns the table, read now if the pause since the last reading is over.
-    pub(super) fn latest(&self) -> Option<Arc<Table>> {
+    pub(super) fn latest(&self) -> Option<Arc<NeighborTable>> {
         self.latest_of(read, || (Instant::now(), cpu_time()))
     }
 
     fn latest_of(
         &self,
-        read: impl FnOnce() -> io::Result<Table>,
+        read: impl FnOnce() -> io::Result<NeighborTable>,
         clocks: impl Fn() -> (Instant, Duration),
-    ) -> Option<Arc<Table>> {
+    ) -> Option<Arc<NeighborTable>> {
         // While another thread reads the table, the last one is good enough.
         if let Some(mut next) = self.next_reading.try_lock() {
             let (begun, cpu) = clocks();
             if next.is_none_or(|next| next <= begun) {
                 let table = read().unwrap_or_else(|error| {
                     warn_unreadable(&error);
-                    Table::default()
+                    NeighborTable::default()
                 });
-                *self.last.lock() = Some(Arc::new(Table { read_at: Some(begun), ..table }));
+                *self.last.lock() = Some(Arc::new(NeighborTable { read_at: Some(begun), ..table }));
                 let (end, cpu_end) = clocks();
                 let pause = (CPU_FACTOR * cpu_end.saturating_sub(cpu)).max(WAIT_FACTOR * (end - begun));
                 *next = Some(end + pause.max(MIN_PAUSE));
@@ -124,10 +124,10 @@ fn cpu_time() -> Duration {
 }
 
 /// Reads the neighbor table.
-fn read() -> io::Result<Table> {
+fn read() -> io::Result<NeighborTable> {
     let kernel = Netlink::open()?;
     kernel.send(&message(RTM_GETNEIGH, NLM_F_DUMP, &[0; ENTRY]))?;
-    let (mut table, mut total) = (Table::default(), 0);
+    let (mut table, mut total) = (NeighborTable::default(), 0);
     while total < MAX_BYTES {
         let part = kernel.receive()?;
         if !table.add(&part) {
@@ -139,7 +139,7 @@ fn read() -> io::Result<Table> {
     Ok(table)
 }
 
-impl Table {
+impl NeighborTable {
     /// Adds a part of the kernel's answer. Returns whether more follows.
     fn add(&mut self, part: &[u8]) -> bool {
         for (kind, message) in super::netlink::messages(part) {
@@ -193,7 +193,7 @@ mod tests {
                 readings.set(readings.get() + 1);
                 clock.set(clock.get() + took);
                 cpu.set(cpu.get() + cpu_of_one);
-                Ok(Table::default())
+                Ok(NeighborTable::default())
             };
             // 8 sockets with 1,000 forged errors a second each.
             while clock.get() < start + Duration::from_secs(10) {
@@ -222,7 +222,7 @@ mod tests {
             [entry(3, 1, &[192, 0, 2, 1]), entry(4, 2, &[192, 0, 2, 2]), entry(5, 0x20, &ipv6.octets())]
                 .concat();
         let read = |bytes| {
-            let mut table = Table::default();
+            let mut table = NeighborTable::default();
             table.add(bytes).then_some(table)
         };
         let all = HashMap::from([(incomplete, INCOMPLETE), (reachable, 2), (ipv6.into(), FAILED)]);

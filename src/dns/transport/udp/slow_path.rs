@@ -13,30 +13,31 @@ use tokio::sync::mpsc::Receiver;
 use tokio::task::yield_now;
 
 use super::answer_socket::AnswerSocket;
-use super::batch::{Answer, SIZE, send_all};
-use super::{Asking, Keep, Peer, Question};
+use super::batch::{BATCH_SIZE, OutgoingDatagram, send_all};
+use super::{CacheInsert, Peer, PendingQuery, QueryProgress};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, unmapped};
-use crate::dns::transport::client_quota::Shares;
+use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
 /// Questions that are taken in one go, and answers that are sent, before others have their turn.
-const TURN: usize = SIZE;
+const MAX_REPLIES_PER_TURN: usize = BATCH_SIZE;
 
-pub(super) struct Full {
+pub(super) struct SlowPath {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
-    pub(super) shares: Arc<Shares>,
+    pub(super) shares: Arc<ClientQuota>,
     /// To the socket's thread.
-    pub(super) keep: SyncSender<Keep>,
+    pub(super) keep: SyncSender<CacheInsert>,
 }
 
-impl Full {
+impl SlowPath {
     /// Answers all questions, until there are no more. Queries that wait for an upstream have no tasks of their own: an
     /// upstream answers many at once, and so they are answered together.
-    pub(super) async fn serve(self, mut questions: Receiver<Question>) {
+    pub(super) async fn serve(self, mut questions: Receiver<PendingQuery>) {
         let mut under_way = FuturesUnordered::new();
-        let (mut asked, mut answers) = (Vec::with_capacity(TURN), Vec::with_capacity(TURN));
+        let (mut asked, mut answers) =
+            (Vec::with_capacity(MAX_REPLIES_PER_TURN), Vec::with_capacity(MAX_REPLIES_PER_TURN));
         let (mut open, mut done) = (true, 0);
         while open || !under_way.is_empty() {
             tokio::select! {
@@ -45,13 +46,13 @@ impl Full {
                     answers.extend(answer);
                     done += 1;
                 }
-                number = questions.recv_many(&mut asked, TURN), if open => {
+                number = questions.recv_many(&mut asked, MAX_REPLIES_PER_TURN), if open => {
                     open = number > 0;
                     under_way.extend(asked.drain(..).map(|question| self.answer(question)));
                 }
             }
             // What is ready by now goes out together. Nothing is waited for.
-            while done < TURN
+            while done < MAX_REPLIES_PER_TURN
                 && let Some(Some(answer)) = under_way.next().now_or_never()
             {
                 answers.extend(answer);
@@ -59,7 +60,7 @@ impl Full {
             }
             send_all(&self.socket, &mut answers);
             answers.clear();
-            if done >= TURN {
+            if done >= MAX_REPLIES_PER_TURN {
                 done = 0;
                 yield_now().await;
             }
@@ -67,21 +68,21 @@ impl Full {
     }
 
     /// Answers a question, now or later if it has to wait for an upstream; nothing where silence is right.
-    async fn answer(&self, question: Question) -> Option<Answer> {
-        let Question { asking, peer, key, ticket } = question;
+    async fn answer(&self, question: PendingQuery) -> Option<OutgoingDatagram> {
+        let PendingQuery { asking, peer, key, ticket } = question;
         let Peer { address, asked, .. } = peer;
         let client = unmapped(address).ip();
         let mut answering = pin!(match asking {
-            Asking::Message(message) => {
+            QueryProgress::Message(message) => {
                 Either::Left(self.handler.answer(message, address, asked, Protocol::Udp))
             }
-            Asking::UnderWay(answering) => Either::Right(answering),
+            QueryProgress::UnderWay(answering) => Either::Right(answering),
         });
         let mut share = None;
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {
                 // Only a query that waits for an upstream needs a share.
-                share = self.shares.take(client, 1);
+                share = self.shares.acquire(client, 1);
                 if share.is_some() {
                     return Poll::Pending;
                 }
@@ -91,11 +92,11 @@ impl Full {
             answer => answer,
         });
         let answer = answer.await?;
-        if let (Some(key), Some(packet)) = (key, answer.packet) {
+        if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
             // The next one of the kind will be kept where there is no room for this one.
-            let _ = self.keep.try_send(Keep { key, client, packet });
+            let _ = self.keep.try_send(CacheInsert { key, client, wire_response });
         }
         drop(ticket);
-        Some(Answer { peer, bytes: answer.bytes })
+        Some(OutgoingDatagram { peer, bytes: answer.bytes })
     }
 }

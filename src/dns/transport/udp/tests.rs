@@ -8,7 +8,7 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::dns::plugins::setup::Site;
+use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::udp::*;
@@ -25,10 +25,10 @@ async fn handler() -> (Arc<Handler>, UdpSocket) {
 
 async fn handler_of(store: Arc<Store>) -> (Arc<Handler>, UdpSocket) {
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let site = Site::silent(store).unwrap();
+    let context = ServerContext::silent(store).unwrap();
     let upstream = silent.local_addr().unwrap();
     let text = format!("lb.internal {{\nbufsize 4096\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
-    (first_handler(&text, &site).unwrap(), silent)
+    (first_handler(&text, &context).unwrap(), silent)
 }
 
 async fn client(last: u8, server: SocketAddr) -> UdpSocket {
@@ -68,7 +68,7 @@ async fn client_with_waiting_questions_leaves_room() {
     let (handler, _silent) = handler().await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let address = sockets[0].local_addr().unwrap();
-    let serving = serve_with(sockets, Arc::clone(&handler), Shares::new(16), CancellationToken::new());
+    let serving = serve_with(sockets, Arc::clone(&handler), ClientQuota::new(16), CancellationToken::new());
     let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
     let (greedy, modest) = (client(1, address).await, client(2, address).await);
     for _ in 0..20 {
@@ -115,9 +115,10 @@ async fn icmp_error_at_the_end_leaves_no_question_unanswered() {
         ask(&client, KNOWN).await;
     }
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.family().unwrap()));
-    let ((questions, asked), (keep, kept)) = (mpsc::channel(QUEUE), sync_channel(KEPT));
-    let (shares, own) = (Shares::new(MAX_WAITING), Arc::clone(&socket));
-    let full = Full { socket: own, handler: Arc::clone(&handler), shares, keep };
+    let ((questions, asked), (keep, kept)) =
+        (mpsc::channel(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
+    let (shares, own) = (ClientQuota::new(MAX_WAITING), Arc::clone(&socket));
+    let full = SlowPath { socket: own, handler: Arc::clone(&handler), shares, keep };
     let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
     let worker = Worker {
         socket,
@@ -168,14 +169,14 @@ fn port_0_is_a_port_that_no_other_socket_has() {
 }
 
 /// A client that asks for a link, `web` in `default` at 192.0.2.1, and the handler that answers.
-struct Served {
+struct TestServer {
     store: Arc<Store>,
     client: UdpSocket,
     upstream: UdpSocket,
     _serving: AbortOnDropHandle<io::Result<()>>,
 }
 
-async fn serve_web() -> Served {
+async fn serve_web() -> TestServer {
     let origin = Name::from_ascii("lb.internal.").unwrap();
     let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
     store.apply(link("web", "192.0.2.1"));
@@ -184,13 +185,13 @@ async fn serve_web() -> Served {
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;
     let serving = tokio::spawn(serve(sockets, handler, CancellationToken::new()));
-    Served { store, client, upstream, _serving: AbortOnDropHandle::new(serving) }
+    TestServer { store, client, upstream, _serving: AbortOnDropHandle::new(serving) }
 }
 
 #[tokio::test]
 async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
     const NAME: &str = "web.default.lb.internal.";
-    let Served { store, client, upstream, _serving } = serve_web().await;
+    let TestServer { store, client, upstream, _serving } = serve_web().await;
     for _ in 0..2 {
         ask(&client, NAME).await;
         answered(&client).await;
@@ -226,7 +227,7 @@ async fn question_about_a_changed_link_is_answered_at_once_or_soon() {
 #[tokio::test]
 async fn client_with_larger_payload_gets_the_larger_answer() {
     const NAME: &str = "web.default.lb.internal.";
-    let Served { store, client, .. } = &serve_web().await;
+    let TestServer { store, client, .. } = &serve_web().await;
     let addresses = (1..=100).map(|last| [192, 0, 2, last].into()).collect();
     let many =
         ObservedService { ingress: Ingress { hostnames: vec![], addresses }, ..link("web", "192.0.2.1") };

@@ -10,12 +10,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::neighbors::{RESOLVED, Table};
+use super::neighbors::{NeighborTable, RESOLVED};
 
 /// How long an address is limited after the kernel has reported it unreachable.
-pub(super) const REPORTED: Duration = Duration::from_secs(10);
+pub(super) const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
 /// How long an address is limited that the kernel is looking for: after three seconds it reports what came of it.
-pub(super) const UNRESOLVED: Duration = Duration::from_secs(3);
+pub(super) const UNRESOLVED_FOR: Duration = Duration::from_secs(3);
 /// Between two answers to a limited address.
 const ANSWER_INTERVAL: Duration = Duration::from_secs(1);
 /// Limited addresses at most: as many neighbors as Linux has by default (`gc_thresh3`).
@@ -28,23 +28,23 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Unreachable {
     /// Whether there are any, for the query path.
     any: AtomicBool,
-    limits: Mutex<Limits>,
+    limits: Mutex<AddressLimits>,
 }
 
 #[derive(Debug, Default)]
-struct Limits {
-    addresses: HashMap<IpAddr, Limit>,
+struct AddressLimits {
+    addresses: HashMap<IpAddr, AddressLimit>,
     next_sweep: Option<Instant>,
     /// When the neighbor table was read that was looked at last.
     last_reading: Option<Instant>,
     /// Which addresses have hosts, while answers to addresses without one fill the send buffer; and until when.
-    neighbors: Option<(Instant, Arc<Table>)>,
+    neighbors: Option<(Instant, Arc<NeighborTable>)>,
     /// When the neighbor table was last looked at, and which addresses the kernel was looking for.
     last_look: Option<(Instant, HashSet<IpAddr>)>,
 }
 
 #[derive(Debug)]
-struct Limit {
+struct AddressLimit {
     until: Instant,
     next_answer: Instant,
 }
@@ -60,7 +60,7 @@ impl Unreachable {
                 return;
             }
         }
-        let first = Limit { until: now, next_answer: now + ANSWER_INTERVAL };
+        let first = AddressLimit { until: now, next_answer: now + ANSWER_INTERVAL };
         let limit = limits.addresses.entry(address).or_insert(first);
         limit.until = limit.until.max(now + duration);
         self.any.store(true, Ordering::Release);
@@ -89,7 +89,7 @@ impl Unreachable {
             self.any.store(any, Ordering::Release);
         }
         let Some(limit) = limits.addresses.get_mut(&address).filter(|limit| limit.until > now) else {
-            let unknown_in = |(until, table): &(Instant, Arc<Table>)| {
+            let unknown_in = |(until, table): &(Instant, Arc<NeighborTable>)| {
                 (now < *until && !table.has(address, RESOLVED)).then(|| Arc::clone(table))
             };
             let table = limits.neighbors.as_ref().and_then(unknown_in);
@@ -107,7 +107,7 @@ impl Unreachable {
     }
 
     /// Returns whether a reading of the neighbor table is another one than at the last call.
-    pub(super) fn takes(&self, table: &Table) -> bool {
+    pub(super) fn takes(&self, table: &NeighborTable) -> bool {
         let mut limits = self.limits.lock();
         let is_other = limits.last_reading != table.read_at;
         limits.last_reading = table.read_at;
@@ -118,9 +118,10 @@ impl Unreachable {
     /// in the neighbor table is found within moments.
     pub(super) fn limit_unresolved(&self, addresses: HashSet<IpAddr>, now: Instant) {
         let last = self.limits.lock().last_look.take();
-        let known = last.filter(|(at, _)| *at + UNRESOLVED > now).map(|(_, known)| known).unwrap_or_default();
+        let known =
+            last.filter(|(at, _)| *at + UNRESOLVED_FOR > now).map(|(_, known)| known).unwrap_or_default();
         for address in addresses.intersection(&known) {
-            self.limit(*address, UNRESOLVED, now);
+            self.limit(*address, UNRESOLVED_FOR, now);
         }
         self.limits.lock().last_look = Some((now, addresses));
     }
@@ -128,8 +129,8 @@ impl Unreachable {
     /// Limits all addresses that the kernel has no link-layer address for, on the links where it is looking for some:
     /// each has an answer only while the send buffer has room for one that may stay there. A client on the link is known,
     /// since it has asked for the link-layer address of this host.
-    pub(super) fn limit_unknown(&self, table: Arc<Table>, now: Instant) {
-        self.limits.lock().neighbors = Some((now + UNRESOLVED, table));
+    pub(super) fn limit_unknown(&self, table: Arc<NeighborTable>, now: Instant) {
+        self.limits.lock().neighbors = Some((now + UNRESOLVED_FOR, table));
         self.any.store(true, Ordering::Release);
     }
 }
@@ -161,7 +162,7 @@ mod tests {
     fn a_limited_address_gets_one_answer_a_second_for_its_time() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         assert_eq!(answered(&unreachable, DEAD, now, 1), [10]);
-        unreachable.limit(DEAD, REPORTED, now);
+        unreachable.limit(DEAD, UNREACHABLE_FOR, now);
         // It had its answer of the first second.
         assert_eq!(answered(&unreachable, DEAD, now, 12), [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 10]);
         assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn full_send_buffer_stops_answers_to_limited_addresses_alone() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
-        unreachable.limit(DEAD, REPORTED, now);
+        unreachable.limit(DEAD, UNREACHABLE_FOR, now);
         assert_eq!(answered(&unreachable, "192.0.2.2".parse().unwrap(), now, 1), [10]);
         let later = now + 2 * ANSWER_INTERVAL;
         assert!(!unreachable.admits(DEAD, later, || false, known));
@@ -182,10 +183,10 @@ mod tests {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from(number));
         for number in 0..5000 {
-            unreachable.limit(address(number), UNRESOLVED, now);
+            unreachable.limit(address(number), UNRESOLVED_FOR, now);
         }
         assert_eq!(unreachable.limits.lock().addresses.len(), MAX_ADDRESSES);
-        unreachable.limit(address(6000), REPORTED, now + UNRESOLVED);
+        unreachable.limit(address(6000), UNREACHABLE_FOR, now + UNRESOLVED_FOR);
         assert_eq!(unreachable.limits.lock().addresses.len(), 1);
     }
 
@@ -200,7 +201,7 @@ mod tests {
         unreachable.limit_unresolved(HashSet::from([DEAD]), next);
         assert!(is_limited(DEAD, next) && !is_limited(other, next));
         unreachable.limit_unresolved(HashSet::from([other]), next + LOOK);
-        let later = next + 2 * UNRESOLVED;
+        let later = next + 2 * UNRESOLVED_FOR;
         unreachable.limit_unresolved(HashSet::from([other]), later);
         assert!(!is_limited(other, later), "the look before was too long ago");
     }
@@ -211,7 +212,11 @@ mod tests {
         let client = IpAddr::from([192, 0, 2, 2]);
         let table = |resolved| {
             let states = HashMap::from([(resolved, RESOLVED)]);
-            Arc::new(Table { states, waiting_interfaces: HashSet::from([3]), ..Table::default() })
+            Arc::new(NeighborTable {
+                states,
+                waiting_interfaces: HashSet::from([3]),
+                ..NeighborTable::default()
+            })
         };
         let admits =
             |address, has_room, interface, at| unreachable.admits(address, at, || has_room, || interface);
@@ -225,14 +230,14 @@ mod tests {
         // It is found to have a host, or the send buffer has been empty for a while.
         unreachable.limit_unknown(table(DEAD), now);
         assert!(admits(DEAD, false, Some(3), now) && !admits(client, false, Some(3), now));
-        assert!(admits(client, false, Some(3), now + UNRESOLVED));
+        assert!(admits(client, false, Some(3), now + UNRESOLVED_FOR));
         assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
     }
 
     #[test]
     fn each_reading_of_the_neighbor_table_is_taken_once() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
-        let reading = |at| Table { read_at: Some(at), ..Table::default() };
+        let reading = |at| NeighborTable { read_at: Some(at), ..NeighborTable::default() };
         let (first, second) = (reading(now), reading(now + LOOK));
         let taken = [&first, &first, &second, &second].map(|table| unreachable.takes(table));
         assert_eq!(taken, [true, false, true, false]);
@@ -241,8 +246,8 @@ mod tests {
     #[test]
     fn a_shorter_limit_leaves_a_longer_one() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
-        unreachable.limit(DEAD, REPORTED, now);
-        unreachable.limit(DEAD, UNRESOLVED, now);
-        assert_eq!(answered(&unreachable, DEAD, now + 2 * UNRESOLVED, 2), [1, 1]);
+        unreachable.limit(DEAD, UNREACHABLE_FOR, now);
+        unreachable.limit(DEAD, UNRESOLVED_FOR, now);
+        assert_eq!(answered(&unreachable, DEAD, now + 2 * UNRESOLVED_FOR, 2), [1, 1]);
     }
 }

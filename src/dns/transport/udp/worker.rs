@@ -17,17 +17,19 @@ use tokio::time::Instant;
 use tracing::{debug, error};
 
 use super::answer_socket::AnswerSocket;
-use super::batch::{self, Batch, send_all};
-use super::{Asking, Keep, LINGER, MAX_LAST, Peer, Question, Ticket};
-use crate::dns::chain::handler::{Answer, Handler};
-use crate::dns::net::{Protocol, REST, is_fatal, is_shortage, unmapped};
-use crate::dns::response_cache::{Miss, Packets, Room};
+use super::batch::{self, DatagramBatch, send_all};
+use super::{
+    CacheInsert, DRAIN_TIMEOUT, InFlightGuard, MAX_DRAIN_QUERIES, Peer, PendingQuery, QueryProgress,
+};
+use crate::dns::chain::handler::{EncodedReply, Handler};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_shortage, unmapped};
+use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
 use crate::dns::transport::metrics::DropReason;
 
 /// The answers that a thread keeps.
-const ROOM: Room = Room { sets: 4096, bytes: 8 << 20 };
+const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
 /// How long a thread rests at the end between two looks at its socket.
-const GLANCE: Duration = Duration::from_millis(2);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Questions between two looks at the send buffer, and while there is much in it.
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
@@ -37,9 +39,9 @@ pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
     /// To the full handler.
-    pub(super) questions: Sender<Question>,
+    pub(super) questions: Sender<PendingQuery>,
     /// What the full handler has answered, and can be answered here from now on.
-    pub(super) kept: Receiver<Keep>,
+    pub(super) kept: Receiver<CacheInsert>,
     /// Questions of the listener that the full handler has.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
@@ -48,9 +50,9 @@ pub(super) struct Worker {
 }
 
 /// What a worker has at hand.
-struct Desk {
-    batch: Batch,
-    packets: Packets,
+struct WorkerState {
+    batch: DatagramBatch,
+    response_cache: ResponseCache,
     /// Datagrams that the kernel has dropped so far.
     lost: u32,
     /// Questions until the next look at the send buffer.
@@ -67,7 +69,12 @@ impl Worker {
         let runtime = self.runtime.clone();
         let _context = runtime.enter();
         loop {
-            let mut desk = Desk { batch: Batch::new(), packets: Packets::new(ROOM), lost: 0, until_check: 0 };
+            let mut desk = WorkerState {
+                batch: DatagramBatch::new(),
+                response_cache: ResponseCache::new(CACHE_CAPACITY),
+                lost: 0,
+                until_check: 0,
+            };
             let serving = AssertUnwindSafe(|| self.serve(&mut desk));
             // One message that hits a defect of ours must not end the listener.
             match catch_unwind(serving) {
@@ -80,7 +87,7 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, desk: &mut Desk) -> io::Result<()> {
+    fn serve(&mut self, desk: &mut WorkerState) -> io::Result<()> {
         while !self.is_stopped() {
             match desk.batch.receive(self.socket.as_fd(), true) {
                 Ok(number) => self.take(desk, number),
@@ -90,13 +97,13 @@ impl Worker {
                     debug!("UDP: {error}");
                     self.socket.read_errors();
                     if is_shortage(&error) {
-                        sleep(REST);
+                        sleep(ACCEPT_RETRY_PAUSE);
                     }
                 }
             }
         }
         let mut last = 0;
-        let end = Instant::now() + LINGER;
+        let end = Instant::now() + DRAIN_TIMEOUT;
         loop {
             match desk.batch.receive(self.socket.as_fd(), false) {
                 Ok(number) => {
@@ -108,18 +115,18 @@ impl Worker {
                     if self.pending.load(Ordering::Acquire) == 0 {
                         return Ok(());
                     }
-                    sleep(GLANCE);
+                    sleep(DRAIN_POLL_INTERVAL);
                 }
                 // An ICMP error says nothing about the queue: behind it there may be questions.
                 Err(error) => {
                     debug!("UDP: {error}");
                     self.socket.read_errors();
                     if is_shortage(&error) {
-                        sleep(GLANCE);
+                        sleep(DRAIN_POLL_INTERVAL);
                     }
                 }
             }
-            let is_late = last >= MAX_LAST && self.pending.load(Ordering::Acquire) == 0;
+            let is_late = last >= MAX_DRAIN_QUERIES && self.pending.load(Ordering::Acquire) == 0;
             if is_late || Instant::now() > end {
                 return Ok(());
             }
@@ -131,11 +138,11 @@ impl Worker {
     }
 
     /// Answers so many datagrams, or passes them on.
-    fn take(&mut self, desk: &mut Desk, number: usize) {
-        let Desk { batch, packets, lost, until_check } = desk;
+    fn take(&mut self, desk: &mut WorkerState, number: usize) {
+        let WorkerState { batch, response_cache, lost, until_check } = desk;
         let now = Instant::now();
-        for Keep { key, client, packet } in self.kept.try_iter() {
-            packets.keep(key, client, *packet, now);
+        for CacheInsert { key, client, wire_response } in self.kept.try_iter() {
+            response_cache.keep(key, client, *wire_response, now);
         }
         let server = self.handler.server.load().number();
         let (mut repeated, mut anew) = (0, Duration::ZERO);
@@ -151,23 +158,24 @@ impl Worker {
             let is_cut = batch.is_cut(at);
             let (question, out) = batch.exchange(at);
             if is_cut {
-                self.pass_on(Asking::Message(question.to_vec()), peer, None);
+                self.enqueue(QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
-            let length = match packets.answer(question, unmapped(peer.address).ip(), server, now, out) {
+            let length = match response_cache.answer(question, unmapped(peer.address).ip(), server, now, out)
+            {
                 Ok(length) => {
                     repeated += 1;
                     Some(length)
                 }
                 Err(Miss::Outdated) => {
                     let begun = Instant::now();
-                    let length = self.answer_anew(question, peer, packets, out);
+                    let length = self.answer_anew(question, peer, response_cache, out);
                     anew += begun.elapsed();
                     length
                 }
                 Err(Miss::Unknown) => {
-                    let key = packets.last_key().map(Box::from);
-                    self.pass_on(Asking::Message(question.to_vec()), peer, key);
+                    let key = response_cache.last_key().map(Box::from);
+                    self.enqueue(QueryProgress::Message(question.to_vec()), peer, key);
                     None
                 }
             };
@@ -176,7 +184,7 @@ impl Worker {
             }
         }
         if repeated > 0 {
-            packets.set_took(now.elapsed().saturating_sub(anew) / repeated);
+            response_cache.set_took(now.elapsed().saturating_sub(anew) / repeated);
         }
         batch.send(&self.socket);
         *until_check = until_check.saturating_sub(number);
@@ -191,25 +199,25 @@ impl Worker {
         &self,
         question: &[u8],
         peer: Peer,
-        packets: &mut Packets,
+        response_cache: &mut ResponseCache,
         out: &mut [u8],
     ) -> Option<usize> {
-        let key: Option<Box<[u8]>> = packets.last_key().map(Box::from);
+        let key: Option<Box<[u8]>> = response_cache.last_key().map(Box::from);
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
         let answering = async move { handler.answer(message, peer.address, peer.asked, Protocol::Udp).await };
         let mut answering = answering.boxed();
         // The slow path polls it again.
         let Some(answer) = answering.as_mut().now_or_never() else {
-            self.pass_on(Asking::UnderWay(answering), peer, key);
+            self.enqueue(QueryProgress::UnderWay(answering), peer, key);
             return None;
         };
-        let Answer { bytes, packet } = answer?;
-        if let (Some(key), Some(packet)) = (key, packet) {
-            packets.keep(key, unmapped(peer.address).ip(), *packet, Instant::now());
+        let EncodedReply { bytes, wire_response } = answer?;
+        if let (Some(key), Some(wire_response)) = (key, wire_response) {
+            response_cache.keep(key, unmapped(peer.address).ip(), *wire_response, Instant::now());
         }
         let Some(out) = out.get_mut(..bytes.len()) else {
             // The plugin `bufsize` lets clients have more than mostly is given.
-            send_all(&self.socket, &mut [batch::Answer { peer, bytes }]);
+            send_all(&self.socket, &mut [batch::OutgoingDatagram { peer, bytes }]);
             return None;
         };
         out.copy_from_slice(&bytes);
@@ -217,9 +225,9 @@ impl Worker {
     }
 
     /// Has the full handler answer, if it has room for one more.
-    fn pass_on(&self, asking: Asking, peer: Peer, key: Option<Box<[u8]>>) {
-        let ticket = Ticket::new(&self.pending);
-        if self.questions.try_send(Question { asking, peer, key, ticket }).is_err() {
+    fn enqueue(&self, asking: QueryProgress, peer: Peer, key: Option<Box<[u8]>>) {
+        let ticket = InFlightGuard::new(&self.pending);
+        if self.questions.try_send(PendingQuery { asking, peer, key, ticket }).is_err() {
             self.socket.count_dropped(DropReason::Busy, 1);
         }
     }

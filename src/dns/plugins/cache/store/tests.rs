@@ -3,7 +3,7 @@ use hickory_proto::rr::rdata::NULL;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::advance;
 
-use crate::dns::message::query::Question;
+use crate::dns::message::query::UpstreamQuery;
 use crate::dns::plugins::cache::store::*;
 use crate::dns::plugins::tests::support::record;
 
@@ -11,8 +11,8 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-fn question(qname: &str, qtype: RecordType) -> Question {
-    Question::plain(name(qname), qtype)
+fn question(qname: &str, qtype: RecordType) -> UpstreamQuery {
+    UpstreamQuery::plain(name(qname), qtype)
 }
 
 fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> Arc<Message> {
@@ -36,8 +36,8 @@ fn failure() -> Arc<Message> {
     message(ResponseCode::ServFail, &[], &[])
 }
 
-fn put(cache: &Cache, key: &Key, message: &Arc<Message>) -> usize {
-    cache.put(key, message, cache.appraise(message, false))
+fn put(cache: &CacheStore, key: &QueryKey, message: &Arc<Message>) -> usize {
+    cache.put(key, message, cache.classify(message, false))
 }
 
 const OK: ResponseCode = ResponseCode::NoError;
@@ -46,34 +46,34 @@ const NX: ResponseCode = ResponseCode::NXDomain;
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_and_for_how_long() {
     let key = question("a.example.", RecordType::A).key();
-    type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], Option<(Kind, u32)>);
+    type Case<'a> = (ResponseCode, &'a [&'a str], &'a [&'a str], Option<(ResponseKind, u32)>);
     let cases: &[Case<'_>] = &[
-        (OK, &["a.example. 20 A 192.0.2.1"], &[], Some((Kind::Success, 20))),
+        (OK, &["a.example. 20 A 192.0.2.1"], &[], Some((ResponseKind::Success, 20))),
         // The message as a whole lives as long as its shortest record.
         (
             OK,
             &["a.example. 20 CNAME b.example.", "b.example. 10 A 192.0.2.1"],
             &["example. 8 NS ns.example."],
-            Some((Kind::Success, 8)),
+            Some((ResponseKind::Success, 8)),
         ),
-        (OK, &["a.example. 0 A 192.0.2.1"], &[], Some((Kind::Success, 5))),
-        (OK, &["a.example. 3600 A 192.0.2.1"], &[], Some((Kind::Success, 30))),
+        (OK, &["a.example. 0 A 192.0.2.1"], &[], Some((ResponseKind::Success, 5))),
+        (OK, &["a.example. 3600 A 192.0.2.1"], &[], Some((ResponseKind::Success, 30))),
         // RFC 2181 section 8.
-        (OK, &["a.example. 4294967295 A 192.0.2.1"], &[], Some((Kind::Success, 5))),
-        (OK, &[], &["example. 900 SOA ns.example."], Some((Kind::Denial, 30))),
+        (OK, &["a.example. 4294967295 A 192.0.2.1"], &[], Some((ResponseKind::Success, 5))),
+        (OK, &[], &["example. 900 SOA ns.example."], Some((ResponseKind::Denial, 30))),
         // RFC 2308 section 2.2: no data at the end of the chain.
         (
             OK,
             &["a.example. 20 CNAME b.example."],
             &["example. 900 SOA ns.example."],
-            Some((Kind::Denial, 20)),
+            Some((ResponseKind::Denial, 20)),
         ),
-        (NX, &[], &["example. 6 SOA ns.example."], Some((Kind::Denial, 6))),
+        (NX, &[], &["example. 6 SOA ns.example."], Some((ResponseKind::Denial, 6))),
         // A referral, and an answer without anything.
-        (OK, &[], &["example. 900 NS ns.example."], Some((Kind::Success, 5))),
-        (OK, &[], &[], Some((Kind::Success, 5))),
-        (ResponseCode::ServFail, &[], &[], Some((Kind::Failure, 5))),
-        (ResponseCode::NotImp, &[], &[], Some((Kind::Failure, 5))),
+        (OK, &[], &["example. 900 NS ns.example."], Some((ResponseKind::Success, 5))),
+        (OK, &[], &[], Some((ResponseKind::Success, 5))),
+        (ResponseCode::ServFail, &[], &[], Some((ResponseKind::Failure, 5))),
+        (ResponseCode::NotImp, &[], &[], Some((ResponseKind::Failure, 5))),
         // RFC 2308 section 5: without an SOA there is no negative TTL.
         (NX, &[], &[], None),
         (OK, &["a.example. 20 CNAME b.example."], &[], None),
@@ -96,7 +96,7 @@ async fn what_is_kept_and_for_how_long() {
         (ResponseCode::FormErr, &[], &[], None),
     ];
     for (rcode, answers, authorities, expected) in cases {
-        let cache = Cache::new(CacheOptions::capped(30));
+        let cache = CacheStore::new(CacheOptions::capped(30));
         put(&cache, &key, &message(*rcode, answers, authorities));
         let found = cache.get(&key).map(|found| (found.kind, found.ttl));
         assert_eq!(found, *expected, "{rcode} {answers:?} {authorities:?}");
@@ -105,12 +105,13 @@ async fn what_is_kept_and_for_how_long() {
 
 #[tokio::test(start_paused = true)]
 async fn cut_answers_transfers_and_rd_clear_are_not_kept() {
-    let cache = Cache::new(CacheOptions::default());
+    let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let mut cut = Message::clone(&address(60));
     cut.metadata.truncation = true;
     put(&cache, &key, &Arc::new(cut));
-    let without_recursion = Question { recursion_desired: false, ..question("a.example.", RecordType::A) };
+    let without_recursion =
+        UpstreamQuery { recursion_desired: false, ..question("a.example.", RecordType::A) };
     for key in [question("a.example.", RecordType::AXFR).key(), without_recursion.key()] {
         put(&cache, &key, &address(60));
         assert!(cache.get(&key).is_none());
@@ -120,7 +121,7 @@ async fn cut_answers_transfers_and_rd_clear_are_not_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn ttls_count_down_and_what_has_expired_is_gone() {
-    let cache = Cache::new(CacheOptions::default());
+    let cache = CacheStore::new(CacheOptions::default());
     let key = question("A.example.", RecordType::A).key();
     put(&cache, &key, &address(60));
     for (after, left) in [(0, Some(60)), (1, Some(59)), (58, Some(1)), (1, None)] {
@@ -131,12 +132,12 @@ async fn ttls_count_down_and_what_has_expired_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
-    let cache = Cache::new(CacheOptions::default());
+    let cache = CacheStore::new(CacheOptions::default());
     let plain = question("a.example.", RecordType::A);
     put(&cache, &plain.key(), &address(60));
-    let with_do = Question { dnssec_ok: true, ..plain.clone() };
-    let with_cd = Question { checking_disabled: true, ..plain.clone() };
-    let with_ad = Question { authentic_data: true, ..plain };
+    let with_do = UpstreamQuery { dnssec_ok: true, ..plain.clone() };
+    let with_cd = UpstreamQuery { checking_disabled: true, ..plain.clone() };
+    let with_ad = UpstreamQuery { authentic_data: true, ..plain };
     assert!(cache.get(&with_do.key()).is_none());
     assert!(cache.get(&with_cd.key()).is_none());
     assert!(cache.get(&with_ad.key()).is_some());
@@ -144,30 +145,33 @@ async fn questions_that_differ_in_do_or_cd_have_answers_of_their_own() {
 
 #[tokio::test(start_paused = true)]
 async fn the_newer_answer_counts_but_a_failure_hides_no_good_one() {
-    let cache = Cache::new(CacheOptions::default());
+    let cache = CacheStore::new(CacheOptions::default());
     let key = question("a.example.", RecordType::A).key();
     let kind = || cache.get(&key).map(|found| found.kind);
     put(&cache, &key, &failure());
-    assert_eq!(kind(), Some(Kind::Failure));
+    assert_eq!(kind(), Some(ResponseKind::Failure));
     put(&cache, &key, &address(60));
-    assert_eq!(kind(), Some(Kind::Success));
+    assert_eq!(kind(), Some(ResponseKind::Success));
     put(&cache, &key, &failure());
-    assert_eq!(kind(), Some(Kind::Success));
+    assert_eq!(kind(), Some(ResponseKind::Success));
     put(&cache, &key, &absence());
-    assert_eq!(kind(), Some(Kind::Denial));
+    assert_eq!(kind(), Some(ResponseKind::Denial));
     put(&cache, &key, &address(60));
-    assert_eq!(kind(), Some(Kind::Success));
+    assert_eq!(kind(), Some(ResponseKind::Success));
 }
 
 #[tokio::test(start_paused = true)]
 async fn that_nobody_has_answered_is_known_for_a_second() {
-    let cache = Cache::new(CacheOptions::default());
+    let cache = CacheStore::new(CacheOptions::default());
     let asked = question("a.example.", RecordType::A);
     cache.put_silence(&asked.key());
-    assert_eq!(cache.get(&asked.key()).map(|found| (found.kind, found.ttl)), Some((Kind::Silence, 1)));
+    assert_eq!(
+        cache.get(&asked.key()).map(|found| (found.kind, found.ttl)),
+        Some((ResponseKind::NoAnswer, 1))
+    );
     advance(Duration::from_secs(1)).await;
     assert!(cache.get(&asked.key()).is_none());
-    let cache = Cache::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
+    let cache = CacheStore::new(CacheOptions { servfail: Duration::ZERO, ..CacheOptions::default() });
     cache.put_silence(&asked.key());
     put(&cache, &asked.key(), &failure());
     assert!(cache.get(&asked.key()).is_none());
@@ -176,7 +180,7 @@ async fn that_nobody_has_answered_is_known_for_a_second() {
 #[tokio::test(start_paused = true)]
 async fn a_popular_answer_is_asked_for_again_before_it_expires() {
     let prefetch = Prefetch { amount: 3, within: Duration::from_secs(60), percentage: 10 };
-    let cache = Cache::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
+    let cache = CacheStore::new(CacheOptions { prefetch: Some(prefetch), ..CacheOptions::default() });
     let key = question("a.example.", RecordType::A).key();
     let freshness = || cache.get(&key).map(|found| found.freshness);
     put(&cache, &key, &address(100));
@@ -201,7 +205,7 @@ async fn a_popular_answer_is_asked_for_again_before_it_expires() {
 async fn an_expired_answer_is_given_for_a_while_and_a_failure_never() {
     for verify in [None, Some(Duration::from_millis(100))] {
         let stale = ServeStale { up_to: Duration::from_secs(3600), verify, ttl: 30 };
-        let cache = Cache::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
+        let cache = CacheStore::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
         let [a, aaaa] = [RecordType::A, RecordType::AAAA].map(|qtype| question("a.example.", qtype).key());
         put(&cache, &a, &address(60));
         put(&cache, &aaaa, &failure());
@@ -231,9 +235,9 @@ async fn first_answer_has_the_ttl_of_the_cached_one() {
         (ResponseCode::Refused, &[], &["example. 900 SOA ns.example."], 5),
         (ResponseCode::ServFail, &[], &["example. 900 SOA ns.example."], 7),
     ];
-    let cache = Cache::new(CacheOptions { servfail: Duration::from_secs(7), ..CacheOptions::default() });
+    let cache = CacheStore::new(CacheOptions { servfail: Duration::from_secs(7), ..CacheOptions::default() });
     for (rcode, answers, authorities, ttl) in cases {
-        let worth = cache.appraise(&message(*rcode, answers, authorities), true);
+        let worth = cache.classify(&message(*rcode, answers, authorities), true);
         assert_eq!(worth.ttl, *ttl, "{rcode} {answers:?} {authorities:?}");
     }
 }
@@ -265,23 +269,23 @@ fn answer_with_invalid_signature_is_not_kept_for_do() {
             "{inception}"
         );
     }
-    let cache = Cache::new(CacheOptions::default());
+    let cache = CacheStore::new(CacheOptions::default());
     let old = signed(1, 2);
-    assert_eq!(cache.appraise(&old, true), Worth { kind: Kind::Other, ttl: 5 });
-    assert_eq!(cache.appraise(&old, false), Worth { kind: Kind::Success, ttl: 60 });
+    assert_eq!(cache.classify(&old, true), Cacheability { kind: ResponseKind::Other, ttl: 5 });
+    assert_eq!(cache.classify(&old, false), Cacheability { kind: ResponseKind::Success, ttl: 60 });
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_takes_no_absence_away_that_is_still_good() {
-    let cache = Cache::new(CacheOptions::capped(30));
+    let cache = CacheStore::new(CacheOptions::capped(30));
     let key = question("a.example.", RecordType::A).key();
     put(&cache, &key, &absence());
     put(&cache, &key, &failure());
     cache.put_silence(&key);
-    assert_eq!(cache.get(&key).map(|found| found.kind), Some(Kind::Denial));
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::Denial));
     advance(Duration::from_secs(30)).await;
     put(&cache, &key, &failure());
-    assert_eq!(cache.get(&key).map(|found| found.kind), Some(Kind::Failure));
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::Failure));
 }
 
 fn stale(recheck: u64) -> CacheOptions {
@@ -295,7 +299,7 @@ fn stale(recheck: u64) -> CacheOptions {
 
 #[tokio::test(start_paused = true)]
 async fn one_refresh_at_a_time_and_none_after_a_failure() {
-    let cache = Cache::new(stale(30));
+    let cache = CacheStore::new(stale(30));
     let key = question("a.example.", RecordType::A).key();
     put(&cache, &key, &address(60));
     advance(Duration::from_secs(60)).await;
@@ -311,21 +315,21 @@ async fn one_refresh_at_a_time_and_none_after_a_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn with_a_preference_for_them_answers_that_say_something_stay() {
-    let cache = Cache::new(CacheOptions { prefer_positive: true, ..stale(0) });
+    let cache = CacheStore::new(CacheOptions { prefer_positive: true, ..stale(0) });
     let key = question("a.example.", RecordType::A).key();
     let found = || cache.get(&key).map(|found| (found.kind, found.message.answers.len()));
     put(&cache, &key, &absence());
-    assert_eq!(found(), Some((Kind::Denial, 0)));
+    assert_eq!(found(), Some((ResponseKind::Denial, 0)));
     put(&cache, &key, &address(60));
     let nothing = message(OK, &[], &[]);
     for other in [absence(), failure(), nothing.clone(), nothing, absence()] {
         put(&cache, &key, &other);
         advance(Duration::from_secs(60)).await;
-        assert_eq!(found(), Some((Kind::Success, 1)), "{other}");
+        assert_eq!(found(), Some((ResponseKind::Success, 1)), "{other}");
     }
     advance(Duration::from_secs(3600)).await;
     put(&cache, &key, &absence());
-    assert_eq!(found(), Some((Kind::Denial, 0)), "after its time");
+    assert_eq!(found(), Some((ResponseKind::Denial, 0)), "after its time");
 }
 
 #[tokio::test(start_paused = true)]
@@ -333,7 +337,7 @@ async fn keepttl_leaves_the_ttl_but_of_expired_answers() {
     for (own, later) in [(0, 60), (30, 30)] {
         let stale = ServeStale { up_to: Duration::from_secs(3600), verify: None, ttl: own };
         let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
-        let cache = Cache::new(options);
+        let cache = CacheStore::new(options);
         let key = question("a.example.", RecordType::A).key();
         put(&cache, &key, &address(60));
         advance(Duration::from_secs(59)).await;
@@ -345,8 +349,8 @@ async fn keepttl_leaves_the_ttl_but_of_expired_answers() {
 
 #[test]
 fn it_is_bounded_by_entries() {
-    let bounds = Bounds { capacity: 100, min_ttl: 5, max_ttl: 30 };
-    let cache = Cache::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
+    let bounds = CacheLimits { capacity: 100, min_ttl: 5, max_ttl: 30 };
+    let cache = CacheStore::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
     for i in 0..1000 {
         let key = question(&format!("{i}.example."), RecordType::A).key();
         put(&cache, &key, &address(60));

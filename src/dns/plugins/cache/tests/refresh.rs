@@ -18,7 +18,7 @@ async fn a_popular_answer_is_asked_for_ahead_once_at_a_time() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(bench.ask().await, A_60);
     assert_eq!(
-        bench.site.metrics("prefetch"),
+        bench.context.metrics("prefetch"),
         [r#"coredns_cache_prefetch_total{server="dns://:53",view="",zones="."} 1"#]
     );
     // The look-up of a target starts it, too.
@@ -37,7 +37,7 @@ async fn immediate_gives_an_expired_answer_and_refreshes_it() {
         bench.ask().await;
         seconds(60).await;
         for answer in
-            [Err(Failure::no_upstream("why")), Ok(failure()), Ok(reply(ResponseCode::Refused, &[], &[]))]
+            [Err(PluginError::no_upstream("why")), Ok(failure()), Ok(reply(ResponseCode::Refused, &[], &[]))]
         {
             *bench.source.outcome.lock() = answer;
             bench.asked();
@@ -49,7 +49,7 @@ async fn immediate_gives_an_expired_answer_and_refreshes_it() {
         bench.ask().await;
         settled().await;
         assert_eq!(bench.ask().await, A_60.replace("60", "300"));
-        assert_eq!(bench.site.metrics("served_stale")[0].split(' ').next_back(), Some("4"));
+        assert_eq!(bench.context.metrics("served_stale")[0].split(' ').next_back(), Some("4"));
         // It doesn't exist any more, and there is no negative TTL.
         seconds(300).await;
         bench.say(reply(ResponseCode::NXDomain, &[], &[]));
@@ -71,7 +71,7 @@ async fn verify_gives_an_expired_answer_without_a_better_one() {
         let old = A_60.replace("60", "0");
         bench.ask().await;
         seconds(60).await;
-        for answer in [Err(Failure::no_upstream("why")), Ok(failure())] {
+        for answer in [Err(PluginError::no_upstream("why")), Ok(failure())] {
             *bench.source.outcome.lock() = answer;
             assert_eq!(bench.ask().await, old);
         }

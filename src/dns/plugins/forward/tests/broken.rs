@@ -1,6 +1,6 @@
 //! Lines that aren't right, and what is said about them.
 
-use super::Site;
+use super::TestSite;
 
 const TO: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
                   /etc/resolv.conf, or a host's name";
@@ -44,11 +44,11 @@ fn every_broken_line_says_what_is_wrong_with_it() {
             "11: behind tls:// stands an address or a host's name, and no file".to_owned(),
         ),
     ] {
-        assert_eq!(Site::error(line), format!("Corefile:2:{error}"), "{line}");
+        assert_eq!(TestSite::error(line), format!("Corefile:2:{error}"), "{line}");
     }
     let sixteen: Vec<String> = (1..=16).map(|last| format!("192.0.2.{last}")).collect();
     assert_eq!(
-        Site::error(&format!("forward . {}", sixteen.join(" "))),
+        TestSite::error(&format!("forward . {}", sixteen.join(" "))),
         "Corefile:2:167: forward takes 15 upstreams at most, and here are 16"
     );
 }
@@ -92,7 +92,7 @@ fn every_broken_option_says_what_is_wrong_with_it() {
         ("tls_servername a..b", "16: \"a..b\" isn't a name that a certificate can bear"),
         ("policy random {\n}", "1: policy takes no braces"),
     ] {
-        let found = Site::error(&format!("forward . 192.0.2.1 {{\n{option}\n}}"));
+        let found = TestSite::error(&format!("forward . 192.0.2.1 {{\n{option}\n}}"));
         assert_eq!(found, format!("Corefile:3:{error}"), "{option}");
     }
     for (options, error) in [
@@ -105,9 +105,9 @@ fn every_broken_option_says_what_is_wrong_with_it() {
         ("fore_tcp", format!("3:1: forward has no option \"fore_tcp\"; it has {OPTIONS}")),
         ("expire 10s\nmax_age 9s", "2:1: max_age (9s) has to be at least as long as expire (10s)".to_owned()),
     ] {
-        let found = Site::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
+        let found = TestSite::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
         assert_eq!(found, format!("Corefile:{error}"), "{options}");
     }
-    let clash = Site::error("forward . tls://192.0.2.1%a.example {\ntls_servername b.example\n}");
+    let clash = TestSite::error("forward . tls://192.0.2.1%a.example {\ntls_servername b.example\n}");
     assert_eq!(clash, "Corefile:2:11: tls_servername \"b.example\" is there, too: one name is enough");
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::{address, converse};
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 /// A CA, a server's certificate and a client's, in files.
 struct Certificates(tempfile::TempDir);
@@ -90,14 +90,14 @@ async fn both_ends_prove_who_they_are() {
         (format!("tls://{ip}%other.example:{port}"), identity.clone(), false),
         (format!("tls://{ip}%server.example:{port}"), without_identity, false),
     ] {
-        let site = Site::block(&format!("forward . {to} {{\n{options}\n}}"));
+        let context = TestSite::block(&format!("forward . {to} {{\n{options}\n}}"));
         for name in ["a. A", "b. A"] {
-            let answer = site.ask(name).await;
+            let answer = context.ask(name).await;
             assert_eq!(answer.starts_with("NOERROR"), answers, "{to} {options}: {answer}");
         }
         if answers {
             let labels = format!("{{proto=\"tcp-tls\",proxy_name=\"forward\",to=\"{at}\"}}");
-            assert!(site.metrics("hits")[0].contains(&labels));
+            assert!(context.metrics("hits")[0].contains(&labels));
         }
     }
 }
@@ -106,7 +106,7 @@ async fn both_ends_prove_who_they_are() {
 fn files_that_are_no_good_are_named() {
     let certificates = Certificates::new();
     let path = |name| certificates.path(name);
-    let error = |files: &str| Site::error(&format!("forward . tls://192.0.2.1 {{\ntls {files}\n}}"));
+    let error = |files: &str| TestSite::error(&format!("forward . tls://192.0.2.1 {{\ntls {files}\n}}"));
     let no_ca = error(&path("client.key"));
     assert!(
         no_ca.starts_with(&format!("Corefile:3:5: {}: there is no certificate in PEM", path("client.key")))

@@ -4,7 +4,7 @@ use super::name;
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::Server;
 use crate::dns::message::reply::Reply;
-use crate::dns::plugins::tests::support::{Site, link};
+use crate::dns::plugins::tests::support::{TestSite, link};
 use crate::model::link::{Annotations, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
@@ -72,18 +72,18 @@ fn balancer(namespace: &str, service: &str, target: &str, allow_from: &[&str]) -
     ObservedService { key: ServiceKey::new(namespace, service), annotations, ..link(service, target) }
 }
 
-fn site(links: Vec<ObservedService>) -> Site {
+fn context(links: Vec<ObservedService>) -> TestSite {
     site_with("lb.internal {\nlb_linker\n}\n", links)
 }
 
-fn site_with(blocks: &str, links: Vec<ObservedService>) -> Site {
+fn site_with(blocks: &str, links: Vec<ObservedService>) -> TestSite {
     let policy = TargetPolicy { cluster_domain: name("cluster.local."), ..TargetPolicy::default() };
-    let site = Site::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
-    let store = &site.shared.store;
+    let context = TestSite::with_targets(&format!("{blocks}{UPSTREAM}"), policy);
+    let store = &context.shared.store;
     store.set_zones([&name("lb.internal."), &name("zone.example.")]);
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
-    site
+    context
 }
 
 fn data(reply: &Reply) -> String {
@@ -92,17 +92,17 @@ fn data(reply: &Reply) -> String {
     format!("{:?} {}{ede}", reply.metadata.response_code, data.join(" "))
 }
 
-async fn ask(site: &Site, question: &str) -> String {
-    data(&site.reply(question).await.unwrap())
+async fn ask(context: &TestSite, question: &str) -> String {
+    data(&context.reply(question).await.unwrap())
 }
 
-fn denied(site: &Site, reason: &str) -> Vec<String> {
-    site.metrics(&format!("lb_linker_dns_targets_denied_total{{reason=\"{reason}\"}}"))
+fn denied(context: &TestSite, reason: &str) -> Vec<String> {
+    context.metrics(&format!("lb_linker_dns_targets_denied_total{{reason=\"{reason}\"}}"))
 }
 
 #[tokio::test]
 async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
-    let site = site(vec![
+    let context = context(vec![
         balancer("default", "web", "cluster.example.", &[]),
         balancer("default", "home", "here.example.", &[]),
         balancer("default", "first", "api.cluster.local.", &[]),
@@ -117,25 +117,25 @@ async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
             "NoError web.default.lb.internal. cluster.example. api.default.svc.Cluster.Local. EDE 15",
         ),
     ] {
-        assert_eq!(ask(&site, question).await, expected, "{question}");
+        assert_eq!(ask(&context, question).await, expected, "{question}");
     }
-    let reply = site.reply("web.default.lb.internal. A").await.unwrap();
+    let reply = context.reply("web.default.lb.internal. A").await.unwrap();
     assert!(reply.answers.iter().all(|record| record.ttl <= 5), "absence is kept no longer");
     assert!(reply.authorities.is_empty());
-    assert_eq!(denied(&site, "name"), ["lb_linker_dns_targets_denied_total{reason=\"name\"} 5"]);
+    assert_eq!(denied(&context, "name"), ["lb_linker_dns_targets_denied_total{reason=\"name\"} 5"]);
 }
 
 #[tokio::test]
 async fn chain_goes_on_at_a_link_that_is_open_to_the_namespace() {
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
-    let site = site(vec![
+    let context = context(vec![
         balancer("default", "dotted", "b.other.lb.internal.", &[]),
         balancer("default", "dashed", "b-other.lb.internal.", &[]),
         balancer("default", "back", "back.example.", &[]),
         balancer("other", "own", "back.example.", &[]),
         b(&[]),
     ]);
-    let store = std::sync::Arc::clone(&site.shared.store);
+    let store = std::sync::Arc::clone(&context.shared.store);
     let own = "NoError back.example. b.other.lb.internal. 192.0.2.7";
     for (allow_from, leads_on) in
         [(&[][..], false), (&["default"], true), (&["third"], false), (&["*"], true), (&["other"], false)]
@@ -149,35 +149,35 @@ async fn chain_goes_on_at_a_link_that_is_open_to_the_namespace() {
             ("dashed.default.lb.internal. A", "b-other.lb.internal."),
             ("back.default.lb.internal. A", "back.example. b.other.lb.internal."),
         ] {
-            assert_eq!(ask(&site, question).await, expected(names), "{question} {allow_from:?}");
+            assert_eq!(ask(&context, question).await, expected(names), "{question} {allow_from:?}");
         }
-        assert_eq!(ask(&site, "own.other.lb.internal. A").await, own);
+        assert_eq!(ask(&context, "own.other.lb.internal. A").await, own);
     }
-    assert_eq!(denied(&site, "namespace"), ["lb_linker_dns_targets_denied_total{reason=\"namespace\"} 9"]);
+    assert_eq!(denied(&context, "namespace"), ["lb_linker_dns_targets_denied_total{reason=\"namespace\"} 9"]);
 }
 
 #[tokio::test]
 async fn each_link_is_open_to_the_namespace_of_the_link_before_it() {
     let c = |allow_from| balancer("third", "c", "192.0.2.8", allow_from);
-    let site = site(vec![
+    let context = context(vec![
         balancer("default", "a", "b.other.lb.internal.", &[]),
         balancer("other", "b", "c.third.lb.internal.", &["default"]),
         c(&["default"]),
     ]);
     let names = "NoError b.other.lb.internal. c.third.lb.internal.";
-    assert_eq!(ask(&site, "a.default.lb.internal. A").await, format!("{names} EDE 15"));
-    site.shared.store.apply(c(&["other"]));
-    assert_eq!(ask(&site, "a.default.lb.internal. A").await, format!("{names} 192.0.2.8"));
+    assert_eq!(ask(&context, "a.default.lb.internal. A").await, format!("{names} EDE 15"));
+    context.shared.store.apply(c(&["other"]));
+    assert_eq!(ask(&context, "a.default.lb.internal. A").await, format!("{names} 192.0.2.8"));
 }
 
 #[tokio::test]
 async fn names_of_the_zone_itself_are_no_target_and_absence_is_said() {
-    let site = site(vec![
+    let context = context(vec![
         balancer("default", "ns", "ns.dns.lb.internal.", &[]),
         balancer("default", "later", "nothing.default.lb.internal.", &[]),
     ]);
-    assert_eq!(ask(&site, "ns.default.lb.internal. A").await, "NoError ns.dns.lb.internal. EDE 15");
-    let absent = ask(&site, "later.default.lb.internal. A").await;
+    assert_eq!(ask(&context, "ns.default.lb.internal. A").await, "NoError ns.dns.lb.internal. EDE 15");
+    let absent = ask(&context, "later.default.lb.internal. A").await;
     assert_eq!(absent, "NXDomain nothing.default.lb.internal.");
 }
 
@@ -185,7 +185,7 @@ async fn names_of_the_zone_itself_are_no_target_and_absence_is_said() {
 async fn acl_is_asked_for_each_name_of_a_chain() {
     let blocks = "lb.internal {\nacl b.default.lb.internal {\nblock net 10.0.0.1\n}\nlb_linker\n}\n\
                   zone.example {\nacl b.default.zone.example {\nblock net 10.0.0.1\n}\nlb_linker\n}\n";
-    let site = site_with(
+    let context = site_with(
         blocks,
         vec![
             balancer("default", "web", "via.example.", &[]),
@@ -196,46 +196,46 @@ async fn acl_is_asked_for_each_name_of_a_chain() {
             balancer("default", "b", "192.0.2.7", &[]),
         ],
     );
-    let others = site.clone().from("10.0.0.2");
+    let others = context.clone().from("10.0.0.2");
     for (question, names, address) in [
         ("web.default.lb.internal. A", "via.example. hidden.example.", "192.0.2.9"),
         ("quiet.default.lb.internal. A", "viaquiet.example. quiet.example.", "192.0.2.9"),
         ("inside.default.lb.internal. A", "b.default.lb.internal.", "192.0.2.7"),
         ("beside.default.lb.internal. A", "b.default.zone.example.", "192.0.2.7"),
     ] {
-        assert_eq!(ask(&site, question).await, format!("NoError {names} EDE 15"), "{question}");
+        assert_eq!(ask(&context, question).await, format!("NoError {names} EDE 15"), "{question}");
         assert_eq!(ask(&others, question).await, format!("NoError {names} {address}"), "{question}");
     }
-    let filtered = ask(&site, "six.default.lb.internal. AAAA").await;
+    let filtered = ask(&context, "six.default.lb.internal. AAAA").await;
     assert_eq!(filtered, "NoError v6.example. EDE 15");
-    assert_eq!(ask(&site, "six.default.lb.internal. A").await, "NoError v6.example. 192.0.2.9");
-    assert_eq!(denied(&site, "acl"), ["lb_linker_dns_targets_denied_total{reason=\"acl\"} 5"]);
+    assert_eq!(ask(&context, "six.default.lb.internal. A").await, "NoError v6.example. 192.0.2.9");
+    assert_eq!(denied(&context, "acl"), ["lb_linker_dns_targets_denied_total{reason=\"acl\"} 5"]);
 }
 
 #[tokio::test]
 async fn only_records_that_name_a_denied_host_are_left_out() {
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
-    let site = site(vec![balancer("default", "web", "data.example.", &[]), b(&[])]);
+    let context = context(vec![balancer("default", "web", "data.example.", &[]), b(&[])]);
     let srv = |ports: &[u16]| ports.iter().map(|port| format!("0 0 {port}")).collect::<Vec<_>>();
     let shown = async |question: &str| {
-        let reply = site.reply(question).await.unwrap();
+        let reply = context.reply(question).await.unwrap();
         let data = reply.answers[1..].iter().map(|record| record.data.to_string());
         let numbers = data.map(|data| data.rsplit_once(' ').unwrap().0.to_owned()).collect::<Vec<_>>();
         (numbers, reply.ede.map(|ede| ede.code))
     };
     assert_eq!(shown("web.default.lb.internal. SRV").await, (srv(&[5, 6, 7]), Some(15)));
-    site.shared.store.apply(b(&["default"]));
+    context.shared.store.apply(b(&["default"]));
     assert_eq!(shown("web.default.lb.internal. SRV").await, (srv(&[3, 5, 6, 7]), Some(15)));
-    let mx = ask(&site, "web.default.lb.internal. MX").await;
+    let mx = ask(&context, "web.default.lb.internal. MX").await;
     assert_eq!(mx, "NoError data.example. 2 good.example. 0 . EDE 15");
-    let https = site.reply("web.default.lb.internal. HTTPS").await.unwrap();
+    let https = context.reply("web.default.lb.internal. HTTPS").await.unwrap();
     assert_eq!((https.answers.len(), https.ede.map(|ede| ede.code)), (2, Some(15)));
 }
 
 #[tokio::test]
 async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
-    let site = site(vec![
+    let context = context(vec![
         with_http(balancer("default", "near", "b.other.lb.internal.", &[])),
         with_http(balancer("default", "far", "middle.default.lb.internal.", &[])),
         balancer("default", "middle", "b.other.lb.internal.", &[]),
@@ -246,7 +246,7 @@ async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
         b(&[]),
     ]);
     let srv = async |name: &str| {
-        let reply = site.reply(&format!("_http._tcp.{name}.default.lb.internal. SRV")).await.unwrap();
+        let reply = context.reply(&format!("_http._tcp.{name}.default.lb.internal. SRV")).await.unwrap();
         assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
         format!("{} {}", data(&reply), reply.additionals.len())
     };
@@ -254,7 +254,7 @@ async fn srv_record_of_a_link_leads_nowhere_else_than_its_addresses() {
         assert_eq!(srv(name).await, "NoError  EDE 15 0", "{name}");
     }
     assert_eq!(srv("good").await, "NoError 0 100 80 good.example. 0");
-    site.shared.store.apply(b(&["default"]));
+    context.shared.store.apply(b(&["default"]));
     for name in ["near", "far"] {
         assert_eq!(srv(name).await, "NoError 0 100 80 b.other.lb.internal. 1", "{name}");
     }
@@ -267,8 +267,8 @@ fn with_http(observed: ObservedService) -> ObservedService {
 }
 
 /// An SRV answer: its records, its extended error, and the addresses that come with it.
-async fn ask_service(site: &Site, name: &str) -> String {
-    let reply = site.reply(name).await.unwrap();
+async fn ask_service(context: &TestSite, name: &str) -> String {
+    let reply = context.reply(name).await.unwrap();
     assert_eq!(reply.answers.is_empty(), reply.authorities.len() == 1, "absence has its SOA: {name}");
     let addresses = reply.additionals.iter().map(|record| format!(" + {}", record.data));
     data(&reply) + &addresses.collect::<String>()
@@ -280,7 +280,7 @@ async fn acl_is_asked_for_each_alias_behind_srv_records() {
                   acl c.default.lb.internal {\nfilter type AAAA net 10.0.0.3 10.0.0.4\n}\nlb_linker\n}\n";
     let hostname =
         |service, next: &str| balancer("default", service, &format!("{next}.default.lb.internal."), &[]);
-    let site = site_with(
+    let context = site_with(
         blocks,
         vec![
             with_http(hostname("a", "b")),
@@ -297,14 +297,14 @@ async fn acl_is_asked_for_each_alias_behind_srv_records() {
         ("10.0.0.3", "NoError  EDE 15".to_owned()),
         ("10.0.0.4", format!("{service} + 192.0.2.7")),
     ] {
-        let client_site = site.clone().from(client);
+        let client_site = context.clone().from(client);
         assert_eq!(
             ask_service(&client_site, "_http._tcp.a.default.lb.internal. SRV").await,
             expected,
             "{client}"
         );
     }
-    assert_eq!(denied(&site, "acl"), ["lb_linker_dns_targets_denied_total{reason=\"acl\"} 2"]);
+    assert_eq!(denied(&context, "acl"), ["lb_linker_dns_targets_denied_total{reason=\"acl\"} 2"]);
 }
 
 #[tokio::test]
@@ -313,7 +313,7 @@ async fn acl_of_one_family_holds_for_addresses_beside_srv() {
                   filter type A AAAA net 10.0.0.4\n}\nlb_linker\n}\n";
     let mut both = with_http(balancer("default", "both", "192.0.2.7", &[]));
     both.ingress.addresses.push("2001:db8::7".parse().unwrap());
-    let site = site_with(
+    let context = site_with(
         blocks,
         vec![with_http(balancer("default", "alias", "both.default.lb.internal.", &[])), both],
     );
@@ -324,7 +324,7 @@ async fn acl_of_one_family_holds_for_addresses_beside_srv() {
         ("10.0.0.3", format!("{service} EDE 15 + 2001:db8::7")),
         ("10.0.0.4", "NoError  EDE 15".to_owned()),
     ] {
-        let client_site = site.clone().from(client);
+        let client_site = context.clone().from(client);
         for name in ["_http._tcp.both.default", "_http._tcp.alias.default", "both.default", "both-default"] {
             let question = format!("{name}.lb.internal. SRV");
             assert_eq!(ask_service(&client_site, &question).await, expected, "{client} {question}");
@@ -353,8 +353,8 @@ async fn acl_of_one_family_holds_for_hints_of_https() {
     }
 }
 "#;
-    let site = Site::corefile(text);
-    let store = &site.shared.store;
+    let context = TestSite::corefile(text);
+    let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     let links = ["other", "own"].map(|host| balancer("default", host, &format!("{host}.example."), &[]));
     store.replace(None, links.to_vec(), vec![], &Default::default());
@@ -367,7 +367,7 @@ async fn acl_of_one_family_holds_for_hints_of_https() {
         ("10.0.0.3", "other", false, true),
         ("10.0.0.3", "own", true, true),
     ] {
-        let answer = ask(&site.clone().from(client), &format!("{host}.default.lb.internal. HTTPS")).await;
+        let answer = ask(&context.clone().from(client), &format!("{host}.default.lb.internal. HTTPS")).await;
         assert_eq!(answer.contains("192.0.2.9"), v4, "{client} {answer}");
         assert_eq!(answer.contains("2001:db8::9"), v6, "{client} {answer}");
         assert_eq!(answer.contains("EDE 15"), !(v4 && v6), "{client} {answer}");
@@ -378,9 +378,9 @@ async fn acl_of_one_family_holds_for_hints_of_https() {
 async fn acl_of_one_family_holds_for_addresses_beside_ns() {
     let text = "lb.internal {\nacl {\nfilter type AAAA net 10.0.0.1\nfilter type A net 10.0.0.3\n\
                 filter type A AAAA net 10.0.0.4\n}\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n";
-    let site = Site::corefile(text);
-    site.shared.store.set_zones([&name("lb.internal.")]);
-    site.shared.store.set_synced();
+    let context = TestSite::corefile(text);
+    context.shared.store.set_zones([&name("lb.internal.")]);
+    context.shared.store.set_synced();
     let server = "NoError ns.dns.lb.internal.";
     for (client, expected) in [
         ("10.0.0.2", format!("{server} + 192.0.2.53 + 2001:db8::53")),
@@ -388,7 +388,7 @@ async fn acl_of_one_family_holds_for_addresses_beside_ns() {
         ("10.0.0.3", format!("{server} EDE 15 + 2001:db8::53")),
         ("10.0.0.4", format!("{server} EDE 15")),
     ] {
-        let client_site = site.clone().from(client);
+        let client_site = context.clone().from(client);
         assert_eq!(ask_service(&client_site, "lb.internal. NS").await, expected, "{client}");
     }
 }
@@ -430,8 +430,8 @@ lb.internal {
     }
 }
 "#;
-    let site = Site::corefile(text);
-    let store = &site.shared.store;
+    let context = TestSite::corefile(text);
+    let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     let links = vec![
         balancer("default", "first", "www.old.example.", &[]),
@@ -444,7 +444,7 @@ lb.internal {
     ];
     store.replace(None, links, vec![], &Default::default());
     store.set_synced();
-    let open = site.clone().from("10.0.0.2");
+    let open = context.clone().from("10.0.0.2");
     for (question, blocked, answered) in [
         // The questions of a client for these names.
         ("www.old.example. A", "Refused  EDE 15", "NoError 192.0.2.10"),
@@ -473,7 +473,7 @@ lb.internal {
             "NoError moved.default.lb.internal. 192.0.2.7",
         ),
     ] {
-        assert_eq!(ask(&site, question).await, blocked, "{question}");
+        assert_eq!(ask(&context, question).await, blocked, "{question}");
         assert_eq!(ask(&open, question).await, answered, "{question}");
     }
 }
@@ -484,18 +484,18 @@ async fn shared_look_up_has_nothing_of_the_acl_of_a_client() {
     let text = "lb.internal {\nlb_linker\n}\n\
                 t.example {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN CNAME www.hidden.example.\"\n}\n}\n\
                 hidden.example {\nacl {\nblock net 10.0.0.1\n}\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.9\"\n}\n}\n";
-    let site = Site::corefile(text);
-    let mut request = site.request("t.example. A");
+    let context = TestSite::corefile(text);
+    let mut request = context.request("t.example. A");
     request.purpose = Purpose::Target { absence: std::time::Duration::from_secs(5), cached: true };
     let reply = Server::serve(&mut request).await.unwrap();
     assert_eq!(data(&reply), "NoError www.hidden.example. 192.0.2.9");
-    let store = &site.shared.store;
+    let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![balancer("default", "web", "t.example.", &[])], vec![], &Default::default());
     store.set_synced();
     let question = "web.default.lb.internal. A";
-    assert_eq!(ask(&site, question).await, "NoError t.example. www.hidden.example. EDE 15");
-    let other = site.clone().from("10.0.0.2");
+    assert_eq!(ask(&context, question).await, "NoError t.example. www.hidden.example. EDE 15");
+    let other = context.clone().from("10.0.0.2");
     assert_eq!(ask(&other, question).await, "NoError t.example. www.hidden.example. 192.0.2.9");
 }
 
@@ -509,13 +509,13 @@ async fn denied_addresses_are_left_out_and_counted() {
         allowed_nets: nets("127.0.0.0/8"),
         ..Default::default()
     };
-    let site = Site::with_targets(text, policy);
-    site.shared.store.set_zones([&name("lb.internal.")]);
-    site.shared.store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
-    site.shared.store.set_synced();
-    let answer = ask(&site, "web.default.lb.internal. A").await;
+    let context = TestSite::with_targets(text, policy);
+    context.shared.store.set_zones([&name("lb.internal.")]);
+    context.shared.store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
+    context.shared.store.set_synced();
+    let answer = ask(&context, "web.default.lb.internal. A").await;
     assert_eq!(answer, "NoError t.example. 192.0.2.1 127.0.0.1 EDE 17");
-    assert_eq!(denied(&site, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
+    assert_eq!(denied(&context, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
 }
 
 /// The store is asked for a later name as it is, and a direct question would get what `rewrite` makes of it: both have to
@@ -529,8 +529,8 @@ async fn acl_sees_a_later_name_of_ours_rewritten_and_as_it_is() {
         balancer("prod", "db", "192.0.2.7", &[]),
         balancer("stage", "db", "192.0.2.8", &[]),
     ];
-    let site = site_with(block, links);
-    let others = site.clone().from("10.0.0.2");
+    let context = site_with(block, links);
+    let others = context.clone().from("10.0.0.2");
     assert_eq!(ask(&others, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. 192.0.2.7");
-    assert_eq!(ask(&site, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. EDE 15");
+    assert_eq!(ask(&context, "x.prod.lb.internal. A").await, "NoError db.prod.lb.internal. EDE 15");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::link_names::Forward;
+use super::link_names::LinkNames;
 use crate::model::link::Link;
 use crate::store::{Lookup, NameSetVersion, Store};
 
@@ -20,7 +20,7 @@ pub(super) struct Lookups<'a> {
 
 /// What a zone's answer rests on, but for the serial of its SOA.
 #[derive(Clone, Debug)]
-pub struct RestsOn {
+pub struct ZoneDependencies {
     /// The links that were found, as they were.
     pub links: SmallVec<[Arc<Link>; 1]>,
     /// Which names there were, where another name could have changed the answer.
@@ -39,7 +39,7 @@ impl<'a> Lookups<'a> {
             Lookup::Link(link) => {
                 // One of the two names that every link has leads to this link until the link is outdated. A name
                 // that a link asks for gives way to another link's own name, a wildcard to any closer name.
-                self.depends_on_names |= !Forward::is_own(&link.key, name);
+                self.depends_on_names |= !LinkNames::is_own(&link.key, name);
                 self.links.push(Arc::clone(link));
             }
             Lookup::EmptyNonTerminal | Lookup::Nothing => self.depends_on_names = true,
@@ -48,7 +48,7 @@ impl<'a> Lookups<'a> {
     }
 }
 
-impl From<Lookups<'_>> for RestsOn {
+impl From<Lookups<'_>> for ZoneDependencies {
     fn from(lookups: Lookups<'_>) -> Self {
         let Lookups { before, depends_on_names, links, .. } = lookups;
         Self { links, names: depends_on_names.then_some(before) }

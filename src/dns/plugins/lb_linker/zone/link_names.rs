@@ -15,7 +15,7 @@ use crate::store::Lookup;
 
 /// Which names stand in a forward zone. Names below it are written as [`names::wire`] does.
 #[derive(Clone, Debug)]
-pub(super) struct Forward {
+pub(super) struct LinkNames {
     origin: Name,
     /// The origin as the store's index writes names.
     wire: Box<[u8]>,
@@ -23,7 +23,7 @@ pub(super) struct Forward {
     apex: Box<str>,
 }
 
-impl Forward {
+impl LinkNames {
     pub(super) fn new(origin: Name, apex: String) -> Self {
         let wire = names::wire(origin.iter()).unwrap_or_default().into();
         Self { origin, wire, apex: apex.into() }

@@ -4,7 +4,7 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::Node;
-use super::link_names::Forward;
+use super::link_names::LinkNames;
 use crate::dns::message::arpa::{arpa, is_address};
 use crate::store::Store;
 
@@ -14,16 +14,16 @@ pub(super) struct Reverse {
     /// The network. Its prefix ends where a label does.
     net: IpNet,
     /// The zone that its pointers lead into.
-    first: Forward,
+    first: LinkNames,
 }
 
 impl Reverse {
-    pub(super) fn new(net: IpNet, first: Forward) -> Self {
+    pub(super) fn new(net: IpNet, first: LinkNames) -> Self {
         Self { net, first }
     }
 
     /// Returns the zone that the pointers lead into.
-    pub(super) fn first(&self) -> &Forward {
+    pub(super) fn first(&self) -> &LinkNames {
         &self.first
     }
 

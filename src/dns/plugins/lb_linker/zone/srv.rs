@@ -8,9 +8,9 @@ use hickory_proto::rr::rdata::SRV;
 use hickory_proto::rr::{RData, RecordType};
 
 use super::dependencies::Lookups;
-use super::link_names::Forward;
+use super::link_names::LinkNames;
 use super::records::{addresses, record};
-use super::{Asked, Hop, Names, Node, Zone, ZoneAnswer};
+use super::{Hop, Node, Zone, ZoneAnswer, ZoneKind, ZoneQuery};
 use crate::model::link::{Link, Port, Target};
 use crate::model::names::MAX_LABEL;
 
@@ -48,13 +48,13 @@ impl Zone {
     /// Adds the SRV records for these ports of a link.
     pub(super) fn services(
         &self,
-        asked: &Asked<'_>,
+        asked: &ZoneQuery<'_>,
         lookups: &mut Lookups<'_>,
         link: &Arc<Link>,
         ports: &[u16],
         answer: &mut ZoneAnswer,
     ) {
-        let (Some(target), Names::OfLinks(forward)) = (&link.target, &self.names) else { return };
+        let (Some(target), ZoneKind::LinkNames(forward)) = (&link.target, &self.names) else { return };
         let ttl = self.ttl_of(link);
         let end = match target {
             Target::Hostname(host) => {
@@ -64,7 +64,7 @@ impl Zone {
             Target::Addresses(ips) => match forward.name_of(lookups, link) {
                 Some(name) => {
                     let own = Hop { target_of: None, name };
-                    End { aliases: Vec::new(), host: own, ips: ips.to_vec(), own_ttl: ttl, ttl }
+                    SrvTarget { aliases: Vec::new(), host: own, ips: ips.to_vec(), own_ttl: ttl, ttl }
                 }
                 None => return,
             },
@@ -88,8 +88,14 @@ impl Zone {
     }
 
     /// Returns what a link's hostname stands for as far as this zone knows: RFC 2782, "Target", allows no alias.
-    fn end_of_aliases(&self, forward: &Forward, lookups: &mut Lookups<'_>, host: Hop, ttl: u32) -> End {
-        let mut end = End { aliases: Vec::new(), host, ips: Vec::new(), own_ttl: ttl, ttl };
+    fn end_of_aliases(
+        &self,
+        forward: &LinkNames,
+        lookups: &mut Lookups<'_>,
+        host: Hop,
+        ttl: u32,
+    ) -> SrvTarget {
+        let mut end = SrvTarget { aliases: Vec::new(), host, ips: Vec::new(), own_ttl: ttl, ttl };
         for _ in 0..MAX_ALIASES {
             let Some(relative) = self.relative(&end.host.name) else { break };
             let Node::Link(link) = forward.find(lookups, &relative) else { break };
@@ -112,7 +118,7 @@ impl Zone {
 }
 
 /// The end of a chain of aliases.
-struct End {
+struct SrvTarget {
     host: Hop,
     /// The names that led to it, in order.
     aliases: Vec<Hop>,

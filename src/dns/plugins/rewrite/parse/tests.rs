@@ -1,5 +1,5 @@
 use crate::dns::plugins::rewrite::parse::*;
-use crate::dns::plugins::tests::support::Site;
+use crate::dns::plugins::tests::support::TestSite;
 
 #[test]
 fn what_is_wrong_is_said_with_its_place() {
@@ -141,7 +141,7 @@ fn what_is_wrong_is_said_with_its_place() {
         (" cname regex a) b", "2:21: \"a)\" isn't a regular expression: unopened group"),
         (" cname prefix \"\" b", "2:22: \"\" isn't a name, or a part of one"),
     ] {
-        assert_eq!(Site::error(&format!("rewrite{line}")), format!("Corefile:{error}"), "rewrite{line}");
+        assert_eq!(TestSite::error(&format!("rewrite{line}")), format!("Corefile:{error}"), "rewrite{line}");
     }
     for rule in [
         "name regex L b",
@@ -150,13 +150,13 @@ fn what_is_wrong_is_said_with_its_place() {
         "rcode regex L 0 1",
         "cname regex L b",
     ] {
-        let error = Site::error(&format!("rewrite {}", rule.replace('L', &long)));
+        let error = TestSite::error(&format!("rewrite {}", rule.replace('L', &long)));
         assert!(
             error.ends_with("a regular expression has 10000 bytes at most, and this one has 10001"),
             "{error}"
         );
     }
-    assert!(Site::error(&format!("rewrite cname {too_long}")).contains("10001"));
+    assert!(TestSite::error(&format!("rewrite cname {too_long}")).contains("10001"));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn what_coredns_takes_is_taken() {
         "rcode a.b 15 23",
         "cname prefix a b",
     ] {
-        Site::block(&format!("rewrite {rule}"));
+        TestSite::block(&format!("rewrite {rule}"));
     }
 }
 
@@ -205,7 +205,7 @@ fn ttls_are_numbers_or_ranges() {
         "2147483648-",
         "1.5",
     ] {
-        let error = Site::error(&format!("rewrite ttl a.b \"{ttl}\""));
+        let error = TestSite::error(&format!("rewrite ttl a.b \"{ttl}\""));
         assert!(error.contains(&format!("{ttl:?} isn't a TTL in seconds")), "{error}");
     }
 }

@@ -1,10 +1,10 @@
 //! What becomes of answers.
 
-use super::{Behind, record, shown, site};
+use super::{Behind, context, record, shown};
 
 /// `RCODE flags | answers | authorities | additionals` for a question, after these rules.
 async fn ask(rules: &str, zone: &'static [(&'static str, &'static str)], question: &str) -> String {
-    shown(&site(rules, Behind::Zone(zone)), question).await
+    shown(&context(rules, Behind::Zone(zone)), question).await
 }
 
 const ADDRESSES: &[(&str, &str)] = &[
@@ -140,7 +140,7 @@ async fn values_are_changed_in_the_types_that_have_one_name() {
         ] {
             assert_eq!(ask(rules, VALUES, &format!("My.domain.uk. {qtype}")).await, expected, "{rules}");
         }
-        let reply = site(rules, Behind::Zone(VALUES)).reply("my.domain.uk. DNAME").await.unwrap();
+        let reply = context(rules, Behind::Zone(VALUES)).reply("my.domain.uk. DNAME").await.unwrap();
         assert_eq!(reply.answers, [record("my.domain.uk. 5 DNAME a.domain.uk.")], "{rules}");
     }
 }
@@ -183,8 +183,8 @@ async fn ttls_are_set_or_brought_into_a_range_in_all_sections() {
         ("regex . 6-6", "s5.a.b. A", "6 6 6 6"),
         ("regex . 4294967295", "t50.a.b. A", "4294967295"),
     ] {
-        let site = site(&format!("rewrite ttl {rule}"), Behind::Zone(TTLS));
-        let mut reply = site.reply(question).await.unwrap();
+        let context = context(&format!("rewrite ttl {rule}"), Behind::Zone(TTLS));
+        let mut reply = context.reply(question).await.unwrap();
         let records = reply.sections_mut().into_iter().flat_map(std::mem::take);
         let found: Vec<String> = records.map(|record| record.ttl.to_string()).collect();
         assert_eq!(found.join(" "), ttls, "{rule}");
@@ -230,11 +230,11 @@ async fn rcode_rule_applies_with_and_without_records() {
 
 #[tokio::test]
 async fn an_rcode_above_15_is_only_for_those_who_can_be_told() {
-    let asked = site("rewrite rcode regex . NXDOMAIN BADCOOKIE", Behind::Zone(RCODES));
+    let asked = context("rewrite rcode regex . NXDOMAIN BADCOOKIE", Behind::Zone(RCODES));
     assert_eq!(shown(&asked, "n.b. A").await, "SERVFAIL");
     assert_eq!(shown(&asked, "a.b. A").await, "NOERROR | a.b. 5 IN A 10.0.0.1");
     assert_eq!(shown(&asked.edns(1232), "n.b. A").await, "BADCOOKIE");
-    let asked = site("rewrite rcode regex . SERVFAIL 16", Behind::Zone(RCODES));
+    let asked = context("rewrite rcode regex . SERVFAIL 16", Behind::Zone(RCODES));
     assert_eq!(shown(&asked, "fails.b. A").await, "SERVFAIL");
     assert_eq!(shown(&asked.edns(1232), "fails.b. A").await, "BADSIG");
 }

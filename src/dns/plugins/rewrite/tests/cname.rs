@@ -1,6 +1,6 @@
 //! `cname`, and the look-ups that it costs.
 
-use super::{Behind, shown, site};
+use super::{Behind, context, shown};
 
 const ZONE: &[(&str, &str)] = &[
     ("abc.example. A", "NOERROR abc.example. 5 CNAME def.example., def.example. 5 A 1.2.3.4"),
@@ -100,8 +100,8 @@ async fn a_target_is_changed_and_what_is_behind_it_replaced() {
         ("gone.cdn a..b", "nobody.example. A", "SERVFAIL"),
         ("regex . x.", "plain.example. A", "NOERROR | plain.example. 5 IN A 1.2.3.4"),
     ] {
-        let site = site(&format!("rewrite cname {rule}"), Behind::Zone(ZONE));
-        assert_eq!(shown(&site, question).await, expected, "{rule} {question}");
+        let context = context(&format!("rewrite cname {rule}"), Behind::Zone(ZONE));
+        assert_eq!(shown(&context, question).await, expected, "{rule} {question}");
     }
 }
 
@@ -112,12 +112,12 @@ async fn a_target_may_be_changed_again_and_what_was_found_is_not() {
         rewrite cname def.example mid.example";
     // The look-up of mid.example fails; that of xyz.example goes through the rules itself.
     assert_eq!(
-        shown(&site(rules, Behind::Zone(ZONE)), "abc.example. A").await,
+        shown(&context(rules, Behind::Zone(ZONE)), "abc.example. A").await,
         "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 60 IN A 3.4.5.6"
     );
     let rules = "rewrite continue cname def.example xyz.example\nrewrite ttl abc.example 60";
     assert_eq!(
-        shown(&site(rules, Behind::Zone(ZONE)), "abc.example. A").await,
+        shown(&context(rules, Behind::Zone(ZONE)), "abc.example. A").await,
         "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6"
     );
 }
@@ -126,7 +126,7 @@ async fn a_target_may_be_changed_again_and_what_was_found_is_not() {
 async fn the_type_that_was_changed_is_looked_up() {
     let rules = "rewrite continue type AAAA A\nrewrite cname def.example xyz.example";
     assert_eq!(
-        shown(&site(rules, Behind::Zone(ZONE)), "abc.example. AAAA").await,
+        shown(&context(rules, Behind::Zone(ZONE)), "abc.example. AAAA").await,
         "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6"
     );
 }
@@ -134,7 +134,7 @@ async fn the_type_that_was_changed_is_looked_up() {
 #[tokio::test]
 async fn targets_that_lead_in_a_circle_end() {
     let reply =
-        site("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
+        context("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
     // Seven CNAMEs that were changed, the eighth look-up's answer as it came, with one more.
     let answers = reply.unwrap().answers;
     assert_eq!(answers.len(), 10, "{answers:?}");

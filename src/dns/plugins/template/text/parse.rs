@@ -1,7 +1,7 @@
 //! From text to the parts of a template.
 
 use super::node::Node;
-use super::value::Kind;
+use super::value::ValueKind;
 
 /// Parentheses, `if` and `range` in each other: far more than templates need.
 const MAX_DEPTH: usize = 50;
@@ -17,9 +17,9 @@ pub(super) struct Parser<'t> {
     /// Where the braces of the action open.
     open: usize,
     /// The variables that there are, with their types as far as these are known.
-    pub(super) variables: Vec<(String, Option<Kind>)>,
+    pub(super) variables: Vec<(String, Option<ValueKind>)>,
     /// What the dot is.
-    pub(super) dot: Option<Kind>,
+    pub(super) dot: Option<ValueKind>,
     pub(super) depth: usize,
 }
 
@@ -43,8 +43,8 @@ pub(super) type Parsed<T> = Result<T, String>;
 
 impl<'t> Parser<'t> {
     pub(super) fn new(text: &'t str) -> Self {
-        let variables = vec![("$".to_owned(), Some(Kind::Data))];
-        Self { text, at: 0, begin: 0, open: 0, variables, dot: Some(Kind::Data), depth: 0 }
+        let variables = vec![("$".to_owned(), Some(ValueKind::Data))];
+        Self { text, at: 0, begin: 0, open: 0, variables, dot: Some(ValueKind::Data), depth: 0 }
     }
 
     /// Returns the byte where the last thing begins that was looked at.
@@ -158,8 +158,12 @@ impl<'t> Parser<'t> {
                 let pipe = self.pipe(Close::Braces, 1)?;
                 if pipe.variables.is_empty() {
                     self.variables.truncate(mark);
-                    if let Some(kind @ (Kind::Data | Kind::Message | Kind::Question | Kind::Questions)) =
-                        self.kind(&pipe)
+                    if let Some(
+                        kind @ (ValueKind::Data
+                        | ValueKind::Message
+                        | ValueKind::Question
+                        | ValueKind::Questions),
+                    ) = self.kind(&pipe)
                     {
                         self.begin = begin;
                         return Err(format!("{} can't be written: take a field of it", kind.name()));
@@ -197,7 +201,7 @@ impl<'t> Parser<'t> {
     fn range(&mut self, begin: usize) -> Parsed<Node> {
         let over = self.pipe(Close::Braces, 2)?;
         let outer = self.dot;
-        let elements = match self.kind(&over).map(Kind::elements) {
+        let elements = match self.kind(&over).map(ValueKind::elements) {
             Some(Err(message)) => {
                 self.begin = begin;
                 return Err(message);

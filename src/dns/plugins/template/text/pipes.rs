@@ -4,7 +4,7 @@ use super::functions::check_call;
 use super::literal::{number, string};
 use super::node::{Command, Function, Pipe, Word};
 use super::parse::{Close, Parsed, Parser, SPACE, identifier};
-use super::value::Kind;
+use super::value::ValueKind;
 
 /// What Go has and we lack: actions and functions.
 const UNSUPPORTED: [&str; 13] = [
@@ -181,7 +181,7 @@ impl Parser<'_> {
     }
 
     /// Reads `.a.b` behind something of that type.
-    fn fields(&mut self, mut kind: Option<Kind>) -> Parsed<Vec<String>> {
+    fn fields(&mut self, mut kind: Option<ValueKind>) -> Parsed<Vec<String>> {
         let mut fields = Vec::new();
         while self.rest().starts_with('.') {
             let name = identifier(&self.rest()[1..]);
@@ -195,34 +195,34 @@ impl Parser<'_> {
         Ok(fields)
     }
 
-    fn variable(&self, name: &str) -> Option<Option<Kind>> {
+    fn variable(&self, name: &str) -> Option<Option<ValueKind>> {
         self.variables.iter().rev().find(|(known, _)| known == name).map(|(_, kind)| *kind)
     }
 
     /// A variable that is set again may be of the new type from here on, but also of the old one: a branch may
     /// not be taken.
-    pub(super) fn set_kind(&mut self, name: &str, kind: Option<Kind>, again: bool) {
+    pub(super) fn set_kind(&mut self, name: &str, kind: Option<ValueKind>, again: bool) {
         if let Some((_, known)) = self.variables.iter_mut().rev().find(|(known, _)| known == name) {
             *known = kind.filter(|_| !again || *known == kind);
         }
     }
 
     /// Returns the type of a pipe's value, if that is known before it runs.
-    pub(super) fn kind(&self, pipe: &Pipe) -> Option<Kind> {
+    pub(super) fn kind(&self, pipe: &Pipe) -> Option<ValueKind> {
         let words = &pipe.commands.last()?.words;
         let (mut kind, fields): (_, &[String]) = match words.first()? {
             Word::Function(function) => {
                 return match function {
                     Function::And | Function::Or | Function::Index => None,
-                    Function::Len => Some(Kind::Int),
-                    Function::ParseInt => Some(Kind::Uint),
-                    Function::Printf => Some(Kind::Str),
-                    _ => Some(Kind::Bool),
+                    Function::Len => Some(ValueKind::Int),
+                    Function::ParseInt => Some(ValueKind::Uint),
+                    Function::Printf => Some(ValueKind::Str),
+                    _ => Some(ValueKind::Bool),
                 };
             }
-            Word::Str(..) => return Some(Kind::Str),
-            Word::Int(..) => return Some(Kind::Int),
-            Word::Bool(_) => return Some(Kind::Bool),
+            Word::Str(..) => return Some(ValueKind::Str),
+            Word::Int(..) => return Some(ValueKind::Int),
+            Word::Bool(_) => return Some(ValueKind::Bool),
             Word::Dot => return self.dot,
             Word::Field(fields) => (self.dot?, fields),
             Word::Variable(name, fields) => (self.variable(name)??, fields),

@@ -18,7 +18,7 @@ fn data() -> Data {
         message: Message {
             id: 7,
             recursion_desired: true,
-            questions: [Question { name: "IP-10-0a.example.".to_owned(), qtype: 1, qclass: 1 }],
+            questions: [QuestionValue { name: "IP-10-0a.example.".to_owned(), qtype: 1, qclass: 1 }],
             ..Message::default()
         },
         remote: "192.0.2.1".to_owned(),

@@ -46,12 +46,12 @@ pub(crate) struct Message {
     /// CD.
     pub(crate) checking_disabled: bool,
     /// The one question.
-    pub(crate) questions: [Question; 1],
+    pub(crate) questions: [QuestionValue; 1],
 }
 
 /// A question.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Question {
+pub(crate) struct QuestionValue {
     /// The name, as it was asked.
     pub(crate) name: String,
     /// The number of the type.
@@ -62,7 +62,7 @@ pub(crate) struct Question {
 
 /// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     Data,
     Message,
     Question,
@@ -82,8 +82,8 @@ pub(super) enum Value<'a> {
     None,
     Data(&'a Data),
     Message(&'a Message),
-    Question(&'a Question),
-    Questions(&'a [Question]),
+    Question(&'a QuestionValue),
+    Questions(&'a [QuestionValue]),
     Strings(&'a [String]),
     Map(&'a BTreeMap<String, String>),
     Str(Cow<'a, str>),
@@ -92,7 +92,7 @@ pub(super) enum Value<'a> {
     Uint(u64),
 }
 
-impl Kind {
+impl ValueKind {
     /// As Go calls it.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -172,24 +172,24 @@ impl Kind {
 
 impl<'a> Value<'a> {
     /// Returns its type; nothing has none.
-    pub(super) fn kind(&self) -> Option<Kind> {
+    pub(super) fn kind(&self) -> Option<ValueKind> {
         Some(match self {
             Self::None => return None,
-            Self::Data(_) => Kind::Data,
-            Self::Message(_) => Kind::Message,
-            Self::Question(_) => Kind::Question,
-            Self::Questions(_) => Kind::Questions,
-            Self::Strings(_) => Kind::Strings,
-            Self::Map(_) => Kind::Map,
-            Self::Str(_) => Kind::Str,
-            Self::Bool(_) => Kind::Bool,
-            Self::Int(_) => Kind::Int,
-            Self::Uint(_) => Kind::Uint,
+            Self::Data(_) => ValueKind::Data,
+            Self::Message(_) => ValueKind::Message,
+            Self::Question(_) => ValueKind::Question,
+            Self::Questions(_) => ValueKind::Questions,
+            Self::Strings(_) => ValueKind::Strings,
+            Self::Map(_) => ValueKind::Map,
+            Self::Str(_) => ValueKind::Str,
+            Self::Bool(_) => ValueKind::Bool,
+            Self::Int(_) => ValueKind::Int,
+            Self::Uint(_) => ValueKind::Uint,
         })
     }
 
     pub(super) fn kind_name(&self) -> &'static str {
-        self.kind().map_or("no value", Kind::name)
+        self.kind().map_or("no value", ValueKind::name)
     }
 
     /// Returns a field.

@@ -6,13 +6,13 @@ use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 
-use crate::dns::plugins::setup::Site;
+use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
-use crate::dns::response_cache::key::Key;
+use crate::dns::response_cache::key::WireKey;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::metrics::TransportMetrics;
 use crate::dns::transport::tcp::connection::*;
-use crate::dns::transport::tcp::connection_limit::Places;
+use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::store::{OnGone, Store};
 
 const IDLE: Duration = Duration::from_secs(30);
@@ -21,24 +21,28 @@ const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353
 
 /// What answers, and passes questions about other names to that upstream.
 fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
-    let site = Site::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let forward = upstream.map(|upstream| format!(". {{\nforward . {upstream}\n}}\n")).unwrap_or_default();
-    first_handler(&format!("lb.internal {{\nlb_linker\n}}\n{forward}"), &site).unwrap()
+    first_handler(&format!("lb.internal {{\nlb_linker\n}}\n{forward}"), &context).unwrap()
 }
 
 fn connection(stop: &CancellationToken) -> Connection {
     let handler = handler(None);
-    let (place, _) = Arc::new(Places::new(handler.metrics.family().unwrap())).admit(CLIENT).unwrap();
-    let limits = Limits::default();
+    let (place, _) =
+        Arc::new(ConnectionLimiter::new(handler.metrics.family().unwrap())).admit(CLIENT).unwrap();
+    let limits = ConnectionLimits::default();
     Connection { client: CLIENT, local: None, limits, handler, place, stop: stop.clone() }
 }
 
 /// A connection whose two ends hold so many bytes.
 fn connected(bytes: usize) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
-    limited(bytes, Limits::default())
+    limited(bytes, ConnectionLimits::default())
 }
 
-fn limited(bytes: usize, limits: Limits) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
+fn limited(
+    bytes: usize,
+    limits: ConnectionLimits,
+) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     let (client, server) = duplex(bytes);
     let stop = CancellationToken::new();
     let serving = tokio::spawn(Connection { limits, ..connection(&stop) }.serve(server));
@@ -88,8 +92,8 @@ async fn an_idle_connection_is_closed_after_30_seconds() {
 fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.set_synced();
-    let site = Site::silent(Arc::clone(store)).unwrap();
-    first_handler("lb.internal {\nlb_linker\n}\n", &site).unwrap()
+    let context = ServerContext::silent(Arc::clone(store)).unwrap();
+    first_handler("lb.internal {\nlb_linker\n}\n", &context).unwrap()
 }
 
 #[tokio::test]
@@ -100,14 +104,17 @@ async fn kept_answer_is_given_again_and_counted() {
     // A kept answer for another name shows where an answer comes from: nothing else answers so.
     let (web, www) = ("web.default.lb.internal.", "www.default.lb.internal.");
     let asked = framed_question(web, 0)[2..].to_vec();
-    let packet = handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().packet.unwrap();
-    let mut key = Key::default();
+    let wire_response =
+        handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().wire_response.unwrap();
+    let mut key = WireKey::default();
     assert!(key.read(&framed_question(www, 0)[2..], false));
-    with_desk(|desk| desk.packets.keep(key.as_bytes().into(), CLIENT.ip(), *packet, Instant::now()));
+    with_desk(|desk| {
+        desk.response_cache.keep(key.as_bytes().into(), CLIENT.ip(), *wire_response, Instant::now())
+    });
 
     let (mut client, serving) = duplex(4096);
     let stop = CancellationToken::new();
-    let limits = Limits { queries: 6, ..Limits::default() };
+    let limits = ConnectionLimits { queries: 6, ..ConnectionLimits::default() };
     let serving = tokio::spawn(Connection { handler, limits, ..connection(&stop) }.serve(serving));
     let names = [www, www, "none.default.lb.internal.", www, web, web, web];
     let questions = (0..).zip(names).map(|(id, name)| framed_question(name, id));
@@ -172,7 +179,12 @@ async fn half_a_question_is_cut_off_after_5_seconds_however_it_drips() {
 #[tokio::test(start_paused = true)]
 async fn a_listener_may_have_limits_of_its_own() {
     let seconds = Duration::from_secs;
-    let limits = Limits { read: seconds(20), write: seconds(60), idle: seconds(2), ..Limits::default() };
+    let limits = ConnectionLimits {
+        read: seconds(20),
+        write: seconds(60),
+        idle: seconds(2),
+        ..ConnectionLimits::default()
+    };
     // Nothing is asked, half a question, and answers that aren't read.
     let flood = framed().repeat(100);
     for (asked, room, after) in [(vec![], 4096, 2), (vec![0, 40, 1], 4096, 20), (flood, 64, 60)] {
@@ -194,7 +206,8 @@ async fn a_listener_may_have_limits_of_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn connection_closes_after_its_last_allowed_question() {
-    let (mut client, serving, _stop) = limited(4096, Limits { queries: 3, ..Limits::default() });
+    let (mut client, serving, _stop) =
+        limited(4096, ConnectionLimits { queries: 3, ..ConnectionLimits::default() });
     client.write_all(&framed()).await.unwrap();
     read_answer(&mut client).await;
     // Three more, and half a one; two of them are answered.
@@ -210,7 +223,8 @@ async fn connection_closes_after_its_last_allowed_question() {
 
 #[tokio::test(start_paused = true)]
 async fn who_goes_on_asking_after_the_last_question_is_cut_off() {
-    let (mut client, serving, _stop) = limited(4096, Limits { queries: 1, ..Limits::default() });
+    let (mut client, serving, _stop) =
+        limited(4096, ConnectionLimits { queries: 1, ..ConnectionLimits::default() });
     let start = Instant::now();
     let babble = async {
         while client.write_all(&framed()).await.is_ok() {
@@ -219,7 +233,7 @@ async fn who_goes_on_asking_after_the_last_question_is_cut_off() {
     };
     let (ended, ()) = tokio::join!(serving, babble);
     ended.unwrap().unwrap();
-    assert_eq!(start.elapsed().as_secs(), LINGER.as_secs());
+    assert_eq!(start.elapsed().as_secs(), DRAIN_TIMEOUT.as_secs());
 }
 
 /// What never gets an answer: nothing at all, less than a header, an answer.
@@ -255,8 +269,8 @@ async fn what_needs_no_answer_keeps_no_connection_open() {
 #[tokio::test(start_paused = true)]
 async fn what_needs_no_answer_saves_nobody_from_making_room() {
     let (handler, stop) = (handler(None), CancellationToken::new());
-    let places = Arc::new(Places::with(handler.metrics.family().unwrap(), 2));
-    let limits = Limits::default();
+    let places = Arc::new(ConnectionLimiter::with(handler.metrics.family().unwrap(), 2));
+    let limits = ConnectionLimits::default();
     let connect = |last: u8| {
         let client = SocketAddr::from(([10, 0, 0, last], 5353));
         let (place, registration) = places.admit(client).unwrap();
@@ -288,7 +302,7 @@ async fn questions_that_wait_do_not_hold_up_what_is_known() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let handler = handler(Some(silent.local_addr().unwrap()));
     let metrics = handler.metrics.family::<TransportMetrics>().unwrap();
-    let (place, _) = Arc::new(Places::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
+    let (place, _) = Arc::new(ConnectionLimiter::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
     let connection = Connection { handler, place, ..connection(&CancellationToken::new()) };
     let (mut client, server) = duplex(65535);
     let start = Instant::now();
@@ -409,7 +423,7 @@ async fn what_was_asked_before_the_end_is_answered() {
 async fn stop_ends_it_at_once_with_half_a_question_and_in_a_handshake() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[0, 40, 1]).await.unwrap();
-    let (_silent, handshaking, stop_tls) = handshaking(Limits::default());
+    let (_silent, handshaking, stop_tls) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
     stop.cancel();
     stop_tls.cancel();
@@ -418,7 +432,7 @@ async fn stop_ends_it_at_once_with_half_a_question_and_in_a_handshake() {
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
-fn handshaking(limits: Limits) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
+fn handshaking(limits: ConnectionLimits) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let nobody = Arc::new(rustls::server::ResolvesServerCertUsingSni::new());
     let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -435,7 +449,7 @@ fn handshaking(limits: Limits) -> (DuplexStream, JoinHandle<io::Result<()>>, Can
 
 #[tokio::test(start_paused = true)]
 async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
-    let (mut client, serving, _stop) = handshaking(Limits::default());
+    let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
     // The head of a handshake record (RFC 8446 section 5.1) whose body never comes.
     client.write_all(&[22, 3, 1, 1, 0]).await.unwrap();
@@ -445,7 +459,7 @@ async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_without_tls_where_tls_is_spoken_ends_at_once() {
-    let (mut client, serving, _stop) = handshaking(Limits::default());
+    let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
     client.write_all(&framed()).await.unwrap();
     assert!(serving.await.unwrap().is_err());
