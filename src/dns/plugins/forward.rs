@@ -210,7 +210,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
-use crate::dns::upstream::config::Purpose as Asked;
+use crate::dns::upstream::config::LookupOrigin as Asked;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::flights::ForwardGroup;
 use crate::dns::upstream::group::UpstreamGroup as Upstreams;

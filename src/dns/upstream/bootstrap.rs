@@ -13,7 +13,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::config::{ForwardOptions, Purpose};
+use super::config::{ForwardOptions, LookupOrigin};
 use super::endpoint::{TlsClient, Transport, UpstreamEndpoint};
 use super::group::UpstreamGroup;
 use super::policy::SelectionPolicy;
@@ -162,7 +162,7 @@ async fn addresses(
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
         let question = UpstreamQuery::plain(name.clone(), qtype).key();
-        match resolver.ask(&question, Purpose::Chase, INTERNAL_ADDRESS).await {
+        match resolver.ask(&question, LookupOrigin::Chase, INTERNAL_ADDRESS).await {
             Ok(answer) => ips.extend(answer.answers.iter().filter_map(|record| match &record.data {
                 RData::A(ip) => Some(IpAddr::V4(ip.0)),
                 RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),

@@ -23,7 +23,7 @@ pub struct ForwardOptions {
     /// How an upstream that has failed is checked.
     pub health_check: HealthCheck,
     /// How long connections are kept, and how many.
-    pub keep: Keep,
+    pub keep: PoolConfig,
     /// How long an upstream may take to answer.
     pub read_timeout: Duration,
     /// How many attempts may fail for one question; `None` for two with each upstream.
@@ -52,7 +52,7 @@ impl Default for ForwardOptions {
             policy: SelectionPolicy::Random,
             max_fails: 2,
             health_check: HealthCheck::default(),
-            keep: Keep::default(),
+            keep: PoolConfig::default(),
             read_timeout: Duration::from_secs(2),
             max_attempts: None,
             max_concurrent: 1000,
@@ -68,7 +68,7 @@ impl Default for ForwardOptions {
 
 /// What an answer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Purpose {
+pub enum LookupOrigin {
     /// A client's question.
     Forward,
     /// The same, by a client that has asked by TCP.
@@ -79,7 +79,7 @@ pub enum Purpose {
 
 /// How long connections are kept, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
+pub struct PoolConfig {
     /// How long one is kept that isn't used.
     pub idle: Duration,
     /// How long one is kept at all.
@@ -90,14 +90,14 @@ pub struct Keep {
     pub sockets: usize,
 }
 
-impl Default for Keep {
+impl Default for PoolConfig {
     /// As CoreDNS, but bounded: more than these are needed at once only in a storm.
     fn default() -> Self {
         Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
     }
 }
 
-impl Keep {
+impl PoolConfig {
     /// Returns whether a connection that is idle since then may be used again.
     pub(crate) fn holds(&self, since: Instant, connection: &StreamConnection) -> bool {
         since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)

@@ -413,7 +413,7 @@ mod tests {
     use super::*;
     use crate::dns::message::header::HEADER;
     use crate::dns::message::query::UpstreamQuery;
-    use crate::dns::upstream::config::{ForwardOptions, Purpose};
+    use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
     use crate::dns::upstream::endpoint::UpstreamEndpoint;
 
     #[tokio::test(start_paused = true)]
@@ -423,7 +423,7 @@ mod tests {
             UpstreamEndpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
         let upstream = Arc::new(Upstream::new(endpoint, &options));
-        let quota = upstream.budget.of(Purpose::Forward, [10, 0, 0, 1].into());
+        let quota = upstream.budget.of(LookupOrigin::Forward, [10, 0, 0, 1].into());
         let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
         let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();

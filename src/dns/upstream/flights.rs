@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hickory_proto::op::Message;
 
-use super::config::Purpose;
+use super::config::LookupOrigin;
 use super::error::ForwardError;
 use super::group::UpstreamGroup;
 use crate::dns::message::query::QueryKey;
@@ -16,7 +16,7 @@ type ForwardResult = Result<Arc<Message>, ForwardError>;
 
 /// What makes two look-ups one: the upstreams are asked the same, in the same way. A look-up with a client is for that
 /// client alone.
-type ForwardRoute = (QueryKey, Purpose, Option<IpAddr>);
+type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 
 /// All look-ups under way.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl ForwardGroup {
         &self,
         forward: &Arc<UpstreamGroup>,
         question: QueryKey,
-        purpose: Purpose,
+        purpose: LookupOrigin,
         client: IpAddr,
     ) -> ForwardResult {
         let (begun_for, landing) = self.fly(forward, (question.clone(), purpose, None), client).await?;
@@ -97,7 +97,9 @@ mod tests {
             let question = UpstreamQuery::plain(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (flights, forward) = (Arc::clone(&flights), Arc::clone(&forward));
             let mut waiting =
-                Box::pin(async move { flights.look_up(&forward, question, Purpose::Forward, client).await });
+                Box::pin(
+                    async move { flights.look_up(&forward, question, LookupOrigin::Forward, client).await },
+                );
             futures::poll!(waiting.as_mut())
         };
         assert!(look_up("one.", CLIENT).await.is_pending(), "and then the client goes");
@@ -116,7 +118,7 @@ mod tests {
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
         let flights = Arc::new(ForwardGroup::default());
         let question = UpstreamQuery::plain(Name::from_ascii("one.").unwrap(), RecordType::A).key();
-        let route = (question.clone(), Purpose::Forward, None);
+        let route = (question.clone(), LookupOrigin::Forward, None);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let lacking = async {
             let _ = ended.await;
@@ -125,8 +127,9 @@ mod tests {
         let begun = flights.0.join_or_start(&route, || Ok::<_, ForwardError>(lacking), |_| {}).unwrap();
         let join = |client: [u8; 4]| {
             let (flights, forward, question) = (Arc::clone(&flights), Arc::clone(&forward), question.clone());
-            let join =
-                async move { flights.look_up(&forward, question, Purpose::Forward, client.into()).await };
+            let join = async move {
+                flights.look_up(&forward, question, LookupOrigin::Forward, client.into()).await
+            };
             Box::pin(join)
         };
         let (mut own, mut other) = (join([10, 0, 0, 1]), join([10, 0, 0, 2]));
@@ -164,21 +167,21 @@ mod tests {
                 .iter()
                 .map(|(key, purpose, _)| (key.name()[1..].to_vec(), *purpose))
                 .collect();
-            all.sort_by_key(|(name, purpose)| (*purpose == Purpose::ForwardByTcp, name.clone()));
+            all.sort_by_key(|(name, purpose)| (*purpose == LookupOrigin::ForwardByTcp, name.clone()));
             all
         };
-        let one = (b"one".to_vec(), Purpose::Forward);
-        let two = (b"two".to_vec(), Purpose::Forward);
-        let by_tcp = (b"one".to_vec(), Purpose::ForwardByTcp);
+        let one = (b"one".to_vec(), LookupOrigin::Forward);
+        let two = (b"two".to_vec(), LookupOrigin::Forward);
+        let by_tcp = (b"one".to_vec(), LookupOrigin::ForwardByTcp);
         for name in ["one.", "ONE.", "two."] {
-            look_up(name, Purpose::Forward).await;
+            look_up(name, LookupOrigin::Forward).await;
         }
         assert_eq!(under_way(), [one.clone(), two.clone()]);
-        look_up("one.", Purpose::ForwardByTcp).await;
+        look_up("one.", LookupOrigin::ForwardByTcp).await;
         assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another question");
         flights.forget(Some(b"\x03one"));
         assert_eq!(under_way(), slice::from_ref(&two));
-        look_up("one.", Purpose::Forward).await;
+        look_up("one.", LookupOrigin::Forward).await;
         assert_eq!(under_way(), [one, two]);
         flights.forget(None);
         assert_eq!(under_way(), []);

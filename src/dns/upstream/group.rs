@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::dns::message::query::QueryKey;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
-use crate::dns::upstream::config::{ForwardOptions, Purpose};
+use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::exchange::{Deadlines, SILENT_AFTER, exchange};
@@ -81,11 +81,16 @@ impl UpstreamGroup {
     ///
     /// # Errors
     /// `ForwardError::Busy` if there is none that the client may have.
-    pub fn admit(&self, purpose: Purpose, common: bool, client: IpAddr) -> Result<QuotaGuard, ForwardError> {
+    pub fn admit(
+        &self,
+        purpose: LookupOrigin,
+        common: bool,
+        client: IpAddr,
+    ) -> Result<QuotaGuard, ForwardError> {
         let places = match (purpose, common) {
-            (Purpose::Forward | Purpose::ForwardByTcp, _) => &self.forwards,
-            (Purpose::Chase, true) => &self.chases,
-            (Purpose::Chase, false) => &self.oddities,
+            (LookupOrigin::Forward | LookupOrigin::ForwardByTcp, _) => &self.forwards,
+            (LookupOrigin::Chase, true) => &self.chases,
+            (LookupOrigin::Chase, false) => &self.oddities,
         };
         places.acquire(client, 1).ok_or_else(|| {
             let own = places.held_by(client);
@@ -109,12 +114,12 @@ impl UpstreamGroup {
     pub async fn ask(
         &self,
         question: &QueryKey,
-        purpose: Purpose,
+        purpose: LookupOrigin,
         client: IpAddr,
     ) -> Result<Message, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let quota = &self.options.sockets.of(purpose, client);
-        let by_tcp = purpose == Purpose::ForwardByTcp && !self.options.prefer_udp;
+        let by_tcp = purpose == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
         let mut rounds = AttemptSchedule::new(upstreams, attempts, begun);
@@ -174,7 +179,7 @@ impl UpstreamGroup {
     }
 
     /// Returns why there is no answer.
-    fn failed(&self, rounds: &AttemptSchedule, purpose: Purpose, client: IpAddr) -> ForwardError {
+    fn failed(&self, rounds: &AttemptSchedule, purpose: LookupOrigin, client: IpAddr) -> ForwardError {
         if !rounds.lack_sockets() {
             return ForwardError::NoAnswer(rounds.why());
         }
@@ -211,18 +216,18 @@ impl UpstreamGroup {
     }
 
     /// Returns whether there is no need to ask another upstream.
-    fn will_do(&self, answer: &Message, purpose: Purpose) -> bool {
+    fn will_do(&self, answer: &Message, purpose: LookupOrigin) -> bool {
         match purpose {
-            Purpose::Chase => worth(answer) > 2,
+            LookupOrigin::Chase => worth(answer) > 2,
             _ => !self.options.failover.contains(&answer.metadata.response_code),
         }
     }
 }
 
 /// Returns whether an answer that won't do is better than the one before it.
-fn betters(answer: &Message, before: Option<&Message>, purpose: Purpose) -> bool {
+fn betters(answer: &Message, before: Option<&Message>, purpose: LookupOrigin) -> bool {
     // As in CoreDNS a client gets the last one.
-    purpose != Purpose::Chase || worth(answer) > before.map_or(0, worth)
+    purpose != LookupOrigin::Chase || worth(answer) > before.map_or(0, worth)
 }
 
 /// "I can't" says more about the name than "I won't", and that more than "what?". Another server may well
@@ -259,7 +264,7 @@ mod tests {
         let question = UpstreamQuery::plain(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let (mut message, begun) = ([0; 512], Instant::now());
         tokio::select! {
-            answer = forward.ask(&question, Purpose::Forward, INTERNAL_ADDRESS) => panic!("{answer:?}"),
+            answer = forward.ask(&question, LookupOrigin::Forward, INTERNAL_ADDRESS) => panic!("{answer:?}"),
             asked = next.recv(&mut message) => assert!(asked.is_ok()),
             () = sleep_until(begun + LOOKUP_TIMEOUT) => panic!("nobody else is asked"),
         }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::config::Purpose;
+use super::config::LookupOrigin;
 use super::error::ForwardError;
 
 /// The shortest time between two lines.
@@ -26,9 +26,9 @@ struct RefusedState {
 
 impl RefusedLookups {
     /// Takes in that a client's look-up is refused.
-    pub(crate) fn note(&self, purpose: Purpose, client: IpAddr, why: &ForwardError) {
+    pub(crate) fn note(&self, purpose: LookupOrigin, client: IpAddr, why: &ForwardError) {
         if let Some(number) = self.due() {
-            let what = if purpose == Purpose::Chase { "look-ups of targets" } else { "look-ups" };
+            let what = if purpose == LookupOrigin::Chase { "look-ups of targets" } else { "look-ups" };
             warn!(
                 "plugin/forward: {what} refused since the last such line: {number}; the newest, of {client}: {why}"
             );

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::config::Purpose;
+use super::config::LookupOrigin;
 use crate::dns::net::part_of_files;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
@@ -69,10 +69,10 @@ impl Default for SocketBudget {
 
 impl SocketBudget {
     /// Returns what a look-up for this client may open.
-    pub(crate) fn of(&self, purpose: Purpose, client: IpAddr) -> SocketQuota {
+    pub(crate) fn of(&self, purpose: LookupOrigin, client: IpAddr) -> SocketQuota {
         let shares = match purpose {
-            Purpose::Forward | Purpose::ForwardByTcp => &self.names,
-            Purpose::Chase => &self.targets,
+            LookupOrigin::Forward | LookupOrigin::ForwardByTcp => &self.names,
+            LookupOrigin::Chase => &self.targets,
         };
         SocketQuota::Client(Arc::clone(shares), client)
     }
@@ -167,7 +167,7 @@ mod tests {
             let admit = |last| forward.admit(purpose, true, IpAddr::from([10, 0, 0, last])).ok();
             (1..=50).map_while(admit).collect::<Vec<_>>().len()
         };
-        assert_eq!([admitted(Purpose::Chase), admitted(Purpose::Forward)], [4, 50]);
+        assert_eq!([admitted(LookupOrigin::Chase), admitted(LookupOrigin::Forward)], [4, 50]);
     }
 
     #[test]
@@ -180,15 +180,15 @@ mod tests {
             idle: Arc::new(Semaphore::new(1)),
         };
         let all = |quota: &SocketQuota| -> Vec<_> { std::iter::from_fn(|| quota.take().ok()).collect() };
-        let held = [client, other].map(|client| all(&budget.of(Purpose::Forward, client)));
+        let held = [client, other].map(|client| all(&budget.of(LookupOrigin::Forward, client)));
         assert_eq!(held.each_ref().map(Vec::len), [2, 1]);
-        let chased = all(&budget.of(Purpose::Chase, client));
+        let chased = all(&budget.of(LookupOrigin::Chase, client));
         assert_eq!(chased.len(), 2);
         let checks = all(&budget.of_checks());
         assert_eq!(checks.len(), 1);
         let idle = budget.idle();
         assert!(idle.is_some() && budget.idle().is_none());
         drop(held);
-        assert_eq!(all(&budget.of(Purpose::ForwardByTcp, client)).len(), 2);
+        assert_eq!(all(&budget.of(LookupOrigin::ForwardByTcp, client)).len(), 2);
     }
 }

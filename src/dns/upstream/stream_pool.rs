@@ -14,7 +14,7 @@ use tokio_util::either::Either;
 
 use super::idle::IdlePool;
 use super::socket_budget::{SocketBudget, SocketPermit};
-use crate::dns::upstream::config::Keep;
+use crate::dns::upstream::config::PoolConfig;
 
 /// Between two looks for idle connections that are to be closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -59,12 +59,12 @@ impl StreamConnection {
 pub(crate) struct StreamPool {
     /// Since when each one is idle.
     idle: IdlePool<(Instant, StreamConnection)>,
-    keep: Keep,
+    keep: PoolConfig,
     budget: Arc<SocketBudget>,
 }
 
 impl StreamPool {
-    pub(crate) fn new(keep: Keep, budget: Arc<SocketBudget>) -> Self {
+    pub(crate) fn new(keep: PoolConfig, budget: Arc<SocketBudget>) -> Self {
         Self { idle: IdlePool::default(), keep, budget }
     }
 
@@ -125,7 +125,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
-        let keep = Keep { idle: Duration::from_secs(10), ..Keep::default() };
+        let keep = PoolConfig { idle: Duration::from_secs(10), ..PoolConfig::default() };
         let pool = StreamPool::new(keep, Arc::clone(&budget));
         // The second time the task of the first one has ended.
         for _ in 0..2 {
@@ -143,7 +143,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
-        let pool = StreamPool::new(Keep { idle: Duration::MAX, ..Keep::default() }, Arc::clone(&budget));
+        let pool =
+            StreamPool::new(PoolConfig { idle: Duration::MAX, ..PoolConfig::default() }, Arc::clone(&budget));
         let mut ends = Vec::new();
         for _ in 0..3 {
             pool.put(connection(&listener).await);
@@ -162,7 +163,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let budget = Arc::new(SocketBudget::default());
         let all = free(&budget);
-        let pool = StreamPool::new(Keep::default(), Arc::clone(&budget));
+        let pool = StreamPool::new(PoolConfig::default(), Arc::clone(&budget));
         pool.put(connection(&listener).await);
         assert_eq!(free(&budget), all - 1);
         let permit = budget.of_checks().take().unwrap();
@@ -174,7 +175,8 @@ mod tests {
     async fn connections_are_kept_so_long_and_so_many() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
-        let keep = Keep { idle: seconds(10), age: Some(seconds(15)), number: 1, ..Keep::default() };
+        let keep =
+            PoolConfig { idle: seconds(10), age: Some(seconds(15)), number: 1, ..PoolConfig::default() };
         let pool = StreamPool::new(keep, Arc::default());
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;

@@ -19,7 +19,7 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::max_files;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::{TransportConfig, UpstreamAddr};
-use crate::dns::upstream::config::{ForwardOptions, HealthCheck, Keep};
+use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::tls::{ConnectorError, authorities, connector};
@@ -207,7 +207,7 @@ impl Braces {
             "expire" => options.keep.idle = duration(line)?,
             "max_age" => options.keep.age = Some(duration(line)?).filter(|age| !age.is_zero()),
             "max_idle_conns" => {
-                let (number, default) = (number(line)?, Keep::default());
+                let (number, default) = (number(line)?, PoolConfig::default());
                 (options.keep.number, options.keep.sockets) =
                     if number == 0 { (default.number, default.sockets) } else { (number, number) };
             }
